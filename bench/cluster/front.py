@@ -5,10 +5,11 @@
 The replicas are whole servers whose shards have no model. Of one replica some streams are asked for
 through the front and as many directly, in turns, each time beside one more that is direct: a step's
 tokens leave the replica together, so how much later than that one's the others' events come tells
-what the front adds. First bytes are asked for in turns, over a new connection each. Then one of two
-replicas is killed under streams, all of which must go on at the other; two replicas are asked for
-what one was; and, for as long as `--busy-for` says, processes that do nothing but compute stand in
-everybody's way, and no replica may be taken for dead.
+what the front adds. The same is asked for through a relay that only copies (`bare_relay.py`): for
+less than that no program in Python passes a token on here. First bytes are asked for in turns, over
+a new connection each. Then one of two replicas is killed under streams, all of which must go on at
+the other; two replicas are asked for what one was; and, for as long as `--busy-for` says, processes
+that do nothing but compute stand in everybody's way, and no replica may be taken for dead.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,31 +136,53 @@ def lags(replica: Server, port: int, count: int, tokens: int) -> list[float]:
     ]
 
 
-def added_per_token(
-    front: Server, replica: Server, count: int, tokens: int, turns: int
-) -> dict[str, Any]:
-    """Return what an event comes later by through the front, and the front's CPU for it.
+@contextmanager
+def relayed(replica: Server) -> Iterator[Server]:
+    """Start a relay that only copies."""
+    with held_port() as port:
+        command = [sys.executable, "-m", "bench.cluster.bare_relay"]
+        command += ["--port", str(port), "--to", str(replica.port)]
+        with serving(command, port, output=subprocess.DEVNULL) as relay:
+            yield relay
 
-    As many streams are read directly and through the front, in turns: at the same time they would
-    wait for each other, since replica, front and client share the cores.
+
+def added_per_token(
+    ways: Mapping[str, Server], replica: Server, count: int, tokens: int, turns: int
+) -> list[dict[str, Any]]:
+    """Return for each way how much later an event comes by it, and the CPU it takes for that.
+
+    As many streams are read directly and by each way, in turns: at the same time they would wait
+    for each other, since all processes share the cores. What a way uses while it has nothing to do,
+    as long as such a turn takes, is left out: a front asks after its replicas' health.
     """
     direct: list[float] = []
-    through: list[float] = []
-    used = 0.0
+    later: dict[str, list[float]] = {way: [] for way in ways}
+    used = dict.fromkeys(ways, 0.0)
+    idle = dict.fromkeys(ways, 0.0)
     for _ in range(turns):
+        before = {way: cpu_seconds(server.pid) for way, server in ways.items()}
         direct += lags(replica, replica.port, count, tokens)
-        began = cpu_seconds(front.pid)
-        through += lags(replica, front.port, count, tokens)
-        used += cpu_seconds(front.pid) - began
-    ours, theirs = Summary.of(through), Summary.of(direct)
-    return {
-        "streams": count,
-        "direct p50 ms": theirs.p50,
-        "direct p99 ms": theirs.p99,
-        "added p50 ms": ours.p50 - theirs.p50,
-        "added p99 ms": ours.p99 - theirs.p99,
-        "front CPU ms a token": used / (turns * count * tokens) * 1e3,
-    }
+        for way, server in ways.items():
+            idle[way] += cpu_seconds(server.pid) - before[way]
+        for way, server in ways.items():
+            began = cpu_seconds(server.pid)
+            later[way] += lags(replica, server.port, count, tokens)
+            used[way] += cpu_seconds(server.pid) - began
+    theirs = Summary.of(direct)
+    every = turns * count * tokens / 1e3
+    return [
+        {
+            "streams": count,
+            "way": way,
+            "direct p50 ms": theirs.p50,
+            "direct p99 ms": theirs.p99,
+            "added p50 ms": Summary.of(lag).p50 - theirs.p50,
+            "added p99 ms": Summary.of(lag).p99 - theirs.p99,
+            "CPU ms a token": (used[way] - idle[way]) / every,
+            "idle CPU ms a token": idle[way] / every,
+        }
+        for way, lag in later.items()
+    ]
 
 
 def first_bytes(front: Server, replica: Server, count: int) -> dict[str, Any]:
@@ -298,11 +321,12 @@ def main() -> None:
         reporting(options.json, "cluster.front", partial(summary, load, results)),
         tqdm(total=steps, leave=False, disable=None) as bar,
     ):
-        with fronted(1) as (front, (replica,)):
+        with fronted(1) as (front, (replica,)), relayed(replica) as relay:
             first_bytes(front, replica, 3)  # what is made once
+            ways = {"front": front, "relay that only copies": relay}
             for count in options.streams:
-                found = added_per_token(front, replica, count, options.tokens, options.turns)
-                results["per token"].append(found)
+                found = added_per_token(ways, replica, count, options.tokens, options.turns)
+                results["per token"] += found
                 bar.update()
             results["first byte"].append(first_bytes(front, replica, options.requests))
             bar.update()
@@ -314,8 +338,9 @@ def main() -> None:
             results["two replicas"].append(compare_replicas(options.answers, options.tokens))
         bar.update()
         if options.busy_for:
-            found = count_false_deaths(options.busy_for, options.busy_with, options.tokens)
-            results["busy"].append(found)
+            results["busy"].append(
+                count_false_deaths(options.busy_for, options.busy_with, options.tokens)
+            )
         bar.update()
 
 

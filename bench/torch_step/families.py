@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from bench.harness.stats import add_output_flags, reporting, table_of
 from bench.torch_step.__main__ import Step, alternate, decode_plan
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -38,7 +40,14 @@ _LATENT = _MIXTURE | {
 }
 _INDEXED = _LATENT | {"index_topk": 64, "index_n_heads": 8, "index_head_dim": 64}
 _WHOLE = _DENSE | {"intermediate_size": 512}  # of experts
-# Family -> its configuration; the kind of its feed-forward layers.
+_SCAN: dict[str, Any] = {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 64}  # Mamba-2
+_DELTA: dict[str, Any] = {
+    **{"linear_num_key_heads": 4, "linear_num_value_heads": 8},
+    **{"linear_key_head_dim": 64, "linear_value_head_dim": 64},
+}
+_SHARED = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512}  # two and one
+_ALONE = {"hidden_size": 512, "intermediate_size": 1024}  # without heads
+# Family -> its configuration; its kind: that of its feed-forward layers, or that it keeps states.
 FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     **dict.fromkeys(("apertus", "arcee", "ernie4_5", "exaone4", "glm4"), (_DENSE, "dense")),
     **dict.fromkeys(("hunyuan_v1_dense", "ministral3", "nemotron"), (_DENSE, "dense")),
@@ -50,6 +59,30 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "mistral4"), (_LATENT, "mixture")),
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), (_INDEXED, "mixture")),
     "llama4_text": (_WHOLE | {"intermediate_size_mlp": 1024}, "mixture"),
+    **dict.fromkeys(("lfm2", "lfm3"), (_DENSE, "hybrid")),
+    "lfm2_moe": (_MIXTURE, "hybrid"),
+    "qwen3_5_text": (_DENSE | _DELTA, "hybrid"),
+    "olmo_hybrid": (_DENSE | _DELTA | {"linear_num_key_heads": 8}, "hybrid"),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_next"), (_DENSE | _DELTA | _SHARED, "hybrid")),
+    "kimi_linear": (_LATENT | {"linear_num_heads": 8, "linear_head_dim": 64}, "hybrid"),
+    "bamba": (_DENSE | _SCAN, "hybrid"),
+    "falcon_h1": (_DENSE | _SCAN | {"mamba_d_ssm": 1024}, "hybrid"),
+    "granitemoehybrid": (_WHOLE | _SCAN | {"shared_intermediate_size": 512}, "hybrid"),
+    "nemotron_h": (
+        _DENSE
+        | {"mamba_num_heads": 16, "mamba_head_dim": 64, "ssm_state_size": 64}
+        | {"moe_intermediate_size": 256, "moe_shared_expert_intermediate_size": 512},
+        "hybrid",
+    ),
+    "jamba": (_WHOLE, "hybrid"),
+    "zamba2": (
+        _ALONE
+        | {"num_attention_heads": 8, "n_mamba_heads": 16, "mamba_headdim": 64, "mamba_d_state": 64},
+        "hybrid",
+    ),
+    "recurrent_gemma": (_DENSE | {"lru_width": 512, "num_key_value_heads": 1}, "hybrid"),
+    **dict.fromkeys(("mamba", "falcon_mamba"), (_ALONE, "state alone")),
+    "mamba2": (_ALONE | {"num_heads": 16, "head_dim": 64, "state_size": 64}, "state alone"),
 }
 
 
@@ -57,8 +90,12 @@ def prepare(folder: Path) -> tuple[Runner, StepPlan]:
     """Return the runner of a folder, and a step that decodes eight rows."""
     runner = load_torch_runner(ShardSettings(model_path=folder, dtype="float32"))
     blocks = ROWS * (CONTEXT // BLOCK_SIZE + 2)
-    runner.warm_up(WarmupRequest(64, 256, ROWS, blocks * BLOCK_SIZE))
-    return runner, decode_plan(ROWS, CONTEXT)
+    memory = runner.warm_up(WarmupRequest(64, 256, ROWS, blocks * BLOCK_SIZE))
+    plan = decode_plan(ROWS, CONTEXT)
+    if memory.state_slots:  # each row reads one of two slots and writes the other
+        plan.state_reads = 2 + 2 * np.arange(ROWS, dtype=np.int64)
+        plan.state_writes = plan.state_reads + 1
+    return runner, plan
 
 
 def step(runner: Runner, plan: StepPlan) -> list[int]:
