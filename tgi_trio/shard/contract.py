@@ -92,6 +92,8 @@ class StepPlan:
     # says by as many as were right, and with them `kv_slots` and `context_lengths`. The runner
     # moves them; `loop/following.py` does so here once the step before has been settled.
     moves: bool = False
+    # The step behind it moves rows and has guesses, where the runner can make them (`runs_ahead`).
+    leads: bool = False
     features: PlacedFeatures | None = None  # of images' tokens, in the places of their embeddings
     # [3, T] time, row and column of each token. None: each is the token's position.
     rotary_positions: NDArray[np.int64] | None = None
@@ -329,6 +331,9 @@ class StepResult:
     # Time of the thread that computed it, where that is on a processor for as long as it takes; 0:
     # not measured. Whoever compares steps takes this: what else the machine does is not in it.
     processor_ns: int = 0
+    # [R] how many guesses rows had, where the runner made them: it may have found fewer than the
+    # plan has room for. None: as many as the plan says.
+    drafts: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, rows: ListLike[RowResult], forward_ns: int, sample_ns: int) -> StepResult:
@@ -483,8 +488,8 @@ class Runner(Protocol):
         """Return whether the step after `plan` may be launched before `plan` has been read.
 
         So may `plan` itself, with tokens that only the runner knows (`StepPlan.inputs`). With
-        guesses: where the runner judges them by itself, moves rows by what was right and knows
-        the next ones (`StepPlan.moves`).
+        guesses, or before any (`StepPlan.leads`): where the runner judges them by itself, moves
+        rows by what was right and knows the next ones (`StepPlan.moves`).
         """
         ...
 

@@ -21,6 +21,7 @@ from tgi_trio.shard.torch_backend.kernels import (
     fused,
     grouped,
     listing,
+    lookup,
     masking,
     one_row,
 )
@@ -312,13 +313,28 @@ def _sampler() -> Iterator[Variant]:
         "judge_guesses",
         following.judge_guesses,
         (I64, I32, I64, F64, I64, I64, I32, I64, "i32"),
-        {"MOST": 5},
+        {"MOST": 5, "TAKES": True},
     )
     yield Variant(
         "move_rows",
         following.move_rows,
-        (*(I64,) * 3, I32, F64, I32, I32, F64, I32, I32, I32, I64, "i32"),
+        (*(I64,) * 4, I32, F64, I32, I32, F64, I32, I32, I32, I64, "i32"),
         {"PAGE": 16},
+    )
+    yield Variant(
+        "write_texts", lookup.write_texts, (*(I32,) * 5, "i32"), {"BLOCK": 1024}
+    )
+    yield Variant(
+        "keep_tokens",
+        lookup.keep_tokens,
+        (I32, I32, I64, I32, I64, I64, F64, I32, "i32"),
+        {},
+    )
+    yield Variant(
+        "look_up",
+        lookup.look_up,
+        (I64, I64, *(I32,) * 4, I64, I32, I64, I32, I32, I32, "i32"),
+        {"EOS": 3, "PADDED_EOS": 4, "MOST": 4, "BLOCK": 1024, "LONGEST": lookup.LONGEST},
     )
     yield Variant(
         "count_tokens",

@@ -146,3 +146,31 @@ def test_a_step_that_cannot_be_moved_is_computed_without_its_guesses(
     assert plan.drafts is None and plan.inputs is None and plan.query_starts.tolist() == [0, 1]
     assert plan.positions.tolist() == [4] and plan.context_lengths.tolist() == [5]
     assert plan.token_ids.tolist() == [said(0, 4)]
+
+
+def test_guesses_follow_a_step_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nothing is read first where only the runner has found something to guess."""
+    resting = [False]
+    monkeypatch.setattr(Payoff, "allows", lambda self, rows: not resting[0])
+    monkeypatch.setattr(Payoff, "is_resting", lambda self, rows: resting[0])
+    runner = Runner(1)
+    monkeypatch.setattr(runner, "follow", lambda rows, spare: {})
+    batch = new_batch(drafter=runner)
+    batch.add(row(0, [said(0, 0), said(0, 1)], 20))
+    first = batch.plan(BUDGET)
+    assert first is not None and not first.leads and not batch.is_followed(first)
+    batch.settle(first, result_of(first, [0]))
+    plain = batch.plan(BUDGET)
+    assert plain is not None and plain.drafts is None
+    assert plain.leads and batch.is_followed(plain)
+    batch.expect(plain)
+    monkeypatch.setattr(runner, "follow", lambda rows, spare: {0: 2})
+    plan = batch.plan(BUDGET)
+    assert plan is not None and plan.moves and plan.leads and plan.counts.draft_tokens == 2
+    batch.settle(plain, result_of(plain, [0]))
+    batch.settle_positions(plan)
+    assert plan.positions.tolist() == [3, 4, 5]
+    resting[0] = True
+    batch.expect(plan)
+    last = batch.plan(BUDGET)
+    assert last is not None and last.moves and last.drafts is None and not last.leads

@@ -8,8 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.shard.torch_backend.models_support import sequence
-from tgi_trio.shard.speculation.ngram import NgramDrafter
+from tests.shard.torch_backend.models_support import plan, sequence
+from tgi_trio.shard.contract import Choices, DraftRow
+from tgi_trio.shard.speculation.hidden import LastStep
+from tgi_trio.shard.speculation.ngram import FollowingNgrams, NgramDrafter
 from tgi_trio.shard.speculation.record import LONGEST_REST
 
 EOS = 2
@@ -114,3 +116,30 @@ def test_an_index_that_grew_with_its_sequence_is_that_of_the_whole(
         # Both buffers may differ in room, so compare what both had room for.
         assert np.array_equal(drafted, expected[:got])
         assert bool(got) == bool(expected)
+
+
+def test_places_are_for_those_whose_text_is_said_again() -> None:
+    """As far as is known when a step is planned whose guesses the runner makes."""
+    last = LastStep()
+    drafter = FollowingNgrams(3, [EOS], last)
+    rows = [sequence(i, [5, 6, 7, 8, 5, 6], [1], new=20) for i in range(3)]
+    asking = [DraftRow(i, row, 10) for i, row in enumerate(rows)]
+    assert drafter.follow(asking, 20) == {}
+    assert drafter.draft(rows[0], 2) == 2  # by the host, in the step that is under way
+    assert drafter.follow(asking, 20) == {0: 3}
+    drafter.judge(rows[0], 2, 1)
+    assert drafter.follow(asking, 20) == {}
+
+    for row in rows:
+        row.computed = row.length - 1
+    behind = np.array([[7, 8, -1], [-1, -1, -1], [7, -1, -1]])
+    read, every, ones = plan(rows, [1, 1, 1]), np.arange(3), np.ones(3, np.int64)
+    last.keep_guesses(read, every, Choices(ones, 7 * ones, -1.0 * ones), behind)
+    assert drafter.follow(asking, 20) == {}  # it is of tokens that they do not know yet
+    for row in rows:
+        row.token_ids[row.length], row.length = 7, row.length + 1
+    assert drafter.follow(asking, 20) == {0: 2, 2: 3}  # one of its guesses was right, so two
+    assert drafter.follow(asking, 3) == {0: 1, 2: 2}
+    drafter.judge(rows[2], 1, 0)
+    drafter.judge(rows[2], 1, 0)
+    assert [drafter.follow(asking, 20) for _ in range(3)] == [{0: 2}, {0: 2}, {0: 2, 2: 1}]

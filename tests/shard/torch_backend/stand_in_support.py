@@ -183,8 +183,8 @@ def drive(
         said.steps += 1
         said.drafts += plan.counts.draft_tokens
         pending.proceed()
-        guessed = plan.drafts is not None and batch.is_followed(plan)
-        if (drafter is None or guessed) and runner.runs_ahead(plan):
+        followed = drafter is None or batch.is_followed(plan)
+        if followed and runner.runs_ahead(plan):
             batch.expect(plan)
             flying = (plan, pending)
         else:

@@ -67,7 +67,7 @@ def device(
 @pytest.mark.parametrize(
     ("family", "graphs", "settings"),
     [
-        ("llama", (2,), {}),
+        ("llama", (2,), {"speculate": 2}),
         ("gemma2", (), {}),
         ("mixtral", (), {}),
         ("deepseek_v3", (), {}),

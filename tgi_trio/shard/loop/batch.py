@@ -160,7 +160,7 @@ class Batch:
         if self._steady is not None and not self._may_be_steady(n):
             self._steady = None
         steady, expected = self._steady, self._settler.expected
-        if expected is not None and expected.drafts is not None:
+        if expected is not None and (expected.drafts is not None or expected.leads):
             self._steady = None
             return self._follow_guesses(expected, token_budget)
         if steady is not None and steady.is_current(table, token_budget, expected):
@@ -213,6 +213,7 @@ class Batch:
         spare = min(token_budget, self._draft_budget) - len(followers.places)
         plan = followers.plan(self._table, self._guessing.follow, spare)
         self.counts = plan.counts
+        plan.leads = self._leads(plan)
         return plan
 
     def settle_positions(self, plan: StepPlan) -> None:
@@ -238,7 +239,19 @@ class Batch:
             return plan
         if self._guessing is None or self._guessing.is_resting(rows):
             self._steady = SteadyDecode.after(plan, self._table)
+        else:
+            plan.leads = self._leads(plan)
         return plan
+
+    def _leads(self, plan: StepPlan) -> bool:
+        """Return whether guesses that the runner makes by itself may follow a plan at once.
+
+        So they may behind steps that decode alone, and whose rows keep no states.
+        """
+        if self._guessing is None or not self._guessing.follows or self.guesses_rest:
+            return False
+        decodes = not plan.counts.prefill_tokens and bool(plan.samples.all())
+        return decodes and plan.state_writes is None
 
     def _share_budget(
         self, wanted: NDArray[np.int64], held: NDArray[np.bool_], token_budget: int
@@ -299,12 +312,10 @@ class Batch:
     def is_followed(self, plan: StepPlan) -> bool:
         """Return whether a step may follow the plan at once, if the runner allows it.
 
-        One without guesses, or one whose guesses the runner judges and makes by itself: guesses of
+        While guessing rests, or where the runner makes guesses and judges them by itself: those of
         the host are for rows whose last token is known.
         """
-        if self.guesses_rest:
-            return True
-        return plan.drafts is not None and self._guessing is not None and self._guessing.follows
+        return self.guesses_rest or plan.leads
 
     def _may_be_steady(self, rows: int) -> bool:
         """Return whether the next step of so many decodes is one without guesses for certain."""

@@ -361,6 +361,7 @@ class Worker:
         plan, counts = flight.plan, flight.plan.counts
         gap = max(0, flight.started - self._computed_at) if self._computed_at else 0
         result = self._compute(plan, flight.pending, followed=followed)
+        drafts = counts.draft_tokens if result.drafts is None else int(result.drafts.sum())
         self._judge.examine(result)
         self._computed_at = time.perf_counter_ns()
         self._beat(Phase.REPLYING)
@@ -377,7 +378,7 @@ class Worker:
             prefill_tokens=counts.prefill_tokens,
             decode_rows=counts.decode_rows,
             stalled_rows=counts.stalled_rows,
-            draft_tokens=counts.draft_tokens,
+            draft_tokens=drafts,
             recovered=int(result.raised and not moved.faults),
         )
         return not result.raised

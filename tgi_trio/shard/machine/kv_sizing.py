@@ -11,12 +11,12 @@ _HOST_SEQUENCES = 16
 _STATE_SHARE = 0.5  # of what is left for both, at most
 _SLOTS_EACH = 2  # of a sequence, see `StateGrant`
 _LEAST_SNAPSHOTS = 8
-_DEFAULT_LENGTH = 4096  # where neither the model nor a flag bounds a sequence
+DEFAULT_LENGTH = 4096  # where neither the model nor a flag bounds a sequence
 
 
 def longest_sequence(request: WarmupRequest, info: ShardInfo) -> int:
     """Return the tokens that the longest sequence may have."""
-    return request.max_total_tokens or info.max_positions or _DEFAULT_LENGTH
+    return request.max_total_tokens or info.max_positions or DEFAULT_LENGTH
 
 
 def state_slots(

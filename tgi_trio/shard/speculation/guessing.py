@@ -111,7 +111,8 @@ class Guessing:
         """Tell who cannot see for itself how many guesses were right."""
         if plan.drafts is None or self._following is None or result.raised:
             return
-        counts = zip(plan.rows, plan.drafts.tolist(), result.choices.counts.tolist(), strict=True)
+        drafts = plan.drafts if result.drafts is None else result.drafts
+        counts = zip(plan.rows, drafts.tolist(), result.choices.counts.tolist(), strict=True)
         for row, count, tokens in counts:
             if count and tokens:
                 self._following.judge(row, count, tokens - 1)

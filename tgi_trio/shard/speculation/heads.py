@@ -14,7 +14,7 @@ from tgi_trio.shard.speculation.arithmetic import Arithmetic, Ids, Rows
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.medusa import guess_medusa
 from tgi_trio.shard.speculation.mlp import guess_mlp
-from tgi_trio.shard.speculation.record import judge_record, record_of, write_guesses
+from tgi_trio.shard.speculation.record import Record, judge_record, record_of, write_guesses
 from tgi_trio.shard.speculation.sharing import share_room
 
 Guess = Callable[[Any, Arithmetic, Rows, Ids, int], list[Ids]]
@@ -79,7 +79,7 @@ class HeadsDrafter:
 
     def follow(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
         """See `FollowingDrafter`: records are judged as steps are settled, not here."""
-        records = {row.sequence.id: record_of(row.sequence, self._most) for row in rows}
+        records = {row.sequence.id: self._record(row.sequence) for row in rows}
         shared = share_room(rows, spare, allowed=lambda one: records[one.id].allowed)
         for record in records.values():
             if not record.allowed:
@@ -88,7 +88,10 @@ class HeadsDrafter:
 
     def judge(self, sequence: ShardSequence, count: int, right: int) -> None:
         """See `FollowingDrafter`."""
-        record_of(sequence, self._most).note(count, right, self._most)
+        self._record(sequence).note(count, right, self._most)
+
+    def _record(self, sequence: ShardSequence) -> Record:
+        return record_of(sequence, self._most, adapts=False)
 
     def _guess(self, hidden: Rows, tokens: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         if self._arithmetic is None:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from tgi_trio.shard.contract import DraftRow, ShardSequence
-from tgi_trio.shard.speculation.record import judge_record, write_guesses
-from tgi_trio.shard.speculation.sharing import share_drafts
+from tgi_trio.shard.speculation.hidden import LastStep
+from tgi_trio.shard.speculation.record import Record, judge_record, record_of, write_guesses
+from tgi_trio.shard.speculation.sharing import share_drafts, share_room
 
 _STATE = "ngrams"  # key in Sequence.state
 _SIZES = (4, 3, 2)  # of the n-grams looked up, the most telling first
@@ -50,6 +51,54 @@ class NgramDrafter:
         # One by one: where the occurrence reaches into the guesses, each is read from those before.
         coming = (int(ids[source + i]) for i in range(most))
         return write_guesses(sequence, record, coming, most, self._eos_ids)
+
+
+class FollowingNgrams(NgramDrafter):
+    """The same where a runner looks n-grams up, too: by this rule, behind what it has chosen.
+
+    A step that follows another before it is read has the runner's guesses, any other one those that
+    are found here. See `FollowingDrafter`.
+    """
+
+    follows = True
+
+    def __init__(self, most: int, eos_ids: Iterable[int], last: LastStep) -> None:
+        """`last`: the runner's, with its guesses behind each choice, int64 [most], -1 for none."""
+        super().__init__(most, eos_ids)
+        self._last = last
+
+    def follow(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
+        """Have room for guesses of those sequences that had any in the step before, or in this one.
+
+        What the runner will find nobody knows yet. Text that is said again is said for a while: who
+        had nothing to guess gets no places, which cost something, until something has been found.
+        """
+        records = {row.sequence.id: self._record(row.sequence) for row in rows}
+        found = self._find(rows)
+
+        def allowed(sequence: ShardSequence) -> int:
+            record = records[sequence.id]
+            return record.allowed if record.guesses or sequence.id in found else 0
+
+        shared = share_room(rows, spare, allowed=allowed)
+        for record in records.values():
+            if not record.allowed:
+                record.rest -= 1
+        return {row.place: count for row, count in shared}
+
+    def judge(self, sequence: ShardSequence, count: int, right: int) -> None:
+        self._record(sequence).note(count, right, self._most)
+
+    def _find(self, rows: Sequence[DraftRow]) -> set[int]:
+        """Return the sequences that the runner has guesses for behind their last known token."""
+        places = self._last.find_places(row.sequence for row in rows)
+        if not places:
+            return set()
+        firsts = self._last.pick(list(places.values()))[:, 0]
+        return {key for key, first in zip(places, firsts.tolist(), strict=True) if first >= 0}
+
+    def _record(self, sequence: ShardSequence) -> Record:
+        return record_of(sequence, self._most, adapts=True)
 
 
 def _occurrences(sequence: ShardSequence) -> _Occurrences:

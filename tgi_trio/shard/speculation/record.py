@@ -52,19 +52,17 @@ class Record:
         self.guesses = []
 
 
-def record_of(sequence: ShardSequence, most: int) -> Record:
-    """Return the record of a sequence whose drafter does not adapt, as it is."""
+def record_of(sequence: ShardSequence, most: int, *, adapts: bool) -> Record:
+    """Return a sequence's record as it is; `most` guesses at a time."""
     record = sequence.state.get(_STATE)
     if not isinstance(record, Record):
-        record = sequence.state[_STATE] = Record(most, adapts=False)
+        record = sequence.state[_STATE] = Record(most, adapts=adapts)
     return record
 
 
 def judge_record(sequence: ShardSequence, most: int, *, adapts: bool = True) -> Record:
     """Return a sequence's record, with its last guesses judged; `most` guesses at a time."""
-    record = sequence.state.get(_STATE)
-    if not isinstance(record, Record):
-        record = sequence.state[_STATE] = Record(most, adapts=adapts)
+    record = record_of(sequence, most, adapts=adapts)
     if record.guesses:
         known = sequence.token_ids[record.place : sequence.length].tolist()
         record.judge(known, most)

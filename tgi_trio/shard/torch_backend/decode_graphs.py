@@ -105,7 +105,8 @@ class Chosen:
     found: Found | None  # None: it has chosen nothing yet
     hidden: torch.Tensor | None = None  # [R, features] of the scores, for those who guess on
     size: int = 0  # of the recording that has made the scores; 0: none has
-    ids: torch.Tensor | None = None  # int64 [R] that it computed, where steps are chained
+    # int64 [R] that it computed, where steps are chained; -1: token 0, as nothing was guessed
+    ids: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -318,20 +319,19 @@ class DecodeGraphs:
             return _Step(graph, hidden, made[0] if made else None)
 
         def compute() -> torch.Tensor:
-            known = ends.tokens.fill_in(ids, inputs) if ends else ids
+            tokens = known = ends.tokens.fill_in(ids, inputs) if ends else ids
             if chain is not None and links is not None and asked is not None:
                 places = self._attention.places(batch)
-                chain.move(known, positions, places, links, asked.asked.uniforms)
-            hidden = self._compute(known, positions, lengths, self._attention, batch, states)
+                tokens = chain.move(known, positions, places, links, asked.asked.uniforms)
+            hidden = self._compute(tokens, positions, lengths, self._attention, batch, states)
             logits = ends.logits(hidden) if ends else None
             if sampler is not None and asked is not None and logits is not None:
                 scores = self._own_scores(logits)
                 hidden = self._own_hidden(hidden)
                 found = sampler.choose(scores, asked.asked, hidden=hidden)
+                if chain is not None and links is not None:
+                    found = chain.judge(found, known, positions, asked.asked.targets, links)
                 made[:] = [Chosen(scores, found, ids=known)]
-                if chain is not None and links is not None and found.guesses is not None:
-                    targets = asked.asked.targets
-                    chain.judge(found.tokens, known, targets, links, found.guesses)
             return hidden
 
         plain, adapted, masked = record(), None, None

@@ -1,11 +1,11 @@
 """Steps with guesses that follow one another before the host has read any of them.
 
-Where heads guess behind every choice of a recorded step, the device has all that the next step
-needs: which guesses were right, so where each row stands, and what is guessed behind that. The
-recording ends with a judgement (`kernels/following.py`) and begins with rows moved by that of the
-step before. The host plans as if all guesses were wrong, with blocks for all being right, and finds
-the same numbers when it reads what came down. It sends the random numbers of every place that a
-token may move to.
+Where heads guess behind every choice of a recorded step, or n-grams are looked up behind its rows'
+last ones, the device has all that the next step needs: which guesses were right, so where each row
+stands, and what is guessed behind that. The recording ends with a judgement
+(`kernels/following.py`) and begins with rows moved by that of the step before. The host plans as if
+all guesses were wrong, with blocks for all being right, and finds the same numbers when it reads
+what came down. It sends the random numbers of every place that a token may move to.
 
 Not where a choice depends on tokens in other ways: penalties, minimums, grammars, watermarks.
 """
@@ -13,18 +13,21 @@ Not where a choice depends on tokens in other ways: penalties, minimums, grammar
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.attention.interface import DecodePlaces
+from tgi_trio.shard.torch_backend.device_texts import DeviceTexts, Judged
 from tgi_trio.shard.torch_backend.kernels.following import judge_guesses, move_rows
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing, Settings
+from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
 from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, split
 
 
@@ -35,20 +38,48 @@ class Links:
     memory: torch.Tensor  # uint8: all of it
     follows: torch.Tensor  # int32 [size], as `move_rows` wants them
     aheads: torch.Tensor
+    slots: torch.Tensor  # int32 [size], as `DeviceTexts.arrays` says; -1: nobody's text
+    ends: torch.Tensor
     numbers: torch.Tensor  # float64 [size, most + 1]
+
+
+_OF_NOBODY: Final = (-1, 0, -1, 0, 0.0)  # in each of `Links`
 
 
 class DeviceChain:
     """What a step leaves for the next one on one device."""
 
-    def __init__(self, chosen: torch.Tensor, most: int) -> None:
-        """`chosen` int64 [rows]: each row's last token; `most`: guesses of a row."""
+    def __init__(self, chosen: torch.Tensor, most: int, texts: DeviceTexts | None = None) -> None:
+        """`chosen` int64 [rows]: each row's last token; `most`: guesses of a row.
+
+        `texts`: where n-grams are looked up; None: choices come with guesses behind them.
+        """
+        self._texts = texts
         rows, device = len(chosen), chosen.device
         self._chosen = chosen
         self._most = most
         self._moved = torch.zeros(rows, dtype=torch.int32, device=device)
         self._guessed = torch.zeros((rows, most), dtype=torch.int64, device=device)
         self._staging = Staging(device)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether n-grams are looked up here."""
+        return self._texts is not None
+
+    def make_room(self, rows: int, positions: int) -> None:
+        """Take what `rows` rows of `positions` tokens need; before anything is recorded."""
+        if self._texts is not None:
+            self._texts.make_room(rows, positions)
+
+    def holds(self, plan: StepPlan) -> bool:
+        """Return whether there is room for what a plan of decodes leaves for the next one."""
+        return self._texts is None or self._texts.holds(plan)
+
+    def drop(self, row: ShardSequence) -> None:
+        """Forget a sequence."""
+        if self._texts is not None:
+            self._texts.drop(row)
 
     def arrays(self, plan: StepPlan, choosing: Choosing, settings: Settings) -> list[Array]:
         """Return what `Links` say of a plan of decodes whose rows all choose."""
@@ -62,7 +93,10 @@ class DeviceChain:
                 seeds = np.repeat(settings.seeds[choosing.owners], self._most + 1)
                 drawn = uniform(seeds, every.ravel().astype(np.uint64))
                 numbers = drawn.reshape(count, self._most + 1)
-        return [follows, choosing.aheads.astype(np.int32), numbers]
+        texts: list[Array] = [np.full(count, -1, np.int32), np.zeros(count, np.int32)]
+        if self._texts is not None:
+            texts = self._texts.arrays(plan, choosing)
+        return [follows, choosing.aheads.astype(np.int32), *texts, numbers]
 
     def reserve(self, size: int) -> Links:
         """Return memory for the links of `size` decodes, which follow nothing."""
@@ -79,35 +113,50 @@ class DeviceChain:
     def move(
         self, ids: torch.Tensor, positions: torch.Tensor, places: DecodePlaces,
         links: Links, uniforms: torch.Tensor,
-    ) -> None:  # fmt: skip
-        """Move decodes by what was right in the step before, and fill in what was guessed there."""
+    ) -> torch.Tensor:  # fmt: skip
+        """Move decodes by what was right in the step before, and fill in what was guessed there.
+
+        Returns the tokens to be computed: `ids` are -1 where there was nothing to guess.
+        """
+        tokens = torch.empty_like(ids)
         move_rows[(len(ids),)](
-            *(ids, positions, places.slots, places.contexts, uniforms),
+            *(tokens, ids, positions, places.slots, places.contexts, uniforms),
             *(links.follows, links.aheads, links.numbers, places.tables, places.width),
             *(self._moved, self._guessed, self._most),
             PAGE=BLOCK_SIZE,
         )
+        return tokens
 
     def judge(
-        self, found: torch.Tensor, ids: torch.Tensor, targets: torch.Tensor, links: Links,
-        guesses: torch.Tensor,
-    ) -> None:  # fmt: skip
-        """Leave to the next step where its rows begin, and what is guessed from there."""
+        self, found: Found, ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor,
+        links: Links,
+    ) -> Found:  # fmt: skip
+        """Leave to the next step where its rows begin, and what is guessed from there.
+
+        Returns what was found, with these guesses.
+        """
+        there = found.guesses
         judge_guesses[(len(ids),)](
             *(self._chosen, self._moved, self._guessed),
-            *(found, ids, targets, links.aheads, guesses.contiguous(), len(ids)),
+            *(found.tokens, ids, targets, links.aheads),
+            *(self._guessed if there is None else there.contiguous(), len(ids)),
             MOST=self._most,
+            TAKES=there is not None,
         )
+        if self._texts is None:
+            return found
+        judged = Judged(
+            *(found.tokens, ids, positions, targets, links.aheads, self._moved),
+            *(links.slots, links.ends),
+        )
+        return replace(found, guesses=self._texts.look_up(judged, self._guessed))
 
     def _padded(self, arrays: list[Array], size: int) -> list[Array]:
         """Return the arrays of as many decodes, those behind the given ones of nobody."""
         if not arrays:
             empty: NDArray[np.float64] = np.zeros((0, self._most + 1))
-            arrays = [np.zeros(0, np.int32), np.zeros(0, np.int32), empty]
-        more = size - len(arrays[0])
-        follows, aheads, numbers = arrays
+            arrays = [*[np.zeros(0, np.int32)] * 4, empty]
         return [
-            np.concatenate((follows, np.full(more, -1, np.int32))),
-            np.concatenate((aheads, np.zeros(more, np.int32))),
-            np.concatenate((numbers, np.zeros((more, self._most + 1)))),
+            np.concatenate((own, np.full((size - len(own), *own.shape[1:]), value, own.dtype)))
+            for own, value in zip(arrays, _OF_NOBODY, strict=True)
         ]

@@ -67,14 +67,16 @@ class DeviceModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """Heads that guess for a model, how many tokens a row, and who keeps what they guess."""
+    """What guesses for a model, how many tokens a row, and who keeps what is guessed."""
 
-    heads: TorchHeads
     most: int
     last: LastStep
+    heads: TorchHeads | None = None  # None: n-grams
 
-    def drafting(self, vocab_size: int) -> DeviceDrafting:
-        """Return what guesses on a device."""
+    def drafting(self, vocab_size: int) -> DeviceDrafting | None:
+        """Return what guesses behind every choice on a device."""
+        if self.heads is None:
+            return None
         return DeviceDrafting(self.heads, self.most, vocab_size)
 
 
@@ -91,9 +93,9 @@ def device_parts(
 ) -> tuple[DecodeGraphs | None, DeviceSteps | FollowedSteps | None]:
     """Return what records decodes at batch sizes `sizes`, and what launches steps.
 
-    `guesses`: what heads guess is told to its `last`. Either is None where it cannot be: without a
-    device or Triton, for models whose kernels depend on their tokens, on the rank that chooses with
-    a sampler of somebody else's.
+    `guesses`: what is guessed on the device is told to its `last`. Either is None where it cannot
+    be: without a device or Triton, for models whose kernels depend on their tokens, on the rank
+    that chooses with a sampler of somebody else's.
     """
     capturable = capturable_attention(device, model.kv_shape) if model.capturable else None
     follows = ranks is not None and ranks.rank > 0
@@ -104,7 +106,11 @@ def device_parts(
             drafting = None if guesses is None else guesses.drafting(config.vocab_size)
             chooser = _device_sampler(sampler, config, device, drafting)
         chosen = None if chooser is None else chooser.chosen
-        ends = Ends(TokenSource(chosen, ranks), model.logits, chooser, _chain(chooser, ranks))
+        chain = None
+        records = capturable is not None and bool(sizes) and ranks is None
+        if chooser is not None and guesses is not None and records:
+            chain = _chain(chooser, config.eos_ids, guesses)
+        ends = Ends(TokenSource(chosen, ranks), model.logits, chooser, chain)
     graphs = None
     if capturable is None:
         tell_no_graphs(sizes, "its steps cannot be recorded")
@@ -134,13 +140,16 @@ def device_parts(
     return graphs, DeviceSteps(computes, chooser, masks, graphs, last, ends.chain)
 
 
-def _chain(chooser: DeviceSampler | None, ranks: Ranks | None) -> DeviceChain | None:
-    """Return what chains steps with guesses, where heads guess behind choices and are alone."""
-    if chooser is None or chooser.drafting is None or ranks is not None:
-        return None
+def _chain(chooser: DeviceSampler, eos_ids: Iterable[int], guesses: Guesses) -> DeviceChain:
+    """Return what chains steps with guesses, where these are recorded."""
     from tgi_trio.shard.torch_backend.device_chain import DeviceChain
+    from tgi_trio.shard.torch_backend.device_texts import DeviceTexts
 
-    return DeviceChain(chooser.chosen, chooser.drafting.most)
+    chosen = chooser.chosen
+    if chooser.drafting is not None:
+        return DeviceChain(chosen, chooser.drafting.most)
+    texts = DeviceTexts(guesses.most, eos_ids, chosen.device, len(chosen))
+    return DeviceChain(chosen, guesses.most, texts)
 
 
 def _row_choice(model: DeviceModel, seconds: Seconds) -> Callable[[], None]:

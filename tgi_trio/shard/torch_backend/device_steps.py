@@ -20,6 +20,7 @@ from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.loop.soundness import proof_plan
 from tgi_trio.shard.machine.accelerator import record_event
+from tgi_trio.shard.machine.kv_sizing import DEFAULT_LENGTH
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.decode_graphs import Chosen, DecodeGraphs
 from tgi_trio.shard.torch_backend.decode_plans import as_decodes
@@ -81,8 +82,10 @@ class DeviceSteps:
 
         Only recordings judge them, and only where choices depend on nothing but their scores.
         """
-        decodes = None if self._graphs is None or self._chain is None else as_decodes(plan)
-        if self._graphs is None or decodes is None or plan.rotary_positions is not None:
+        if self._graphs is None or self._chain is None:
+            return False
+        decodes = as_decodes(plan)
+        if decodes is None or plan.rotary_positions is not None or not self._chain.holds(plan):
             return False
         if self._graphs.size_of(decodes) is None or self._masks.are_wanted(plan.rows):
             return False
@@ -136,11 +139,21 @@ class DeviceSteps:
         """Make no more masks for the sequence: steps in flight no longer concern it."""
         sequence.state[_GONE] = True
         self._sampler.drop(sequence)
+        if self._chain is not None:
+            self._chain.drop(sequence)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether n-grams are looked up in the recordings of steps."""
+        return self._chain is not None and self._chain.looks_up
 
     def make_room(self, rows: int, positions: int) -> None:
         """Take what `rows` rows and `positions` positions need, before what is left is measured."""
         self._computes.make_room(positions)
-        self._sampler.make_room(max(1, min(rows, MOST_CHOICES)))
+        rows = max(1, min(rows, MOST_CHOICES))
+        self._sampler.make_room(rows)
+        if self._chain is not None:
+            self._chain.make_room(rows, positions or DEFAULT_LENGTH)
 
     def warm_up(self, cache: KVCache, most: int, pool: StatePool | None = None) -> None:
         """Run the kinds of steps that nobody has run yet: nothing is to compile while serving."""

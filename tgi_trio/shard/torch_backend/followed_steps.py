@@ -50,6 +50,11 @@ class FollowedSteps:
         """Return whether rank 0 chooses the plan's tokens on its device."""
         return fits_device(plan)
 
+    @property
+    def looks_up(self) -> bool:
+        """Whether n-grams are looked up in the recordings of steps: not over several ranks."""
+        return False
+
     def chains(self, plan: StepPlan) -> bool:
         """Return whether it may follow guesses that nobody has read: not over several ranks."""
         return False

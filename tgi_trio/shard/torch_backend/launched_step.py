@@ -60,10 +60,13 @@ class LaunchedStep:
         tops: dict[int, Alternatives] = {}
         if self.found.listed is not None:
             tops = list_best(self.choosing, self.found.listed.numpy())
+        drafts: Array | None = None
         if self.computed is not None:
             self.choosing.computed = self.computed.numpy()
+            drafts = self.choosing.count_guesses()
         found = self.found.tokens.numpy()
         choices = read_choices(self.choosing, found, tops, self.faults, self.vocab_size)
         if self.note is not None and self.found.guesses is not None:
             self.note(choices, self.found.guesses.numpy())
-        return StepResult(choices.spread(self.sampled, self.rows), took, 0, prompts)
+        choices = choices.spread(self.sampled, self.rows)
+        return StepResult(choices, took, 0, prompts, drafts=drafts)

@@ -228,8 +228,10 @@ def _make_runner(
     )
     last = LastStep()
     guesses = None
-    if isinstance(heads, TorchHeads) and settings.speculate:
-        guesses = Guesses(heads, settings.speculate, last)
+    if settings.speculate and isinstance(heads, TorchHeads):
+        guesses = Guesses(settings.speculate, last, heads)
+    elif settings.speculate and settings.draft_model is None and _may_follow(model):
+        guesses = Guesses(settings.speculate, last)
     graphs, steps = device_parts(
         model,
         attention,
@@ -261,6 +263,11 @@ def _make_runner(
         last=last,
         adapters=adapters,
     )
+
+
+def _may_follow(model: Decoder) -> bool:
+    """Return whether a model's steps may follow guesses that nobody has read."""
+    return not model.needs_lengths and not model.state_shapes
 
 
 def _count_threads(settings: ShardSettings, world_size: int) -> int:

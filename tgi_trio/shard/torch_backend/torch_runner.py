@@ -35,7 +35,7 @@ from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.eagle import EagleDrafter, EagleReader
 from tgi_trio.shard.speculation.heads import HeadsDrafter
 from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.speculation.ngram import NgramDrafter
+from tgi_trio.shard.speculation.ngram import FollowingNgrams, NgramDrafter
 from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
@@ -286,7 +286,7 @@ class TorchRunner:
     def runs_ahead(self, plan: StepPlan) -> bool:
         if self._steps is None or not self._steps.serve(plan):
             return False
-        if plan.drafts is None and not plan.moves:
+        if plan.drafts is None and not plan.moves and not plan.leads:
             return True
         return not self.model.needs_lengths and self._steps.chains(plan)
 
@@ -296,6 +296,8 @@ class TorchRunner:
         if self._eagle is not None:
             self._reader = self._reader or EagleReader(self._eagle)
             return EagleDrafter(self._reader, most, self._info.eos_ids)
+        if self._heads is None and self._steps is not None and self._steps.looks_up:
+            return FollowingNgrams(most, self._info.eos_ids, self._last)
         if self._heads is None:
             return NgramDrafter(most, self._info.eos_ids)
         heads, eos_ids = self._heads, self._info.eos_ids

@@ -19,6 +19,7 @@ def judge_guesses(
     guesses,  # int64 [C, MOST]: behind every choice
     count,  # C
     MOST: tl.constexpr,  # guesses of a row
+    TAKES: tl.constexpr,  # `guesses` are there; else somebody else writes `guessed`
 ):
     """Go through a row's choices up to the first wrong guess; one program a choice."""
     first = tl.program_id(0)
@@ -39,14 +40,16 @@ def judge_guesses(
         fine = tl.load(found + 3 * first + 2) == 0.0
         tl.store(chosen + row, tl.where(fine, token, 0.0).to(tl.int64))
         tl.store(moved + row, right)
-        for i in range(MOST):
-            guess = tl.load(guesses + (first + right).to(tl.int64) * MOST + i)
-            tl.store(guessed + row * MOST + i, guess)
+        if TAKES:
+            for i in range(MOST):
+                guess = tl.load(guesses + (first + right).to(tl.int64) * MOST + i)
+                tl.store(guessed + row * MOST + i, guess)
 
 
 @triton.jit(do_not_specialize=["most"])
 def move_rows(
-    ids,  # int64 [T]: guesses are written
+    tokens,  # int64 [T], written: what is computed, token 0 where there is no guess
+    ids,  # int64 [T]: guesses are written, -1: there is none
     positions,  # int64 [T], moved as the next three
     slots,  # int64 [T]
     contexts,  # int32 [T]
@@ -64,14 +67,17 @@ def move_rows(
     """Move a token by the guesses of its row that were right; one program a token."""
     token = tl.program_id(0)
     row = tl.load(follows + token)
+    own = tl.load(ids + token)
     if row >= 0:
         right = tl.load(moved + row)
         ahead = tl.load(aheads + token)
         if ahead > 0:
-            tl.store(ids + token, tl.load(guessed + row * most + ahead - 1))
+            own = tl.load(guessed + row * most + ahead - 1)
+            tl.store(ids + token, own)
         place = tl.load(positions + token) + right
         block = tl.load(tables + token.to(tl.int64) * tl.load(width) + place // PAGE)
         tl.store(positions + token, place)
         tl.store(slots + token, block.to(tl.int64) * PAGE + place % PAGE)
         tl.store(contexts + token, (place + 1).to(tl.int32))
         tl.store(uniforms + token, tl.load(numbers + token * (most + 1) + right))
+    tl.store(tokens + token, tl.maximum(own, 0))

@@ -30,7 +30,8 @@ class Choosing:
     # [C] which row of the step before chooses the row's last token; -1: the sequence has it.
     # Set to None once it does.
     unknown: NDArray[np.int32] | None = None
-    # int64 [C] the tokens that were computed, guesses among them, where only the device knew them.
+    # int64 [C] the tokens that were computed, guesses among them, where only the device knew them;
+    # -1: there was nothing to guess.
     computed: NDArray[np.int64] | None = None
 
     @classmethod
@@ -64,6 +65,13 @@ class Choosing:
         row = self.rows[self.owners[choice]]
         guesses: NDArray[np.int32] = row.token_ids[row.length :][:ahead]
         return guesses
+
+    def count_guesses(self) -> NDArray[np.int64]:
+        """Return how many guesses each row had among what was computed: int64 [R]."""
+        own = self.aheads > 0
+        if self.computed is not None:
+            own = own & (self.computed >= 0)
+        return np.bincount(self.owners[own], minlength=len(self.rows)).astype(np.int64)
 
 
 def nobody() -> Choosing:

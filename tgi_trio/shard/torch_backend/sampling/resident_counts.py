@@ -13,18 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.torch_backend.row_slots import RowSlots
 
 # By choice, of `count_tokens`: what becomes of a slot.
 NONE, ADD, BEGIN = -1, 0, 1
-
-
-@dataclass(slots=True)
-class _Held:
-    """A sequence's slot."""
-
-    row: ShardSequence
-    slot: int
-    counted: int  # tokens of the sequence, the one included that is being chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +33,9 @@ class ResidentCounts:
     """The slots of one device's table."""
 
     def __init__(self, slots: int) -> None:
-        self.slots = slots
-        self._free = list(range(slots))[::-1]
-        self._held: dict[int, _Held] = {}  # by the identity of sequences, which it keeps
+        self._slots = RowSlots(slots)
+        # By slot: tokens of its sequence, the one included that is being chosen.
+        self._counted: dict[int, int] = {}
 
     def advance(
         self, row: ShardSequence, length: int, unknown: bool, beside: list[ShardSequence]
@@ -55,32 +47,28 @@ class ResidentCounts:
         have failed at any point, or have been launched upon tokens that are void. Raises
         RuntimeError when more rows have penalties than there are slots.
         """
-        held = self._held.get(id(row))
-        if held is None:
-            held = self._held[id(row)] = _Held(row, self._take(beside), length)
-        begins = held.counted >= length
-        first = 0 if begins else held.counted
-        held.counted = length
+        slot = self._slots.find(row)
+        if slot is None:
+            slot = self._take(row, beside)
+            self._counted[slot] = length
+        begins = self._counted[slot] >= length
+        first = 0 if begins else self._counted[slot]
+        self._counted[slot] = length
         known = length - int(unknown)
         if known <= first and not begins:
-            return News(held.slot, ADD, _NO_IDS, _NO_IDS)
+            return News(slot, ADD, _NO_IDS, _NO_IDS)
         ids, more = _count(row, first, known)
-        return News(held.slot, BEGIN if begins else ADD, ids, more)
+        return News(slot, BEGIN if begins else ADD, ids, more)
 
     def release(self, row: ShardSequence) -> None:
         """Take back the slot of a row, if it has one; what has been launched may still read it."""
-        held = self._held.pop(id(row), None)
-        if held is not None:
-            self._free.append(held.slot)
+        self._slots.release(row)
 
-    def _take(self, beside: list[ShardSequence]) -> int:
-        if not self._free:
-            kept = {id(row) for row in beside}
-            for key in [key for key in self._held if key not in kept]:
-                self.release(self._held[key].row)
-        if not self._free:
-            raise RuntimeError(f"more than {self.slots} rows of a step have penalties")
-        return self._free.pop()
+    def _take(self, row: ShardSequence, beside: list[ShardSequence]) -> int:
+        slot = self._slots.take(row, beside)
+        if slot is None:
+            raise RuntimeError(f"more than {self._slots.slots} rows of a step have penalties")
+        return slot
 
 
 _NO_IDS = np.empty(0, np.int32)

@@ -1,0 +1,114 @@
+"""N-grams are looked up on the device, in the recording of the step whose choices they follow."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.shard.torch_backend.device_kinds import KINDS
+from tests.shard.torch_backend.interpreter import need_triton
+from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.speculation.payoff import Payoff
+
+need_triton()
+
+from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it imports Triton)
+    Said,
+    drive,
+    start,
+)
+from tgi_trio.shard.torch_backend import device_texts  # noqa: E402
+from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+
+MOST, NEW = 3, 14
+PLAIN: list[dict[str, Any]] = [{}, {}, {"sample": True, "temperature": 0.7}]
+
+
+@pytest.fixture
+def made(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], Path]:
+    """Return checkpoints whose tokens follow from the ones before alone: what is said is known."""
+
+    def make(family: str) -> Path:
+        folder = shutil.copytree(checkpoint(family), tmp_path / family)
+        tensors = load_file(folder / "model.safetensors")
+        for name, tensor in tensors.items():
+            if "o_proj" in name:
+                tensor.zero_()
+        save_file(tensors, folder / "new", {"format": "pt"})
+        (folder / "new").replace(folder / "model.safetensors")
+        return folder
+
+    from tgi_trio.shard.torch_backend.attention import paged
+
+    monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
+    # Whether guessing pays is a matter of time; what is guessed is not.
+    monkeypatch.setattr(Payoff, "allows", lambda self, rows: True)
+    monkeypatch.setattr(Payoff, "is_resting", lambda self, rows: False)
+    return make
+
+
+def repeating(host: Runner) -> list[list[int]]:
+    """Return texts that hold most of what comes behind them."""
+    begins = [[7], [50], [91]]
+    walks = drive(host, begins, [{}] * 3, 20, late=0).tokens
+    texts = []
+    for begin, walk in zip(begins, walks, strict=True):
+        said = [token if i % 7 else (token + 1) % 512 for i, token in enumerate(walk, start=1)]
+        texts.append([*begin, *said, *begin, *walk[:2]])
+    return texts
+
+
+def chained(said: Said) -> list[Any]:
+    """Return the counts of steps of decodes to which no text had to be sent."""
+    return [counts for counts in said.decodes if not counts.launches["write_texts"]]
+
+
+@pytest.mark.parametrize(("family", "budget"), [("llama", 100), ("mixtral", 100), ("llama", 13)])
+def test_steps_follow_guesses_of_n_grams_that_nobody_has_read(
+    made: Callable[[str], Path], family: str, budget: int
+) -> None:
+    """Rows come in chunks and leave; the tokens are those of the CPU, with and without guesses."""
+    folder = made(family)
+    host = start(folder, "cpu")
+    texts = repeating(host)
+    expected = drive(host, texts, PLAIN, NEW, budget=budget)
+    theirs = drive(host, texts, PLAIN, NEW, budget=budget, drafter=host.drafter(MOST))
+    with StandInDevice() as device:
+        runner = start(folder, "cuda:0", (4, 12), speculate=MOST)
+        drafter = runner.drafter(MOST)
+        ours = drive(runner, texts, PLAIN, NEW, budget=budget, device=device, drafter=drafter)
+    assert ours.tokens == expected.tokens == theirs.tokens
+    assert ours.moved >= 5 and ours.steps < expected.steps - 3
+    assert ours.steps <= theirs.steps + 3
+    quiet = chained(ours)
+    assert len(quiet) >= ours.moved
+    for counts in quiet:
+        assert counts.replays == 1 and not counts.launches, counts
+
+
+@pytest.mark.parametrize("why", ["too long", "penalties"])
+def test_what_cannot_follow_is_read_first(
+    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Texts that grow out of their room, and rows whose choices depend on more than scores."""
+    folder, long = made("llama"), why == "too long"
+    host = start(folder, "cpu")
+    texts = repeating(host)
+    asked = PLAIN if long else KINDS["penalties"]
+    expected = drive(host, texts, asked, NEW, drafter=host.drafter(MOST))
+    if long:
+        monkeypatch.setattr(device_texts, "MOST_TOKENS", 4 * 48)
+    with StandInDevice() as device:
+        runner = start(folder, "cuda:0", (12,), speculate=MOST)
+        drafter = runner.drafter(MOST)
+        ours = drive(runner, texts, asked, NEW, device=device, drafter=drafter)
+    assert ours.tokens == expected.tokens
+    assert max(map(len, texts)) + NEW > 48 - MOST
+    assert ours.drafts and (0 < ours.moved < ours.steps - 3 if long else not ours.moved)

@@ -1,0 +1,182 @@
+"""Guesses of n-grams where the tokens are chosen: texts of sequences on a device, looked up there.
+
+A sequence's tokens go up when it comes, to a slot of its own, and from then on the device adds what
+it has chosen itself, in the recording of each step (`kernels/lookup.py`). What the host knows and
+the device does not, for a step in between that was none of these, is sent before the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tgi_trio.shard.contract import ShardSequence, StepPlan
+from tgi_trio.shard.torch_backend.kernels import lookup
+from tgi_trio.shard.torch_backend.row_slots import RowSlots
+from tgi_trio.shard.torch_backend.sampling.asking import Choosing
+from tgi_trio.shard.torch_backend.staging import Array, Staging
+
+MOST_TOKENS: Final = 1 << 25  # of all texts together: 128 MiB
+_PROGRAMS = 512  # that look at texts together, as far as texts and their number allow
+_MOST_PIECES: Final = 32  # of a text
+_BLOCK: Final = 1024  # tokens looked at, or sent, together
+_SENT: Final = 64  # pieces of so many tokens that are sent in one copy
+
+
+@dataclass(slots=True)
+class _Text:
+    """What the device has of a text."""
+
+    reach: int  # its first tokens that are there for certain
+    place: int  # where the last step began
+    ends: bool  # whether EOS ends it
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Tokens for a text, `_BLOCK` of them at most."""
+
+    slot: int
+    place: int
+    tokens: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A step's choices, and how many guesses of each row were right; on the device."""
+
+    found: torch.Tensor  # float64 [C, 3]
+    ids: torch.Tensor  # int64 [C]: the token behind which each choice is made
+    positions: torch.Tensor  # int64 [C]: of that token
+    targets: torch.Tensor  # int64 [C]: row, -1: nobody's
+    aheads: torch.Tensor  # int32 [C]
+    moved: torch.Tensor  # int32 [rows]
+    slots: torch.Tensor  # int32 [C], as `DeviceTexts.arrays` has returned these two
+    ends: torch.Tensor  # int32 [C]
+
+
+class DeviceTexts:
+    """The texts of one device's sequences."""
+
+    def __init__(self, most: int, eos_ids: Iterable[int], device: torch.device, rows: int) -> None:
+        """`most`: guesses of a row; `rows`: of a step, at most."""
+        self.most = most
+        self._device = device
+        self._staging = Staging(device)
+        eos = np.array(sorted(eos_ids), np.int32)
+        self._eos_count = len(eos)
+        self._eos = torch.from_numpy(eos if len(eos) else np.zeros(1, np.int32)).to(device)
+        self._best = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._arrived = torch.zeros_like(self._best)
+        self.make_room(1, _BLOCK)
+
+    def make_room(self, rows: int, positions: int) -> None:
+        """Keep texts of up to `rows` rows of a step, `positions` tokens each, from nothing on.
+
+        Of fewer tokens where all together would be more than `MOST_TOKENS`. To be called before
+        anything is recorded.
+        """
+        wanted = positions + self.most + 2  # a step behind one that is not read may reach beyond
+        room = max(16, min(wanted, MOST_TOKENS // rows, lookup.LONGEST - 1))
+        self.room = -(-room // 16) * 16
+        self._slots = RowSlots(rows)
+        self._texts: dict[int, _Text] = {}  # by slot
+        shape = (rows, self.room)
+        self._tokens = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        nothing = _Piece(0, 0, np.zeros(min(_BLOCK, self.room), np.int32))
+        self._send([nothing] * _SENT)  # so that the kernel and what it takes are there
+
+    def holds(self, plan: StepPlan) -> bool:
+        """Return whether there is room for the texts of a plan of decodes, and what it adds."""
+        longest = int(plan.positions.max()) + self.most + 2
+        turned = plan.rotary_positions is not None  # which go up in the place of positions
+        return not turned and longest <= self.room and len(plan.rows) <= self._slots.slots
+
+    def arrays(self, plan: StepPlan, choosing: Choosing) -> list[Array]:
+        """Return int32 [C] each of a plan of decodes: whose text, and whether EOS ends that.
+
+        Sends what the texts lack. -1: nobody's, of which nothing is kept.
+        """
+        slots, ends = np.full(len(choosing), -1, np.int32), np.zeros(len(choosing), np.int32)
+        if not self.holds(plan):
+            return [slots, ends]
+        firsts = np.flatnonzero(choosing.aheads == 0)
+        places = (choosing.positions[firsts] - 1).tolist()
+        pieces: list[_Piece] = []
+        own = np.full(len(choosing.rows), -1, np.int32)
+        stops = np.zeros(len(choosing.rows), np.int32)
+        for i, (row, place) in enumerate(zip(choosing.rows, places, strict=True)):
+            slot = self._slots.find(row)
+            if slot is None:
+                slot = None if plan.moves else self._slots.take(row, choosing.rows)
+                if slot is None:  # a text of which only the device knows the end
+                    continue
+                self._texts[slot] = _Text(0, -1, not row.sampling.ignore_eos)
+            text = self._texts[slot]
+            pieces += _find_news(slot, text, row, place, follows=plan.moves)
+            own[i], stops[i] = slot, text.ends
+        for first in range(0, len(pieces), _SENT):
+            self._send(pieces[first : first + _SENT])
+        return [own[choosing.owners], stops[choosing.owners]]
+
+    def drop(self, row: ShardSequence) -> None:
+        """Keep a sequence's text no longer."""
+        self._slots.release(row)
+
+    def look_up(self, judged: Judged, guessed: torch.Tensor) -> torch.Tensor:
+        """Add what was chosen to the texts; return what comes behind each row's last choice.
+
+        That is int64 [C, most], -1 for nothing, and nothing of interest at all other choices.
+        `guessed` int64 [rows, most] is the same by row.
+        """
+        count = len(judged.targets)
+        behind = torch.empty((count, self.most), dtype=torch.int64, device=self._device)
+        lookup.keep_tokens[(count,)](
+            *(self._tokens, judged.slots, judged.targets, judged.aheads, judged.positions),
+            *(judged.ids, judged.found, judged.moved, self.room),
+        )
+        fits = min(_PROGRAMS // count, -(-self.room // _BLOCK), _MOST_PIECES)
+        lookup.look_up[(count, max(1, fits))](
+            *(guessed, behind, self._best, self._arrived, self._tokens),
+            *(judged.slots, judged.targets, judged.aheads, judged.positions, judged.moved),
+            *(judged.ends, self._eos, self.room),
+            EOS=self._eos_count,
+            PADDED_EOS=max(1, 1 << max(0, self._eos_count - 1).bit_length()),
+            MOST=self.most,
+            BLOCK=_BLOCK,
+            LONGEST=lookup.LONGEST,
+        )
+        return behind
+
+    def _send(self, pieces: Sequence[_Piece]) -> None:
+        """Put `_SENT` pieces of texts in their places, or fewer."""
+        slots = np.array([piece.slot for piece in pieces], np.int32)
+        places = np.array([piece.place for piece in pieces], np.int32)
+        starts = np.zeros(len(pieces) + 1, np.int32)
+        np.cumsum([len(piece.tokens) for piece in pieces], out=starts[1:])
+        tokens = np.concatenate([*(piece.tokens for piece in pieces), np.zeros(1, np.int32)])
+        sent = self._staging.upload([slots, places, starts, tokens])
+        lookup.write_texts[(len(pieces),)](self._tokens, *sent, self.room, BLOCK=_BLOCK)
+
+
+def _find_news(
+    slot: int, text: _Text, row: ShardSequence, place: int, *, follows: bool
+) -> Iterator[_Piece]:
+    """Yield what the device lacks of a text before a step whose first token is at `place`.
+
+    That token itself is with the step. `follows`: the step moves rows behind another one, by tokens
+    that the device has kept. A step that is repeated may have been launched upon tokens that are
+    void: what it wrote is written again.
+    """
+    if place <= text.place:
+        text.reach = min(text.reach, place)
+    text.place = place
+    if not follows:
+        for first in range(text.reach, row.length, _BLOCK):
+            yield _Piece(slot, first, row.token_ids[first : min(first + _BLOCK, row.length)])
+    text.reach = max(text.reach, row.length, place + 1)
