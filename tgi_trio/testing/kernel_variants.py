@@ -321,9 +321,7 @@ def _sampler() -> Iterator[Variant]:
         (*(I64,) * 4, I32, F64, I32, I32, F64, I32, I32, I32, I64, "i32"),
         {"PAGE": 16},
     )
-    yield Variant(
-        "write_texts", lookup.write_texts, (*(I32,) * 5, "i32"), {"BLOCK": 1024}
-    )
+    yield Variant("write_texts", lookup.write_texts, (*(I32,) * 5, "i32"), {"BLOCK": 1024})
     yield Variant(
         "keep_tokens",
         lookup.keep_tokens,

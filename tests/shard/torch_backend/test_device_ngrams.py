@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.shard.torch_backend.device_kinds import KINDS
 from tests.shard.torch_backend.interpreter import need_triton
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.speculation.payoff import Payoff
@@ -25,8 +24,9 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
 from tgi_trio.shard.torch_backend import device_texts  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
-MOST, NEW = 3, 14
-PLAIN: list[dict[str, Any]] = [{}, {}, {"sample": True, "temperature": 0.7}]
+MOST, NEW = 3, 12
+# What is sampled so coldly is mostly the best token, so it is said again as well.
+PLAIN: list[dict[str, Any]] = [{}, {}, {"sample": True, "temperature": 0.01}]
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def made(
     """Return checkpoints whose tokens follow from the ones before alone: what is said is known."""
 
     def make(family: str) -> Path:
-        folder = shutil.copytree(checkpoint(family), tmp_path / family)
+        folder = shutil.copytree(checkpoint(family, num_hidden_layers=1), tmp_path / family)
         tensors = load_file(folder / "model.safetensors")
         for name, tensor in tensors.items():
             if "o_proj" in name:
@@ -70,7 +70,7 @@ def chained(said: Said) -> list[Any]:
     return [counts for counts in said.decodes if not counts.launches["write_texts"]]
 
 
-@pytest.mark.parametrize(("family", "budget"), [("llama", 100), ("mixtral", 100), ("llama", 13)])
+@pytest.mark.parametrize(("family", "budget"), [("llama", 13), ("mixtral", 100)])
 def test_steps_follow_guesses_of_n_grams_that_nobody_has_read(
     made: Callable[[str], Path], family: str, budget: int
 ) -> None:
@@ -81,7 +81,7 @@ def test_steps_follow_guesses_of_n_grams_that_nobody_has_read(
     expected = drive(host, texts, PLAIN, NEW, budget=budget)
     theirs = drive(host, texts, PLAIN, NEW, budget=budget, drafter=host.drafter(MOST))
     with StandInDevice() as device:
-        runner = start(folder, "cuda:0", (4, 12), speculate=MOST)
+        runner = start(folder, "cuda:0", (12,), speculate=MOST)
         drafter = runner.drafter(MOST)
         ours = drive(runner, texts, PLAIN, NEW, budget=budget, device=device, drafter=drafter)
     assert ours.tokens == expected.tokens == theirs.tokens
@@ -93,22 +93,20 @@ def test_steps_follow_guesses_of_n_grams_that_nobody_has_read(
         assert counts.replays == 1 and not counts.launches, counts
 
 
-@pytest.mark.parametrize("why", ["too long", "penalties"])
-def test_what_cannot_follow_is_read_first(
-    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, why: str
+def test_texts_that_grow_out_of_their_room_are_read_first(
+    made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts that grow out of their room, and rows whose choices depend on more than scores."""
-    folder, long = made("llama"), why == "too long"
+    """Their guesses are the host's from there on."""
+    folder = made("llama")
     host = start(folder, "cpu")
-    texts = repeating(host)
-    asked = PLAIN if long else KINDS["penalties"]
-    expected = drive(host, texts, asked, NEW, drafter=host.drafter(MOST))
-    if long:
-        monkeypatch.setattr(device_texts, "MOST_TOKENS", 4 * 48)
+    texts, asked = [text[6:] for text in repeating(host)[:2]], PLAIN[:2]
+    expected = drive(host, texts, asked, NEW, drafter=host.drafter(MOST), late=0)
+    room = len(texts[0]) + 14
+    assert room % 16 == 0  # as rooms are
+    monkeypatch.setattr(device_texts, "MOST_TOKENS", 4 * room)
     with StandInDevice() as device:
         runner = start(folder, "cuda:0", (12,), speculate=MOST)
         drafter = runner.drafter(MOST)
-        ours = drive(runner, texts, asked, NEW, device=device, drafter=drafter)
+        ours = drive(runner, texts, asked, NEW, device=device, drafter=drafter, late=0)
     assert ours.tokens == expected.tokens
-    assert max(map(len, texts)) + NEW > 48 - MOST
-    assert ours.drafts and (0 < ours.moved < ours.steps - 3 if long else not ours.moved)
+    assert 0 < ours.moved < ours.steps - 3 and ours.drafts > 3

@@ -73,17 +73,16 @@ class FollowingNgrams(NgramDrafter):
         What the runner will find nobody knows yet. Text that is said again is said for a while: who
         had nothing to guess gets no places, which cost something, until something has been found.
         """
-        records = {row.sequence.id: self._record(row.sequence) for row in rows}
         found = self._find(rows)
-
-        def allowed(sequence: ShardSequence) -> int:
-            record = records[sequence.id]
-            return record.allowed if record.guesses or sequence.id in found else 0
-
-        shared = share_room(rows, spare, allowed=allowed)
-        for record in records.values():
+        asking, allowed = [], {}
+        for row in rows:
+            record = self._record(row.sequence)
             if not record.allowed:
                 record.rest -= 1
+            elif record.guesses or row.sequence.id in found:
+                asking.append(row)
+                allowed[row.sequence.id] = record.allowed
+        shared = share_room(asking, spare, allowed=lambda one: allowed[one.id])
         return {row.place: count for row, count in shared}
 
     def judge(self, sequence: ShardSequence, count: int, right: int) -> None:

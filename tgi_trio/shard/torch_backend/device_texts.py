@@ -64,7 +64,7 @@ class DeviceTexts:
     """The texts of one device's sequences."""
 
     def __init__(self, most: int, eos_ids: Iterable[int], device: torch.device, rows: int) -> None:
-        """`most`: guesses of a row; `rows`: of a step, at most."""
+        """`most`: guesses of a row; `rows`: of a step, at most. It has no room yet."""
         self.most = most
         self._device = device
         self._staging = Staging(device)
@@ -73,7 +73,7 @@ class DeviceTexts:
         self._eos = torch.from_numpy(eos if len(eos) else np.zeros(1, np.int32)).to(device)
         self._best = torch.zeros(rows, dtype=torch.int32, device=device)
         self._arrived = torch.zeros_like(self._best)
-        self.make_room(1, _BLOCK)
+        self._take_room(1, 0)
 
     def make_room(self, rows: int, positions: int) -> None:
         """Keep texts of up to `rows` rows of a step, `positions` tokens each, from nothing on.
@@ -82,14 +82,16 @@ class DeviceTexts:
         anything is recorded.
         """
         wanted = positions + self.most + 2  # a step behind one that is not read may reach beyond
-        room = max(16, min(wanted, MOST_TOKENS // rows, lookup.LONGEST - 1))
-        self.room = -(-room // 16) * 16
-        self._slots = RowSlots(rows)
-        self._texts: dict[int, _Text] = {}  # by slot
-        shape = (rows, self.room)
-        self._tokens = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        room = min(wanted, MOST_TOKENS // rows, lookup.LONGEST - 16)
+        self._take_room(rows, max(16, -(-room // 16) * 16))
         nothing = _Piece(0, 0, np.zeros(min(_BLOCK, self.room), np.int32))
         self._send([nothing] * _SENT)  # so that the kernel and what it takes are there
+
+    def _take_room(self, rows: int, room: int) -> None:
+        self.room = room
+        self._slots = RowSlots(rows)
+        self._texts: dict[int, _Text] = {}  # by slot
+        self._tokens = torch.zeros((rows, room), dtype=torch.int32, device=self._device)
 
     def holds(self, plan: StepPlan) -> bool:
         """Return whether there is room for the texts of a plan of decodes, and what it adds."""
