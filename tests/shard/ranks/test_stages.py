@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -96,10 +97,22 @@ def test_the_work_of_a_layer_is_what_a_token_is_multiplied_by(checkpoint: Checkp
         assert head_work(spec) == config.vocab_size * config.hidden_size
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "granitemoehybrid", "qwen3_moe"])
-def test_two_stages_say_what_one_process_says(checkpoint: Checkpoint, family: str) -> None:
+# Its first stage keeps states, the last one none.
+LEFT_BEHIND = {"layer_types": ["mamba", "mamba", "attention"]}
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        *((family, {}) for family in ("llama", "gemma2", "gpt2", "granitemoehybrid", "qwen3_moe")),
+        ("granitemoehybrid", LEFT_BEHIND),
+    ],
+)
+def test_two_stages_say_what_one_process_says(
+    checkpoint: Checkpoint, family: str, overrides: dict[str, Any]
+) -> None:
     folder, recorder, rows = (
-        checkpoint(family),
+        checkpoint(family, **overrides),
         GreedyRecorder(),
         sequences(prompts(8)[4:], shuffle=3, new=6),
     )

@@ -43,6 +43,7 @@ from tgi_trio.shard.torch_backend.eagle import TorchEagle
 from tgi_trio.shard.torch_backend.heads import TorchHeads
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
+from tgi_trio.shard.torch_backend.models.staged import StagedDecoder
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.staging import Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool
@@ -227,11 +228,14 @@ class TorchRunner:
         )
 
     def _bytes_per_slot(self) -> int:
-        """Return the bytes of a slot of states; 0 where none are kept."""
-        if self._keeper is None:
-            return 0
-        shapes = self._keeper.state_shapes.values()
-        return sum(shape.nbytes(self.dtype.itemsize) for own in shapes for shape in own)
+        """Return the bytes of a slot of states, 0 where none are kept; of stages the most of any,
+        since rows have slots where one of them keeps states.
+        """
+        shapes = self._keeper.state_shapes.values() if self._keeper else ()
+        own = sum(shape.nbytes(self.dtype.itemsize) for each in shapes for shape in each)
+        if self._ranks is None or not isinstance(self.model, StagedDecoder):
+            return own
+        return -self._ranks.least(-own, self.device)
 
     def _bytes_beside(self) -> int:
         """Return what lies beside the model: heads that guess, room for adapters."""
