@@ -364,7 +364,7 @@ class Launcher:
             backend=info.backend,
             device=info.device,
             dtype=info.dtype,
-            ranks=settings.num_shard,
+            divided=settings.num_shard > 1 and settings.pipeline_stages == 1,
             prefix_reuse=info.prefix_reuse,
             speculates=info.speculates,
         )

@@ -65,7 +65,8 @@ def check_start(settings: Settings) -> list[str]:
 
 def _check_rounding(settings: Settings) -> None:
     """Raise where torch on a CPU is sure to compute a model whose activations are to be rounded."""
-    kernels = settings.cpu_backend != "torch" and settings.num_shard == 1
+    divided = settings.num_shard > 1 and settings.pipeline_stages == 1
+    kernels = settings.cpu_backend != "torch" and not divided
     if kernels:
         spec = model_spec(read_config(settings.model_path, settings.rope))
         # The shard may widen the dtype: no reason is looked for there.

@@ -2,7 +2,7 @@
 
     python -m bench.ranks.stages --shape S --json bench/out/stages.json
 
-Both are whole servers that run on torch with two threads between them, asked in turns.
+Both are whole servers of the same backend with two threads between them, asked in turns.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bench.harness.server import Server, running
 from bench.harness.stats import add_output_flags, reporting, table_of
 
 PATIENCE = 300.0  # seconds that an answer may take
+ALONE = ("--cpu-threads", "2")
 STAGES = ("--num-shard", "2", "--pipeline-stages", "2", "--cpu-threads", "1")
 
 
@@ -56,6 +57,8 @@ def main() -> None:
     """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--backend", choices=("numba", "torch"), default="numba")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--turns", type=int, default=7)
@@ -64,15 +67,16 @@ def main() -> None:
     found: list[dict[str, Any]] = []
 
     def report() -> tuple[str, dict[str, Any]]:
-        return table_of(found), {"rows": found, "shape": options.shape}
+        told = {name: getattr(options, name) for name in ("shape", "backend", "dtype")}
+        return table_of(found), {"rows": found} | told
 
     with reporting(options.json, "ranks.stages", report), tempfile.TemporaryDirectory() as folder:
         model = make(options.shape, Path(folder) / "model")
-        flags = ("--model-id", str(model), "--served-model-name", "served", "--dtype", "float32")
-        with (
-            running((*flags, "--cpu-backend", "torch", "--cpu-threads", "2")) as one,
-            running((*flags, *STAGES)) as two,
-        ):
+        flags = (
+            *("--model-id", str(model), "--served-model-name", "served"),
+            *("--dtype", options.dtype, "--cpu-backend", options.backend),
+        )
+        with running((*flags, *ALONE)) as one, running((*flags, *STAGES)) as two:
             for sequences in options.sequences:
                 found.append(measure(one, two, sequences, options.tokens, options.turns))
 

@@ -363,9 +363,11 @@ def test_rotary_scaling() -> None:
         parse(["--rope-factor", "0.5"], {})
 
 
-def test_the_kernels_compute_on_one_rank() -> None:
-    with pytest.raises(UsageError, match="`cpu_backend` numba computes a model on one rank"):
-        parse(["--cpu-backend", "numba", "--num-shard", "2"], {})
+def test_the_kernels_compute_whole_layers() -> None:
+    flags = ["--cpu-backend", "numba", "--num-shard", "2"]
+    with pytest.raises(UsageError, match="`cpu_backend` numba computes a model on one rank, or"):
+        parse(flags, {})
+    assert parse([*flags, "--pipeline-stages", "2"], {}).options.cpu_backend == "numba"
 
 
 def test_sizes_of_cuda_graphs() -> None:

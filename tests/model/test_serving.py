@@ -20,14 +20,21 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def described(folder: Path, *, reuse: bool = True, guesses: bool = True, **told: Any) -> Serving:
+def described(
+    folder: Path,
+    *,
+    reuse: bool = True,
+    guesses: bool = True,
+    divided: bool = False,
+    **told: Any,
+) -> Serving:
     config = {name: told.pop(name) for name in list(told) if name not in ("backend", "device")}
     (folder / "config.json").write_text(json.dumps(LLAMA | config))
     return describe_serving(
         read_config(folder),
         **({"backend": "torch", "device": "cpu"} | told),
         dtype="float32",
-        ranks=1,
+        divided=divided,
         prefix_reuse=reuse,
         speculates=guesses,
     )
@@ -47,6 +54,7 @@ def test_what_is_missing_has_its_reason(tmp_path: Path) -> None:
     assert serving.no_prefix_cache == "its rotary frequencies depend on the length of a sequence"
     assert "--cpu-backend" in serving.no_cpu_kernels
     assert "1 attention heads cannot be split over 2 shards" in serving.no_ranks
+    assert "a part of every one" in described(tmp_path, divided=True).no_cpu_kernels
     assert described(tmp_path, device="cuda:0").no_cpu_kernels == "it is computed on cuda:0"
     assert "--cpu-backend" in described(tmp_path).no_cpu_kernels
 

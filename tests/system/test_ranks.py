@@ -88,7 +88,9 @@ async def test_a_group_of_two_says_what_one_says_and_survives_the_loss_of_one(
 
 @pytest.mark.trio
 async def test_stages_say_what_one_process_says(demo: ServerProcess) -> None:
-    """Alone and eight at once, sampled and not, in chunks and again, while another leaves."""
+    """Alone and eight at once, sampled and not, in chunks and again, while another leaves; then a
+    stage is killed in mid-stream.
+    """
     flags = ("--num-shard", "2", "--pipeline-stages", "2", "--cpu-threads", "1")
     cases: list[dict[str, Any]] = [
         {"do_sample": True, "seed": 7, "top_p": 0.8, "repetition_penalty": 1.2},
@@ -128,6 +130,11 @@ async def test_stages_say_what_one_process_says(demo: ServerProcess) -> None:
         assert texts(server) == alone
         assert await answers(server) == expected
         assert await answers(server) == expected  # with prefixes that are there already
+        assert "one of 2 stages" in server.output  # the CPU kernels', not torch's
+        assert await streamed(server, 1, signal.SIGKILL) == alone[: len(PROMPTS)]
+        server.wait_metric("tgi_shard_restarts", 1)
+        server.wait_ready()
+        assert texts(server) == alone
         server.wait_idle()
 
 

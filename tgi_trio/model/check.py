@@ -51,8 +51,9 @@ CPU_ROUNDING: Final = (
     "--activations 8 is for the CPU kernels and for devices, and this model is computed by "
     "torch on a CPU: leave it out."
 )
-ONE_RANK: Final = (
-    "The CPU kernels compute a model on one rank; leave --cpu-backend out, or use --num-shard 1."
+NOT_DIVIDED: Final = (
+    "The CPU kernels compute a model on one rank, or whole layers of it on each; leave "
+    "--cpu-backend out, use --num-shard 1, or set --pipeline-stages to as many as there are ranks."
 )
 
 
@@ -111,8 +112,8 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     if serving.activations == 8 and not isinstance(spec, DecoderSpec):
         raise ConfigurationError(activations_refusal(config))
     if serving.cpu_backend == "numba":
-        if serving.num_shard > 1:
-            raise ConfigurationError(ONE_RANK)
+        if serving.num_shard > 1 and serving.pipeline_stages == 1:
+            raise ConfigurationError(NOT_DIVIDED)
         decoder = spec if isinstance(spec, DecoderSpec) else None
         reason = find_unsupported(decoder, serving.dtype)
         if isinstance(spec, T5Spec):

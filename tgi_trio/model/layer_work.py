@@ -1,4 +1,7 @@
-"""How many weights a token is multiplied by, part by part: what a step's time goes by."""
+"""How many weights a token is multiplied by, part by part: what a step's time goes by.
+
+Stages of a pipeline are cut by it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,15 @@ from typing import Any
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.matrices import ExpertsRefs, MatrixRef
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.stages import Run, Stage
+
+
+def find_run(spec: DecoderSpec, stage: Stage | None) -> Run:
+    """Return what one stage of a pipeline computes of a model; None: there is but one."""
+    if stage is None:
+        return Run(range(len(spec.layers)))
+    layers = stage.layers(layer_work(spec), head_work(spec))
+    return Run(layers, is_first=stage.is_first, is_last=stage.is_last)
 
 
 def layer_work(spec: DecoderSpec) -> list[int]:

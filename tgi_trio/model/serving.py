@@ -42,12 +42,13 @@ def describe_serving(
     backend: str,
     device: str,
     dtype: str,
-    ranks: int,
+    divided: bool,
     prefix_reuse: bool,
     speculates: bool,
 ) -> Serving:
     """Return how a model is served that a shard has loaded; the rest is what that says of it.
 
+    `divided`: each of several ranks has a part of every layer.
     Raises ModelLoadError for a config.json whose values make no sense.
     """
     spec = model_spec(config)
@@ -55,7 +56,7 @@ def describe_serving(
     return Serving(
         path=backend if spec is None else paths[type(spec)],
         backend=backend,
-        no_cpu_kernels=_no_cpu_kernels(spec, backend, device, dtype, ranks),
+        no_cpu_kernels=_no_cpu_kernels(spec, backend, device, dtype, divided),
         no_prefix_cache="" if prefix_reuse else _no_prefix_cache(spec),
         no_guesses="" if speculates else _no_guesses(spec),
         no_ranks=_no_ranks(config, spec),
@@ -63,7 +64,7 @@ def describe_serving(
 
 
 def _no_cpu_kernels(
-    spec: DecoderSpec | T5Spec | None, backend: str, device: str, dtype: str, ranks: int
+    spec: DecoderSpec | T5Spec | None, backend: str, device: str, dtype: str, divided: bool
 ) -> str:
     if backend.startswith("numba"):
         return ""
@@ -73,8 +74,8 @@ def _no_cpu_kernels(
         return "it has an encoder"
     if (reason := find_unsupported(spec, dtype)) is not None:
         return reason
-    if ranks > 1:
-        return "they compute a model on one rank"
+    if divided:
+        return "they compute whole layers, and each rank has a part of every one"
     return "--cpu-backend asks for torch, or the log says why"
 
 

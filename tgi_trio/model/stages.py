@@ -11,6 +11,15 @@ from tgi_trio.model.t5_spec import T5Spec
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """What a rank computes of a model that is cut between layers."""
+
+    layers: range
+    is_first: bool = True  # it has the embedding; hidden states come from another rank otherwise
+    is_last: bool = True  # it has the last norm and the head; hidden states go on otherwise
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """A rank's place in a pipeline of `size` stages.
 

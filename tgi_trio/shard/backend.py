@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model.check import CPU_ROUNDING, ONE_RANK, check_guesser, model_spec
+from tgi_trio.model.check import CPU_ROUNDING, NOT_DIVIDED, check_guesser, model_spec
 from tgi_trio.model.config import ModelConfig, read_config
 from tgi_trio.model.kernel_fit import unserved
 from tgi_trio.model.quantised.recognise import check_stated
@@ -26,6 +26,7 @@ from tgi_trio.shard.ranks.follower import NoSampler
 from tgi_trio.shard.speculation.drafted_runner import DraftedRunner, LeavesRoom
 
 if TYPE_CHECKING:
+    from tgi_trio.shard.ranks.neighbours import Neighbours
     from tgi_trio.shard.sampling.logits_processors import GrammarMasks
     from tgi_trio.shard.torch_backend.models.decoder import Ranks
 
@@ -39,10 +40,10 @@ def load_runner(
 ) -> Runner:
     """Load the model of `settings`; `device` is what `choose_device` makes of theirs.
 
-    The CPU kernels serve where they fit, which is on one rank only. With `ranks`, this rank's part
-    is loaded; rank 0 alone chooses tokens. `fresh_files`: as `reading_ahead` yields them. Raises
-    ConfigurationError for settings that cannot be served so, ModelLoadError for a folder that
-    cannot be used.
+    The CPU kernels serve where they fit, on one rank or in stages of a pipeline. With `ranks`, this
+    rank's part is loaded; rank 0 alone chooses tokens. `fresh_files`: as `reading_ahead` yields
+    them. Raises ConfigurationError for settings that cannot be served so, ModelLoadError for a
+    folder that cannot be used.
     """
     cores = os.sched_getaffinity(0)
     if settings.speculate == 0:  # nothing is to guess
@@ -74,8 +75,10 @@ def _load_model(
     sizes = graph_sizes(device, settings.cuda_graphs)
     chooses = ranks is None or ranks.rank == 0
     grammars = _grammars(settings.tokenizer_file, config) if chooses else None
-    if device == CPU and ranks is None and settings.cpu_backend != "torch":
-        runner = _load_kernels(settings, config, grammars, fresh_files)
+    fresh_files = fresh_files if ranks is None else frozenset()  # the others read them, too
+    divided = ranks is not None and settings.pipeline_stages == 1
+    if device == CPU and settings.cpu_backend != "torch" and not divided:
+        runner = _load_kernels(settings, config, grammars, fresh_files, ranks)
         if runner is not None:
             return runner
     from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -87,7 +90,7 @@ def _load_model(
         sampler=None if chooses else NoSampler(),
         grammars=grammars,
         graph_sizes=sizes,
-        fresh_files=fresh_files if ranks is None else frozenset(),  # the others read them, too
+        fresh_files=fresh_files,
     )
 
 
@@ -141,37 +144,66 @@ def _load_kernels(
     config: ModelConfig,
     grammars: GrammarMasks | None,
     fresh_files: frozenset[Path],
+    ranks: Ranks | None,
 ) -> Runner | None:
     """Load a model with the CPU kernels, or say why torch is to serve it.
 
-    Raises ConfigurationError where the kernels do not fit and torch will not do.
+    With `ranks`, this one's stage of a pipeline: all are computed with the kernels, or none. Raises
+    ConfigurationError where the kernels do not fit and torch will not do.
     """
     from tgi_trio.shard.numba_backend.loading import load
     from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 
+    neighbours = None if ranks is None else _find_neighbours(ranks)
+    sampler = None if neighbours is None or neighbours.stage.is_last else NoSampler()
+    runner, reason = None, ""
     try:
-        return load(settings, config, grammars=grammars, fresh_files=fresh_files)
+        runner = load(
+            settings,
+            config,
+            grammars=grammars,
+            fresh_files=fresh_files,
+            sampler=sampler,
+            neighbours=neighbours,
+        )
     except UnsupportedError as error:
-        if settings.cpu_backend == "numba":
-            raise unserved(error) from error
-        print(f"served with torch, not with the CPU kernels: {error}", file=sys.stderr)
-        _refuse_rounding(settings)
-        return None
+        reason = str(error)
+    if neighbours is not None and not neighbours.least(runner is not None) and runner is not None:
+        runner.close()
+        runner, reason = None, "another rank cannot compute its stage with them"
+    if runner is not None:
+        return runner
+    if settings.cpu_backend == "numba":
+        raise unserved(reason)
+    print(f"served with torch, not with the CPU kernels: {reason}", file=sys.stderr)
+    _refuse_rounding(settings)
+    return None
+
+
+def _find_neighbours(ranks: Ranks) -> Neighbours:
+    """Return the other stages of a pipeline, as the kernels see them."""
+    import torch
+
+    from tgi_trio.shard.ranks.neighbours import Neighbours
+
+    torch.set_num_threads(1)  # it carries hidden states and computes nothing
+    return Neighbours(ranks)
 
 
 def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
     """Raise ConfigurationError for what the CPU kernels alone can do, where they cannot serve, and
     for what they cannot.
     """
-    if device == CPU and (settings.cpu_backend == "torch" or ranks is not None):
+    divided = ranks is not None and settings.pipeline_stages == 1
+    if device == CPU and (settings.cpu_backend == "torch" or divided):
         _refuse_rounding(settings)
     if device != CPU and settings.cpu_backend == "numba":
         raise ConfigurationError(
             f"--cpu-backend numba computes on the CPU, and this shard computes on {device}; leave "
             "it out, or hide the device: CUDA_VISIBLE_DEVICES="
         )
-    if ranks is not None and settings.cpu_backend == "numba":
-        raise ConfigurationError(ONE_RANK)
+    if divided and settings.cpu_backend == "numba":
+        raise ConfigurationError(NOT_DIVIDED)
 
 
 def _refuse_rounding(settings: ShardSettings) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from tgi_trio.ipc.frames import Frame
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.contract import (
     AdapterHost,
     Computed,
@@ -23,8 +25,11 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.numba_backend.loading import load as load_kernels
+from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.ranks.follower import NoSampler
+from tgi_trio.shard.ranks.neighbours import Neighbours
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -115,3 +120,26 @@ def ranks_of(folder: Path, size: int, sampler: RowSampler, **options: Any) -> It
             return load_torch_runner(settings, ranks=members[rank], sampler=chooses)
 
         yield Ranks(together, together(load))
+
+
+@contextmanager
+def kernel_stages_of(
+    folder: Path, size: int, sampler: RowSampler, **options: Any
+) -> Iterator[tuple[Ranks, list[CpuRunner]]]:
+    """The same in the CPU kernels, each rank a stage of a pipeline; its part beside it."""
+    settings = ShardSettings(model_path=folder, cpu_threads=1, world_size=size, **options)
+    config = read_config(folder)
+    with groups(size) as (together, members), ExitStack() as at_end:
+
+        def load_stage(rank: int) -> CpuRunner:
+            return load_kernels(
+                replace(settings, rank=rank),
+                config,
+                sampler=NoSampler() if rank else sampler,
+                neighbours=Neighbours(members[rank]),
+            )
+
+        runners = together(load_stage)
+        for runner in runners:
+            at_end.callback(runner.close)
+        yield Ranks(together, list(runners)), runners

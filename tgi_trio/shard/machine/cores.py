@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +28,15 @@ def usable_cores() -> list[int]:
             siblings = str(cpu)
         cores.setdefault(siblings, cpu)
     return list(cores.values())[: max(1, _quota())]
+
+
+def share_cores(cores: Sequence[int], place: int, ranks: int, count: int = 0) -> list[int]:
+    """Return the processors of one of `ranks` on a machine, `count` of them; 0: an equal share.
+
+    Those of others only where there are fewer than all ranks want. Never one twice.
+    """
+    count = min(count or max(1, len(cores) // ranks), len(cores))
+    return [cores[(place * count + each) % len(cores)] for each in range(count)]
 
 
 def sensible_threads(folder: Path, cores: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from tgi_trio.shard.numba_backend.tables import Buffer
 from tgi_trio.shard.numba_backend.team import Team
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
 from tgi_trio.shard.placed_features import PlacedFeatures
+
+if TYPE_CHECKING:  # it imports torch
+    from tgi_trio.shard.ranks.neighbours import Neighbours
 
 _PAGE = 4096
 # Tokens of prompts that attend one after the other, where they do not together: their K and V stay
@@ -100,18 +103,22 @@ class Forward:
         program: Program,
         variant: Variant,
         cores: list[int],
+        neighbours: Neighbours | None = None,
     ) -> None:
         """Compile the kernels as `variant` says, start a thread on each of `cores`.
 
-        Raises what the compiler raises when it has no instructions for this machine.
+        `neighbours`: of the program's stage in a pipeline, which compute each step as well. Raises
+        what the compiler raises when it has no instructions for this machine.
         """
         self.spec = program.spec
         self.variant = variant
         self.program = program
+        self._neighbours = neighbours
         self.team = Team(variant, program.operations, cores)
         self._step = self.team.step
         self._buffers: dict[Buffer, NDArray[np.uint8]] = {}
         self._logits = np.zeros((0, self.program.padded_vocab), np.float32)
+        self._hidden = np.zeros((0, self.spec.hidden_size), np.float32)
         self._room = (0, 0, 0)  # tokens, wanted rows, context
         self._scratch = allocate_zeroed((0,))
         self._first = 0  # operation of the step
@@ -136,6 +143,8 @@ class Forward:
             step["buffers"][0, buffer] = address(self._buffers[buffer])
         logits = self._buffers[Buffer.LOGITS].view(np.float32)
         self._logits = logits.reshape(wanted, self.program.padded_vocab)
+        hidden = self._buffers[Buffer.HIDDEN].view(np.float32)
+        self._hidden = hidden.reshape(tokens, self.spec.hidden_size)
         # Scores of whole pairs of blocks, and a line, so that heads do not share a cache set.
         scores = (-(-longest // (2 * BLOCK_SIZE)) * 2 * BLOCK_SIZE) * 4 + 64
         widest = self.program.widest_head
@@ -152,7 +161,8 @@ class Forward:
     def run(self, tokens: Tokens, wanted: Ints) -> Floats:
         """Compute the tokens; return logits [len(wanted), vocabulary] of those at places `wanted`.
 
-        K and V go to the cache. The logits are a view that the next call overwrites.
+        K and V go to the cache. The logits are a view that the next call overwrites; before the
+        last stage of a pipeline there are none, [len(wanted), 0].
         """
         have = self._room
         need = (len(tokens.ids), len(wanted), tokens.longest)
@@ -179,6 +189,9 @@ class Forward:
         step["token_ids"] = address(ids)
         step["table_width"] = tokens.tables.shape[1]
         self._held = tokens, ids, turns
+        hidden = self._hidden[: len(tokens.ids)]
+        if self._neighbours is not None:
+            self._neighbours.receive(hidden)
         self._first, adapted = 0, self.program.adapted
         if tokens.adapters is not None and adapted is not None:
             self._first, runs = adapted.first, adapted.runs(tokens.adapters)
@@ -188,7 +201,10 @@ class Forward:
         first = self._first
         if tokens.features is not None or self.taps:
             first = self._run_to_stops(tokens)
-        return self._operate(first, wanted)
+        logits = self._operate(first, wanted)
+        if self._neighbours is not None:
+            self._neighbours.send(hidden)
+        return logits
 
     def tapped(self, places: NDArray[np.int64]) -> Floats:
         """Return a copy of what went into the layers of `taps` in the last `run`, side by side."""
@@ -208,8 +224,7 @@ class Forward:
 
         Features go in behind the embedding and behind the first layers, before anyone looks there.
         """
-        step, first = self._step, self._first
-        hidden = self._buffers[Buffer.HIDDEN].view(np.float32).reshape(-1, self.spec.hidden_size)
+        step, first, hidden = self._step, self._first, self._hidden
         stops: list[tuple[int, Callable[[], None]]] = []  # before which operation, what to do
         if (features := tokens.features) is not None:
             places = features.places
@@ -240,8 +255,7 @@ class Forward:
 
     def hidden(self, places: NDArray[np.int64]) -> Floats:
         """Return a copy of the hidden states [n, hidden] of the last `run`, before the norm."""
-        states = self._buffers[Buffer.HIDDEN].view(np.float32)
-        return states.reshape(-1, self.spec.hidden_size)[places]
+        return self._hidden[places]
 
     def multiply(self, role: str, x: Floats) -> Floats:
         """Return x W^T + b [n, outputs] of a lone linear layer (`Program.lone`); x [n, inputs]."""

@@ -22,16 +22,18 @@ from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
+from tgi_trio.model.stages import check_stages
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.checkpoint.heads import open_heads
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint, read_table
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
-from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
+from tgi_trio.shard.machine.cores import sensible_threads, share_cores, usable_cores
 from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.numba_backend.heads import LoadedHeads
 from tgi_trio.shard.numba_backend.program import Program, pack_program
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
+from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
 # What packing rounds by itself, into panels of a kind of their own.
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
     from tgi_trio.shard.numba_backend.kernels.variant import Variant
     from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
+    from tgi_trio.shard.ranks.neighbours import Neighbours
 
 
 def load(
@@ -51,10 +54,13 @@ def load(
     *,
     grammars: GrammarMasks | None = None,
     fresh_files: frozenset[Path] = frozenset(),
+    sampler: RowSampler | None = None,
+    neighbours: Neighbours | None = None,
 ) -> CpuRunner:
-    """Load the checkpoint of `config`; its sampler serves `grammars`.
+    """Load the checkpoint of `config`. `sampler` None: one of the kernels, which serves `grammars`.
 
-    Heads that guess for it are those of `settings.draft_model`, if that holds any.
+    Heads that guess for it are those of `settings.draft_model`, if that holds any. With
+    `neighbours`, this stage of a pipeline is loaded.
 
     `fresh_files` leave the page cache again as they are packed, but for embeddings' rows.
     Raises UnsupportedError when the kernels do not fit, or fail their self-test; ModelLoadError for
@@ -70,9 +76,11 @@ def load(
     check_checkpoint(config, spec)
     if settings.rope is not None:
         check_rotary(config, spec)
-    cores = usable_cores()
-    given = settings.cpu_threads
-    count = given or sensible_threads(config.folder, len(cores))
+    local_ranks = settings.local_size or settings.world_size
+    cores, count = _share_cores(settings, local_ranks)
+    stage = None if neighbours is None else neighbours.stage
+    if stage is not None:
+        check_stages(spec, stage.size)
     outer = outer_refs(spec)
     tables = [outer.embedding] + ([outer.own_inputs.table] if outer.own_inputs else [])
     heads = _load_heads(settings.draft_model, spec)
@@ -94,6 +102,7 @@ def load(
             heads=None if heads is None or head_files is None else (heads.spec, head_files),
             max_lora_rank=settings.max_lora_rank,
             kv=_cache_numbers(settings.kv_cache_dtype, spec, checkpoint),
+            stage=stage,
         ) as program,
     ):
         _lend_embedding(heads, spec, checkpoint)
@@ -104,9 +113,10 @@ def load(
 
         variant = _link(program, settings, dtype, int8=int8)
         adapters = _link_adapters(program, settings, variant)
-        watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
-        sampler = choose_sampler(config, cores[: given or None], grammars, watermark)
-    forward = Forward(program, variant, cores[:count])
+        if sampler is None:
+            watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
+            sampler = choose_sampler(config, cores, grammars, watermark)
+    forward = Forward(program, variant, cores[:count], neighbours)
     return CpuRunner(
         config,
         forward,
@@ -115,7 +125,18 @@ def load(
         load_ns=time.monotonic_ns() - began,
         heads=heads,
         adapters=adapters,
+        neighbours=neighbours,
+        local_ranks=local_ranks,
     )
+
+
+def _share_cores(settings: ShardSettings, ranks: int) -> tuple[list[int], int]:
+    """Return the processors of one of `ranks` on this machine, and how many threads it is worth."""
+    place = settings.local_rank if settings.local_size else settings.rank
+    every = usable_cores()
+    cores = share_cores(every, place, ranks, settings.cpu_threads or 0)
+    worth = sensible_threads(settings.model_path, len(every)) // ranks
+    return cores, settings.cpu_threads or max(1, min(len(cores), worth))
 
 
 def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) -> Variant:
@@ -139,7 +160,7 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
     dot = bits == ACTIVE_BITS and multiplies_pairs(dtype)
     multipliers = [multiplier_for(kind, bits, dot=dot) for kind in program.kinds]
     variant = choose_variant(
-        program.spec,
+        program.model,  # of which all stages have the same kernels
         dtype,
         int8=int8,
         multipliers=multipliers,

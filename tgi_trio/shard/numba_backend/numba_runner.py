@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,9 @@ from tgi_trio.shard.speculation.heads import HeadsDrafter
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 
+if TYPE_CHECKING:  # it imports torch
+    from tgi_trio.shard.ranks.neighbours import Neighbours
+
 _LOGITS_AT_ONCE = 64  # rows of prompt logits that are computed together
 
 
@@ -54,8 +58,15 @@ class CpuRunner:
         load_ns: int = 0,
         heads: LoadedHeads | None = None,
         adapters: AdapterHost | None = None,
+        neighbours: Neighbours | None = None,
+        local_ranks: int = 1,
     ) -> None:
-        """`heads`: what guesses for the model, whose linear layers are in its program."""
+        """`heads`: what guesses for the model, whose linear layers are in its program. Where it is
+        a stage of a pipeline, `neighbours` are those of `forward`, and `local_ranks` share this
+        machine's memory.
+        """
+        self._neighbours = neighbours
+        self._local_ranks = local_ranks
         self._adapters = adapters
         self.sampler = sampler
         self._heads = heads
@@ -70,22 +81,27 @@ class CpuRunner:
         self._forward = forward
         self.close = weakref.finalize(self, forward.close)
         team = forward.team
-        words = [forward.program.describe(), forward.variant.instructions]
+        program = forward.program
+        words = [program.describe(), forward.variant.instructions]
         words.append(f"{len(team.cores)} threads")
+        if neighbours is not None:
+            words.append(f"one of {neighbours.stage.size} stages")
+        # Rows have slots where any stage keeps states: one without any says so, too.
+        keeps = any(layer.mixer is not None for layer in program.model.layers)
         self._info = ShardInfo(
             vocab_size=config.vocab_size,
             block_size=BLOCK_SIZE,
-            layers=forward.program.kv_layers,
-            kv_bytes_per_token=forward.program.kv_bytes_per_token,
+            layers=program.kv_layers,
+            kv_bytes_per_token=program.kv_bytes_per_token,
             max_positions=config.max_positions,
             eos_ids=config.eos_ids,
             dtype=dtype,
             device="cpu",
             backend=f"numba ({', '.join(filter(None, words))})",
             load_ns=load_ns,
-            prefix_reuse=not forward.program.by_length,
+            prefix_reuse=not program.by_length,
             draft_budget=forward.variant.cheap_rows,
-            state_bytes=forward.program.state_bytes,
+            state_bytes=max(program.state_bytes, int(keeps)),
         )
 
     @property
@@ -106,7 +122,7 @@ class CpuRunner:
         longest = longest_sequence(request, self._info)
         wanted = max(request.max_batch_size, _LOGITS_AT_ONCE)
         activation = forward.reserve(request.max_prefill_tokens, wanted, longest)
-        free, adapter = free_bytes(), self.bytes_per_adapter
+        free, adapter = free_bytes() // self._local_ranks, self.bytes_per_adapter
         slots = state_slots(request, self._info, free, activation, adapter=adapter)
         tokens, spare = kv_tokens(
             request,
@@ -118,6 +134,8 @@ class CpuRunner:
             adapter=adapter,
             states=slots * self._info.state_bytes,
         )
+        if self._neighbours is not None:  # every rank's cache has the same blocks, and slots
+            tokens, slots = self._neighbours.least(tokens), self._neighbours.least(slots)
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
         kv_bytes = program.allocate_kv(blocks)
         if self._eagle is not None:
@@ -156,7 +174,8 @@ class CpuRunner:
         if self._reader is not None:
             self._reader.keep(plan, sampled, choices, self._forward.tapped)
         ended = time.monotonic_ns()
-        spans = prompt_spans(plan).items()
+        # No stage before the last one can say what prompt tokens were likely.
+        spans = prompt_spans(plan).items() if self._forward.program.run.is_last else ()
         prompts = {row: self._prompt_values(plan, row, *span) for row, span in spans}
         prompts_ns = time.monotonic_ns() - ended
         choices = choices.spread(sampled, len(plan.rows))

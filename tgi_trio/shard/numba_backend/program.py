@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.decoder_matrices import layer_refs
+from tgi_trio.model.layer_work import find_run
 from tgi_trio.model.mixers import DeltaRule
 from tgi_trio.model.spec import DecoderSpec, HeadSizes
 from tgi_trio.model.speculators.spec import HeadsSpec
+from tgi_trio.model.stages import Run, Stage
 from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations
@@ -60,12 +63,13 @@ def pack_program(
     heads: tuple[HeadsSpec, Weights] | None = None,
     max_lora_rank: int = 0,
     kv: CacheNumbers | None = None,
+    stage: Stage | None = None,
 ) -> Iterator[Program]:
     """Yield a model's program while `threads` pack its weights; leaving waits for them.
 
     `int8`: linear layers get 8-bit weights. `heads`: what guesses for it, and where its weights
-    are; `max_lora_rank` and `kv` as for `Program`. Raises ModelLoadError as the weights and the
-    packer do.
+    are; `max_lora_rank` and `kv` as for `Program`. `stage`: of a pipeline, whose part alone is
+    packed; None: all. Raises ModelLoadError as the weights and the packer do.
     """
     with Packer(Storage("int8" if int8 else dtype), threads) as packer:
         program = Program(
@@ -77,6 +81,7 @@ def pack_program(
             heads=heads,
             max_lora_rank=max_lora_rank,
             kv=kv,
+            run=find_run(spec, stage),
         )
         packer.start()
         yield program
@@ -86,7 +91,8 @@ class Program:
     """The operations of one model. Holds its packed weights and its KV cache, which they point to.
 
     `operations[:body]` compute hidden states, those up to `end` the logits of the wanted tokens;
-    behind them are the linear layers of heads that guess, each on its own (`lone`).
+    behind them are the linear layers of heads that guess, each on its own (`lone`). Of a stage of a
+    pipeline that is not the last one there is the body alone.
     """
 
     def __init__(
@@ -100,23 +106,28 @@ class Program:
         heads: tuple[HeadsSpec, Weights] | None = None,
         max_lora_rank: int = 0,
         kv: CacheNumbers | None = None,
+        run: Run | None = None,
     ) -> None:
         """Hand every weight to `packer`; raises ModelLoadError as the weights do.
 
         `bf16`: the model's dtype is bfloat16, otherwise float32. `as_stored`: quantised weights
         stay what they are where there is a kernel for their kind. `max_lora_rank`: of adapters;
-        0: none are ever loaded. `kv`: how K and V are stored; None: in the model's dtype.
+        0: none are ever loaded. `kv`: how K and V are stored; None: in the model's dtype. `run`:
+        what is computed of the model; None: all.
         """
-        self.spec = spec
+        self.model = spec  # all of it
+        self.run = run = run or find_run(spec, None)
+        # Of the layers that are computed here.
+        self.spec = replace(spec, layers=tuple(spec.layers[index] for index in run.layers))
         self._built = built = ProgramBuilder(
-            spec, weights, packer, bf16=bf16, as_stored=as_stored, heads=heads, kv=kv
+            spec, weights, packer, bf16=bf16, as_stored=as_stored, heads=heads, kv=kv, run=run
         )
         self._kv_number = np.dtype(np.uint8 if kv else np.uint16 if bf16 else np.float32)
         self.lone: Mapping[str, LoneLinear] = built.lone
         self.final_norm: FinalNorm = built.final_norm
         self.weight_bytes = built.writer.weight_bytes
         self.end = built.end
-        self.body = self.end - 2  # the final norm and the head come after it
+        self.body = built.body
         self.adapted: AdaptedOperations | None = None
         self.operations = np.stack(built.writer.rows)
         if max_lora_rank:
@@ -156,7 +167,7 @@ class Program:
     @cached_property  # each step asks
     def by_length(self) -> bool:
         """Whether rotary frequencies hang on how long a sequence is."""
-        turning = (layer.rotary for layer in self.spec.layers if layer.rotary is not None)
+        turning = (layer.rotary for layer in self.model.layers if layer.rotary is not None)
         return any(short_length(own) is not None for own in turning)
 
     def find_layer(self, index: int, *, adapted: bool) -> int:
@@ -321,8 +332,12 @@ class Program:
         """Return the size of every buffer for so many tokens and rows of logits."""
         spec = self.spec
         queries = spec.heads * self.widest_head
-        layers = enumerate(spec.layers)
-        mixing = [(refs, layer.mixer) for i, layer in layers if (refs := layer_refs(spec, i).mixer)]
+        layers = zip(self.run.layers, spec.layers, strict=True)
+        mixing = [
+            (refs, layer.mixer)
+            for index, layer in layers
+            if (refs := layer_refs(self.model, index).mixer)
+        ]
         mixers = [refs for refs, _ in mixing]
         mixed = [mixed_width(refs) for refs in mixers]
         apart = spec.gated_attention or spec.gated_heads or self.has_padding
@@ -399,7 +414,9 @@ class Program:
 
     @property
     def padded_vocab(self) -> int:
-        """Width of a row of logits: the vocabulary in whole panels."""
+        """Width of a row of logits: the vocabulary in whole panels; 0 before the last stage."""
+        if not self.run.is_last:
+            return 0
         return -(-self.spec.vocab_size // PANEL) * PANEL
 
     def describe(self) -> str:

@@ -24,6 +24,7 @@ from tgi_trio.model.matrices import (
 from tgi_trio.model.mixers import Mamba2
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from tgi_trio.model.speculators.spec import HeadsSpec
+from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
@@ -86,12 +87,16 @@ class ProgramBuilder:
         as_stored: bool,
         heads: tuple[HeadsSpec, Weights] | None,
         kv: CacheNumbers | None = None,
+        run: Run,
     ) -> None:
-        """Hand every weight to `packer`; raises ModelLoadError as the weights do. See `Program`."""
+        """Hand every weight of `run` to `packer`; raises ModelLoadError as the weights do. See
+        `Program`.
+        """
         self.writer = OperationWriter(weights, packer, as_stored=as_stored)
         self.lone: dict[str, LoneLinear] = {}
         self.sites: list[AdaptedSite] = []
         self._spec = spec
+        self._run = run
         self._bf16 = bf16
         self._norms = NormWriter(self.writer, spec)
         kv_scales = kv.scales if kv else [(1.0, 1.0)] * len(spec.layers)
@@ -102,6 +107,9 @@ class ProgramBuilder:
         self._index = 0  # of the layer whose operations are written
         self.layer_rows: list[int] = []  # the first operation of each
         self._build()
+        self.body = len(self.writer.rows)
+        if run.is_last:
+            self._add_head()
         self.end = len(self.writer.rows)  # of the model's own
         self.final_norm = self._read_final_norm()
         if heads is not None:
@@ -113,6 +121,21 @@ class ProgramBuilder:
         return self._heads.qkv_width
 
     def _build(self) -> None:
+        """Add everything up to the last hidden states."""
+        spec, outer = self._spec, outer_refs(self._spec)
+        if self._run.is_first:
+            self._embed()
+        if self._streams is not None and outer.streams is not None:
+            self._streams.split(outer.streams)
+        for index in self._run.layers:
+            self._index = index
+            self.layer_rows.append(len(self.writer.rows))
+            self._layer(layer_refs(spec, index), spec.layers[index])
+        if self._streams is not None and outer.streams is not None:
+            self._streams.merge(outer.streams)
+
+    def _embed(self) -> None:
+        """Add what makes hidden states of tokens."""
         spec, outer = self._spec, outer_refs(self._spec)
         embedding = read_table(self.writer.source, outer.embedding, every_unit)
         scale = np.array([spec.embedding_scale], np.float32)
@@ -148,14 +171,10 @@ class ProgramBuilder:
             add_own_inputs(
                 self.writer, outer.own_inputs, spec.own_inputs, spec, norm, bf16=self._bf16
             )
-        if self._streams is not None and outer.streams is not None:
-            self._streams.split(outer.streams)
-        for index, layer in enumerate(spec.layers):
-            self._index = index
-            self.layer_rows.append(len(self.writer.rows))
-            self._layer(layer_refs(spec, index), layer)
-        if self._streams is not None and outer.streams is not None:
-            self._streams.merge(outer.streams)
+
+    def _add_head(self) -> None:
+        """Add what makes logits of hidden states, for the tokens where they are wanted."""
+        spec, outer = self._spec, outer_refs(self._spec)
         self._norms.add(outer.final_norm, Buffer.HIDDEN, wanted_only=1)
         self.writer.linear(
             outer.head,

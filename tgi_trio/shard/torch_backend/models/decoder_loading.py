@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from tgi_trio.model.decoder_fit import check_supported
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.layer_work import head_work, layer_work
+from tgi_trio.model.layer_work import find_run
 from tgi_trio.model.matrices import (
     AttentionRefs,
     BesideRefs,
@@ -83,7 +83,7 @@ def load_stage(
     """Read what one stage of a pipeline computes; raises as `load_decoder`, and `check_stages`."""
     check_supported(spec)
     check_stages(spec, stage.size)
-    run = stage.layers(layer_work(spec), head_work(spec))
+    run = find_run(spec, stage).layers
     return DecoderLoader(spec, source, run=run).stage(stage, neighbours)
 
 
