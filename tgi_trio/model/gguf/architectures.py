@@ -5,31 +5,24 @@ A new one is a function that puts its metadata into the words of a family, and a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tgi_trio.model.families.llama_like import PROJECTIONS_APART
-from tgi_trio.model.families.mixtures import EXPERTS_APART, GPT_OSS_ROTARY
 from tgi_trio.model.gguf import (
     balanced,
     convolutions,
     delta_rules,
     gemmas,
     gpt_like,
+    granite,
+    llama_kin,
+    mixtures,
     state_spaces,
 )
 from tgi_trio.model.gguf.deepseek import deepseek2
 from tgi_trio.model.gguf.files import GgufModel
-from tgi_trio.model.gguf.stated import (
-    Values,
-    expert_width,
-    read_count,
-    read_experts,
-    read_number,
-    read_query_scale,
-)
+from tgi_trio.model.gguf.stated import Values
 
 # The metadata, and what `config.py` made of its common keys -> what differs from that.
 Convert = Callable[[GgufModel, Values], Values]
@@ -57,280 +50,6 @@ class Architecture:
     narrow_values: bool = False  # values may be shorter than keys
 
 
-def _llama(model: GgufModel, values: Values) -> Values:
-    """Llama and Mistral, which are one architecture there, and so is Mixtral."""
-    if not model.get("expert_count"):
-        return {"model_type": "llama"}
-    return {
-        "model_type": "mixtral",
-        **read_experts(model),
-        "intermediate_size": expert_width(model),
-    }
-
-
-def _plain(model_type: str) -> Callable[[GgufModel, Values], Values]:
-    """Return what a family needs that has nothing of its own."""
-    return lambda model, values: {"model_type": model_type}
-
-
-def _baichuan(model: GgufModel, values: Values) -> Values:
-    """Baichuan 1 and 2; llama.cpp tells the 13B models, which do not rotate, by their layers."""
-    return {
-        "model_type": "baichuan",
-        PROJECTIONS_APART: True,
-        "alibi": values["num_hidden_layers"] == 40,
-    }
-
-
-def _seed_oss(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "seed_oss",
-        "attention_out_bias": "blk.0.attn_output.bias" in model.tensors,
-    }
-
-
-def _ernie4_5(model: GgufModel, values: Values) -> Values:
-    return {"model_type": "ernie4_5", "use_bias": values["attention_bias"]}
-
-
-def _nemotron(model: GgufModel, values: Values) -> Values:
-    eps = model.get("attention.layer_norm_epsilon", 1e-5)
-    return {"model_type": "nemotron", "norm_eps": eps}
-
-
-def _gemma2(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "gemma2",
-        "sliding_window": model.get("attention.sliding_window", 4096),
-        "attn_logit_softcapping": model.get("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": model.get("final_logit_softcapping", 30.0),
-        "query_pre_attn_scalar": _query_scalar(values, largest=46),
-    }
-
-
-def _gemma3(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "gemma3_text",
-        "sliding_window": model.get("attention.sliding_window", 1024),
-        "sliding_window_pattern": 6,
-        "rope_local_base_freq": model.get("rope.freq_base_swa", 10000.0),
-        "rope_theta": values.get("rope_theta", 1000000.0),
-        "final_logit_softcapping": model.get("final_logit_softcapping", 0.0),
-        "query_pre_attn_scalar": _query_scalar(values, largest=62),
-    }
-
-
-def _query_scalar(values: Values, largest: int) -> float:
-    """Return what scores are divided by the root of: a head's length, but in the largest model.
-
-    No file says it; llama.cpp tells that model by its layers.
-    """
-    if values["num_hidden_layers"] == largest:
-        return float(values["hidden_size"] / values["num_attention_heads"])
-    return float(values["head_dim"])
-
-
-def _phi3(model: GgufModel, values: Values) -> Values:
-    return {"model_type": "phi3", "sliding_window": model.get("attention.sliding_window", 0)}
-
-
-def _mistral3(model: GgufModel, values: Values) -> Values:
-    """Ministral 3, whose queries are scaled by their position where the file says how far."""
-    if model.get("expert_count"):
-        raise ValueError("it has experts, which no model of its family has")
-    return {"model_type": "ministral3", "sliding_window": None} | read_query_scale(
-        model, values, sharper=read_number(model, "rope.scaling.yarn_log_multiplier", 0.0)
-    )
-
-
-def _llama4(model: GgufModel, values: Values) -> Values:
-    """Llama 4, whose chunks and scales no file states; the largest does not norm its heads."""
-    experts = read_experts(model, read_count(model, "interleave_moe_layer_step") - 1)
-    every = model.get("attention.sliding_window") == 0  # then all see all, and know positions
-    layers = values["num_hidden_layers"]
-    return {
-        "model_type": "llama4_text",
-        EXPERTS_APART: True,
-        "num_local_experts": experts["num_experts"],
-        "num_experts_per_tok": experts["num_experts_per_tok"],
-        "intermediate_size": read_count(model, "expert_feed_forward_length"),
-        "intermediate_size_mlp": values["intermediate_size"],
-        "interleave_moe_layer_step": read_count(model, "interleave_moe_layer_step"),
-        "use_qk_norm": experts["num_experts"] != 128,
-        "attn_temperature_tuning": not every,
-    } | ({"no_rope_layers": [1] * layers, "attention_chunk_size": None} if every else {})
-
-
-def _apertus(model: GgufModel, values: Values) -> Values:
-    for key in _XIELU:
-        numbers = model.metadata.get(key)
-        if not isinstance(numbers, list) or len(numbers) < values["num_hidden_layers"]:
-            raise ValueError(f"its {key} names not all layers")
-        if key not in model.lists or not all(map(math.isfinite, numbers)):
-            raise ValueError(f"its {key} cannot be {numbers}")
-    return {"model_type": "apertus", "mlp_bias": False} | (
-        {} if values.get("rope_scaling") else {"rope_scaling": {"rope_type": "default"}}
-    )
-
-
-def _granite(model: GgufModel, values: Values) -> Values:
-    keys = {
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
-    }
-    if missing := [key for key in keys if not model.get(key)]:
-        raise ValueError(f"it has no {model.architecture}.{missing[0]}")
-    return {"model_type": "granite"} | {ours: model.get(key) for key, ours in keys.items()}
-
-
-def _granitemoe(model: GgufModel, values: Values) -> Values:
-    return _granite(model, values) | balanced.granitemoe(model, values)
-
-
-def _granitehybrid(model: GgufModel, values: Values) -> Values:
-    return _granite(model, values) | state_spaces.granitehybrid(model, values)
-
-
-def _olmo2(model: GgufModel, values: Values) -> Values:
-    """OLMo 2, or 3, which has windows in the layers that its file names."""
-    windows = _stated_windows(model, values)
-    return {"model_type": "olmo3" if windows["sliding_window"] else "olmo2"} | windows
-
-
-def _exaone4(model: GgufModel, values: Values) -> Values:
-    return {"model_type": "exaone4"} | _stated_windows(model, values)
-
-
-def _stated_windows(model: GgufModel, values: Values) -> Values:
-    """Return the window, None without one, and which layers the file says have it."""
-    window = model.get("attention.sliding_window")
-    if not window:
-        return {"sliding_window": None}
-    pattern = model.get("attention.sliding_window_pattern")
-    if not isinstance(pattern, list) or len(pattern) != values["num_hidden_layers"]:
-        raise ValueError(
-            f"its {model.architecture}.attention.sliding_window_pattern names not all layers"
-        )
-    kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
-    return {"sliding_window": window, "layer_types": kinds}
-
-
-def _phimoe(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "phimoe",
-        "lm_head_bias": "output.bias" in model.tensors,
-        "sliding_window": model.get("attention.sliding_window", 0),
-        "intermediate_size": expert_width(model),
-    } | read_experts(model)
-
-
-def _starcoder2(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "starcoder2",
-        "norm_epsilon": model.get("attention.layer_norm_epsilon", 1e-5),
-        "use_bias": values["attention_bias"],
-        "sliding_window": None,
-    }
-
-
-def _command_r(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "cohere",
-        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
-        "logit_scale": model.get("logit_scale", 0.0625),
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in model.tensors,
-    }
-
-
-def _cohere2(model: GgufModel, values: Values) -> Values:
-    """Every fourth layer sees all and knows no positions, as in every model of the family."""
-    return {
-        "model_type": "cohere2",
-        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
-        "logit_scale": model.get("logit_scale", 0.0625),
-        "sliding_window": model.get("attention.sliding_window", 4096),
-        "sliding_window_pattern": 4,
-    }
-
-
-def _olmo(model: GgufModel, values: Values) -> Values:
-    return {"model_type": "olmo", "clip_qkv": model.get("attention.clamp_kqv")}
-
-
-def _phi2(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "phi",
-        "hidden_act": "gelu_new",
-        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
-        "tie_word_embeddings": False,
-    }
-
-
-def _stablelm(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "stablelm",
-        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
-        "use_parallel_residual": bool(model.get("use_parallel_residual", False)),
-        "use_qkv_bias": values["attention_bias"],
-        "qk_layernorm": any("attn_q_norm" in name for name in model.tensors),
-    }
-
-
-def _qwen2moe(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "qwen2_moe",
-        "moe_intermediate_size": expert_width(model),
-        "shared_expert_intermediate_size": expert_width(model, "ffn_up_shexp"),
-        "norm_topk_prob": False,
-    } | read_experts(model)
-
-
-def _qwen3moe(model: GgufModel, values: Values) -> Values:
-    width = {"moe_intermediate_size": expert_width(model)}
-    return {"model_type": "qwen3_moe", "norm_topk_prob": True} | width | read_experts(model)
-
-
-def _olmoe(model: GgufModel, values: Values) -> Values:
-    width = {"intermediate_size": expert_width(model)}
-    return {"model_type": "olmoe", "norm_topk_prob": False} | width | read_experts(model)
-
-
-def _gpt_oss(model: GgufModel, values: Values) -> Values:
-    """gpt-oss. Of its rotary scaling the file states factor and length alone."""
-    scaling = {} if "rope_scaling" not in values else GPT_OSS_ROTARY | values["rope_scaling"]
-    return {
-        "model_type": "gpt_oss",
-        EXPERTS_APART: True,
-        "intermediate_size": expert_width(model),
-        "sliding_window": model.get("attention.sliding_window", 128),
-        "rope_scaling": scaling or {"rope_type": "default"},
-    } | read_experts(model)
-
-
-def _dbrx(model: GgufModel, values: Values) -> Values:
-    experts = read_experts(model)
-    return {
-        "model_type": "dbrx",
-        EXPERTS_APART: True,
-        "d_model": values["hidden_size"],
-        "n_heads": values["num_attention_heads"],
-        "n_layers": values["num_hidden_layers"],
-        "max_seq_len": values["max_position_embeddings"],
-        "attn_config": {
-            "kv_n_heads": read_count(model, "attention.head_count_kv"),
-            "clip_qkv": model.get("attention.clamp_kqv"),
-            "rope_theta": values.get("rope_theta", 10000.0),
-        },
-        "ffn_config": {
-            "ffn_hidden_size": expert_width(model),
-            "moe_num_experts": experts["num_experts"],
-            "moe_top_k": experts["num_experts_per_tok"],
-        },
-    }
-
-
 _FALCON: Final[Roles] = {
     "attn_norm": ("mlp_norm", "attention_norm"),  # the MLP's, where there are two
     "attn_norm_2": ("attention_norm",),
@@ -347,9 +66,6 @@ _DEEPSEEK: Final[Roles] = {
 _KV_HEADS: Final = ("num_key_value_heads",)  # 0 in layers that do not attend
 _ONE_PART: Final = (*_KV_HEADS, "intermediate_size")  # and in those without an MLP
 _NO_HEADS: Final = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-_XIELU: Final = {
-    f"xielu.{number}": f"mlp.act_fn.{number}" for number in ("alpha_p", "alpha_n", "beta", "eps")
-}
 _LFM2: Final[Roles] = {"token_embd_norm": ("final_norm",)}  # so named in older files
 _CONVOLUTION: Final = {
     "shortconv.conv": "conv",
@@ -365,23 +81,23 @@ _NORM_BEFORE_MLP: Final[Roles] = {"post_attention_norm": ("mlp_norm",)}
 _DBRX: Final[Roles] = {"attn_output_norm": ("mlp_norm",)}
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
-    "llama": Architecture(_llama, side_by_side=True),
-    "baichuan": Architecture(_baichuan, side_by_side=True),
-    "smollm3": Architecture(_plain("smollm3"), side_by_side=True),
-    "mistral3": Architecture(_mistral3, side_by_side=True),
-    "llama4": Architecture(_llama4),
-    "apertus": Architecture(_apertus, listed=_XIELU),
-    "arcee": Architecture(_plain("arcee"), side_by_side=True),
-    "seed_oss": Architecture(_seed_oss, roles=_NORM_BEFORE_MLP),
-    "nemotron": Architecture(_nemotron, norms_plus_one=True),
-    "ernie4_5": Architecture(_ernie4_5),
-    "exaone4": Architecture(_exaone4),
-    "qwen2": Architecture(_plain("qwen2")),
-    "qwen3": Architecture(_plain("qwen3")),
+    "llama": Architecture(llama_kin.llama, side_by_side=True),
+    "baichuan": Architecture(llama_kin.baichuan, side_by_side=True),
+    "smollm3": Architecture(llama_kin.plain("smollm3"), side_by_side=True),
+    "mistral3": Architecture(llama_kin.mistral3, side_by_side=True),
+    "llama4": Architecture(llama_kin.llama4),
+    "apertus": Architecture(llama_kin.apertus, listed=llama_kin.XIELU),
+    "arcee": Architecture(llama_kin.plain("arcee"), side_by_side=True),
+    "seed_oss": Architecture(llama_kin.seed_oss, roles=_NORM_BEFORE_MLP),
+    "nemotron": Architecture(llama_kin.nemotron, norms_plus_one=True),
+    "ernie4_5": Architecture(llama_kin.ernie4_5),
+    "exaone4": Architecture(llama_kin.exaone4),
+    "qwen2": Architecture(llama_kin.plain("qwen2")),
+    "qwen3": Architecture(llama_kin.plain("qwen3")),
     # Of models that see, the text: three positions of a token are one there.
-    "qwen2vl": Architecture(_plain("qwen2")),
-    "qwen3vl": Architecture(_plain("qwen3")),
-    "qwen3vlmoe": Architecture(_qwen3moe),
+    "qwen2vl": Architecture(llama_kin.plain("qwen2")),
+    "qwen3vl": Architecture(llama_kin.plain("qwen3")),
+    "qwen3vlmoe": Architecture(mixtures.qwen3moe),
     "qwen3next": Architecture(
         delta_rules.qwen3next,
         norms_plus_one=True,
@@ -401,36 +117,36 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         mixer=delta_rules.KIMI,
         by_layer=_KV_HEADS,
     ),
-    "glm4": Architecture(_plain("glm4")),
-    "gemma": Architecture(_plain("gemma"), norms_plus_one=True),
-    "gemma2": Architecture(_gemma2, norms_plus_one=True),
-    "gemma3": Architecture(_gemma3, norms_plus_one=True),
+    "glm4": Architecture(llama_kin.plain("glm4")),
+    "gemma": Architecture(llama_kin.plain("gemma"), norms_plus_one=True),
+    "gemma2": Architecture(gemmas.gemma2, norms_plus_one=True),
+    "gemma3": Architecture(gemmas.gemma3, norms_plus_one=True),
     "gemma3n": Architecture(gemmas.gemma3n, by_layer=("intermediate_size",), parts=gemmas.STREAMS),
     "gemma4": Architecture(gemmas.gemma4, by_layer=("intermediate_size", "num_key_value_heads")),
-    "phi3": Architecture(_phi3),
-    "granite": Architecture(_granite, side_by_side=True),
-    "olmo2": Architecture(_olmo2),
-    "starcoder2": Architecture(_starcoder2),
-    "command-r": Architecture(_command_r),
-    "cohere2": Architecture(_cohere2),
-    "olmo": Architecture(_olmo, side_by_side=True),
-    "phi2": Architecture(_phi2),
-    "stablelm": Architecture(_stablelm),
-    "qwen2moe": Architecture(_qwen2moe),
-    "qwen3moe": Architecture(_qwen3moe),
-    "olmoe": Architecture(_olmoe),
-    "phimoe": Architecture(_phimoe),
-    "gpt-oss": Architecture(_gpt_oss, roles=_NORM_BEFORE_MLP),
-    "dbrx": Architecture(_dbrx, roles=_DBRX),
+    "phi3": Architecture(llama_kin.phi3),
+    "granite": Architecture(granite.granite, side_by_side=True),
+    "olmo2": Architecture(llama_kin.olmo2),
+    "starcoder2": Architecture(llama_kin.starcoder2),
+    "command-r": Architecture(llama_kin.command_r),
+    "cohere2": Architecture(llama_kin.cohere2),
+    "olmo": Architecture(llama_kin.olmo, side_by_side=True),
+    "phi2": Architecture(llama_kin.phi2),
+    "stablelm": Architecture(llama_kin.stablelm),
+    "qwen2moe": Architecture(mixtures.qwen2moe),
+    "qwen3moe": Architecture(mixtures.qwen3moe),
+    "olmoe": Architecture(mixtures.olmoe),
+    "phimoe": Architecture(mixtures.phimoe),
+    "gpt-oss": Architecture(mixtures.gpt_oss, roles=_NORM_BEFORE_MLP),
+    "dbrx": Architecture(mixtures.dbrx, roles=_DBRX),
     "glm4moe": Architecture(balanced.glm4moe, roles=_NORM_BEFORE_MLP),
     "dots1": Architecture(balanced.dots1),
     "ernie4_5-moe": Architecture(balanced.ernie4_5_moe),
     "minimax-m2": Architecture(balanced.minimax_m2),
-    "hunyuan-dense": Architecture(_plain("hunyuan_v1_dense")),
+    "hunyuan-dense": Architecture(llama_kin.plain("hunyuan_v1_dense")),
     "hunyuan-moe": Architecture(balanced.hunyuan_moe),
-    "granitemoe": Architecture(_granitemoe, side_by_side=True),
+    "granitemoe": Architecture(granite.granitemoe, side_by_side=True),
     "granitehybrid": Architecture(
-        _granitehybrid,
+        granite.granitehybrid,
         side_by_side=True,
         by_layer=_KV_HEADS,
         roles=_SHARED_MLP,

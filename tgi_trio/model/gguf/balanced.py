@@ -1,11 +1,10 @@
 """Mixtures that are made as DeepSeek-V3's, on Llama's attention: metadata in their families' words.
 
-Also Granite's and Hunyuan's first ones, and ERNIE's, whose files state the same.
+Also Hunyuan's first ones, and ERNIE's, whose files state the same.
 """
 
 from __future__ import annotations
 
-from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
@@ -110,15 +109,6 @@ def mimo2(model: GgufModel, values: Values) -> Values:
             for kind, theta in thetas.items()
         },
     }
-
-
-def granitemoe(model: GgufModel, values: Values) -> Values:
-    """What differs from Granite's dense models."""
-    return {
-        "model_type": "granitemoe",
-        EXPERTS_APART: True,
-        "intermediate_size": expert_width(model),
-    } | read_experts(model)
 
 
 def _balanced(model: GgufModel, values: Values) -> Values:

@@ -1,4 +1,4 @@
-"""Gemma 3n and 4: layers that differ in their heads and share what they keep."""
+"""Gemma 2 and 3; 3n and 4, whose layers differ in their heads and share what they keep."""
 
 from __future__ import annotations
 
@@ -31,6 +31,38 @@ STREAMS: Final = {
     "laurel_r": "laurel.linear_right",
     "laurel_post_norm": "laurel.post_laurel_norm",
 }
+
+
+def gemma2(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "gemma2",
+        "sliding_window": model.get("attention.sliding_window", 4096),
+        "attn_logit_softcapping": model.get("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": model.get("final_logit_softcapping", 30.0),
+        "query_pre_attn_scalar": _query_scalar(values, largest=46),
+    }
+
+
+def gemma3(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "gemma3_text",
+        "sliding_window": model.get("attention.sliding_window", 1024),
+        "sliding_window_pattern": 6,
+        "rope_local_base_freq": model.get("rope.freq_base_swa", 10000.0),
+        "rope_theta": values.get("rope_theta", 1000000.0),
+        "final_logit_softcapping": model.get("final_logit_softcapping", 0.0),
+        "query_pre_attn_scalar": _query_scalar(values, largest=62),
+    }
+
+
+def _query_scalar(values: Values, largest: int) -> float:
+    """Return what scores are divided by the root of: a head's length, but in the largest model.
+
+    No file says it; llama.cpp tells that model by its layers.
+    """
+    if values["num_hidden_layers"] == largest:
+        return float(values["hidden_size"] / values["num_attention_heads"])
+    return float(values["head_dim"])
 
 
 def gemma3n(model: GgufModel, values: Values) -> Values:

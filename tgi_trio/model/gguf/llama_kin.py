@@ -1,0 +1,184 @@
+"""Llama and its dense kin: metadata in the words of the families that they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from tgi_trio.model.families.llama_like import PROJECTIONS_APART
+from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.gguf.files import GgufModel
+from tgi_trio.model.gguf.stated import (
+    Values,
+    expert_width,
+    read_count,
+    read_experts,
+    read_number,
+    read_query_scale,
+)
+
+# Numbers of Apertus' activations, which are metadata -> their names in a layer.
+XIELU: Final = {
+    f"xielu.{number}": f"mlp.act_fn.{number}" for number in ("alpha_p", "alpha_n", "beta", "eps")
+}
+
+
+def llama(model: GgufModel, values: Values) -> Values:
+    """Llama and Mistral, which are one architecture there, and so is Mixtral."""
+    if not model.get("expert_count"):
+        return {"model_type": "llama"}
+    return {
+        "model_type": "mixtral",
+        **read_experts(model),
+        "intermediate_size": expert_width(model),
+    }
+
+
+def plain(model_type: str) -> Callable[[GgufModel, Values], Values]:
+    """Return what a family needs that has nothing of its own."""
+    return lambda model, values: {"model_type": model_type}
+
+
+def baichuan(model: GgufModel, values: Values) -> Values:
+    """Baichuan 1 and 2; llama.cpp tells the 13B models, which do not rotate, by their layers."""
+    return {
+        "model_type": "baichuan",
+        PROJECTIONS_APART: True,
+        "alibi": values["num_hidden_layers"] == 40,
+    }
+
+
+def seed_oss(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "seed_oss",
+        "attention_out_bias": "blk.0.attn_output.bias" in model.tensors,
+    }
+
+
+def ernie4_5(model: GgufModel, values: Values) -> Values:
+    return {"model_type": "ernie4_5", "use_bias": values["attention_bias"]}
+
+
+def nemotron(model: GgufModel, values: Values) -> Values:
+    eps = model.get("attention.layer_norm_epsilon", 1e-5)
+    return {"model_type": "nemotron", "norm_eps": eps}
+
+
+def phi3(model: GgufModel, values: Values) -> Values:
+    return {"model_type": "phi3", "sliding_window": model.get("attention.sliding_window", 0)}
+
+
+def mistral3(model: GgufModel, values: Values) -> Values:
+    """Ministral 3, whose queries are scaled by their position where the file says how far."""
+    if model.get("expert_count"):
+        raise ValueError("it has experts, which no model of its family has")
+    return {"model_type": "ministral3", "sliding_window": None} | read_query_scale(
+        model, values, sharper=read_number(model, "rope.scaling.yarn_log_multiplier", 0.0)
+    )
+
+
+def llama4(model: GgufModel, values: Values) -> Values:
+    """Llama 4, whose chunks and scales no file states; the largest does not norm its heads."""
+    experts = read_experts(model, read_count(model, "interleave_moe_layer_step") - 1)
+    every = model.get("attention.sliding_window") == 0  # then all see all, and know positions
+    layers = values["num_hidden_layers"]
+    return {
+        "model_type": "llama4_text",
+        EXPERTS_APART: True,
+        "num_local_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "intermediate_size": read_count(model, "expert_feed_forward_length"),
+        "intermediate_size_mlp": values["intermediate_size"],
+        "interleave_moe_layer_step": read_count(model, "interleave_moe_layer_step"),
+        "use_qk_norm": experts["num_experts"] != 128,
+        "attn_temperature_tuning": not every,
+    } | ({"no_rope_layers": [1] * layers, "attention_chunk_size": None} if every else {})
+
+
+def apertus(model: GgufModel, values: Values) -> Values:
+    for key in XIELU:
+        numbers = model.metadata.get(key)
+        if not isinstance(numbers, list) or len(numbers) < values["num_hidden_layers"]:
+            raise ValueError(f"its {key} names not all layers")
+        if key not in model.lists or not all(map(math.isfinite, numbers)):
+            raise ValueError(f"its {key} cannot be {numbers}")
+    return {"model_type": "apertus", "mlp_bias": False} | (
+        {} if values.get("rope_scaling") else {"rope_scaling": {"rope_type": "default"}}
+    )
+
+
+def olmo2(model: GgufModel, values: Values) -> Values:
+    """OLMo 2, or 3, which has windows in the layers that its file names."""
+    windows = _stated_windows(model, values)
+    return {"model_type": "olmo3" if windows["sliding_window"] else "olmo2"} | windows
+
+
+def exaone4(model: GgufModel, values: Values) -> Values:
+    return {"model_type": "exaone4"} | _stated_windows(model, values)
+
+
+def _stated_windows(model: GgufModel, values: Values) -> Values:
+    """Return the window, None without one, and which layers the file says have it."""
+    window = model.get("attention.sliding_window")
+    if not window:
+        return {"sliding_window": None}
+    pattern = model.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list) or len(pattern) != values["num_hidden_layers"]:
+        raise ValueError(
+            f"its {model.architecture}.attention.sliding_window_pattern names not all layers"
+        )
+    kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def starcoder2(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "starcoder2",
+        "norm_epsilon": model.get("attention.layer_norm_epsilon", 1e-5),
+        "use_bias": values["attention_bias"],
+        "sliding_window": None,
+    }
+
+
+def command_r(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "cohere",
+        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
+        "logit_scale": model.get("logit_scale", 0.0625),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in model.tensors,
+    }
+
+
+def cohere2(model: GgufModel, values: Values) -> Values:
+    """Every fourth layer sees all and knows no positions, as in every model of the family."""
+    return {
+        "model_type": "cohere2",
+        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
+        "logit_scale": model.get("logit_scale", 0.0625),
+        "sliding_window": model.get("attention.sliding_window", 4096),
+        "sliding_window_pattern": 4,
+    }
+
+
+def olmo(model: GgufModel, values: Values) -> Values:
+    return {"model_type": "olmo", "clip_qkv": model.get("attention.clamp_kqv")}
+
+
+def phi2(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "phi",
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
+        "tie_word_embeddings": False,
+    }
+
+
+def stablelm(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "stablelm",
+        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
+        "use_parallel_residual": bool(model.get("use_parallel_residual", False)),
+        "use_qkv_bias": values["attention_bias"],
+        "qk_layernorm": any("attn_q_norm" in name for name in model.tensors),
+    }
