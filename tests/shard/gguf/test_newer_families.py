@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.shard.gguf.converted import convert, gguf
-from tests.shard.gguf.test_families import NEW, answers, write
+from tests.shard.gguf.converted import convert
+from tests.shard.gguf.files import NEW, answers, gguf, write
 from tests.shard.numba_backend.numba_support import HYBRIDS, cpu_runner
 from tests.shard.torch_backend.models_support import (
     Golden,
