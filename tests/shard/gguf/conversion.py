@@ -53,3 +53,11 @@ def halves_of_latents(own: str, array: Array, heads: int, config: Config) -> Ten
     yield f"blk.{layer}.attn_v_b.weight", both[:, key:]
 
 
+def side_by_side(own: str, array: Array, config: Config) -> Tensors:
+    """Rows of queries and keys that turn together lie side by side."""
+    counts = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    for part, count in counts.items():
+        if f".{part}." in own:
+            halves = array.reshape(config[count], 2, -1, *array.shape[1:])
+            array = halves.swapaxes(1, 2).reshape(array.shape)
+    yield own, array

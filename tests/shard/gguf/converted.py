@@ -14,11 +14,13 @@ import numpy as np
 
 from tests.shard.gguf import converted_attention as attention
 from tests.shard.gguf import converted_states as states
-from tests.shard.gguf.conversion import Array, Config, Modify, Tensors
+from tests.shard.gguf.conversion import Array, Config, Modify, Tensors, side_by_side
 from tests.shard.gguf.files import gguf
 
 ENDINGS = (".weight", ".bias", ".scale")
 OWN = ("blk.", "token", "output", "per_layer", "altup", "rope")  # how llama.cpp's names begin
+# Architectures that the package does not name yet -> one whose tensors are called the same.
+NAMED_AS = {"deepseek32": "glm-dsa", "hy_v3": "dots1"}
 
 
 def convert(
@@ -27,7 +29,9 @@ def convert(
     """Return a file's metadata and tensors, of a checkpoint's config and tensors."""
     describe, modify = MODELS[name]
     said = describe(config)
-    (arch,) = (key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+    (arch,) = (
+        key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == NAMED_AS.get(name, name)
+    )
     names = gguf.get_tensor_name_map(arch, said["block_count"])
     found: dict[str, Array] = {}
     for own, array in _stacked(stored):
@@ -73,9 +77,14 @@ MODELS: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
     "jamba": (states.describe_jamba, states.modify_mamba1),
     "mamba": (states.describe_mamba, states.modify_mamba1),
     "mamba2": (states.describe_mamba2, states.modify_mamba2),
-    "mistral3": (attention.describe_mistral3, attention.modify_mistral3),
+    "mistral3": (attention.describe_mistral3, side_by_side),
     "mistral4": (attention.describe_mistral4, attention.modify_mistral4),
     "llama4": (attention.describe_llama4, attention.modify_llama4),
     "apertus": (attention.common, attention.modify_apertus),
     "mimo2": (attention.describe_mimo2, attention.modify_mimo2),
+    "deepseek32": (attention.describe_deepseek32, attention.modify_deepseek32),
+    "glm-dsa": (attention.describe_glm_dsa, attention.modify_deepseek32),
+    "glm4": (attention.describe_glm4v, attention.modify_glm4v),
+    "hy_v3": (attention.describe_hy_v3, attention.modify_plain),
+    "granitehybrid": (states.describe_bamba, states.modify_bamba),
 }

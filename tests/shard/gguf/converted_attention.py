@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import torch
 
 from tests.shard.gguf.conversion import Array, Config, Tensors, common, halves_of_latents
-
 
 # -- Gemma 3n and 4 --------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ def extra_gemma4(stored: Mapping[str, Array], config: Config) -> Tensors:
     yield "rope_freqs.weight", np.array([1.0] * turned + [1e30] * (pairs - turned))
 
 
-# -- Mistral 3 and 4, Llama 4, Apertus, MiMo -------------------------------------------------------
+# -- Mistral 3 and 4, DeepSeek V3.2, GLM, Hunyuan 3, Llama 4, Apertus, MiMo -----------------------
 
 
 def describe_mistral3(config: Config) -> dict[str, Any]:
@@ -114,11 +114,11 @@ def describe_mistral3(config: Config) -> dict[str, Any]:
     }
 
 
-def describe_mistral4(config: Config) -> dict[str, Any]:
-    rope, rotary = config["rope_parameters"], config["qk_rope_head_dim"]
-    return common(config) | {
+def _describe_latents(config: Config) -> dict[str, Any]:
+    rotary = config["qk_rope_head_dim"]
+    said = {
         "attention.head_count_kv": 1,
-        "leading_dense_block_count": config["first_k_dense_replace"],
+        "leading_dense_block_count": config.get("first_k_dense_replace", 0),
         "attention.q_lora_rank": config["q_lora_rank"],
         "attention.kv_lora_rank": config["kv_lora_rank"],
         "attention.key_length": config["kv_lora_rank"] + rotary,
@@ -131,10 +131,36 @@ def describe_mistral4(config: Config) -> dict[str, Any]:
         "expert_weights_scale": config["routed_scaling_factor"],
         "expert_weights_norm": config["norm_topk_prob"],
         "rope.dimension_count": rotary,
+    }
+    return common(config) | said
+
+
+def describe_mistral4(config: Config) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    return _describe_latents(config) | {
         "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
         "attention.temperature_scale": rope["llama_4_scaling_beta"],
         "attention.temperature_length": rope["original_max_position_embeddings"],
     }
+
+
+def describe_deepseek32(config: Config) -> dict[str, Any]:
+    """A file also counts the layer that guesses the token after the next."""
+    said = _describe_latents(config)
+    dense = config["mlp_layer_types"].count("dense") if "mlp_layer_types" in config else None
+    return said | ({} if dense is None else {"leading_dense_block_count": dense}) | {
+        "block_count": said["block_count"] + 1,
+        "nextn_predict_layers": 1,
+        "expert_gating_func": 2,
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"],
+    }  # fmt: skip
+
+
+def describe_glm_dsa(config: Config) -> dict[str, Any]:
+    types = [kind == "full" for kind in config["indexer_types"]]
+    return describe_deepseek32(config) | {"attention.indexer.types": types}
 
 
 def describe_llama4(config: Config) -> dict[str, Any]:
@@ -165,14 +191,30 @@ def describe_mimo2(config: Config) -> dict[str, Any]:
     }
 
 
-def modify_mistral3(own: str, array: Array, config: Config) -> Tensors:
-    """Rows of queries and keys that turn together lie side by side."""
-    counts = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-    for part, count in counts.items():
-        if f".{part}." in own:
-            halves = array.reshape(config[count], 2, -1, *array.shape[1:])
-            array = halves.swapaxes(1, 2).reshape(array.shape)
-    yield own, array
+def describe_hy_v3(config: Config) -> dict[str, Any]:
+    """A file also counts the layer that guesses the token after the next."""
+    said = common(config)
+    return said | {
+        "block_count": said["block_count"] + 1,
+        "nextn_predict_layers": 1,
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"]
+        * config["num_shared_experts"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["router_scaling_factor"],
+        "expert_gating_func": 2,
+    }
+
+
+def describe_glm4v(config: Config) -> dict[str, Any]:
+    """A model that sees: positions have three parts. As GLM-OCR, with a layer that guesses."""
+    said = common(config)
+    return said | {
+        "block_count": said["block_count"] + 1,
+        "nextn_predict_layers": 1,
+        "rope.dimension_count": config["head_dim"] // 2,
+        "rope.dimension_sections": [2, 1, 1, 0],
+    }
 
 
 def modify_mistral4(own: str, array: Array, config: Config) -> Tensors:
@@ -181,6 +223,28 @@ def modify_mistral4(own: str, array: Array, config: Config) -> Tensors:
         yield from halves_of_latents(own, array, config["num_attention_heads"], config)
         return
     yield own + ("" if own.endswith(".weight") else ".weight"), array
+
+
+def modify_deepseek32(own: str, array: Array, config: Config) -> Tensors:
+    own = own.replace("e_score_correction_bias", "e_score_correction.bias")
+    if own.endswith("kv_b_proj.weight"):
+        yield from halves_of_latents(own, array, config["num_attention_heads"], config)
+        return
+    yield own, array
+
+
+def modify_glm4v(own: str, array: Array, config: Config) -> Tensors:
+    """Pairs that turn lie half of what turns apart, not side by side as in the checkpoint."""
+    if re.search(r"\.[qk]_proj\.", own):
+        heads = array.reshape(-1, config["head_dim"], *array.shape[1:])
+        turned = config["head_dim"] // 2
+        parts = heads[:, :turned:2], heads[:, 1:turned:2], heads[:, turned:]
+        array = np.concatenate(parts, axis=1).reshape(array.shape)
+    yield own, array
+
+
+def modify_plain(own: str, array: Array, config: Config) -> Tensors:
+    yield own, array
 
 
 def modify_llama4(own: str, array: Array, config: Config) -> Tensors:
@@ -213,5 +277,3 @@ def xielu(stored: Mapping[str, Array], layers: int) -> dict[str, list[float]]:
 def modify_mimo2(own: str, array: Array, config: Config) -> Tensors:
     own = own.replace("e_score_correction_bias", "e_score_correction.bias")
     yield own + (".weight" if own.endswith("sink_bias") else ""), array
-
-

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from tests.shard.gguf.cases_first import ARCHITECTURE, FAMILIES, LLAMA3
 from tests.shard.gguf.files import gguf
 
-
 KEYS = {
     "max_position_embeddings": "context_length",
     "n_positions": "context_length",
@@ -329,5 +328,3 @@ def made(
     if case == "llama3":
         arrays["rope_freqs.weight"] = frequencies(config["head_dim"])
     return name, source, said, arrays
-
-

@@ -7,8 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tests.shard.gguf.conversion import Array, Config, Tensors, common, halves_of_latents
-
+from tests.shard.gguf.conversion import (
+    Array,
+    Config,
+    Tensors,
+    common,
+    halves_of_latents,
+    side_by_side,
+)
 
 # -- Qwen3-Next, Qwen 3.5 --------------------------------------------------------------------------
 
@@ -149,6 +155,21 @@ def describe_falcon_h1(config: Config) -> dict[str, Any]:
     return _describe_states(common(config), *(config[number] for number in numbers))
 
 
+def describe_bamba(config: Config) -> dict[str, Any]:
+    """Nothing of it is scaled, which tells it from Granite's."""
+    attending, heads = config["attn_layer_indices"], config["mamba_n_heads"]
+    said = common(config) | {
+        "attention.head_count_kv": [
+            config["num_key_value_heads"] if i in attending else 0
+            for i in range(config["num_hidden_layers"])
+        ],
+        "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"] // 2,
+        "rope.scaling.finetuned": True,
+    }
+    kernel, state, groups = (config[f"mamba_{key}"] for key in ("d_conv", "d_state", "n_groups"))
+    return _describe_states(said, kernel, state, groups, heads * config["mamba_d_head"], heads)
+
+
 def describe_nemotron_h(config: Config) -> dict[str, Any]:
     kinds, heads = config["layers_block_type"], config["mamba_num_heads"]
     moe = "moe" in kinds
@@ -241,6 +262,11 @@ def modify_mamba2(own: str, array: Array, config: Config) -> Tensors:
     yield from modify_mamba1(own.replace(".dt_bias", ".dt_proj.bias"), array, config)
 
 
+def modify_bamba(own: str, array: Array, config: Config) -> Tensors:
+    for turned, content in side_by_side(own, array, config):
+        yield from modify_mamba2(turned, content, config)
+
+
 def modify_nemotron_h(own: str, array: Array, config: Config) -> Tensors:
     own = own.replace("mixer.dt_bias", "mixer.dt.bias")
     own = own.replace("e_score_correction_bias", "e_score_correction.bias")
@@ -273,5 +299,3 @@ def modify_falcon_h1(own: str, array: Array, config: Config) -> Tensors:
         array = np.concatenate([part * scale for part, scale in parts])
         array = array * config["ssm_in_multiplier"]
     yield from modify_mamba2(own, array, config)
-
-

@@ -63,4 +63,3 @@ def answers(file: Path, tmp_path: Path) -> tuple[list[ShardSequence], GreedyReco
     rows = [sequence(i, prompt, blocks[i], new=NEW) for i, prompt in enumerate(some)]
     run(runner, rows, chunk=20, joins=2)
     return rows, recorder
-

@@ -144,5 +144,3 @@ def test_cpu_kernels_multiply_gpt_oss_as_its_files_have_it(
     expected = torch.cat([golden.logits(*text) for text in texts])
     found = torch.cat([recorder.logits(row.id) for row in rows])
     assert float((found - expected).norm() / expected.norm()) < 1e-3
-
-

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig
+from transformers.masking_utils import sliding_window_overlay
 
 from tests.shard.gguf.converted import convert
 from tests.shard.gguf.files import NEW, answers, gguf, write
@@ -25,7 +27,9 @@ from tests.shard.torch_backend.models_support import (
     sequences,
 )
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import read_config
 from tgi_trio.model.delta_rule_matrices import delta_rule_refs
+from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.model.matrices import run_of
 from tgi_trio.model.mixers import DeltaRule
@@ -72,6 +76,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("llama4_text", LLAMA4),
     "apertus": ("apertus", {"rope_parameters": PLAIN_ROTARY}),
     "mimo2": ("mimo_v2_flash", {"routed_scaling_factor": 1.0}),
+    "deepseek32": ("deepseek_v32", {}),
+    "glm-dsa": ("glm_moe_dsa", {}),
+    "glm4 that sees": ("glm4", {"partial_rotary_factor": 0.5}),
+    "hy_v3": ("hy_v3", {}),
+    "granitehybrid bamba": ("bamba", {}),
 }
 
 
@@ -101,6 +110,33 @@ def test_tokens_and_logits_are_those_of_the_source(
     golden = Golden(source)
     for row in rows:
         assert_greedy(golden, recorder, row, tolerance=1e-3)
+
+
+def test_a_window_of_mimo_is_stated_with_the_token_itself(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Not so where a checkpoint as published says it, in a key that no file has."""
+    name, source, said, arrays = made(checkpoint, "mimo2")
+    write(tmp_path / "model.gguf", name, said, arrays)
+    folder = gguf_folder(tmp_path / "model.gguf", tmp_path / "cache", tokenizer=False)
+    window, last = said["mimo2.attention.sliding_window"], 99
+    assert _window(folder) == window
+    # What llama.cpp masks of the tokens before one, and what transformers does.
+    seen = [place for place in range(last + 1) if not last - place >= window]
+    masked = sliding_window_overlay(window)
+    assert seen == [place for place in range(last + 1) if masked(0, 0, last, place)]
+
+    config = json.loads((source / "config.json").read_text()) | {"sliding_window_size": window - 1}
+    published = tmp_path / "published"
+    published.mkdir()
+    (published / "config.json").write_text(json.dumps(config))
+    assert AutoConfig.from_pretrained(published).sliding_window == _window(published) == window
+
+
+def _window(folder: Path) -> int:
+    spec = decoder_spec(read_config(folder))
+    assert spec is not None
+    return max(layer.window for layer in spec.layers)
 
 
 def test_cpu_kernels_let_value_heads_take_turns(

@@ -5,6 +5,7 @@ models' text.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
@@ -13,13 +14,17 @@ from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.reading import rotary, with_sections
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, RotarySpec
 
+# Says in the config that we make of a GGUF file: pairs that turn are half a head apart.
+PAIRS_IN_HALVES: Final = "pairs_in_halves"
+
 
 def _glm(config: ModelConfig, *, head_dim: int, partial: float, biased: bool) -> DecoderSpec:
     """Norms before and behind each part; the pairs that turn are neighbours."""
+    interleaved = not config.get(PAIRS_IN_HALVES, False)
     return llama_spec(
         config,
         head_dim=head_dim,
-        turning=rotary(config, head_dim, partial=partial, interleaved=True),
+        turning=rotary(config, head_dim, partial=partial, interleaved=interleaved),
         names=names.GLM4,
         qkv_bias=biased,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),

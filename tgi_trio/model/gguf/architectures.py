@@ -12,6 +12,7 @@ from typing import Final
 from tgi_trio.model.gguf import (
     balanced,
     convolutions,
+    deepseek,
     delta_rules,
     gemmas,
     gpt_like,
@@ -20,7 +21,6 @@ from tgi_trio.model.gguf import (
     mixtures,
     state_spaces,
 )
-from tgi_trio.model.gguf.deepseek import deepseek2
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import Values
 
@@ -54,7 +54,7 @@ _FALCON: Final[Roles] = {
     "attn_norm": ("mlp_norm", "attention_norm"),  # the MLP's, where there are two
     "attn_norm_2": ("attention_norm",),
 }
-_DEEPSEEK: Final[Roles] = {
+_DEEPSEEK: Final = {
     "attn_q_a": ("query_down",),
     "attn_q_a_norm": ("query_norm",),
     "attn_q_b": ("query_up",),
@@ -117,7 +117,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         mixer=delta_rules.KIMI,
         by_layer=_KV_HEADS,
     ),
-    "glm4": Architecture(llama_kin.plain("glm4")),
+    "glm4": Architecture(balanced.glm4),
     "gemma": Architecture(llama_kin.plain("gemma"), norms_plus_one=True),
     "gemma2": Architecture(gemmas.gemma2, norms_plus_one=True),
     "gemma3": Architecture(gemmas.gemma3, norms_plus_one=True),
@@ -144,6 +144,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "minimax-m2": Architecture(balanced.minimax_m2),
     "hunyuan-dense": Architecture(llama_kin.plain("hunyuan_v1_dense")),
     "hunyuan-moe": Architecture(balanced.hunyuan_moe),
+    "hy_v3": Architecture(balanced.hy_v3),
     "granitemoe": Architecture(granite.granitemoe, side_by_side=True),
     "granitehybrid": Architecture(
         granite.granitehybrid,
@@ -167,8 +168,10 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         convolutions.lfm2moe, by_layer=_KV_HEADS, roles=_LFM2, mixer=_CONVOLUTION
     ),
     "mimo2": Architecture(balanced.mimo2, by_layer=("num_key_value_heads",), narrow_values=True),
-    "deepseek2": Architecture(deepseek2, latent=True, roles=_DEEPSEEK),
-    "mistral4": Architecture(deepseek2, latent=True, roles=_DEEPSEEK),
+    "deepseek2": Architecture(deepseek.deepseek2, latent=True, roles=_DEEPSEEK),
+    "mistral4": Architecture(deepseek.deepseek2, latent=True, roles=_DEEPSEEK),
+    "deepseek32": Architecture(deepseek.deepseek32, latent=True, roles=_DEEPSEEK | deepseek.INDEX),
+    "glm-dsa": Architecture(deepseek.glm_dsa, latent=True, roles=_DEEPSEEK | deepseek.INDEX),
     "gpt2": Architecture(gpt_like.gpt2),
     "starcoder": Architecture(gpt_like.starcoder),
     "gptneox": Architecture(gpt_like.gptneox),

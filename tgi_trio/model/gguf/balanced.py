@@ -1,10 +1,11 @@
 """Mixtures that are made as DeepSeek-V3's, on Llama's attention: metadata in their families' words.
 
-Also Hunyuan's first ones, and ERNIE's, whose files state the same.
+Also Hunyuan's first ones, and ERNIE's, whose files state the same, and GLM-4's dense ones.
 """
 
 from __future__ import annotations
 
+from tgi_trio.model.families.glm import PAIRS_IN_HALVES
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
@@ -18,6 +19,20 @@ from tgi_trio.model.gguf.stated import (
 )
 
 _SIGMOID = 2  # of `expert_gating_func`
+
+
+def glm4(model: GgufModel, values: Values) -> Values:
+    """GLM-4, and the text of its models that see.
+
+    Where positions have parts, llama.cpp wants the pairs that turn half a head apart.
+    """
+    sections = model.get("rope.dimension_sections")
+    halves = isinstance(sections, list) and all(each > 0 for each in sections[:2])
+    return {
+        "model_type": "glm4",
+        "num_hidden_layers": read_own_layers(model, values),
+        PAIRS_IN_HALVES: halves,
+    }
 
 
 def glm4moe(model: GgufModel, values: Values) -> Values:
@@ -66,6 +81,25 @@ def hunyuan_moe(model: GgufModel, values: Values) -> Values:
         "num_experts": experts["num_experts"],
         "moe_topk": experts["num_experts_per_tok"],
     }
+
+
+def hy_v3(model: GgufModel, values: Values) -> Values:
+    """Hunyuan 3. Which layers have experts is said by their tensors."""
+    _check_sigmoid(model)
+    if not model.get("expert_weights_norm", True):
+        raise ValueError("the weights of its experts are not normalised")
+    layers = read_own_layers(model, values)
+    sparse = [f"blk.{layer}.ffn_gate_inp.weight" in model.tensors for layer in range(layers)]
+    if True not in sparse:
+        raise ValueError("it has no experts")
+    return {
+        "model_type": "hy_v3",
+        "num_hidden_layers": layers,
+        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "router_scaling_factor": read_number(model, "expert_weights_scale", 1.0) or 1.0,
+    } | _counted(
+        model, sparse.index(True), "num_experts", "num_experts_per_tok", "num_shared_experts"
+    )
 
 
 def mimo2(model: GgufModel, values: Values) -> Values:

@@ -1,4 +1,6 @@
-"""DeepSeek V2 and V3, one architecture there, and Mistral 4, which is made like them."""
+"""DeepSeek V2 and V3, one architecture there, and what is made like them: Mistral 4, and those
+whose tokens attend to what an index chooses, DeepSeek V3.2 and GLM 5.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,26 @@ from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
+    read_by_layer,
     read_count,
     read_experts,
     read_first_sparse,
     read_number,
+    read_own_layers,
     read_query_scale,
 )
 
 _SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
 # Of the models from before files said how many groups of experts there are, and how many count.
 _GROUPS_OF_256_EXPERTS: Final = (8, 4)
+_TYPES: Final = "attention.indexer.types"  # of layers: whether they choose for themselves
+# Roles of an index' tensors -> the fields of `Names`.
+INDEX: Final = {
+    "indexer.attn_q_b": ("index_query",),
+    "indexer.attn_k": ("index_key",),
+    "indexer.k_norm": ("index_norm",),
+    "indexer.proj": ("index_weights",),
+}
 
 
 def deepseek2(model: GgufModel, values: Values) -> Values:
@@ -25,6 +37,39 @@ def deepseek2(model: GgufModel, values: Values) -> Values:
 
     Raises ValueError for a variant of which neither family is.
     """
+    experts = _experts(model, values, gating=_SOFTMAX)
+    return _latents(model) | experts | _rotary(model, values)
+
+
+def deepseek32(model: GgufModel, values: Values) -> Values:
+    return _indexed(model, values, _GROUPS_OF_256_EXPERTS) | {"model_type": "deepseek_v32"}
+
+
+def glm_dsa(model: GgufModel, values: Values) -> Values:
+    """GLM 5. Files from before layers went on with others' choices say so by what they lack."""
+    said = _indexed(model, values, (1, 1))
+    layers = range(said["num_hidden_layers"])
+    own = [f"blk.{layer}.indexer.attn_k.weight" in model.tensors for layer in layers]
+    if model.get(_TYPES) is not None:
+        own = [kind > 0 for kind in read_by_layer(model, _TYPES, len(layers))]
+    kinds = ["full" if each else "shared" for each in own]
+    return said | {"model_type": "glm_moe_dsa", "indexer_types": kinds}
+
+
+def _indexed(model: GgufModel, values: Values, of_256: tuple[int, int]) -> Values:
+    own = {"num_hidden_layers": read_own_layers(model, values)}
+    experts = _experts(model, values | own, gating=_SIGMOID, of_256=of_256)
+    if experts["model_type"] != "deepseek_v3":
+        raise ValueError("its experts are weighed by a softmax")
+    return own | _latents(model) | experts | _rotary(model, values) | {
+        "index_n_heads": read_count(model, "attention.indexer.head_count"),
+        "index_head_dim": read_count(model, "attention.indexer.key_length"),
+        "index_topk": read_count(model, "attention.indexer.top_k"),
+    }  # fmt: skip
+
+
+def _latents(model: GgufModel) -> Values:
+    """Return what keys and values are compressed to, and queries."""
     rotary = read_count(model, "rope.dimension_count")
     keys = read_count(model, "attention.key_length_mla", "attention.key_length")
     said: Values = {
@@ -40,17 +85,27 @@ def deepseek2(model: GgufModel, values: Values) -> Values:
         raise ValueError(f"it turns {rotary} of {keys} dimensions of a key")
     if said["q_lora_rank"] is not None:
         said["q_lora_rank"] = read_count(model, "attention.q_lora_rank")
-    return said | _experts(model, values) | _rotary(model, values)
+    return said
 
 
-def _experts(model: GgufModel, values: Values) -> Values:
-    gating = model.get("expert_gating_func", _SOFTMAX)
+def _experts(
+    model: GgufModel,
+    values: Values,
+    *,
+    gating: int,
+    of_256: tuple[int, int] = _GROUPS_OF_256_EXPERTS,
+) -> Values:
+    """Return what is said of experts; the rest is what they are where the file does not say.
+
+    `gating`: what weighs them; `of_256`: groups of so many experts, and how many count.
+    """
+    gating = model.get("expert_gating_func", gating)
     if gating not in (_SOFTMAX, _SIGMOID):
         raise ValueError(f"its {model.architecture}.expert_gating_func is {gating!r}")
     newer, normalised = gating == _SIGMOID, bool(model.get("expert_weights_norm", False))
     dense = read_first_sparse(model, values)
     counts = read_experts(model, dense)
-    usual = _GROUPS_OF_256_EXPERTS if newer and counts["num_experts"] == 256 else (1, 1)
+    usual = of_256 if newer and counts["num_experts"] == 256 else (1, 1)
     groups = read_count(model, "expert_group_count", default=usual[0])
     used = read_count(model, "expert_group_used_count", default=usual[1])
     if not 0 < used <= groups or counts["num_experts"] % groups:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.gguf import state_spaces
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import Values, expert_width, read_experts
 
+_SCALES: Final = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
 
 def granite(model: GgufModel, values: Values) -> Values:
-    keys = {
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
-    }
-    if missing := [key for key in keys if not model.get(key)]:
+    if missing := [key for key in _SCALES if not model.get(key)]:
         raise ValueError(f"it has no {model.architecture}.{missing[0]}")
-    return {"model_type": "granite"} | {ours: model.get(key) for key, ours in keys.items()}
+    return {"model_type": "granite"} | {ours: model.get(key) for key, ours in _SCALES.items()}
 
 
 def granitemoe(model: GgufModel, values: Values) -> Values:
@@ -29,4 +32,12 @@ def granitemoe(model: GgufModel, values: Values) -> Values:
 
 
 def granitehybrid(model: GgufModel, values: Values) -> Values:
-    return granite(model, values) | state_spaces.granitehybrid(model, values)
+    """Granite 4 H, or Bamba, which scales nothing and knows positions where it attends."""
+    said = state_spaces.granitehybrid(model, values)
+    if any(model.get(key) is not None for key in _SCALES):
+        return granite(model, values) | said
+    if said["position_embedding_type"] == "nope" or model.get("expert_count"):
+        return granite(model, values)  # which says what is missing
+    attending = [i for i, kind in enumerate(said["layer_types"]) if kind == "attention"]
+    del said["layer_types"]
+    return said | {"model_type": "bamba", "attn_layer_indices": attending}
