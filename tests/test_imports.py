@@ -63,12 +63,14 @@ RULES: dict[str, Rule] = {
     "sandbox": Rule(ours("errors ipc.parent"), only=NOTHING),
     "images": Rule(ours("errors sandbox ipc.images"), only=ours("numpy PIL transformers")),
     "images.image_text": Rule(NOTHING, only=ours("msgspec")),  # the router reads by it as well
-    "images.canvases": Rule(NOTHING, only=ours("numpy")),  # the router counts with it
+    # The router counts with these.
+    "images.canvases": Rule(NOTHING, only=ours("numpy")),
+    "images.lfm2": Rule(ours("errors images.canvases"), only=NOTHING),
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance numpy")),
     "router": Rule(
         ours(
             "errors settings model.config model.image_families model.image_rules logs ipc "
-            "images.image_text images.canvases"
+            "images.image_text images.canvases images.lfm2"
         ),
         banned=MODEL,
     ),

@@ -5,7 +5,8 @@ Sources: `transformers`' image processors of these families.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ class TileGrid(NamedTuple):
     @property
     def tiles(self) -> int:
         return self.rows * self.columns
+
+
+ONE_TILE: Final = TileGrid(1, 1)  # of an image that is not cut
 
 
 def list_grids(most: int) -> list[TileGrid]:
@@ -58,8 +62,17 @@ def fit_internvl(height: int, width: int, tile: int, least: int, most: int) -> T
     Of equals the one of most tiles, as long as the image has more than half of their pixels.
     """
     grids = [grid for grid in list_grids(most) if grid.tiles >= least]
-    grids.sort(key=lambda grid: (grid.tiles, grid.columns))
-    best, nearest = TileGrid(1, 1), np.inf
+    return fit_nearest(
+        height, width, tile, sorted(grids, key=lambda grid: (grid.tiles, grid.columns))
+    )
+
+
+def fit_nearest(height: int, width: int, tile: int, grids: Iterable[TileGrid]) -> TileGrid:
+    """Return the grid that is nearest to an image's proportions, 1 x 1 where there is none.
+
+    Of equals the last, as long as the image has more than half of its pixels.
+    """
+    best, nearest = ONE_TILE, np.inf
     for grid in grids:
         off = abs(width / height - grid.columns / grid.rows)
         if off < nearest or (off == nearest and height * width > 0.5 * tile**2 * grid.tiles):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.images.tiling import Arrays, Tiler, tile_cohere2, tile_llama4
+from tgi_trio.images.tiling import Arrays, Tiler, tile_cohere2, tile_lfm2, tile_llama4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "idefics2": Processor("idefics2", "Idefics2"),
     "idefics3": Processor("idefics3", "Idefics3"),
     "internvl": Processor("got_ocr2", "GotOcr2", {"crop_to_patches": True}),
+    "lfm2": tile_lfm2,
     "llama4": tile_llama4,
     "llava": Processor("llava", "Llava"),
     "llava_next": Processor("llava_next", "LlavaNext"),

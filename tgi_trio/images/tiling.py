@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.images.canvases import TileGrid, fit_cohere2, fit_llama4
+from tgi_trio.images.canvases import ONE_TILE, TileGrid, fit_cohere2, fit_llama4
+from tgi_trio.images.lfm2 import Lfm2Canvas
 
 Arrays = dict[str, NDArray[Any]]
 Pixels = NDArray[np.uint8]  # [height, width, 3]
@@ -39,18 +40,22 @@ class TileSettings:
         shape = size if isinstance(size, Mapping) else {}
         high, wide = shape.get("height"), shape.get("width")
         most = settings.get("max_patches", most)
-        resample = settings.get("resample", resample)
         if not isinstance(high, int) or high != wide or not _is_positive(high):
             raise ModelLoadError(f"tiles need one height and width, and size is {size!r}")
         if not _is_positive(most):
             raise ModelLoadError(f"max_patches must be a positive number, not {most!r}")
-        if resample not in _RESAMPLINGS:
-            raise ModelLoadError(f"resample must be a number of Pillow's, not {resample!r}")
-        return cls(high, most, resample)
+        return cls(high, most, _read_resample(settings, resample))
 
 
 def _is_positive(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _read_resample(settings: Mapping[str, Any], default: int) -> int:
+    found: Any = settings.get("resample", default)
+    if found not in _RESAMPLINGS:
+        raise ModelLoadError(f"resample must be a number of Pillow's, not {found!r}")
+    return int(found)
 
 
 def tile_llama4(settings: Mapping[str, Any]) -> Tiler:
@@ -80,12 +85,54 @@ def tile_cohere2(settings: Mapping[str, Any]) -> Tiler:
 
     def process(pixels: Pixels) -> Arrays:
         height, width, _ = pixels.shape
-        grid = fit_cohere2(height, width, tiles.side, tiles.most) if cuts else TileGrid(1, 1)
+        grid = fit_cohere2(height, width, tiles.side, tiles.most) if cuts else ONE_TILE
         size = grid.rows * tiles.side, grid.columns * tiles.side
         parts = _split(_resize(pixels, *size, tiles.resample), grid)
         return {"pixel_values": _with_whole(parts, pixels, tiles)}
 
     return process
+
+
+def tile_lfm2(settings: Mapping[str, Any]) -> Tiler:
+    """Return what makes LFM2-VL's patches [parts, patches, N], uint8; raises ModelLoadError.
+
+    Parts are the tiles of a large image and then the whole of it. N are the rows of a patch, pixel
+    by pixel; `spatial_shapes` [parts, 2] says how many rows and columns of patches a part has, and
+    `pixel_attention_mask` [parts, patches] which patches there are. `transformers` has room for as
+    many as any image may have; here there are as many as the largest part has.
+    """
+    canvas, resample = Lfm2Canvas.read(settings), _read_resample(settings, 2)
+
+    def process(pixels: Pixels) -> Arrays:
+        height, width, _ = pixels.shape
+        grid, whole = canvas.cut(height, width), canvas.count_units(height, width)
+        parts: list[Pixels] = []
+        if grid.tiles > 1:
+            size = grid.rows * canvas.tile, grid.columns * canvas.tile
+            parts.extend(_split(_resize(pixels, *size, resample), grid))
+        if grid.tiles == 1 or canvas.shows_whole:
+            size = whole.rows * canvas.unit, whole.columns * canvas.unit
+            parts.append(_resize(pixels, *size, resample).transpose(2, 0, 1))
+        patches = [_cut_patches(part, canvas.patch) for part in parts]
+        longest = max(map(len, patches))
+        found = np.zeros((len(parts), longest, 3 * canvas.patch**2), np.uint8)
+        for part, own in zip(found, patches, strict=True):
+            part[: len(own)] = own
+        counts = np.array([len(own) for own in patches])
+        return {
+            "pixel_values": found,
+            "pixel_attention_mask": (np.arange(longest) < counts[:, None]).astype(np.uint8),
+            "spatial_shapes": np.array([part.shape[1:] for part in parts]) // canvas.patch,
+        }
+
+    return process
+
+
+def _cut_patches(picture: Pixels, side: int) -> Pixels:
+    """Return a picture's patches [patches, side * side * 3], row by row, of one [3, high, wide]."""
+    channels, height, width = picture.shape
+    parts = picture.reshape(channels, height // side, side, width // side, side)
+    return parts.transpose(1, 3, 2, 4, 0).reshape(-1, side * side * channels)
 
 
 def _show_llama4(size: tuple[int, int], room: tuple[int, int], tile: int | None) -> tuple[int, int]:

@@ -35,6 +35,7 @@ class ImageFamily:
     # What leads from the tower to the text, where transformers' `get_image_features` leaves it out.
     projector: str = ""
     halves: bool = False  # pixels are normalised in bfloat16, whatever the tower computes in
+    by_pixel: bool = False  # a patch has its pixels one by one, not its channels
 
 
 _GLM: Final = ImageFamily("glm", "glm4v", turns=True)
@@ -54,6 +55,8 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "idefics2": ImageFamily("idefics2", "idefics2", text_part="text_model"),
     "idefics3": ImageFamily("idefics3", "idefics3", text_part="text_model"),
     "internvl": ImageFamily("internvl", "internvl"),
+    "lfm2_vl": ImageFamily("lfm2", "lfm2", by_pixel=True),
+    "lfm3_vl": ImageFamily("qwen", "qwen2_vl"),
     "lighton_ocr": ImageFamily("lighton_ocr", "pixtral"),
     "llama4": ImageFamily("llama4", "llama4", projector="multi_modal_projector", halves=True),
     "llava": ImageFamily("llava", "llava"),
@@ -83,7 +86,6 @@ _UNSERVED: Final[Mapping[str, str]] = {
     "gemma4_unified": _BY_TORCHVISION,
     "idefics": _BY_LAYERS,
     "kimi_k25": _BY_TORCHVISION,
-    "lfm2_vl": _BY_TORCHVISION,
     "llava_onevision": "writes an image otherwise where a prompt has several",
     "mllama": _BY_LAYERS,
     "ovis2": "has features for the marks around an image as well",

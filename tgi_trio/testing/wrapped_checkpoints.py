@@ -104,6 +104,27 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             **{"projector_input_dim": 16, "projector_output_dim": 16},
         },
     ),
+    "lfm2_vl": (
+        {
+            **{"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
+            "block_auto_adjust_ff_dim": False,
+        },
+        {
+            **{"model_type": "siglip2_vision_model", "hidden_size": 16, "intermediate_size": 16},
+            **{"num_hidden_layers": 1, "num_attention_heads": 2, "num_patches": 16},
+            **{"patch_size": 4, "vision_use_head": False},
+        },
+    ),
+    "lfm3_vl": (
+        {
+            **{"model_type": "lfm3", "layer_types": ["conv", "full_attention"]},
+            **{"head_dim": 16, "sliding_window": 24},
+        },
+        {
+            **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3},
+            **{"num_attention_heads": 2, "num_key_value_heads": 1, "patch_size": 4},
+        },
+    ),
     "lighton_ocr": ({"model_type": "qwen3", "head_dim": 16}, _PIXTRAL),
     "llava": ({"model_type": "mistral", "sliding_window": None}, _CLIP),
     "llava_next": ({"model_type": "llama"}, _CLIP),
@@ -161,6 +182,8 @@ _BESIDE: dict[str, dict[str, Any]] = {  # of the whole
     "cohere2_vision": {"alignment_intermediate_size": 64},
     "gemma3": {"mm_tokens_per_image": 4},
     "idefics2": {"perceiver_config": _PERCEIVER | {"hidden_size": 64, "resampler_head_dim": 8}},
+    "lfm2_vl": {"projector_hidden_size": 32},
+    "lfm3_vl": {"projector_hidden_size": 32},
     "llava_next": _PINPOINTS,
     "llava_next_video": _PINPOINTS,
     "paligemma": {"projection_dim": 64},

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.router.images.image_files import claimed_png, encode, noise, upright
-from tests.router.images.torchvision_processors import TorchProcessor
+from tests.router.images.torchvision_processors import TorchProcessor, inherited_processor
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.images.processors import PROCESSORS, PixelProcessor, Processor
 from tgi_trio.ipc.images import bundle_bytes, read_bundle, write_bundle
@@ -122,6 +122,27 @@ def test_tiles_are_those_that_torchvision_makes(name: str, height: int, width: i
     assert off.max() <= most and off.mean() < mean
 
 
+PARTS = {"tile_size": 32, "encoder_patch_size": 8, "max_image_tokens": 9, "min_image_tokens": 2}
+
+
+@settings(max_examples=40)
+@given(height=st.integers(16, 160), width=st.integers(16, 160))
+@example(height=32, width=32)
+@example(height=160, width=20)
+def test_patches_are_those_that_torchvision_makes(height: int, width: int) -> None:
+    """Of LFM2-VL, but for rounding and for room that no part of the image needs."""
+    image = noise(height, width)
+    wanted = inherited_processor("lfm2_vl", "Lfm2Vl", **PARTS)([image], return_tensors="np")
+    found = PixelProcessor("lfm2", PARTS, {}).process(np.asarray(image))
+    assert found.keys() == wanted.keys() and found["pixel_values"].dtype == np.uint8
+    assert np.array_equal(found["spatial_shapes"], wanted["spatial_shapes"])
+    counts, mask = found["spatial_shapes"].prod(axis=1), found["pixel_attention_mask"]
+    room = mask.shape[1]
+    assert room == counts.max() and np.array_equal(mask, wanted["pixel_attention_mask"][:, :room])
+    off = found["pixel_values"].astype(int) - wanted["pixel_values"][:, :room]
+    assert np.abs(off).max() <= 2 and not wanted["pixel_values"][:, room:].any()
+
+
 @pytest.mark.parametrize(
     ("family", "wrong", "why"),
     [
@@ -129,6 +150,11 @@ def test_tiles_are_those_that_torchvision_makes(name: str, height: int, width: i
         ("cohere2", {"size": {"height": True, "width": True}}, "one height and width"),
         ("llama4", {"max_patches": 0}, "max_patches must be a positive number, not 0"),
         ("cohere2", {"resample": "sharp"}, "resample must be a number of Pillow's, not 'sharp'"),
+        ("lfm2", {"resample": 9}, "resample must be a number of Pillow's, not 9"),
+        ("lfm2", {"min_tiles": 11}, "min_tiles 11 is more than max_tiles 10"),
+        ("lfm2", {"tile_size": 500}, "tile_size 500 is no multiple of 32"),
+        ("lfm2", {"max_image_tokens": "many"}, "max_image_tokens must be a positive number"),
+        ("lfm2", {"max_pixels_tolerance": "some"}, "max_pixels_tolerance must be a number"),
     ],
 )
 def test_settings_of_tiles_are_checked(family: str, wrong: dict[str, Any], why: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers.image_utils import SizeDict
 
-from tests.router.images.torchvision_processors import TorchProcessor
+from tests.router.images.torchvision_processors import TorchProcessor, inherited_processor
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.model.image_families import IMAGE_FAMILIES, find_family
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings, ImageSize
@@ -71,6 +71,11 @@ LLAMA4 = {
     **{"patch": "<|patch|>", "x": "<|tile_x_separator|>", "y": "<|tile_y_separator|>"},
 }
 TILES = {"image_size": 364, "patch_size": 14}
+LFM2 = {
+    **{"image_token": "<image>", "image_start_token": "<|image_start|>"},
+    **{"image_end_token": "<|image_end|>", "image_thumbnail_token": "<|img_thumbnail|>"},
+    **{f"at_{r}_{c}": f"<|img_row_{r}_col_{c}|>" for r in range(1, 11) for c in range(1, 11)},
+}
 
 FAMILIES = {
     "aya_vision": Family(
@@ -95,6 +100,21 @@ FAMILIES = {
     "llama4/largest": Family(
         "llama4", "Llama4", "Llama4Processor", pixels={**CUT, "resize_to_max_canvas": True},
         options={"patch_size": 16, "pixel_shuffle_ratio": 1}, tokens=LLAMA4,
+    ),
+    "lfm2_vl": Family("lfm2_vl", "Lfm2Vl", "Lfm2VlProcessor", tokens=LFM2),
+    "lfm2_vl/few": Family(
+        "lfm2_vl", "Lfm2Vl", "Lfm2VlProcessor", tokens=LFM2,
+        pixels={
+            **{"encoder_patch_size": 8, "tile_size": 64, "max_image_tokens": 9, "max_tiles": 3},
+            **{"min_image_tokens": 2, "max_pixels_tolerance": 1.5, "use_thumbnail": False},
+        },
+    ),
+    "lfm2_vl/whole": Family(
+        "lfm2_vl", "Lfm2Vl", "Lfm2VlProcessor", tokens=LFM2, pixels={"do_image_splitting": False}
+    ),
+    "lfm3_vl": Family(
+        "qwen2_vl", "Qwen2VLImageProcessorPil", "Lfm3VlProcessor",
+        pixels={"min_pixels": 4096, "max_pixels": 500_000, "patch_size": 16}, tokens=QWEN,
     ),
     "llava": Family(
         "llava", "LlavaImageProcessorPil", "LlavaProcessor", CLIP, CLIP_PIXELS, CLIP_OPTIONS
@@ -196,6 +216,7 @@ UNCOUNTED = {"idefics2", "idefics2/split", "deepseek_vl"}  # processors that do 
 WHOLES = {
     "AyaVisionProcessor": "aya_vision",
     "InternVLProcessor": "internvl",
+    "Lfm3VlProcessor": "lfm3_vl",
     "LightOnOcrProcessor": "lighton_ocr",
     "PaliGemmaProcessor": "paligemma",
 }
@@ -254,6 +275,24 @@ def llama4_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
     return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
 
 
+def lfm2_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
+    """Lfm2VlProcessor, which does not tell either."""
+    pixels = processor.image_processor
+    names = ("downsample_factor", "encoder_patch_size", "max_image_tokens")
+    given = {name: getattr(pixels, name) for name in names}
+    width, height = pixels.smart_resize(*size, min_image_tokens=pixels.min_image_tokens, **given)
+    rows = columns = 1
+    tolerance = pixels.max_pixels_tolerance
+    if pixels.do_image_splitting and pixels._is_image_too_large(
+        *size, max_pixels_tolerance=tolerance, **given
+    ):
+        bounds = pixels.min_tiles, pixels.max_tiles, pixels.tile_size
+        columns, rows, *_ = pixels._get_grid_layout(*size, *bounds)
+    counts = processor._get_image_num_tokens([height, width])
+    text = processor._build_image_tokens(rows, columns, *counts, pixels.use_thumbnail, True)
+    return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
+
+
 @cache
 def theirs(name: str) -> Any:
     """The family's processor, with a tokenizer that knows its marks and next to nothing else."""
@@ -280,6 +319,8 @@ def theirs(name: str) -> Any:
     if family.image_processor.endswith("Pil"):
         file = f"{family.module}.image_processing_pil_{family.module}"
         pixels = _class(file, family.image_processor)
+    elif family.image_processor == "Lfm2Vl":
+        pixels = partial(inherited_processor, family.module, family.image_processor)
     else:
         pixels = partial(TorchProcessor, family.module, family.image_processor)
     if family.processor == "PixtralProcessor":
@@ -287,7 +328,7 @@ def theirs(name: str) -> Any:
     module = WHOLES.get(family.processor, family.module)
     extra = (
         {"video_processor": None}
-        if module in ("qwen2_vl", "gemma4", "internvl", "glm4v", "glm46v")
+        if module in ("qwen2_vl", "gemma4", "internvl", "glm4v", "glm46v", "lfm3_vl")
         else {}
     )
     if module == "gemma4":
@@ -327,6 +368,8 @@ def test_counts_are_those_of_the_processor(name: str, size: ImageSize) -> None:
     def expected() -> int:
         if name.startswith("llama4"):
             return llama4_tokens(processor, size)["num_image_tokens"][0]
+        if name.startswith("lfm2"):
+            return lfm2_tokens(processor, size)["num_image_tokens"][0]
         found = processor._get_num_multimodal_tokens(image_sizes=[size])
         if not found["num_image_tokens"][0]:
             raise ValueError("an image of no features")
@@ -336,7 +379,7 @@ def test_counts_are_those_of_the_processor(name: str, size: ImageSize) -> None:
         text = layout.expand(size)
         features = layout.count_features(size)
         assert text.count(layout.feature_token) == features
-        if name.startswith(("gemma3", "gemma4", "qwen", "llava", "pali", "glm", "lighton")):
+        if name.startswith(("gemma", "qwen", "llava", "pali", "glm", "lfm3", "lighton")):
             return features
         return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
 

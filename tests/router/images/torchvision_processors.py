@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import SizeDict, make_flat_list_of_images
 
 _MODES = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -90,3 +91,18 @@ class TorchProcessor:
         tiles = torch.cat([part.reshape(-1, *part.shape[-3:]) for part in found])
         joined: NDArray[np.uint8] = tiles.numpy()
         return joined
+
+
+class _TorchResize(TorchvisionBackend):
+    """What resizes, with torch's own resampling."""
+
+    def resize(self, image: torch.Tensor, size: Any, resample: int, **_: Any) -> torch.Tensor:
+        return TorchProcessor.resize(self, image, size, resample)  # type: ignore[arg-type]
+
+
+def inherited_processor(family: str, name: str, **settings: Any) -> Any:
+    """Return a processor that resizes by what it inherits: its class, with another one above it."""
+    whole = getattr(processor_module(family), f"{name}ImageProcessor")
+    return type("Torch", (whole, _TorchResize), {})(
+        **settings, do_rescale=False, do_normalize=False
+    )

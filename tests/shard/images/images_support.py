@@ -32,6 +32,7 @@ GLM = ("glm46v", "glm4v", "glm4v_moe", "glm_ocr")
 CAUSAL = (
     *TILED,
     "deepseek_vl",
+    "lfm3_vl",
     "lighton_ocr",
     "vipllava",
     "llava_next_video",
@@ -44,9 +45,10 @@ CAUSAL = (
     "smolvlm",
 )
 HYBRIDS = ("qwen3_5", "qwen3_5_moe")
+BY_PIXEL = ("lfm2_vl",)  # whose patches are pixel by pixel
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
 GRIDS = (*GLM, *QWEN)
-FAMILIES = (*CAUSAL, "gemma3", "gemma4", "paligemma", *GRIDS)
+FAMILIES = (*CAUSAL, *BY_PIXEL, "gemma3", "gemma4", "paligemma", *GRIDS)
 PROCESSOR = {
     **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
     **{"image_mean": [0.48, 0.45, 0.40], "image_std": [0.26, 0.27, 0.28]},
@@ -109,7 +111,13 @@ def picture(family: str, seed: int) -> Picture:
             patches = pixels(1, 32, 48)
             patches[:, 24:] = 0
             return Picture({"pixel_values": patches, "image_position_ids": places}, 6)
-        case _ if family in GRIDS:  # patches of two frames, merged two by two
+        case "lfm2_vl":  # two tiles and the whole, which has more patches
+            shapes = np.array([[4, 4], [4, 4], [4, 6]])
+            mask = np.arange(24) < shapes.prod(axis=1)[:, None]
+            patches = pixels(3, 24, 4 * 4 * 3) * mask[:, :, None]
+            parts = {"pixel_attention_mask": mask.astype(np.uint8), "spatial_shapes": shapes}
+            return Picture({"pixel_values": patches, **parts}, 4 + 4 + 6)
+        case _ if family in (*GRIDS, "lfm3_vl"):  # patches of two frames, merged two by two
             grid = np.array([[1, 4, 6]])
             return Picture({"pixel_values": pixels(24, 2 * 3 * 16), "image_grid_thw": grid}, 6)
         case "pixtral":
@@ -126,7 +134,9 @@ def together(pictures: Sequence[Picture], halves: bool = False) -> dict[str, tor
     `halves`: pixels are normalised in bfloat16.
     """
     found = {}
-    tiles = "pixel_attention_mask" in pictures[0].bundle  # one prompt, many tiles
+    names = pictures[0].bundle.keys()
+    by_pixel = "spatial_shapes" in names
+    tiles = "pixel_attention_mask" in names and not by_pixel  # one prompt, many tiles
     for name in pictures[0].bundle:
         whole = np.concatenate([each.bundle[name] for each in pictures], axis=1 if tiles else 0)
         if name == "pixel_values" and "image_position_ids" in pictures[0].bundle:
@@ -142,6 +152,9 @@ def together(pictures: Sequence[Picture], halves: bool = False) -> dict[str, tor
                 np.array(PROCESSOR[f"image_{what}"], np.float32)[:, None, None]
                 for what in ("mean", "std")
             )
+            if by_pixel:
+                channels = whole.reshape(*whole.shape[:2], -1, 3)
+                mean, deviation = mean.reshape(3), deviation.reshape(3)
             channels = (channels.astype(np.float32) * np.float32(1 / 255) - mean) / deviation
             found[name] = torch.from_numpy(channels.astype(np.float32).reshape(whole.shape))
         else:

@@ -24,9 +24,10 @@ class Normalising:
     """Which number each value of a channel becomes."""
 
     table: NDArray[np.float32]  # [3, 256]
+    by_pixel: bool = False  # see `ImageFamily`
 
     @classmethod
-    def read(cls, folder: Path, halves: bool = False) -> Normalising:
+    def read(cls, folder: Path, halves: bool = False, by_pixel: bool = False) -> Normalising:
         """Return what a model's folder says; raises ModelLoadError where that is not enough.
 
         `halves`: where both are asked for, every number on the way is the nearest bfloat16.
@@ -44,23 +45,27 @@ class Normalising:
         if normalises:
             mean, deviation = (rounded(_three(settings, name, folder)) for name in ("mean", "std"))
             values = rounded(rounded(values - mean) / deviation)
-        return cls(values)
+        return cls(values, by_pixel)
 
     def apply(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return pixels as float32 of the same shape.
 
         Their channels are the third dimension from the end, or in patches [P, N] three runs of
-        each; where the same becomes of all three they may be anywhere. Raises ValueError for pixels
-        of another layout.
+        each, or those of each pixel; where the same becomes of all three they may be anywhere.
+        Raises ValueError for pixels of another layout.
         """
         if (self.table == self.table[0]).all():
             same: NDArray[np.float32] = self.table[0][pixels]
             return same
-        flat = pixels.ndim < 3
+        flat = self.by_pixel or pixels.ndim < 3
         if not pixels.ndim or (pixels.shape[-1] % 3 if flat else pixels.shape[-3] != 3):
             raise ValueError(f"pixels of shape {pixels.shape} have no three channels")
-        whole = pixels.reshape(*pixels.shape[:-1], 3, pixels.shape[-1] // 3) if flat else pixels
-        found, axis = np.empty(whole.shape, np.float32), -2 if flat else -3
+        whole, axis = pixels, -3
+        if flat:
+            count = pixels.shape[-1] // 3
+            parts, axis = ((count, 3), -1) if self.by_pixel else ((3, count), -2)
+            whole = pixels.reshape(*pixels.shape[:-1], *parts)
+        found = np.empty(whole.shape, np.float32)
         channels, targets = np.moveaxis(whole, axis, 0), np.moveaxis(found, axis, 0)
         for table, channel, target in zip(self.table, channels, targets, strict=True):
             target[...] = table[channel]

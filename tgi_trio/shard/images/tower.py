@@ -88,7 +88,7 @@ def load_tower(
     Raises ModelLoadError where transformers cannot build it, or a tensor of it is missing.
     """
     family = IMAGE_FAMILIES[model_type]
-    normalising = Normalising.read(folder, family.halves)
+    normalising = Normalising.read(folder, family.halves, family.by_pixel)
     model = _build(folder, family.text_part)
     files = SafetensorsFiles(folder)
     try:

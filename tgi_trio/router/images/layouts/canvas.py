@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tgi_trio.images.canvases import TileGrid, fit_cohere2, fit_internvl, fit_llama4
+from tgi_trio.images.canvases import ONE_TILE, TileGrid, fit_cohere2, fit_internvl, fit_llama4
 from tgi_trio.router.images.layouts.layout import (
     ImageSettings,
     ImageSize,
@@ -14,7 +14,6 @@ from tgi_trio.router.images.layouts.layout import (
     read_int,
 )
 
-_WHOLE: Final = TileGrid(1, 1)  # of an image that is not cut
 _PATCH: Final = "<|IMG_PATCH|>"  # Cohere's
 
 
@@ -111,7 +110,7 @@ def lay_out_cohere2(settings: ImageSettings) -> CanvasLayout:
     most = read_int(found, "max_patches", 12)
     cuts = bool(found.get("crop_to_patches", True))
     return CanvasLayout(
-        lambda size: fit_cohere2(*size, side, most) if cuts else _WHOLE,
+        lambda size: fit_cohere2(*size, side, most) if cuts else ONE_TILE,
         features=read_int(found, "patch_size", 16) ** 2,
         placeholder=_PATCH,
         feature_token=_PATCH,
@@ -125,7 +124,7 @@ def _internvl_grid(settings: ImageSettings) -> Callable[[ImageSize], TileGrid]:
     """Images are always cut: their processors ask for it, whatever the files say."""
     side, found = _tile_side(settings, 384), settings.image_processor
     least, most = read_int(found, "min_patches", 1), read_int(found, "max_patches", 12)
-    return lambda size: fit_internvl(*size, side, least, most) if most > 1 else _WHOLE
+    return lambda size: fit_internvl(*size, side, least, most) if most > 1 else ONE_TILE
 
 
 def _tile_side(settings: ImageSettings, default: int) -> int:

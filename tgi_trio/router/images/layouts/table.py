@@ -15,6 +15,7 @@ from tgi_trio.router.images.layouts.fixed import lay_out_deepseek, lay_out_llava
 from tgi_trio.router.images.layouts.gemma import lay_out_gemma3, lay_out_gemma4
 from tgi_trio.router.images.layouts.grid import lay_out_glm, lay_out_qwen
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
+from tgi_trio.router.images.layouts.lfm2 import lay_out_lfm2
 from tgi_trio.router.images.layouts.pinpoints import lay_out_llava_next
 from tgi_trio.router.images.layouts.rows import lay_out_lighton, lay_out_pixtral
 from tgi_trio.router.images.layouts.tiles import lay_out_idefics2, lay_out_idefics3
@@ -29,6 +30,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "idefics2": lay_out_idefics2,
     "idefics3": lay_out_idefics3,
     "internvl": lay_out_internvl,
+    "lfm2": lay_out_lfm2,
     "lighton_ocr": lay_out_lighton,
     "llama4": lay_out_llama4,
     "llava": lay_out_llava,
