@@ -27,6 +27,7 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.logs import say, say_record
 from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import read_config
+from tgi_trio.model.image_rules import image_rules
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
@@ -54,6 +55,8 @@ HUB_SECONDS = 5.0  # that a start may wait for what the hub says of a model, bes
 ELSEWHERE = "the shard is on another machine than the router (--shard, --remote-ranks)"
 # They are computed on rank 0, and prompts begin on another.
 STAGED = "the model is cut into stages (--pipeline-stages)"
+# What their layers read of an image is on rank 0 alone.
+DIVIDED = "its layers attend to images by themselves, which one rank computes (--num-shard)"
 _SKIPPED = "tgi_request_skipped_tokens"
 FAREWELL = 1.0  # seconds for the last error events to be written after a drain ran out of time
 
@@ -193,6 +196,17 @@ def find_images(folder: Path) -> tuple[ImageModel | None, str | None]:
     return model, None
 
 
+def _find_unserved(settings: Settings) -> str | None:
+    """Return why images are not served though their model is known; None: they are."""
+    if settings.ranks_elsewhere == settings.num_shard:
+        return ELSEWHERE
+    if settings.pipeline_stages > 1:
+        return STAGED
+    if settings.num_shard > 1 and image_rules(read_config(settings.model_path)).sight == "layers":
+        return DIVIDED
+    return None
+
+
 def shard_settings(
     settings: Settings, tokenizer: Path, arena: ImageArena | None = None
 ) -> ShardSettings:
@@ -249,8 +263,7 @@ class Launcher:
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
         self._image_model, self._unserved_images = find_images(settings.model_path)
-        alone = settings.ranks_elsewhere == settings.num_shard
-        unserved = ELSEWHERE if alone else STAGED if settings.pipeline_stages > 1 else None
+        unserved = _find_unserved(settings)
         if self._image_model is not None and unserved is not None:
             log.warning("images are not served: %s", unserved)
             self._image_model, self._unserved_images = None, unserved

@@ -36,7 +36,6 @@ def test_pixtral_is_known_by_its_tower() -> None:
         ("idefics", "attends to images by layers of their own"),
         ("perception_lm", "has its pixels made by torchvision alone"),
         ("llava_onevision", "writes an image otherwise where a prompt has several"),
-        ("mllama", "attends to images by layers of their own"),
     ],
 )
 def test_others_are_refused_by_name(kind: str, why: str) -> None:

@@ -26,6 +26,7 @@ from tgi_trio.model.mixers import (
     ShortConvolution,
 )
 from tgi_trio.model.spec import (
+    Crossing,
     DecoderSpec,
     ExpertsSpec,
     HeadSizes,
@@ -43,6 +44,7 @@ from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 
 RECORDS = (
+    Crossing,
     DecoderSpec,
     ExpertsSpec,
     HeadSizes,

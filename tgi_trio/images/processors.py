@@ -42,6 +42,7 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "llama4": tile_llama4,
     "llava": Processor("llava", "Llava"),
     "llava_next": Processor("llava_next", "LlavaNext"),
+    "mllama": Processor("mllama", "Mllama"),
     "pixtral": Processor("pixtral", "Pixtral"),
     "qwen2_vl": Processor("qwen2_vl", "Qwen2VL"),
     "siglip": Processor("siglip", "Siglip"),

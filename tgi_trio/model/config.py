@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.wrappers import TEXT_TYPES, text_defaults, text_type
+from tgi_trio.model.wrappers import EXTRA_TOKENS, TEXT_TYPES, text_defaults, text_type
 
 # Names under which families write the longest sequence they were trained for.
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
@@ -40,7 +40,7 @@ class ModelConfig:
     folder: Path
     model_type: str
     dtype: str | None  # of the checkpoint, e.g. "bfloat16"; None: not stated
-    vocab_size: int  # 0 = not stated
+    vocab_size: int  # 0 = not stated; tokens that are read alone included
     max_positions: int  # longest sequence in tokens; 0 = unbounded, or not stated
     eos_ids: tuple[int, ...]
     values: Mapping[str, Any]  # config.json, as `read_values` returns it
@@ -108,7 +108,7 @@ def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
         folder=folder,
         model_type=model_type,
         dtype=_dtype(_nested_text(values) or {}) or _dtype(values),
-        vocab_size=_first_count(folder, values, ("vocab_size",)),
+        vocab_size=_count_tokens(folder, values),
         max_positions=_first_count(folder, values, _POSITION_KEYS),
         eos_ids=_eos_ids(generation, values),
         values=values,
@@ -170,6 +170,13 @@ def _first_count(folder: Path, values: Mapping[str, Any], names: tuple[str, ...]
         if value is not None and value > 0:
             return int(value)
     return 0
+
+
+def _count_tokens(folder: Path, values: Mapping[str, Any]) -> int:
+    """Return how many tokens a text has embeddings of, 0 where that is not stated."""
+    stated = _first_count(folder, values, ("vocab_size",))
+    kind = text_type(str(values.get("model_type")), _nested_text(values))
+    return stated + EXTRA_TOKENS.get(kind, 0) if stated else 0
 
 
 def _eos_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:

@@ -82,6 +82,7 @@ CLAIMS: Final[Claims] = {
         refusal=f"activation {{!r}} is not known; known are {', '.join((*PLAIN, LEARNED))}",
     ),
     "DecoderSpec.tied_head": ANY,
+    "DecoderSpec.extra_tokens": ANY,
     "DecoderSpec.normalised_head": ANY,
     "DecoderSpec.position_rows": ANY,
     "DecoderSpec.position_offset": ANY,
@@ -118,6 +119,13 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.mixer": ANY,
     "LayerSpec.attends": ANY,
     "LayerSpec.feeds": ANY,
+    "LayerSpec.crosses": ANY,
+    "Crossing.blind": only(
+        "reads all", "feeds", refusal="tokens before all images that {!r} are not known"
+    ),
+    "Crossing.together": ANY,
+    "Crossing.gate_shape": ANY,
+    "Crossing.query_norm": ANY,
     "LayerSpec.sizes": ANY,
     "LayerSpec.keys_as_values": ANY,
     "LayerSpec.reads_layer": ANY,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from tgi_trio.model.claims import ANY, Claims
+from tgi_trio.model.crossing_matrices import crossing_refs
 from tgi_trio.model.matrices import (
     AttentionRefs,
     ExpertsRefs,
@@ -72,6 +73,8 @@ NAMES: Final[Claims] = {
     "Names.head": ANY,
     "Names.router": ANY,
     "Names.choice_bias": ANY,
+    "Names.attention_gate": ANY,
+    "Names.mlp_gate": ANY,
     "Names.experts": ANY,
     "Names.expert_gate": ANY,
     "Names.expert_up": ANY,
@@ -123,7 +126,7 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
     table = MatrixRef(f"{names.embedding}.weight", spec.vocab_size, hidden)
     head = MatrixRef(
         table.name if spec.tied_head else f"{names.head}.weight",
-        spec.vocab_size,
+        spec.vocab_size - spec.extra_tokens,
         hidden,
         f"{names.head}.bias" if spec.head_bias else "",
     )
@@ -162,7 +165,7 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
     def norm(name: str, there: bool, size: int = hidden) -> NormRef | None:
         return _norm(spec, block, name, size) if there else None
 
-    mixes = layer.attends or mixer is not None
+    mixes = layer.attends or mixer is not None or layer.crosses is not None
     return LayerRefs(
         attention=_attention(spec, block, layer) if layer.attends else None,
         mixer=mixer_refs(mixer, prefix + names.mixer, hidden) if mixer else None,
@@ -176,6 +179,7 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         streams=layer_streams_refs(spec, prefix, spec.streams) if spec.streams else None,
         scale=VectorRef(prefix + names.layer_scale, 1) if names.layer_scale else None,
         shared=shared_refs(spec, shared, prefix, block) if shared else None,
+        crossing=crossing_refs(spec, layer.crosses, prefix) if layer.crosses else None,
     )
 
 

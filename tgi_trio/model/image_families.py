@@ -18,7 +18,9 @@ from tgi_trio.errors import ModelLoadError
 #   causal: none; each sees those before it
 #   image:  the feature tokens of each image
 #   prompt: all of the prompt
-Sight = Literal["causal", "image", "prompt"]
+#   layers: none; but layers of their own show all images of a prompt to its tokens, to the last one
+#           that is written
+Sight = Literal["causal", "image", "prompt", "layers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "llava_next": ImageFamily("llava_next", "llava_next"),
     "llava_next_video": ImageFamily("llava_next", "llava_next"),
     "mistral3": ImageFamily("pixtral", "pixtral"),
+    "mllama": ImageFamily("mllama", "mllama", sight="layers"),
     "paligemma": ImageFamily("paligemma", "siglip", sight="prompt"),
     "pixtral": ImageFamily("pixtral", "pixtral"),  # calls itself llava
     "qwen2_5_vl": _QWEN,
@@ -87,7 +90,6 @@ _UNSERVED: Final[Mapping[str, str]] = {
     "idefics": _BY_LAYERS,
     "kimi_k25": _BY_TORCHVISION,
     "llava_onevision": "writes an image otherwise where a prompt has several",
-    "mllama": _BY_LAYERS,
     "ovis2": "has features for the marks around an image as well",
     "perception_lm": _BY_TORCHVISION,
 }

@@ -67,6 +67,13 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.feeds": ANY,
     "LayerSpec.mixer": ANY,
     "LayerSpec.attends": ANY,
+    "LayerSpec.crosses": only(None, refusal="layers attend to images"),
+    # Of what is refused, as the next ones.
+    "Crossing.blind": only("reads all", "feeds", refusal="tokens before all images that {!r}"),
+    "Crossing.together": ANY,
+    "Crossing.gate_shape": ANY,
+    "Crossing.query_norm": ANY,
+    "DecoderSpec.extra_tokens": only(0, refusal="the last {} tokens are never chosen"),
     "ShortConvolution.channels": _CHANNELS,
     "ShortConvolution.taps": ANY,
     "ShortConvolution.bias": ANY,

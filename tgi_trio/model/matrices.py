@@ -336,6 +336,17 @@ class SharedRefs:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossingRefs:
+    """Attention to images, but for their keys and values: those are made where images are."""
+
+    query: LinearRef
+    query_norm: NormRef | None  # of a head
+    output: LinearRef
+    gate: TensorRef
+    mlp_gate: TensorRef
+
+
+@dataclass(frozen=True, slots=True)
 class LayerRefs:
     """One layer. Norms are None where the family has none there."""
 
@@ -351,6 +362,7 @@ class LayerRefs:
     streams: LayerStreamsRefs | None = None
     scale: VectorRef | None = None  # [1]
     shared: SharedRefs | None = None  # then `attention` and `mlp` are other layers', too
+    crossing: CrossingRefs | None = None  # then there is no `attention`
 
 
 @dataclass(frozen=True, slots=True)

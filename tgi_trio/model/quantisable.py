@@ -45,6 +45,8 @@ def _unsolved_part(spec: DecoderSpec) -> str | None:
     """Return what of a model is computed layer by layer as nothing here does, or has no names."""
     if any(layer.mixer for layer in spec.layers):
         return "layers that keep a state per sequence"
+    if any(layer.crosses for layer in spec.layers):
+        return "layers that attend to images"
     if spec.index is not None:
         return "an index that chooses what tokens attend to"
     if any(layer.reads_layer is not None for layer in spec.layers):

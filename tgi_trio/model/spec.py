@@ -33,6 +33,12 @@ QkvLayout = Literal["separate", "stacked", "grouped"]
 #   rows:   [outputs, inputs], all gates, then all ups
 GateUpLayout = Literal["turns", "halves", "rows"]
 
+# What becomes of a token with no image before it, in a layer that attends to images.
+#   reads all: it attends to all images of its prompt, and the MLP adds nothing; where the prompt
+#              has none, the layer adds nothing at all
+#   feeds:     it attends to nothing, and the MLP adds what it does for all tokens
+Blind = Literal["reads all", "feeds"]
+
 # How a token chooses its experts, see `torch_backend/layers/routing.py`.
 Routing = Literal[
     "softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid", "sigmoid"
@@ -73,6 +79,9 @@ class Names:
     head: str = "lm_head"
     router: str = ""
     choice_bias: str = ""  # of experts, for the choice alone; the whole name
+    # Of what a layer adds that attends to images; whole names.
+    attention_gate: str = ""
+    mlp_gate: str = ""
     experts: str = ""  # "{}" = number of the expert; gate, up and down follow it
     expert_gate: str = ""
     expert_up: str = ""
@@ -266,6 +275,20 @@ class SharedBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class Crossing:
+    """A layer attends to a prompt's images, whose features have no places among the tokens.
+
+    What attention and MLP add is multiplied by tanh of a gate. Sources: Flamingo (Alayrac, others
+    2022), section 2.2; Llama 3.2 Vision (Meta 2024); IDEFICS (Laurençon, others 2023).
+    """
+
+    blind: Blind
+    together: bool  # a token sees all images whose tokens are neighbours; else the one before it
+    gate_shape: tuple[int, ...]
+    query_norm: bool  # of each head, whose keys have one as well
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """What may differ from layer to layer."""
 
@@ -278,6 +301,7 @@ class LayerSpec:
     mixer: Mixer | None = None  # what keeps a state per sequence
     chooses: bool = True  # has an index of its own, if there is one; else the choice before goes on
     attends: bool = True  # has attention, beside a mixer if there is one
+    crosses: Crossing | None = None  # has attention to images, and no other
     feeds: bool = True  # has an MLP, or experts
     sizes: HeadSizes | None = None  # None: the model's
     keys_as_values: bool = False  # values are what keys are before they are normalised and turned
@@ -329,6 +353,7 @@ class DecoderSpec:
     gated: bool = True
     activation: str = "silu"
     tied_head: bool = False
+    extra_tokens: int = 0  # last ones of the vocabulary, which are read and never chosen
     normalised_head: bool = False  # each row of the head is divided by its length
     position_rows: int = 0  # rows of the table of learned positions; 0 = none
     position_offset: int = 0

@@ -96,7 +96,9 @@ def check_stages(spec: DecoderSpec | T5Spec, stages: int) -> None:
             "A model with an encoder is not cut into stages; use --num-shard without "
             "--pipeline-stages."
         )
-    needs_more = any(each.reads_layer is not None or each.shared for each in spec.layers)
+    needs_more = any(
+        each.reads_layer is not None or each.shared or each.crosses for each in spec.layers
+    )
     if spec.streams or spec.own_inputs or needs_more:
         raise ModelLoadError(
             f"Model type {spec.family!r} has layers that need more of others than a hidden state, "

@@ -41,10 +41,12 @@ def decoder_claims(spec: DecoderSpec) -> TensorClaims:
 
 
 def _unread_heads(spec: DecoderSpec) -> Iterator[str]:
-    """Yield the keys and values that published files have of layers that read another's."""
-    names = spec.names
+    """Yield the keys and values that published files have of layers that read another's, and of
+    layers that attend to images, which a tower reads.
+    """
     for index, layer in enumerate(spec.layers):
-        if layer.reads_layer is not None:
+        names = layer.names or spec.names
+        if layer.reads_layer is not None or layer.crosses is not None:
             for part in (names.key, names.value, names.key_norm):
                 yield f"{names.layer.format(index)}{part}.weight"
 

@@ -46,6 +46,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "llava_next_video": "llama",
     "llava_onevision": "qwen2",
     "mistral3": "mistral",
+    "mllama": "mllama_text_model",
     "ovis2": "qwen2",
     "paligemma": "gemma",
     "perception_lm": "llama",
@@ -99,6 +100,7 @@ DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
     "llama4_text": (202048, 5120, 8192, 48, 40, 8, 128, 131072),
     "mistral": (32000, 4096, 14336, 32, 32, 8, None, 131072),
     "mixtral": (32000, 4096, 14336, 32, 32, 8, None, 131072),
+    "mllama_text_model": (128256, 4096, 14336, 40, 32, 8, None, 131072),
     "phi3": (32064, 3072, 8192, 32, 32, None, None, 4096),
     "qwen2": (151936, 4096, 22016, 32, 32, 32, None, 32768),
     "qwen2_5_vl_text": (152064, 8192, 29568, 80, 64, 8, None, 32768),
@@ -108,6 +110,8 @@ DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
     "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16, 16, None, 128000),
     "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128, 128000),
 }
+# Tokens behind the vocabulary of a type that its text reads, those of images, and never writes.
+EXTRA_TOKENS: Final[Mapping[str, int]] = {"mllama_text_model": 8}
 
 # How names begin in checkpoints of such models, and how they do in those of the part alone; the
 # first that fits. The newer come first.

@@ -135,15 +135,15 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "mllama": (
         {
-            "num_hidden_layers": 3,
-            "cross_attention_layers": [1],
+            "num_hidden_layers": 4,
+            "cross_attention_layers": [1, 3],
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
         {
             **{"hidden_size": 16, "intermediate_size": 16, "attention_heads": 2, "image_size": 16},
             **{"num_hidden_layers": 1, "num_global_layers": 1, "patch_size": 8},
-            **{"intermediate_layers_indices": [0], "vision_output_dim": 32, "max_num_tiles": 1},
-            "supported_aspect_ratios": [[1, 1]],
+            **{"intermediate_layers_indices": [0], "vision_output_dim": 32, "max_num_tiles": 2},
+            "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
         },
     ),
     "paligemma": ({"model_type": "gemma2", "head_dim": 16}, _SIGLIP),

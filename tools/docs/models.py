@@ -97,6 +97,11 @@ by their position instead; what a token's experts weigh multiplies what goes int
 kernels compute both; on a GPU there are no kernels for either, and torch computes it without
 recorded graphs.
 
+Llama 3.2 Vision's layers that attend to images (`model/crossing_matrices.py`,
+`torch_backend/layers/crossing.py`) are passed by in text, and by rows of text beside others; their
+keys and values are the [tower's](images.md#which-models) to make. Eight tokens behind its
+vocabulary are read, an image's among them, and never chosen. Torch computes it.
+
 Models that read more than text are served as what writes their text (`model/wrappers.py`):
 `text_config` says which family that is, and its weights are found under the names of all versions
 of such checkpoints. It is one of the families below in
@@ -221,7 +226,7 @@ _READ = (
 
 # Types that stand in others' `text_config` alone.
 INNER = (
-    *("glm4v_moe_text", "glm4v_text", "glm_ocr_text"),
+    *("glm4v_moe_text", "glm4v_text", "glm_ocr_text", "mllama_text_model"),
     *("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
 )
 EXACT = ("deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral", "qwen2", "qwen3")

@@ -228,7 +228,7 @@ async def test_a_model_that_sees_nothing_says_so_and_reads_links_as_text() -> No
 
 
 async def test_a_model_whose_images_are_not_served_says_which_are() -> None:
-    card = ModelCard("m", unserved_images="model type 'mllama' has no vision tower here")
+    card = ModelCard("m", unserved_images="model type 'florence2' has no vision tower here")
     engine = FakeEngine(lambda prompt: "Hi", model=card)
     async with served(engine) as server:
         client = await server.connect()

@@ -204,6 +204,10 @@ FAMILIES = {
         "gemma4", "Gemma4ImageProcessorPil", "Gemma4Processor",
         tokens={**GEMMA4, "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"},
     ),
+    "mllama": Family(
+        "mllama", "MllamaImageProcessorPil", "MllamaProcessor",
+        tokens={"image_token": "<|image|>", "python_token": "<|python_tag|>"},
+    ),
     "paligemma": Family(
         "siglip", "SiglipImageProcessorPil", "PaliGemmaProcessor",
         {"vision_config": {"image_size": 224, "patch_size": 14}}, {"image_seq_length": 256},
@@ -211,7 +215,7 @@ FAMILIES = {
 }  # fmt: skip
 
 
-UNCOUNTED = {"idefics2", "idefics2/split", "deepseek_vl"}  # processors that do not tell
+UNCOUNTED = {"idefics2", "idefics2/split", "deepseek_vl", "mllama"}  # processors that do not tell
 # Where processors are that share another family's image processor.
 WHOLES = {
     "AyaVisionProcessor": "aya_vision",

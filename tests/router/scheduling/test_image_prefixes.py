@@ -91,6 +91,21 @@ def test_where_all_of_a_prompt_sees_itself_only_the_same_prompt_is_found() -> No
     ) == [0, 0, 0, 28, 0, 28, 0]
 
 
+def test_where_layers_attend_to_images_prompts_of_the_same_ones_share() -> None:
+    """Tokens before an image depend on it, too."""
+    two = [*ONE, MARK, *[PAD] * 7, *range(60, 68)]
+    assert hits(
+        "layers",
+        seen(ONE, (8, 11, "cat")),
+        seen([*ONE[:-1], 99], (8, 11, "cat")),
+        seen(ONE, (8, 11, "dog")),
+        seen(two, (8, 11, "cat"), (30, 7, "dog")),
+        seen([*two[:-1], 99], (8, 11, "cat"), (30, 7, "dog")),
+        request(ONE),
+        request([*ONE[:-1], 99]),
+    ) == [0, 28, 0, 0, 44, 0, 28]
+
+
 def test_a_forgotten_image_gets_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_prefixes, "_KEPT", 2)
     monkeypatch.setattr(image_prefixes, "_NUMBERS", 5)
@@ -110,7 +125,7 @@ def test_a_forgotten_image_gets_another_number(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_step_has_room_for_what_may_not_be_cut() -> None:
     """While others generate, prompts get a small part of a step; an image gets what it needs."""
-    for sight, least in (("causal", 1), ("image", 1 + 48)):
+    for sight, least in (("causal", 1), ("layers", 1), ("image", 1 + 48)):
         scheduler = Scheduler(limits(token_budget=16, image_sight=sight))
         scheduler.use_pixels(AllPixels())
         prompt = [*TEXT, MARK, *[PAD] * 48, *TEXT]

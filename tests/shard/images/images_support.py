@@ -48,7 +48,8 @@ HYBRIDS = ("qwen3_5", "qwen3_5_moe")
 BY_PIXEL = ("lfm2_vl",)  # whose patches are pixel by pixel
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
 GRIDS = (*GLM, *QWEN)
-FAMILIES = (*CAUSAL, *BY_PIXEL, "gemma3", "gemma4", "paligemma", *GRIDS)
+CROSSED = ("mllama",)  # whose layers attend to images
+FAMILIES = (*CAUSAL, *BY_PIXEL, "gemma3", "gemma4", "paligemma", *GRIDS, *CROSSED)
 PROCESSOR = {
     **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
     **{"image_mean": [0.48, 0.45, 0.40], "image_std": [0.26, 0.27, 0.28]},
@@ -105,6 +106,14 @@ def picture(family: str, seed: int) -> Picture:
             return Picture(
                 {"pixel_values": pixels(1, 3, 3, 16, 16), "pixel_attention_mask": mask}, 3
             )
+        case "mllama":  # two tiles, one of them of nothing
+            tiles = np.zeros((1, 1, 2, 3, 16, 16), np.uint8)
+            used = 2 - seed % 2
+            tiles[:, :, :used] = pixels(1, 1, used, 3, 16, 16)
+            mask = (np.arange(2) < used)[None, None].astype(np.uint8)
+            shape = np.array([[used]])  # of the shapes that there are, counted from one
+            bundle = {"pixel_values": tiles, "aspect_ratio_ids": shape, "aspect_ratio_mask": mask}
+            return Picture({**bundle, "num_tiles": shape}, 1)
         case "gemma4":  # patches of all channels, pooled two by two, and some of nothing
             places = np.stack(np.meshgrid(np.arange(6), np.arange(4)), axis=-1).reshape(24, 2)
             places = np.concatenate((places, np.full((8, 2), -1)))[None]
@@ -136,7 +145,8 @@ def together(pictures: Sequence[Picture], halves: bool = False) -> dict[str, tor
     found = {}
     names = pictures[0].bundle.keys()
     by_pixel = "spatial_shapes" in names
-    tiles = "pixel_attention_mask" in names and not by_pixel  # one prompt, many tiles
+    # One prompt, many tiles.
+    tiles = not {"pixel_attention_mask", "aspect_ratio_mask"}.isdisjoint(names) and not by_pixel
     for name in pictures[0].bundle:
         whole = np.concatenate([each.bundle[name] for each in pictures], axis=1 if tiles else 0)
         if name == "pixel_values" and "image_position_ids" in pictures[0].bundle:
@@ -159,7 +169,23 @@ def together(pictures: Sequence[Picture], halves: bool = False) -> dict[str, tor
             found[name] = torch.from_numpy(channels.astype(np.float32).reshape(whole.shape))
         else:
             found[name] = torch.from_numpy(whole.astype(np.int64))
+    if "aspect_ratio_mask" in found:
+        found["pixel_values"] *= found["aspect_ratio_mask"][..., None, None, None]
+        del found["num_tiles"]
     return found
+
+
+def shown(prompt: Prompt, more: int) -> torch.Tensor:
+    """Return which tiles the tokens of a prompt see, and `more` behind them, as the processor of
+    Llama 3.2 Vision says.
+    """
+    from transformers.models.mllama import processing_mllama as theirs
+
+    ids, counts = prompt.ids, [each.bundle["num_tiles"].item() for each in prompt.pictures]
+    spans = theirs.get_cross_attention_token_mask(ids, IMAGE_TOKEN)
+    mask = theirs.convert_sparse_cross_attention_mask_to_dense([spans], [counts], 2, len(ids))
+    found = torch.from_numpy(mask)
+    return torch.cat((found, found[:, -1:].expand(-1, more, -1, -1)), dim=1)
 
 
 @dataclass(frozen=True)
@@ -332,6 +358,8 @@ class Golden:
             ].long()
         elif family in (*GRIDS, "gemma4"):
             inputs["mm_token_type_ids"] = kinds
+        elif family == "mllama":
+            inputs["cross_attention_mask"] = shown(prompt, more)
         return inputs
 
     @torch.no_grad()
@@ -367,6 +395,8 @@ class Golden:
         assert tokens == expected.argmax(-1).tolist()
         places = [len(prompt.ids) + i for i in range(said, len(tokens))]
         found = torch.stack([recorder.by_place[row.id][place] for place in places])
+        assert (found[:, expected.shape[1] :] == -torch.inf).all(), "what is read and never said"
+        found = found[:, : expected.shape[1]]
         # States of a delta rule make more of rounding: there it is in parts of the largest logit.
         largest = expected.abs().max() if self.model.config.model_type in HYBRIDS else 1.0
         torch.testing.assert_close(found / largest, expected[said:] / largest, atol=1e-4, rtol=0.0)

@@ -78,7 +78,7 @@ def test_grammars_and_guesses(model: Maker, family: str) -> None:
     assert shard.guessed
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "mllama"])
 def test_preempted_at_any_step(model: Maker, family: str) -> None:
     """Its prompt is half computed, or it has said something: it begins anew, beside another."""
     own = model(family)

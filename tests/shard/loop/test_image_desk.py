@@ -112,6 +112,24 @@ def test_features_go_when_the_prompt_is_computed(arena: ImageArena) -> None:
     assert not row.images and not desk.is_busy
 
 
+def test_features_that_layers_attend_to_stay_to_the_end(arena: ImageArena) -> None:
+    """Those of one sequence more than there is room for; an image of several counts once."""
+    tower = FakeTower()
+    desk = ImageDesk(tower, arena, EACH + 1, ImageRules("layers"))
+    rows = [sequence(i) for i in range(4)]
+    desk.add(rows[0], images(1))
+    desk.add(replace(rows[1], computed=20), images(1))  # a prefix has its K and V
+    for row, number in zip(rows[2:], (2, 3), strict=True):
+        desk.add(row, images(number))
+    assert turns(desk, tower, 3) == [1, 1, 0] and tower.encoded == [1, 2]
+    assert 1 not in desk and 2 not in desk and 3 in desk
+    assert not desk.is_waiting, "nothing can be done for the last one"
+    rows[2].computed = 30
+    assert turns(desk, tower, 2) == [0, 0] and rows[2].images
+    desk.drop(2)
+    assert desk.is_waiting and turns(desk, tower, 1) == [1] and 3 not in desk
+
+
 def test_memory_for_features_is_bounded(arena: ImageArena) -> None:
     """Who has begun goes on; the next one begins when others have let theirs go."""
     tower = FakeTower()

@@ -35,6 +35,7 @@ from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.numba_backend.program import pack_program
 from tgi_trio.shard.quantising.gptq import quantise_model
 from tgi_trio.shard.quantising.output import Job
+from tgi_trio.testing.checkpoints import VOCAB_SIZE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,6 +48,7 @@ OURS = (
         "llava_next",
         "gemma4",
         "mistral3",
+        "mllama",
         "paligemma",
         "qwen2_5_vl",
         "qwen2_vl",
@@ -193,7 +195,8 @@ def test_sizes_that_the_nested_config_leaves_out(tmp_path: Path, kind: str) -> N
     spec = decoder_spec(read)
     assert spec is not None
     assert read.max_positions == theirs.max_position_embeddings
-    assert (spec.vocab_size, spec.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
+    chosen = spec.vocab_size - spec.extra_tokens
+    assert (chosen, spec.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
     given = getattr(theirs, "intermediate_size_mlp", theirs.intermediate_size)
     mlp_width = given[0] if isinstance(given, list) else given  # of each layer, or of all
     assert (spec.mlp_width, len(spec.layers)) == (mlp_width, theirs.num_hidden_layers)
@@ -226,6 +229,12 @@ def test_quantize_writes_models_of_text_alone(wrapped: Any, tmp_path: Path) -> N
         quantise_model(job, list)
 
 
-def test_a_type_that_only_transformers_knows_as_image_and_text(wrapped: Any) -> None:
-    """Its text passes over the layers that look at images."""
-    check(wrapped("mllama"), backend="transformers, cached")
+def test_tokens_of_images_are_read_in_a_text_and_never_said(wrapped: Any) -> None:
+    """Llama 3.2 Vision has eight behind its vocabulary."""
+    folder = wrapped("mllama")
+    runner, recorder = load(folder)
+    assert runner.info.vocab_size == VOCAB_SIZE + 8
+    (row,) = sequences([[5, VOCAB_SIZE + 3, 7, VOCAB_SIZE]], new=NEW)
+    run(runner, [row])
+    assert (recorder.logits(row.id)[:, VOCAB_SIZE:] == -torch.inf).all()
+    assert_greedy(Golden(folder), recorder, row)

@@ -42,12 +42,12 @@ class AdaptedLinear:
 def adaptable_linears(spec: DecoderSpec) -> Iterator[tuple[Site, LinearRef]]:
     """Yield the linears of a decoder that adapters may change, in the order of computation.
 
-    Not those of mixtures of experts, of mixers, of blocks that layers share, nor what lies around
-    a compressed K and V.
+    Not those of mixtures of experts, of mixers, of blocks that layers share, of layers that attend
+    to images, nor what lies around a compressed K and V.
     """
     for index in range(len(spec.layers)):
         refs = layer_refs(spec, index)
-        if refs.shared is not None:
+        if refs.shared is not None or refs.crossing is not None:
             continue
         if refs.attention is not None and refs.attention.latent is None:
             yield Site(index, "qkv"), refs.attention.qkv

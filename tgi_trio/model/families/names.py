@@ -23,6 +23,18 @@ LLAMA = Names(
     down="mlp.down_proj",
 )
 
+LLAMA_CROSSING = replace(
+    LLAMA,
+    query="cross_attn.q_proj",
+    query_norm="cross_attn.q_norm",
+    key="cross_attn.k_proj",
+    key_norm="cross_attn.k_norm",
+    value="cross_attn.v_proj",
+    output="cross_attn.o_proj",
+    attention_gate="cross_attn_attn_gate",
+    mlp_gate="cross_attn_mlp_gate",
+)
+
 BAICHUAN = replace(LLAMA, qkv="self_attn.W_pack")
 
 QWEN3 = replace(LLAMA, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")

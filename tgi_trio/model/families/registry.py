@@ -14,6 +14,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import (
     balanced,
     convolutions,
+    crossings,
     deepseek,
     gemma,
     glm,
@@ -37,6 +38,7 @@ SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
 FAMILIES: dict[str, SpecFunction] = {
     "llama": llama_like.llama,
     "llama4_text": llama4.llama4,
+    "mllama_text_model": crossings.mllama,
     "baichuan": llama_like.baichuan,
     "mistral": llama_like.mistral,
     "mixtral": mixtures.mixtral,

@@ -41,6 +41,9 @@ class ImagePrefixes:
         if self._sight == "prompt":  # a token's K and V depend on all of the prompt
             kind = f"image {_digest(sequence)}" if request.images else "text"
             sequence.salt = f"{kind} {sequence.salt}"
+        elif self._sight == "layers":  # and on all of its images here, those behind it as well
+            kind = f"image {_digest_images(sequence)}" if request.images else "text"
+            sequence.salt = f"{kind} {sequence.salt}"
 
     def _number(self, content: bytes) -> int:
         number = self._numbers.get(content)
@@ -58,7 +61,7 @@ class ImagePrefixes:
 
 def count_uncut(request: Request, sight: Sight) -> int:
     """Return the most tokens of a prompt that one step has to compute together; 0: any number."""
-    if sight == "causal" or not request.images:
+    if sight in ("causal", "layers") or not request.images:
         return 0
     if sight == "prompt":
         return len(request.prompt_ids)
@@ -67,7 +70,13 @@ def count_uncut(request: Request, sight: Sight) -> int:
 
 def _digest(sequence: Sequence) -> str:
     """Return what tells a prompt and its images from all others."""
-    found = hashlib.sha256(np.ascontiguousarray(sequence.request.prompt_ids, np.int32).tobytes())
+    ids = np.ascontiguousarray(sequence.request.prompt_ids, np.int32).tobytes()
+    return hashlib.sha256(ids + _digest_images(sequence).encode()).hexdigest()
+
+
+def _digest_images(sequence: Sequence) -> str:
+    """Return what tells the images of a prompt, and their places, from all others."""
+    found = hashlib.sha256()
     for image in sequence.request.images:
         found.update(f" {image.first} {image.feature_places} ".encode() + image.key)
     return found.hexdigest()

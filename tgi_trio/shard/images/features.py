@@ -14,16 +14,35 @@ Bundle = Mapping[str, NDArray[Any]]  # arrays of an image by name, as `ipc.image
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CrossStates:
+    """What layers of the text that attend to images read of one, made once by its tower.
+
+    For each such layer a tensor [S, KV heads, head dim] of torch's in the host's memory.
+    """
+
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+    visible: int  # of S: those behind them are of tiles that pad the image
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (*self.keys, *self.values))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ImageFeatures:
     """What a tower has made of one image: N features, in the order of their tokens."""
 
     rows: NDArray[np.float32]  # [N, hidden of the text model]
     # Each [N, hidden]: what is added to hidden states behind text layers 0, 1, ...
     deep: tuple[NDArray[np.float32], ...] = ()
+    # Where layers attend to images: then there are no rows.
+    states: CrossStates | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes + sum(rows.nbytes for rows in self.deep)
+        states = 0 if self.states is None else self.states.nbytes
+        return self.rows.nbytes + sum(rows.nbytes for rows in self.deep) + states
 
 
 class ImageEncoder(Protocol):

@@ -24,8 +24,13 @@ class HeldImage:
         return int(self.positions[-1]) + 1 if len(self.positions) else 0
 
     def between(self, first: int, end: int) -> PlacedFeatures | None:
-        """Return those at positions `first` up to `end`, counted from `first`; views."""
+        """Return those at positions `first` up to `end`, counted from `first`; views.
+
+        None where there are none, or layers attend to them.
+        """
         own = self.features
+        if own.states is not None:
+            return None
         return PlacedFeatures(self.positions, own.rows, own.deep).between(first, end)
 
 

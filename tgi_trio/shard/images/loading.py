@@ -9,6 +9,7 @@ import os
 from collections.abc import Set
 from pathlib import Path
 
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_families import find_family
@@ -28,10 +29,11 @@ def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
     ModelLoadError as `find_family` and `load_tower` do.
     """
     config = read_config(settings.model_path)
-    find_family(config.values)
+    if find_family(config.values).sight == "layers" and settings.world_size > 1:
+        raise ModelLoadError("layers attend to images by themselves, which one rank computes")
     device = choose_device(settings.device, settings.rank, settings.world_size)
     on_cpu = device == CPU
-    dtype = compute_dtype(settings.dtype, config, on_cpu=on_cpu)
+    dtype = text_dtype = compute_dtype(settings.dtype, config, on_cpu=on_cpu)
     if on_cpu and not has_bfloat16(_CPU_INFO.read_text("utf-8", "replace")):
         dtype = "float32"  # without instructions of its own bfloat16 takes six times as long
     bound = os.sched_getaffinity(0) != cores  # to a core of the kernels' threads
@@ -44,7 +46,8 @@ def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
             torch.set_num_threads(settings.cpu_threads or len(usable_cores()))
     where, numbers = torch.device(device), getattr(torch, dtype)
     free = cores if bound else frozenset[int]()
-    return load_tower(settings.model_path, config.model_type, where, numbers, free)
+    text_numbers = getattr(torch, text_dtype)
+    return load_tower(settings.model_path, config.model_type, where, numbers, free, text_numbers)
 
 
 def has_bfloat16(cpu_info: str) -> bool:

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 # Beginnings of tensors' names in transformers' class, and as older files may have them.
-_OLDER: Final = (("vision_tower.", "vision_tower.vision_model."),)
+_OLDER: Final = (
+    ("vision_tower.", "vision_tower.vision_model."),
+    ("language_model.", "language_model.model."),
+)
 # Words in them, and as files have all of these (LFM3-VL).
 _WORDS: Final = (
     ("patch_embed.", "patchifier."),

@@ -22,6 +22,7 @@ from tgi_trio.shard.checkpoint.container import Container, find_tensor
 from tgi_trio.shard.checkpoint.formats.plain import number_type
 from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
+from tgi_trio.shard.images.crossing import CROSSINGS, See
 from tgi_trio.shard.images.features import Bundle, ImageFeatures
 from tgi_trio.shard.images.normalising import Normalising
 from tgi_trio.shard.images.spellings import spellings
@@ -43,10 +44,13 @@ class TorchTower:
         dtype: torch.dtype,
         cores: Set[int] = frozenset(),
         projector: str = "",
+        see: See | None = None,
+        text_dtype: torch.dtype = torch.float32,
     ) -> None:
         """`model`: one of transformers' classes without its text. `cores`: where it may compute,
         whatever this thread is bound to; empty: where this thread may. `projector`: as
-        `ImageFamily` has it.
+        `ImageFamily` has it. `see`: where layers attend to images, what makes what they read, in
+        `text_dtype`.
         """
         self._model = model
         self._project = getattr(model, projector) if projector else None
@@ -54,7 +58,10 @@ class TorchTower:
         self._device = device
         self._dtype = dtype
         self._cores = cores
-        self._taken = frozenset(inspect.signature(model.get_image_features).parameters)
+        self._see = see
+        self._text_dtype = text_dtype
+        reads = model.get_image_features if see is None else model.vision_model.forward
+        self._taken = frozenset(inspect.signature(reads).parameters)
 
     @torch.inference_mode()
     def encode(self, bundle: Bundle) -> ImageFeatures:
@@ -62,6 +69,9 @@ class TorchTower:
             raise ValueError(f"a bundle of {', '.join(bundle) or 'nothing'} has no pixels")
         inputs = {name: self._load(name, bundle[name]) for name in bundle if name in self._taken}
         with running_on(self._cores) if self._cores else nullcontext():
+            if self._see is not None:
+                states = self._see(self._model, inputs, self._text_dtype)
+                return ImageFeatures(np.empty((0, 0), np.float32), states=states)
             found = self._model.get_image_features(**inputs)
             if self._project is not None:
                 return ImageFeatures(_bring_down(self._project(found.last_hidden_state)))
@@ -82,24 +92,32 @@ def load_tower(
     device: torch.device,
     dtype: torch.dtype,
     cores: Set[int] = frozenset(),
+    text_dtype: torch.dtype = torch.float32,
 ) -> TorchTower:
-    """Return the tower of the model in `folder`.
+    """Return the tower of the model in `folder`, whose text computes in `text_dtype`.
 
     Raises ModelLoadError where transformers cannot build it, or a tensor of it is missing.
     """
     family = IMAGE_FAMILIES[model_type]
     normalising = Normalising.read(folder, family.halves, family.by_pixel)
-    model = _build(folder, family.text_part)
+    keep, see = CROSSINGS.get(model_type, (None, None))
+    model = _build(folder, "" if keep else family.text_part)
+    if keep is not None:
+        keep(model)
     files = SafetensorsFiles(folder)
     try:
         _fill(model, files, device, dtype)
     finally:
         files.close()
-    return TorchTower(model.eval(), normalising, device, dtype, cores, family.projector)
+    projector = family.projector
+    return TorchTower(model.eval(), normalising, device, dtype, cores, projector, see, text_dtype)
 
 
 def _build(folder: Path, text_part: str) -> Any:
-    """Return a family's class without all but its sight, its tensors without memory."""
+    """Return a family's class without all but its sight, its tensors without memory.
+
+    `text_part`: "" leaves it.
+    """
     from transformers import AutoConfig, AutoModel
 
     try:
@@ -111,7 +129,7 @@ def _build(folder: Path, text_part: str) -> Any:
             f"transformers cannot build the vision tower of {folder}: {error}"
         ) from error
     for part in (text_part, *_HEARING):
-        if hasattr(model, part):
+        if part and hasattr(model, part):
             delattr(model, part)
     return model
 

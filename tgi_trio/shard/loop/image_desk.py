@@ -2,7 +2,8 @@
 
 A sequence with images sits steps out until their features are there. They stay with it until its
 prompt is computed, so that a step finds them however it is cut, and beside that in a store by
-content. Bundles lie in the arena until the router is told that nobody needs them.
+content; where layers of the text attend to images, until the sequence has ended. Bundles lie in the
+arena until the router is told that nobody needs them.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class ImageDesk:
         refusal: str = _NO_TOWER,
     ) -> None:
         """`rules`: of the model. `feature_memory`: bytes of features that are kept by content;
-        those of sequences whose prompts are being computed may be as many again, and one
-        sequence's more. `refusal`: what is said of sequences with images where there is no encoder.
+        those of sequences whose prompts are being computed, or that attend to images to their
+        ends, may be as many again, and one sequence's more: others wait. `refusal`: what is said of
+        sequences with images where there is no encoder.
         """
         self._refusal = refusal
         self._encoder = encoder
@@ -76,8 +78,8 @@ class ImageDesk:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether features are to be computed before some sequence goes on."""
-        return bool(self._waiting)
+        """Whether features can be computed now, without which some sequence does not go on."""
+        return any(map(self._has_room, self._waiting.values()))
 
     @property
     def is_busy(self) -> bool:
@@ -110,7 +112,8 @@ class ImageDesk:
             raise ValueError(self._refusal)
         _check(sequence, images)
         geometry = self._shape(sequence, images)
-        needed = [i for i, image in enumerate(images) if image.end > sequence.computed]
+        lasting = self._rules.sight == "layers"
+        needed = [i for i, image in enumerate(images) if lasting or image.end > sequence.computed]
         self.seen |= {(sequence.id, i): 0 for i in range(len(images)) if i not in needed}
         if needed:
             self._waiting[sequence.id] = _Work(sequence, images, needed)
@@ -141,9 +144,8 @@ class ImageDesk:
 
     def advance(self) -> None:
         """Find features that are kept, and compute those of one image at most."""
-        for sequence in [s for s in self._using.values() if s.computed >= s.images[-1].end]:
-            if sequence.id not in self._waiting:
-                self.drop(sequence.id)
+        if self._rules.sight != "layers":
+            self._drop_used()
         computed = False
         for work in list(self._waiting.values()):
             if not self._has_room(work):
@@ -160,12 +162,18 @@ class ImageDesk:
                         break
                 self._give(work, features, took)
 
+    def _drop_used(self) -> None:
+        """Let go of the features that no step needs any more."""
+        for sequence in [s for s in self._using.values() if s.computed >= s.images[-1].end]:
+            if sequence.id not in self._waiting:
+                self.drop(sequence.id)
+
     def _has_room(self, work: _Work) -> bool:
         """Whether the features of one more sequence may be held: those that have some go on."""
         if work.sequence.id in self._using or not self._using:
             return True
-        held = (image for sequence in self._using.values() for image in sequence.images)
-        return sum(image.features.nbytes for image in held) < self._most
+        held = (image.features for own in self._using.values() for image in own.images)
+        return sum(each.nbytes for each in {id(each): each for each in held}.values()) < self._most
 
     def _compute(self, work: _Work) -> ImageFeatures | None:
         """Return the features of a sequence's next image; None: it has failed."""
@@ -175,7 +183,8 @@ class ImageDesk:
                 raise ValueError(self._refusal)
             bundle = read_bundle(self._arena.view(image.place))
             features = self._encoder.encode(bundle)
-            if (found := len(features.rows)) != image.features:
+            found = len(features.rows)
+            if features.states is None and found != image.features:
                 raise ValueError(f"{found} features, but {image.features} tokens for them")
         except (CorruptFrame, ValueError) as error:
             self._fail(work, f"its image cannot be computed: {error}")

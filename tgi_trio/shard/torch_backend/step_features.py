@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.images.features import CrossStates
 
 
 class Broadcasting(Protocol):
@@ -19,23 +21,50 @@ class Broadcasting(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class RowImages:
+    """A row whose tokens attend to images."""
+
+    tokens: slice  # of the step
+    first: int  # position of the first of them
+    end: int  # and behind the last
+    places: tuple[int, ...]  # of its images
+    states: tuple[CrossStates, ...]  # of each
+
+    @classmethod
+    def find(cls, plan: StepPlan) -> Iterator[RowImages]:
+        """Yield those of a plan."""
+        for i, row in enumerate(plan.rows):
+            states = tuple(image.features.states for image in row.images)
+            seen = tuple(each for each in states if each is not None)
+            if not seen or len(seen) < len(states):
+                continue
+            start, stop = (int(at) for at in plan.query_starts[i : i + 2])
+            first = int(plan.positions[start])
+            places = tuple(int(image.positions[0]) for image in row.images)
+            yield cls(slice(start, stop), first, first + stop - start, places, seen)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepFeatures:
     """See `PlacedFeatures`; these are where the model is."""
 
     places: torch.Tensor  # int64 [N]
     rows: torch.Tensor  # float32 [N, hidden]
     deep: tuple[torch.Tensor, ...]  # float32 [N, hidden] each
+    seeing: tuple[RowImages, ...] = ()
 
     @classmethod
     def of(cls, plan: StepPlan, device: torch.device) -> StepFeatures | None:
         """Return a plan's features, None where it has none."""
-        placed = plan.features
+        placed, seeing = plan.features, tuple(RowImages.find(plan))
         if placed is None:
-            return None
+            none = torch.empty(0, dtype=torch.int64, device=device)
+            return cls(none, none, (), seeing) if seeing else None
         return cls(
             torch.from_numpy(placed.places).to(device),
             torch.from_numpy(placed.rows).to(device),
             tuple(torch.from_numpy(rows).to(device) for rows in placed.deep),
+            seeing,
         )
 
     def share(self, ranks: Broadcasting, hidden: int) -> StepFeatures:
@@ -52,6 +81,8 @@ class StepFeatures:
 
     def place(self, x: torch.Tensor) -> torch.Tensor:
         """Return embeddings `x` [T, hidden] with the features in their places."""
+        if not len(self.places):
+            return x
         return x.index_copy(0, self.places, self.rows.to(x.dtype))
 
     def deepen(self, x: torch.Tensor, layer: int) -> torch.Tensor:

@@ -42,6 +42,19 @@ class PaligemmaLayout(FixedLayout):
         return f"{text[:end]}{bos}{text[end:]}\n"
 
 
+@dataclass(frozen=True)
+class MllamaLayout(FixedLayout):
+    """The text's first token stands behind images that a text begins with."""
+
+    def finish(self, text: str, bos: str) -> str:
+        if bos in text:
+            return text
+        begin = 0
+        while text.startswith(self.feature_token, begin):
+            begin += len(self.feature_token)
+        return f"{text[:begin]}{bos}{text[begin:]}"
+
+
 def lay_out_llava(settings: ImageSettings) -> FixedLayout:
     """LLaVA 1.5: the crop that the tower sees, in patches."""
     crop = settings.size("crop_size", {"height": 224, "width": 224})
@@ -57,6 +70,11 @@ def lay_out_paligemma(settings: ImageSettings) -> PaligemmaLayout:
     image, patch = read_int(settings.vision, "image_size"), read_int(settings.vision, "patch_size")
     found = read_int(settings.image_processor, "image_seq_length", (image // patch) ** 2)
     return PaligemmaLayout("<image>", "<image>", found)
+
+
+def lay_out_mllama(settings: ImageSettings) -> MllamaLayout:
+    """Llama 3.2 Vision: a token, at which layers of the text's own begin to look at the image."""
+    return MllamaLayout("<|image|>", "<|image|>", 1)
 
 
 def lay_out_deepseek(settings: ImageSettings) -> FixedLayout:

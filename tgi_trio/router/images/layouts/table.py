@@ -11,7 +11,12 @@ from tgi_trio.router.images.layouts.canvas import (
     lay_out_internvl,
     lay_out_llama4,
 )
-from tgi_trio.router.images.layouts.fixed import lay_out_deepseek, lay_out_llava, lay_out_paligemma
+from tgi_trio.router.images.layouts.fixed import (
+    lay_out_deepseek,
+    lay_out_llava,
+    lay_out_mllama,
+    lay_out_paligemma,
+)
 from tgi_trio.router.images.layouts.gemma import lay_out_gemma3, lay_out_gemma4
 from tgi_trio.router.images.layouts.grid import lay_out_glm, lay_out_qwen
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
@@ -35,6 +40,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "llama4": lay_out_llama4,
     "llava": lay_out_llava,
     "llava_next": lay_out_llava_next,
+    "mllama": lay_out_mllama,
     "paligemma": lay_out_paligemma,
     "pixtral": lay_out_pixtral,
     "qwen": lay_out_qwen,

@@ -18,6 +18,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
+from tgi_trio.shard.torch_backend.layers.crossing import Looks
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -32,6 +33,7 @@ from tgi_trio.shard.torch_backend.layers.residual import (
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.streams import Streams
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
+from tgi_trio.shard.torch_backend.models.crossing import cross
 from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
 from tgi_trio.shard.torch_backend.models.streamed import run_streamed
 from tgi_trio.shard.torch_backend.states.pool import StateShapes
@@ -131,9 +133,10 @@ class Decoder:
     def capturable(self) -> bool:
         """Whether decodes run the same kernels whatever the tokens are.
 
-        Not where experts are looked up one by one, nor where no kernel attends.
+        Not where experts are looked up one by one, where no kernel attends, nor where what some
+        layers do depends on a row's images.
         """
-        if not self.attends_in_kernels:
+        if not self.attends_in_kernels or any(layer.crosses for layer in self.spec.layers):
             return False
         mlps = [layer.mlp for layer in self.layers]
         return not any(isinstance(mlp, ExpertsMlp) and mlp.grouped is None for mlp in mlps)
@@ -209,10 +212,15 @@ class Decoder:
         first = x  # what the first layer gets
         addends: Addends | None = None
         tapped: dict[int, torch.Tensor] = {}
+        looks = self._look(features, x)
         for i in range(len(self.layers)):
             if i in self.taps:  # beside what the layer adds up itself, which stays as it is
                 tapped[i] = add_and_normalise(x, addends, None)[0]
-            if self.layers[i].shared is None:
+            if (crossing := self.layers[i].crossing) is not None:
+                if looks is not None:
+                    x, addends = add_and_normalise(x, addends, None)[0], None
+                    x = cross(self.layers[i], crossing, x, looks, self._all_reduce)
+            elif self.layers[i].shared is None:
                 x, addends = self._layer(i, x, addends, tables, attention, batch, states)
             else:
                 x = add_and_normalise(x, addends, None)[0]
@@ -246,12 +254,14 @@ class Decoder:
             hidden = hidden[:, : self.spec.hidden_size].contiguous()
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
-        logits = gather_logits(self.head(hidden), self.spec.vocab_size, self.ranks)
+        extra = self.spec.extra_tokens
+        logits = gather_logits(self.head(hidden), self.spec.vocab_size - extra, self.ranks)
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         if self.spec.final_soft_cap:
             logits = soft_cap(logits, self.spec.final_soft_cap)
-        return logits.float()
+        logits = logits.float()
+        return functional.pad(logits, (0, extra), value=float("-inf")) if extra else logits
 
     def nbytes(self) -> int:
         """Return the bytes of all weights; a tied head that is not packed takes none."""
@@ -263,6 +273,13 @@ class Decoder:
         if self.streams is not None:
             total += self.streams.nbytes()
         return total + (self.positions.nbytes if self.positions is not None else 0)
+
+    def _look(self, features: StepFeatures | None, like: torch.Tensor) -> Looks | None:
+        """Return what layers that attend to images compute of a step; None: nothing."""
+        crossing = next((layer.crosses for layer in self.spec.layers if layer.crosses), None)
+        if crossing is None:
+            return None
+        return Looks.of(crossing, () if features is None else features.seeing, like)
 
     def _layer(
         self,

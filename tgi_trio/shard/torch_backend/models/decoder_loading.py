@@ -14,6 +14,7 @@ from tgi_trio.model.layer_work import find_run
 from tgi_trio.model.matrices import (
     AttentionRefs,
     BesideRefs,
+    CrossingRefs,
     ExpertsRefs,
     IndexRefs,
     LatentRefs,
@@ -44,6 +45,7 @@ from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation, activation
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
+from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -220,6 +222,26 @@ class DecoderLoader(WeightLoader):
             streams=self.layer_streams(refs.streams, self.spec.streams),
             scale=self.source.vector(refs.scale.name, 1) if refs.scale else None,
             shared=self.shared_use(refs.shared),
+            crossing=self.crossing(index, layer, refs.crossing),
+        )
+
+    def crossing(
+        self, index: int, layer: LayerSpec, refs: CrossingRefs | None
+    ) -> CrossAttention | None:
+        """Return a layer's attention to images; None where it has none."""
+        if refs is None:
+            return None
+        gate, mlp_gate = (self.tensor(ref).tanh().flatten() for ref in (refs.gate, refs.mlp_gate))
+        return CrossAttention(
+            number=sum(each.crosses is not None for each in self.spec.layers[:index]),
+            heads=self.heads.stop - self.heads.start,
+            head_dim=self.spec.head_dim,
+            scale=layer.scale,
+            query=self.linear(refs.query),
+            query_norm=self.optional_norm(refs.query_norm),
+            output=self.linear(refs.output),
+            gate=gate,
+            mlp_gate=mlp_gate,
         )
 
     def block(

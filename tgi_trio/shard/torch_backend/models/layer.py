@@ -8,6 +8,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
+from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -66,9 +67,12 @@ class Layer:
     streams: LayerStreams | None = None
     scale: torch.Tensor | None = None  # [1]: what leaves the layer is multiplied by it
     shared: SharedUse | None = None  # then attention and MLP are a block that others use, too
+    crossing: CrossAttention | None = None  # to images; then there is no other attention
 
-    def _around(self) -> tuple[ExpertsBeside | OwnInput | LayerStreams | SharedUse | None, ...]:
-        return self.beside, self.own_input, self.streams, self.shared
+    def _around(
+        self,
+    ) -> tuple[ExpertsBeside | OwnInput | LayerStreams | SharedUse | CrossAttention | None, ...]:
+        return self.beside, self.own_input, self.streams, self.shared, self.crossing
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""

@@ -1,0 +1,30 @@
+"""Which matrices a layer has that attends to images."""
+
+from __future__ import annotations
+
+from tgi_trio.model.matrices import (
+    CrossingRefs,
+    NormRef,
+    TensorRef,
+    run_of,
+    split_inputs,
+    split_outputs,
+    whole_units,
+)
+from tgi_trio.model.mlp_matrices import layer_matrix
+from tgi_trio.model.spec import Crossing, DecoderSpec
+
+
+def crossing_refs(spec: DecoderSpec, crossing: Crossing, prefix: str) -> CrossingRefs:
+    """Return what the layer at `prefix` asks of images; what they answer is the tower's."""
+    names, heads, size, shape = spec.names, spec.heads, spec.head_dim, crossing.gate_shape
+    query = layer_matrix(spec, prefix + names.query, heads * size, spec.hidden_size)
+    output = layer_matrix(spec, prefix + names.output, spec.hidden_size, heads * size)
+    norm = NormRef(f"{prefix}{names.query_norm}.weight", "", size, spec.norm_eps)
+    return CrossingRefs(
+        query=split_outputs(query, "heads", size),
+        query_norm=norm if crossing.query_norm else None,
+        output=split_inputs(output, run_of("heads", heads, size)),
+        gate=TensorRef(prefix + names.attention_gate, shape, whole_units(shape[0])),
+        mlp_gate=TensorRef(prefix + names.mlp_gate, shape, whole_units(shape[0])),
+    )

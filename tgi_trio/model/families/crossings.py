@@ -1,0 +1,35 @@
+"""Families some of whose layers attend to images, and to nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families import names
+from tgi_trio.model.families.llama_like import llama_spec
+from tgi_trio.model.reading import rotary
+from tgi_trio.model.spec import Crossing, DecoderSpec, LayerSpec
+from tgi_trio.model.wrappers import EXTRA_TOKENS
+
+_LLAMA_CROSSINGS: Final = (3, 8, 13, 18, 23, 28, 33, 38)
+
+
+def mllama(config: ModelConfig) -> DecoderSpec:
+    """The text of Llama 3.2 Vision."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    spec = llama_spec(
+        config,
+        turning=rotary(config, hidden // heads, theta=500000.0),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        extra_tokens=EXTRA_TOKENS["mllama_text_model"],
+    )
+    crossing = LayerSpec(
+        scale=spec.head_dim**-0.5,
+        attends=False,
+        crosses=Crossing("reads all", together=True, gate_shape=(1,), query_norm=True),
+        names=names.LLAMA_CROSSING,
+    )
+    which = {int(i) for i in config.get("cross_attention_layers", _LLAMA_CROSSINGS)}
+    layers = (crossing if i in which else layer for i, layer in enumerate(spec.layers))
+    return replace(spec, layers=tuple(layers))

@@ -1,0 +1,35 @@
+"""Which images the tokens of a prompt see, where layers attend to images. No torch in this file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class CrossSpan(NamedTuple):
+    """Tokens of a sequence that see the same images."""
+
+    first: int  # positions
+    end: int
+    images: range  # which of the sequence's
+
+
+def cross_spans(
+    places: Sequence[int], first: int, end: int, *, together: bool
+) -> Iterator[CrossSpan]:
+    """Yield what the tokens at positions `first` up to `end` see, in their order.
+
+    `places` of the sequence's images, rising. A token sees the last image before it, its own token
+    counted; with `together` those as well whose tokens stand right before that image's. As
+    transformers' `get_cross_attention_token_mask` has it, and IDEFICS' processor.
+    """
+    bounds = [0, *places, max(end, places[-1] + 1 if places else 0)]
+    begin = 0  # of the neighbours
+    for which, (at, stop) in enumerate(pairwise(bounds)):
+        image = which - 1
+        if not together or (image > 0 and places[image - 1] + 1 < at):
+            begin = max(0, image)
+        low, high = max(at, first), min(stop, end)
+        if low < high:
+            yield CrossSpan(low, high, range(begin, which))

@@ -1,0 +1,61 @@
+"""What layers of a text that attend to images read of one: their keys and values, made with the
+tower's features once for all tokens to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from tgi_trio.shard.images.features import CrossStates
+
+Inputs = Mapping[str, torch.Tensor]
+Keep = Callable[[Any], None]
+See = Callable[[Any, Inputs, torch.dtype], CrossStates]
+
+
+def keep_llama(model: Any) -> None:
+    """Leave of the text of Llama 3.2 Vision what makes keys and values of images."""
+    text = model.language_model
+    for name in ("embed_tokens", "norm", "rotary_emb"):
+        delattr(text, name)
+    crossing = [getattr(layer, "cross_attn", None) for layer in text.layers]
+    text.layers = nn.ModuleList(map(_keep_attention, crossing))
+
+
+def _keep_attention(attention: Any) -> nn.Module:
+    """Return a layer of nothing but keys and values of images; None: of nothing."""
+    kept = nn.Module()
+    if attention is not None:
+        for name in ("q_proj", "o_proj", "q_norm"):
+            if hasattr(attention, name):
+                delattr(attention, name)
+        kept.cross_attn = attention
+    return kept
+
+
+def see_llama(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
+    """Return what an image is read by in Llama 3.2 Vision; `inputs` are of one."""
+    mask = inputs["aspect_ratio_mask"]
+    # Tiles that pad an image are black behind the normalisation, not before it.
+    pixels = inputs["pixel_values"] * mask[..., None, None, None]
+    found = model.vision_model(**{**inputs, "pixel_values": pixels}).last_hidden_state
+    states = model.multi_modal_projector(found).flatten(0, -2)
+    crossing = [own.cross_attn for own in model.language_model.layers if hasattr(own, "cross_attn")]
+    shape = (len(states), -1, crossing[0].head_dim)
+    return CrossStates(
+        keys=_bring_down([own.k_norm(own.k_proj(states).view(shape)) for own in crossing], dtype),
+        values=_bring_down([own.v_proj(states).view(shape) for own in crossing], dtype),
+        visible=int(mask.sum()) * found.shape[-2],
+    )
+
+
+def _bring_down(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    return tuple(part.to("cpu", dtype) for part in parts)
+
+
+# By `model_type`: what leaves of a whole model what is needed, and what reads an image with that.
+CROSSINGS: Final[Mapping[str, tuple[Keep, See]]] = {"mllama": (keep_llama, see_llama)}
