@@ -96,7 +96,9 @@ class TorchProcessor:
 class _TorchResize(TorchvisionBackend):
     """What resizes, with torch's own resampling."""
 
-    def resize(self, image: torch.Tensor, size: Any, resample: int, **_: Any) -> torch.Tensor:
+    def resize(
+        self, image: torch.Tensor, size: Any, resample: Any = None, antialias: bool = True, **_: Any
+    ) -> torch.Tensor:
         return TorchProcessor.resize(self, image, size, resample)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.shard.gguf import converted_attention as attention
 from tests.shard.gguf import converted_states as states
-from tests.shard.gguf.conversion import Array, Config, Modify, Tensors, side_by_side
+from tests.shard.gguf.conversion import Array, Config, Modify, Tensors, common, side_by_side
 from tests.shard.gguf.files import gguf
 
 ENDINGS = (".weight", ".bias", ".scale")
@@ -80,7 +80,7 @@ MODELS: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
     "mistral3": (attention.describe_mistral3, side_by_side),
     "mistral4": (attention.describe_mistral4, attention.modify_mistral4),
     "llama4": (attention.describe_llama4, attention.modify_llama4),
-    "apertus": (attention.common, attention.modify_apertus),
+    "apertus": (common, attention.modify_apertus),
     "mimo2": (attention.describe_mimo2, attention.modify_mimo2),
     "deepseek32": (attention.describe_deepseek32, attention.modify_deepseek32),
     "glm-dsa": (attention.describe_glm_dsa, attention.modify_deepseek32),
