@@ -134,7 +134,7 @@ def test_places_are_for_those_whose_text_is_said_again() -> None:
         row.computed = row.length - 1
     behind = np.array([[7, 8, -1], [-1, -1, -1], [7, -1, -1]])
     read, every, ones = plan(rows, [1, 1, 1]), np.arange(3), np.ones(3, np.int64)
-    last.keep_guesses(read, every, Choices(ones, 7 * ones, -np.ones(3)), behind)
+    last.keep_guesses(read, every, Choices(ones, 7 * ones, np.full(3, -1.0)), behind)
     assert drafter.follow(asking, 20) == {}  # it is of tokens that they do not know yet
     for row in rows:
         row.token_ids[row.length], row.length = 7, row.length + 1
@@ -143,3 +143,8 @@ def test_places_are_for_those_whose_text_is_said_again() -> None:
     drafter.judge(rows[2], 1, 0)
     drafter.judge(rows[2], 1, 0)
     assert [drafter.follow(asking, 20) for _ in range(3)] == [{0: 2}, {0: 2}, {0: 2, 2: 1}]
+    for _ in range(5):
+        assert drafter.follow(asking, 20).keys() == {0, 2}  # what comes next may be there, too
+        for row in rows:
+            row.length += 1
+    assert drafter.follow(asking, 20) == {}

@@ -15,6 +15,8 @@ from tgi_trio.shard.speculation.record import Record, judge_record, record_of, w
 from tgi_trio.shard.speculation.sharing import share_drafts, share_room
 
 _STATE = "ngrams"  # key in Sequence.state
+_FOUND = "ngrams found"  # the same: its length when a runner last had guesses behind it
+_NEAR = 4  # tokens behind such a place in which there may be more
 _SIZES = (4, 3, 2)  # of the n-grams looked up, the most telling first
 
 
@@ -68,33 +70,41 @@ class FollowingNgrams(NgramDrafter):
         self._last = last
 
     def follow(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
-        """Have room for guesses of those sequences that had any in the step before, or in this one.
+        """Have room for guesses of those sequences that had any within their last tokens.
 
         What the runner will find nobody knows yet. Text that is said again is said for a while: who
         had nothing to guess gets no places, which cost something, until something has been found.
         """
-        found = self._find(rows)
+        self._note_found(rows)
         asking, allowed = [], {}
         for row in rows:
-            record = self._record(row.sequence)
+            sequence, record = row.sequence, self._record(row.sequence)
             if not record.allowed:
                 record.rest -= 1
-            elif record.guesses or row.sequence.id in found:
+            elif record.guesses or self._is_near(sequence):
                 asking.append(row)
-                allowed[row.sequence.id] = record.allowed
+                allowed[sequence.id] = record.allowed
         shared = share_room(asking, spare, allowed=lambda one: allowed[one.id])
         return {row.place: count for row, count in shared}
 
     def judge(self, sequence: ShardSequence, count: int, right: int) -> None:
         self._record(sequence).note(count, right, self._most)
 
-    def _find(self, rows: Sequence[DraftRow]) -> set[int]:
-        """Return the sequences that the runner has guesses for behind their last known token."""
+    def _note_found(self, rows: Sequence[DraftRow]) -> None:
+        """Take note of the sequences that the runner has guesses for behind their last token."""
         places = self._last.find_places(row.sequence for row in rows)
         if not places:
-            return set()
-        firsts = self._last.pick(list(places.values()))[:, 0]
-        return {key for key, first in zip(places, firsts.tolist(), strict=True) if first >= 0}
+            return
+        firsts = self._last.pick(list(places.values()))[:, 0].tolist()
+        found = {key for key, first in zip(places, firsts, strict=True) if first >= 0}
+        for row in rows:
+            if row.sequence.id in found:
+                row.sequence.state[_FOUND] = row.sequence.length
+
+    def _is_near(self, sequence: ShardSequence) -> bool:
+        """Return whether something has been found to guess within its last tokens."""
+        length = sequence.state.get(_FOUND)
+        return isinstance(length, int) and sequence.length - length <= _NEAR
 
     def _record(self, sequence: ShardSequence) -> Record:
         return record_of(sequence, self._most, adapts=True)
