@@ -377,7 +377,7 @@ class Launcher:
             backend=info.backend,
             device=info.device,
             dtype=info.dtype,
-            divided=settings.num_shard > 1 and settings.pipeline_stages == 1,
+            parts=settings.num_shard // settings.pipeline_stages,
             prefix_reuse=info.prefix_reuse,
             speculates=info.speculates,
         )

@@ -22,7 +22,7 @@ from tgi_trio.model.check import (
     supported_spec,
 )
 from tgi_trio.model.config import read_config
-from tgi_trio.model.kernel_fit import find_unsupported
+from tgi_trio.model.kernel_fit import find_undivided, find_unsupported
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
@@ -65,12 +65,13 @@ def check_start(settings: Settings) -> list[str]:
 
 def _check_rounding(settings: Settings) -> None:
     """Raise where torch on a CPU is sure to compute a model whose activations are to be rounded."""
-    divided = settings.num_shard > 1 and settings.pipeline_stages == 1
-    kernels = settings.cpu_backend != "torch" and not divided
+    kernels = settings.cpu_backend != "torch"
     if kernels:
         spec = model_spec(read_config(settings.model_path, settings.rope))
         # The shard may widen the dtype: no reason is looked for there.
         kernels = isinstance(spec, DecoderSpec) and find_unsupported(spec, "float32") is None
+        if isinstance(spec, DecoderSpec) and settings.pipeline_stages == 1:
+            kernels = kernels and find_undivided(spec, settings.num_shard) is None
     if kernels or settings.ranks_elsewhere:  # other machines may have devices
         return
     if settings.device == "cpu" or not may_see_device():

@@ -1,4 +1,4 @@
-"""Tokens a second of a model cut into two stages, against one process with the same cores.
+"""Tokens a second of a model on two ranks, against one process with the same cores.
 
     python -m bench.ranks.stages --shape S --json bench/out/stages.json
 
@@ -25,7 +25,8 @@ from bench.harness.stats import add_output_flags, reporting, table_of
 
 PATIENCE = 300.0  # seconds that an answer may take
 ALONE = ("--cpu-threads", "2")
-STAGES = ("--num-shard", "2", "--pipeline-stages", "2", "--cpu-threads", "1")
+RANKS = ("--num-shard", "2", "--cpu-threads", "1")
+WAYS = {"stages": ("--pipeline-stages", "2"), "parts": ()}  # of the layers, or of each of them
 
 
 def ask(server: Server, number: int, tokens: int) -> None:
@@ -57,6 +58,7 @@ def main() -> None:
     """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
+    parser.add_argument("--way", choices=sorted(WAYS), default="stages", help="of dividing it")
     parser.add_argument("--backend", choices=("numba", "torch"), default="numba")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
@@ -67,7 +69,7 @@ def main() -> None:
     found: list[dict[str, Any]] = []
 
     def report() -> tuple[str, dict[str, Any]]:
-        told = {name: getattr(options, name) for name in ("shape", "backend", "dtype")}
+        told = {name: getattr(options, name) for name in ("shape", "way", "backend", "dtype")}
         return table_of(found), {"rows": found} | told
 
     with reporting(options.json, "ranks.stages", report), tempfile.TemporaryDirectory() as folder:
@@ -76,7 +78,7 @@ def main() -> None:
             *("--model-id", str(model), "--served-model-name", "served"),
             *("--dtype", options.dtype, "--cpu-backend", options.backend),
         )
-        with running((*flags, *ALONE)) as one, running((*flags, *STAGES)) as two:
+        with running((*flags, *ALONE)) as one, running((*flags, *RANKS, *WAYS[options.way])) as two:
             for sequences in options.sequences:
                 found.append(measure(one, two, sequences, options.tokens, options.turns))
 
@@ -92,7 +94,7 @@ def measure(one: Server, two: Server, sequences: int, tokens: int, turns: int) -
     return {
         "sequences": sequences,
         "one process tokens/s": round(median(alone for alone, _ in pairs), 1),
-        "two stages tokens/s": round(median(staged for _, staged in pairs), 1),
+        "two ranks tokens/s": round(median(staged for _, staged in pairs), 1),
         "ratio p50": round(median(staged / alone for alone, staged in pairs), 2),
         "ratio least": round(min(staged / alone for alone, staged in pairs), 2),
     }

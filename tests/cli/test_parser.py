@@ -363,13 +363,6 @@ def test_rotary_scaling() -> None:
         parse(["--rope-factor", "0.5"], {})
 
 
-def test_the_kernels_compute_whole_layers() -> None:
-    flags = ["--cpu-backend", "numba", "--num-shard", "2"]
-    with pytest.raises(UsageError, match="`cpu_backend` numba computes a model on one rank, or"):
-        parse(flags, {})
-    assert parse([*flags, "--pipeline-stages", "2"], {}).options.cpu_backend == "numba"
-
-
 def test_sizes_of_cuda_graphs() -> None:
     assert parse(["--cuda-graphs", "0"], {}).options.cuda_graphs == ()
     assert parse([], {"CUDA_GRAPHS": "4"}).options.cuda_graphs == (4,)

@@ -25,7 +25,7 @@ def described(
     *,
     reuse: bool = True,
     guesses: bool = True,
-    divided: bool = False,
+    parts: int = 1,
     **told: Any,
 ) -> Serving:
     config = {name: told.pop(name) for name in list(told) if name not in ("backend", "device")}
@@ -34,7 +34,7 @@ def described(
         read_config(folder),
         **({"backend": "torch", "device": "cpu"} | told),
         dtype="float32",
-        divided=divided,
+        parts=parts,
         prefix_reuse=reuse,
         speculates=guesses,
     )
@@ -54,7 +54,8 @@ def test_what_is_missing_has_its_reason(tmp_path: Path) -> None:
     assert serving.no_prefix_cache == "its rotary frequencies depend on the length of a sequence"
     assert "--cpu-backend" in serving.no_cpu_kernels
     assert "1 attention heads cannot be split over 2 shards" in serving.no_ranks
-    assert "a part of every one" in described(tmp_path, divided=True).no_cpu_kernels
+    undivided = described(tmp_path, parts=2, intermediate_size=96).no_cpu_kernels
+    assert "48 numbers of an MLP" in undivided
     assert described(tmp_path, device="cuda:0").no_cpu_kernels == "it is computed on cuda:0"
     assert "--cpu-backend" in described(tmp_path).no_cpu_kernels
 

@@ -26,7 +26,7 @@ from tgi_trio.model.formats import (
     refuse_pieces,
 )
 from tgi_trio.model.gguf.block_types import has_scales
-from tgi_trio.model.kernel_fit import find_unsupported, unserved
+from tgi_trio.model.kernel_fit import find_undivided, find_unsupported, unserved
 from tgi_trio.model.leftovers import is_harmless, refuse_leftovers
 from tgi_trio.model.other_writing import find_other_writing_type, writing_refusal
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
@@ -50,10 +50,6 @@ from tgi_trio.model.transformers_types import configured_types, text_types
 CPU_ROUNDING: Final = (
     "--activations 8 is for the CPU kernels and for devices, and this model is computed by "
     "torch on a CPU: leave it out."
-)
-NOT_DIVIDED: Final = (
-    "The CPU kernels compute a model on one rank, or whole layers of it on each; leave "
-    "--cpu-backend out, use --num-shard 1, or set --pipeline-stages to as many as there are ranks."
 )
 
 
@@ -112,10 +108,10 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     if serving.activations == 8 and not isinstance(spec, DecoderSpec):
         raise ConfigurationError(activations_refusal(config))
     if serving.cpu_backend == "numba":
-        if serving.num_shard > 1 and serving.pipeline_stages == 1:
-            raise ConfigurationError(NOT_DIVIDED)
         decoder = spec if isinstance(spec, DecoderSpec) else None
         reason = find_unsupported(decoder, serving.dtype)
+        if reason is None and decoder is not None and serving.pipeline_stages == 1:
+            reason = find_undivided(decoder, serving.num_shard)
         if isinstance(spec, T5Spec):
             reason = "it has an encoder"
         if reason is not None:

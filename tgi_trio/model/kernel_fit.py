@@ -11,6 +11,7 @@ from tgi_trio.model.claims import ANY, CONVOLVED, Claim, Claims, find_unclaimed,
 from tgi_trio.model.decoder_matrices import NAMES
 from tgi_trio.model.mixers import Mamba2
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.split import Portion
 
 LANES = 16  # float32 numbers in a vector: one AVX512 register, two of AVX2, four of NEON
 PANEL = 2 * LANES  # output features that are computed together
@@ -258,6 +259,52 @@ def find_unsupported(spec: DecoderSpec | None, dtype: str) -> str | None:
     if reason := _find_odd_layer(spec):
         return reason
     return find_unclaimed(spec, CLAIMS)
+
+
+def undivided(part: str) -> str:
+    """Return what is said of a part of a model that the kernels do not divide over ranks."""
+    return f"ranks divide every layer, which the kernels do not do with {part}"
+
+
+def find_undivided(spec: DecoderSpec, ranks: int) -> str | None:
+    """Return why the kernels do not divide every layer of a model, or None where they do.
+
+    They compute all of it on one rank, and whole layers of it on each of several.
+    """
+    if ranks == 1:
+        return None
+    parts = {
+        "a state": any(layer.mixer for layer in spec.layers),
+        "experts": any(layer.experts for layer in spec.layers),
+        "layers that read others'": any(layer.reads_layer is not None for layer in spec.layers),
+        "gates cut at a bound": any(layer.sparsity for layer in spec.layers),
+        "several hidden states": spec.streams is not None,
+        "embeddings of layers' own": spec.own_inputs is not None,
+        "compressed keys and values": spec.latent is not None,
+        "gates of heads": spec.gated_attention or spec.gated_heads,
+        "a norm of all heads together": spec.query_key_norm == "whole",
+        "linear biases": spec.alibi,
+        "sinks": bool(spec.names.sinks),
+    }
+    if found := [name for name, there in parts.items() if there]:
+        return undivided(found[0])
+    own = Portion(0, ranks).sizes_of(spec)
+    for layer in own.layers:
+        sizes = own.sizes(layer)
+        widths = {
+            "query heads": own.heads * sizes.dim,
+            "key heads": sizes.kv_heads * sizes.dim,
+            "value heads": sizes.kv_heads * sizes.value_dim,
+            "what heads say": own.heads * sizes.value_dim,
+            "an MLP": layer.mlp_width or own.mlp_width,
+        }
+        for name, width in widths.items():
+            if width % PANEL or sizes.dim % PANEL or sizes.value_dim % PANEL:
+                return (
+                    f"a rank has {width} numbers of {name} with heads of {sizes.dim}, which are no "
+                    f"multiples of {PANEL}"
+                )
+    return None
 
 
 def _find_odd_layer(spec: DecoderSpec) -> str | None:

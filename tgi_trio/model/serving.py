@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.check import model_spec, split_refusal
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.kernel_fit import find_unsupported
+from tgi_trio.model.kernel_fit import find_undivided, find_unsupported
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.split import check_split
 from tgi_trio.model.t5_spec import T5Spec
@@ -42,13 +42,13 @@ def describe_serving(
     backend: str,
     device: str,
     dtype: str,
-    divided: bool,
+    parts: int,
     prefix_reuse: bool,
     speculates: bool,
 ) -> Serving:
     """Return how a model is served that a shard has loaded; the rest is what that says of it.
 
-    `divided`: each of several ranks has a part of every layer.
+    `parts`: that every layer is divided into, each a rank's.
     Raises ModelLoadError for a config.json whose values make no sense.
     """
     spec = model_spec(config)
@@ -56,7 +56,7 @@ def describe_serving(
     return Serving(
         path=backend if spec is None else paths[type(spec)],
         backend=backend,
-        no_cpu_kernels=_no_cpu_kernels(spec, backend, device, dtype, divided),
+        no_cpu_kernels=_no_cpu_kernels(spec, backend, device, dtype, parts),
         no_prefix_cache="" if prefix_reuse else _no_prefix_cache(spec),
         no_guesses="" if speculates else _no_guesses(spec),
         no_ranks=_no_ranks(config, spec),
@@ -64,7 +64,7 @@ def describe_serving(
 
 
 def _no_cpu_kernels(
-    spec: DecoderSpec | T5Spec | None, backend: str, device: str, dtype: str, divided: bool
+    spec: DecoderSpec | T5Spec | None, backend: str, device: str, dtype: str, parts: int
 ) -> str:
     if backend.startswith("numba"):
         return ""
@@ -74,8 +74,8 @@ def _no_cpu_kernels(
         return "it has an encoder"
     if (reason := find_unsupported(spec, dtype)) is not None:
         return reason
-    if divided:
-        return "they compute whole layers, and each rank has a part of every one"
+    if spec is not None and (reason := find_undivided(spec, parts)) is not None:
+        return reason
     return "--cpu-backend asks for torch, or the log says why"
 
 

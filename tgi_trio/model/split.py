@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.matrices import Units, every_unit
 from tgi_trio.model.mixer_matrices import mixer_units
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.spec import DecoderSpec, HeadSizes
 from tgi_trio.model.t5_spec import T5Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """A rank's part of every layer, of as many ranks as there are; 1: all of it."""
+
+    rank: int = 0
+    ranks: int = 1
+
+    def share(self, units: Units) -> slice:
+        """Return which of some units are its own; raises ModelLoadError as `unit_share` does."""
+        return unit_share(units, self.rank, self.ranks) if self.ranks > 1 else every_unit(units)
+
+    def sizes_of(self, spec: DecoderSpec) -> DecoderSpec:
+        """Return a model with as many heads and MLP columns as the rank has of it."""
+        if self.ranks == 1:
+            return spec
+
+        def own(sizes: HeadSizes) -> HeadSizes:
+            return replace(sizes, kv_heads=max(1, sizes.kv_heads // self.ranks))
+
+        layers = (
+            replace(
+                layer,
+                sizes=own(layer.sizes) if layer.sizes else None,
+                mlp_width=layer.mlp_width // self.ranks,
+            )
+            for layer in spec.layers
+        )
+        return replace(
+            spec,
+            heads=spec.heads // self.ranks,
+            kv_heads=max(1, spec.kv_heads // self.ranks),
+            mlp_width=spec.mlp_width // self.ranks,
+            layers=tuple(layers),
+        )
 
 
 def unit_share(units: Units, rank: int, ranks: int) -> slice:

@@ -107,12 +107,6 @@ def check(options: Options) -> None:
     _check_rope(options)
     _check_adapters(options)
     _check_stages(options)
-    divided = number_of_shards(options) > 1 and options.pipeline_stages == 1
-    if options.cpu_backend == "numba" and divided:
-        raise ConfigurationError(
-            "`cpu_backend` numba computes a model on one rank, or whole layers of it on each: "
-            "leave it out, leave out `num_shard`, or set `pipeline_stages` to as many"
-        )
     _check_quantize(options)
     if options.activations not in (None, *ACTIVATIONS):
         raise ConfigurationError(f"`activations` must be 8 or 16. Given: {options.activations}")

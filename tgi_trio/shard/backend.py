@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model.check import CPU_ROUNDING, NOT_DIVIDED, check_guesser, model_spec
+from tgi_trio.model.check import CPU_ROUNDING, check_guesser, model_spec
 from tgi_trio.model.config import ModelConfig, read_config
 from tgi_trio.model.kernel_fit import unserved
 from tgi_trio.model.quantised.recognise import check_stated
@@ -27,6 +27,7 @@ from tgi_trio.shard.speculation.drafted_runner import DraftedRunner, LeavesRoom
 
 if TYPE_CHECKING:
     from tgi_trio.shard.ranks.neighbours import Neighbours
+    from tgi_trio.shard.ranks.portions import Portions
     from tgi_trio.shard.sampling.logits_processors import GrammarMasks
     from tgi_trio.shard.torch_backend.models.decoder import Ranks
 
@@ -40,8 +41,8 @@ def load_runner(
 ) -> Runner:
     """Load the model of `settings`; `device` is what `choose_device` makes of theirs.
 
-    The CPU kernels serve where they fit, on one rank or in stages of a pipeline. With `ranks`, this
-    rank's part is loaded; rank 0 alone chooses tokens. `fresh_files`: as `reading_ahead` yields
+    The CPU kernels serve where they fit. With `ranks`, this rank's part is loaded; rank 0 alone
+    chooses tokens. `fresh_files`: as `reading_ahead` yields
     them. Raises ConfigurationError for settings that cannot be served so, ModelLoadError for a
     folder that cannot be used.
     """
@@ -76,8 +77,7 @@ def _load_model(
     chooses = ranks is None or ranks.rank == 0
     grammars = _grammars(settings.tokenizer_file, config) if chooses else None
     fresh_files = fresh_files if ranks is None else frozenset()  # the others read them, too
-    divided = ranks is not None and settings.pipeline_stages == 1
-    if device == CPU and settings.cpu_backend != "torch" and not divided:
+    if device == CPU and settings.cpu_backend != "torch":
         runner = _load_kernels(settings, config, grammars, fresh_files, ranks)
         if runner is not None:
             return runner
@@ -117,6 +117,9 @@ def _add_draft_model(
         rope_factor=None,
         # torch's threads must not inherit the one core of a team's first thread.
         cpu_backend="auto" if in_kernels else "torch",
+        # Its processors are this rank's.
+        local_rank=settings.local_rank if settings.local_size else settings.rank,
+        local_size=settings.local_size or settings.world_size,
         rank=0,
         world_size=1,
     )
@@ -148,14 +151,20 @@ def _load_kernels(
 ) -> Runner | None:
     """Load a model with the CPU kernels, or say why torch is to serve it.
 
-    With `ranks`, this one's stage of a pipeline: all are computed with the kernels, or none. Raises
-    ConfigurationError where the kernels do not fit and torch will not do.
+    With `ranks`, this one's part, or stage of a pipeline: all are computed with the kernels, or
+    none. Raises ConfigurationError where the kernels do not fit and torch will not do.
     """
     from tgi_trio.shard.numba_backend.loading import load
     from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 
-    neighbours = None if ranks is None else _find_neighbours(ranks)
-    sampler = None if neighbours is None or neighbours.stage.is_last else NoSampler()
+    neighbours: Neighbours | None = None
+    portions: Portions | None = None
+    if ranks is not None and settings.pipeline_stages > 1:
+        neighbours = _find_neighbours(ranks)
+    elif ranks is not None:
+        here = settings.local_size in (0, settings.world_size)
+        portions = _find_portions(ranks, together=here)
+    others = neighbours or portions
     runner, reason = None, ""
     try:
         runner = load(
@@ -163,14 +172,15 @@ def _load_kernels(
             config,
             grammars=grammars,
             fresh_files=fresh_files,
-            sampler=sampler,
+            sampler=NoSampler() if ranks is not None and ranks.rank else None,
             neighbours=neighbours,
+            portions=portions,
         )
     except UnsupportedError as error:
         reason = str(error)
-    if neighbours is not None and not neighbours.least(runner is not None) and runner is not None:
+    if others is not None and not others.least(runner is not None) and runner is not None:
         runner.close()
-        runner, reason = None, "another rank cannot compute its stage with them"
+        runner, reason = None, "another rank cannot compute its part with them"
     if runner is not None:
         return runner
     if settings.cpu_backend == "numba":
@@ -182,28 +192,38 @@ def _load_kernels(
 
 def _find_neighbours(ranks: Ranks) -> Neighbours:
     """Return the other stages of a pipeline, as the kernels see them."""
-    import torch
-
     from tgi_trio.shard.ranks.neighbours import Neighbours
 
-    torch.set_num_threads(1)  # it carries hidden states and computes nothing
+    _quieten_torch()
     return Neighbours(ranks)
+
+
+def _find_portions(ranks: Ranks, *, together: bool) -> Portions:
+    """Return the others that have a part of every layer, as the kernels see them."""
+    from tgi_trio.shard.ranks.portions import Portions
+
+    _quieten_torch()
+    return Portions(ranks, together=together)
+
+
+def _quieten_torch() -> None:
+    """Have torch carry what ranks tell each other, and compute nothing."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
     """Raise ConfigurationError for what the CPU kernels alone can do, where they cannot serve, and
     for what they cannot.
     """
-    divided = ranks is not None and settings.pipeline_stages == 1
-    if device == CPU and (settings.cpu_backend == "torch" or divided):
+    if device == CPU and settings.cpu_backend == "torch":
         _refuse_rounding(settings)
     if device != CPU and settings.cpu_backend == "numba":
         raise ConfigurationError(
             f"--cpu-backend numba computes on the CPU, and this shard computes on {device}; leave "
             "it out, or hide the device: CUDA_VISIBLE_DEVICES="
         )
-    if divided and settings.cpu_backend == "numba":
-        raise ConfigurationError(NOT_DIVIDED)
 
 
 def _refuse_rounding(settings: ShardSettings) -> None:

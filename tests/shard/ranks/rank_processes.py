@@ -31,6 +31,7 @@ from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.ranks.follower import NoSampler
 from tgi_trio.shard.ranks.neighbours import Neighbours
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
+from tgi_trio.shard.ranks.portions import Portions
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
@@ -123,10 +124,10 @@ def ranks_of(folder: Path, size: int, sampler: RowSampler, **options: Any) -> It
 
 
 @contextmanager
-def kernel_stages_of(
-    folder: Path, size: int, sampler: RowSampler, **options: Any
+def kernel_ranks_of(
+    folder: Path, size: int, sampler: RowSampler, *, staged: bool, **options: Any
 ) -> Iterator[tuple[Ranks, list[CpuRunner]]]:
-    """The same in the CPU kernels, each rank a stage of a pipeline; its part beside it."""
+    """The same in the CPU kernels, and each rank's own; `staged`: it is a stage of a pipeline."""
     settings = ShardSettings(model_path=folder, cpu_threads=1, world_size=size, **options)
     config = read_config(folder)
     with groups(size) as (together, members), ExitStack() as at_end:
@@ -136,7 +137,8 @@ def kernel_stages_of(
                 replace(settings, rank=rank),
                 config,
                 sampler=NoSampler() if rank else sampler,
-                neighbours=Neighbours(members[rank]),
+                neighbours=Neighbours(members[rank]) if staged else None,
+                portions=None if staged else Portions(members[rank], together=True),
             )
 
         runners = together(load_stage)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.shard.numba_backend.numba_support import FITTING
-from tests.shard.ranks.rank_processes import Ranks, groups, kernel_stages_of
+from tests.shard.ranks.rank_processes import Ranks, groups, kernel_ranks_of
 from tests.shard.torch_backend.models_support import (
     BLOCK,
     GreedyRecorder,
@@ -72,7 +72,7 @@ def test_stages_say_what_one_process_says(checkpoint: Checkpoint, case: str) -> 
     expected = play(one, alone)
     weights = one.warm_up(WARMUP).weight_bytes
     one.close()
-    with kernel_stages_of(folder, size, staged, **options) as (ranks, parts):
+    with kernel_ranks_of(folder, size, staged, staged=True, **options) as (ranks, parts):
         found = play(ranks, staged)
         check_parts(ranks, [part.warm_up for part in parts], weights)
         assert ranks.info.backend.endswith(f"one of {size} stages)")
@@ -94,7 +94,7 @@ def check_parts(ranks: Ranks, warm_ups: list[Callable[..., Any]], whole: int) ->
 def test_what_cannot_be_cut_is_refused(checkpoint: Checkpoint) -> None:
     folder = checkpoint("llama", **FITTING["llama"])
     with pytest.raises(ModelLoadError, match="layers cannot be cut into 3 stages"):
-        with kernel_stages_of(folder, 3, GreedyRecorder()):
+        with kernel_ranks_of(folder, 3, GreedyRecorder(), staged=True):
             pass
 
 
@@ -136,10 +136,10 @@ def test_all_stages_are_computed_with_the_kernels_or_none(
     if asked == "auto":
         assert not any("numba" in each for each in found)
         said = capsys.readouterr().err
-        assert "another rank cannot compute its stage with them" in said
+        assert "another rank cannot compute its part with them" in said
         assert "this processor has no vectors" in said
     else:
-        assert "another rank cannot compute its stage with them" in found[0]
+        assert "another rank cannot compute its part with them" in found[0]
         assert "this processor has no vectors" in found[1]
 
 

@@ -28,6 +28,7 @@ from tgi_trio.shard.placed_features import PlacedFeatures
 
 if TYPE_CHECKING:  # it imports torch
     from tgi_trio.shard.ranks.neighbours import Neighbours
+    from tgi_trio.shard.ranks.portions import Portions
 
 _PAGE = 4096
 # Tokens of prompts that attend one after the other, where they do not together: their K and V stay
@@ -104,16 +105,19 @@ class Forward:
         variant: Variant,
         cores: list[int],
         neighbours: Neighbours | None = None,
+        portions: Portions | None = None,
     ) -> None:
         """Compile the kernels as `variant` says, start a thread on each of `cores`.
 
-        `neighbours`: of the program's stage in a pipeline, which compute each step as well. Raises
-        what the compiler raises when it has no instructions for this machine.
+        `neighbours`: of the program's stage in a pipeline; `portions`: of every layer, which other
+        ranks compute. Both compute each step as well. Raises what the compiler raises when it has
+        no instructions for this machine.
         """
         self.spec = program.spec
         self.variant = variant
         self.program = program
         self._neighbours = neighbours
+        self._portions = portions
         self.team = Team(variant, program.operations, cores)
         self._step = self.team.step
         self._buffers: dict[Buffer, NDArray[np.uint8]] = {}
@@ -243,11 +247,27 @@ class Forward:
         step["wanted"] = 0
         for end, act in sorted(stops, key=itemgetter(0)):
             if end > at:
-                step["first"], step["end"] = at, end
-                self.team.run()
+                self._run_rows(at, end)
                 at = end
             act()
         return at
+
+    def _run_rows(self, first: int, end: int) -> None:
+        """Run operations; add up what other ranks have parts of, behind each that leaves some."""
+        step = self._step
+        if self._portions is not None:
+            tokens = int(step["tokens"][0])
+            for row, buffer in self.program.sums:
+                if first < row <= end:
+                    step["first"], step["end"] = first, row
+                    self.team.run()
+                    width = self.spec.hidden_size
+                    parts = self._buffers[buffer].view(np.float32)[: tokens * width]
+                    self._portions.add_up(parts)
+                    first = row
+        if first < end:
+            step["first"], step["end"] = first, end
+            self.team.run()
 
     def logits(self, wanted: Ints) -> Floats:
         """Return logits of other tokens of the last `run`, at most as many rows as reserved."""
@@ -289,13 +309,14 @@ class Forward:
 
     def _operate(self, first: int, wanted: Ints) -> Floats:
         step, program = self._step, self.program
-        step["first"] = first
         behind = program.end - program.body  # of the layers: the final norm and the head
         last = program.end if first < program.end else len(program.operations)
-        step["end"] = last if len(wanted) else last - behind
         step["wanted"], step["wanted_ids"] = len(wanted), address(wanted)
-        self.team.run()
-        return self._logits[: len(wanted), : self.spec.vocab_size]
+        self._run_rows(first, last if len(wanted) else last - behind)
+        logits = self._logits[: len(wanted), : program.vocabulary]
+        if self._portions is None or not len(wanted):
+            return logits
+        return self._portions.gather(logits, self.spec.vocab_size)
 
 
 def _add_rows(hidden: Floats, places: NDArray[np.int64], rows: Floats) -> None:

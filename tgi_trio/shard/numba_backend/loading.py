@@ -15,13 +15,14 @@ from tgi_trio.model.check import check_checkpoint, check_rotary
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.kernel_fit import find_unsupported
+from tgi_trio.model.kernel_fit import find_undivided, find_unsupported, undivided
 from tgi_trio.model.matrices import every_unit
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
+from tgi_trio.model.split import Portion, check_split
 from tgi_trio.model.stages import check_stages
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.checkpoint.heads import open_heads
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.kernels.variant import Variant
     from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
     from tgi_trio.shard.ranks.neighbours import Neighbours
+    from tgi_trio.shard.ranks.portions import Portions
 
 
 def load(
@@ -56,11 +58,13 @@ def load(
     fresh_files: frozenset[Path] = frozenset(),
     sampler: RowSampler | None = None,
     neighbours: Neighbours | None = None,
+    portions: Portions | None = None,
 ) -> CpuRunner:
     """Load the checkpoint of `config`. `sampler` None: one of the kernels, which serves `grammars`.
 
     Heads that guess for it are those of `settings.draft_model`, if that holds any. With
-    `neighbours`, this stage of a pipeline is loaded.
+    `neighbours`, this stage of a pipeline is loaded; with `portions` this rank's part of every
+    layer.
 
     `fresh_files` leave the page cache again as they are packed, but for embeddings' rows.
     Raises UnsupportedError when the kernels do not fit, or fail their self-test; ModelLoadError for
@@ -71,8 +75,14 @@ def load(
     made = find_made(config, settings.quantize)
     int8 = made in INT8_WORDS
     reason = find_unsupported(spec, dtype)
+    portion = Portion() if portions is None else portions.portion
     if spec is None or reason is not None:
         raise UnsupportedError(reason)
+    if portion.ranks > 1:
+        check_split(spec, portion.ranks)
+        reason = find_undivided(spec, portion.ranks) or _find_whole(settings, config, int8=int8)
+        if reason is not None:
+            raise UnsupportedError(reason)
     check_checkpoint(config, spec)
     if settings.rope is not None:
         check_rotary(config, spec)
@@ -103,6 +113,7 @@ def load(
             max_lora_rank=settings.max_lora_rank,
             kv=_cache_numbers(settings.kv_cache_dtype, spec, checkpoint),
             stage=stage,
+            portion=portion,
         ) as program,
     ):
         _lend_embedding(heads, spec, checkpoint)
@@ -116,7 +127,7 @@ def load(
         if sampler is None:
             watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
             sampler = choose_sampler(config, cores, grammars, watermark)
-    forward = Forward(program, variant, cores[:count], neighbours)
+    forward = Forward(program, variant, cores[:count], neighbours, portions)
     return CpuRunner(
         config,
         forward,
@@ -125,9 +136,21 @@ def load(
         load_ns=time.monotonic_ns() - began,
         heads=heads,
         adapters=adapters,
-        neighbours=neighbours,
+        ranks=neighbours or portions,
         local_ranks=local_ranks,
     )
+
+
+def _find_whole(settings: ShardSettings, config: ModelConfig, *, int8: bool) -> str | None:
+    """Return why the kernels do not divide layers, of what was asked for; None: they do."""
+    draft = settings.draft_model
+    parts = {
+        "adapters": settings.max_lora_rank > 0,
+        "heads that guess": draft is not None and find_kind(draft) is not None,
+        "images": config.get("vision_config") is not None,
+        "weights that become int8": int8,  # rows have the scales of all their columns
+    }
+    return next((undivided(name) for name, there in parts.items() if there), None)
 
 
 def _share_cores(settings: ShardSettings, ranks: int) -> tuple[list[int], int]:

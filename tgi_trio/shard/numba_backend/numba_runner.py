@@ -41,6 +41,7 @@ from tgi_trio.shard.speculation.ngram import NgramDrafter
 
 if TYPE_CHECKING:  # it imports torch
     from tgi_trio.shard.ranks.neighbours import Neighbours
+    from tgi_trio.shard.ranks.portions import Portions
 
 _LOGITS_AT_ONCE = 64  # rows of prompt logits that are computed together
 
@@ -58,14 +59,13 @@ class CpuRunner:
         load_ns: int = 0,
         heads: LoadedHeads | None = None,
         adapters: AdapterHost | None = None,
-        neighbours: Neighbours | None = None,
+        ranks: Neighbours | Portions | None = None,
         local_ranks: int = 1,
     ) -> None:
-        """`heads`: what guesses for the model, whose linear layers are in its program. Where it is
-        a stage of a pipeline, `neighbours` are those of `forward`, and `local_ranks` share this
-        machine's memory.
+        """`heads`: what guesses for the model, whose linear layers are in its program. `ranks`: the
+        others of `forward`, None: there are none. `local_ranks` share this machine's memory.
         """
-        self._neighbours = neighbours
+        self._ranks = ranks
         self._local_ranks = local_ranks
         self._adapters = adapters
         self.sampler = sampler
@@ -84,8 +84,8 @@ class CpuRunner:
         program = forward.program
         words = [program.describe(), forward.variant.instructions]
         words.append(f"{len(team.cores)} threads")
-        if neighbours is not None:
-            words.append(f"one of {neighbours.stage.size} stages")
+        if ranks is not None:
+            words.append(ranks.describe())
         # Rows have slots where any stage keeps states: one without any says so, too.
         keeps = any(layer.mixer is not None for layer in program.model.layers)
         self._info = ShardInfo(
@@ -134,8 +134,8 @@ class CpuRunner:
             adapter=adapter,
             states=slots * self._info.state_bytes,
         )
-        if self._neighbours is not None:  # every rank's cache has the same blocks, and slots
-            tokens, slots = self._neighbours.least(tokens), self._neighbours.least(slots)
+        if self._ranks is not None:  # every rank's cache has the same blocks, and slots
+            tokens, slots = self._ranks.least(tokens), self._ranks.least(slots)
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
         kv_bytes = program.allocate_kv(blocks)
         if self._eagle is not None:

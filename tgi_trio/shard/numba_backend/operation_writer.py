@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.matrices import LinearRef, every_unit
+from tgi_trio.model.matrices import LinearRef
+from tgi_trio.model.split import Portion
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
@@ -34,13 +35,17 @@ class OperationWriter:
     """Writes operations one after the other; holds what they point to.
 
     `source`: where `linear` finds weights. `feeder`: the row that leaves what the linear layer to
-    come reads.
+    come reads. `sums`: behind which rows which buffer holds a part of what all ranks add up.
     """
 
-    def __init__(self, source: Weights, packer: Packer, *, as_stored: bool) -> None:
+    def __init__(
+        self, source: Weights, packer: Packer, *, as_stored: bool, portion: Portion
+    ) -> None:
         """Hand weights to `packer`; `as_stored`: quantised ones stay what they are where there is a
-        kernel for their kind.
+        kernel for their kind. `portion`: of every linear layer.
         """
+        self.portion = portion
+        self.sums: list[tuple[int, Buffer]] = []
         self.source = source
         self.rows: list[NDArray[np.void]] = []
         self.quantised = QuantisedOperations()
@@ -71,12 +76,20 @@ class OperationWriter:
         first feature in a target row. `normalised`: rows of the matrix are divided by their
         lengths. Raises ModelLoadError as the weights do.
         """
-        weights = read_linear(self.source, linear, every_unit)
+        portion = self.portion
+        weights = read_linear(self.source, linear, portion.share)
         if normalised:
             weights = normalise_rows(weights)
-        bias = read_bias(self.source, linear, every_unit)
+        bias = None
+        if not (linear.partial and portion.rank):  # one rank alone adds it
+            bias = read_bias(self.source, linear, portion.share)
+        summed = linear.partial and portion.ranks > 1
+        if summed and portion.rank and fields.get("epilogue") == Epilogue.ADD:
+            fields["epilogue"] = Epilogue.STORE  # rank 0 has what it joins
         self.feeder = len(self.rows) - 1 if feeder is None else feeder
         self.product(weights, bias, source, target, paired=paired, place=place, **fields)
+        if summed:
+            self.sums.append((len(self.rows), target))
 
     def product(
         self,

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.decoder_matrices import layer_refs
+from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.layer_work import find_run
 from tgi_trio.model.mixers import DeltaRule
 from tgi_trio.model.spec import DecoderSpec, HeadSizes
 from tgi_trio.model.speculators.spec import HeadsSpec
+from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run, Stage
 from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import BLOCK_SIZE
@@ -64,12 +65,13 @@ def pack_program(
     max_lora_rank: int = 0,
     kv: CacheNumbers | None = None,
     stage: Stage | None = None,
+    portion: Portion = Portion(),  # noqa: B008 (frozen)
 ) -> Iterator[Program]:
     """Yield a model's program while `threads` pack its weights; leaving waits for them.
 
     `int8`: linear layers get 8-bit weights. `heads`: what guesses for it, and where its weights
-    are; `max_lora_rank` and `kv` as for `Program`. `stage`: of a pipeline, whose part alone is
-    packed; None: all. Raises ModelLoadError as the weights and the packer do.
+    are; `max_lora_rank`, `kv` and `portion` as for `Program`. `stage`: of a pipeline, whose layers
+    alone are packed; None: all. Raises ModelLoadError as the weights and the packer do.
     """
     with Packer(Storage("int8" if int8 else dtype), threads) as packer:
         program = Program(
@@ -82,6 +84,7 @@ def pack_program(
             max_lora_rank=max_lora_rank,
             kv=kv,
             run=find_run(spec, stage),
+            portion=portion,
         )
         packer.start()
         yield program
@@ -107,20 +110,29 @@ class Program:
         max_lora_rank: int = 0,
         kv: CacheNumbers | None = None,
         run: Run | None = None,
+        portion: Portion = Portion(),  # noqa: B008 (frozen)
     ) -> None:
         """Hand every weight to `packer`; raises ModelLoadError as the weights do.
 
         `bf16`: the model's dtype is bfloat16, otherwise float32. `as_stored`: quantised weights
         stay what they are where there is a kernel for their kind. `max_lora_rank`: of adapters;
         0: none are ever loaded. `kv`: how K and V are stored; None: in the model's dtype. `run`:
-        what is computed of the model; None: all.
+        what is computed of the model; None: all. `portion`: of every layer of it.
         """
-        self.model = spec  # all of it
+        self.model = portion.sizes_of(spec)  # all layers
         self.run = run = run or find_run(spec, None)
-        # Of the layers that are computed here.
-        self.spec = replace(spec, layers=tuple(spec.layers[index] for index in run.layers))
+        own = tuple(self.model.layers[index] for index in run.layers)
+        self.spec = replace(self.model, layers=own)  # what is computed here
         self._built = built = ProgramBuilder(
-            spec, weights, packer, bf16=bf16, as_stored=as_stored, heads=heads, kv=kv, run=run
+            spec,
+            weights,
+            packer,
+            bf16=bf16,
+            as_stored=as_stored,
+            heads=heads,
+            kv=kv,
+            run=run,
+            portion=portion,
         )
         self._kv_number = np.dtype(np.uint8 if kv else np.uint16 if bf16 else np.float32)
         self.lone: Mapping[str, LoneLinear] = built.lone
@@ -128,6 +140,9 @@ class Program:
         self.weight_bytes = built.writer.weight_bytes
         self.end = built.end
         self.body = built.body
+        self.sums = built.writer.sums  # see `OperationWriter`
+        share = portion.share(outer_refs(spec).head.pieces[0].outputs)
+        self.vocabulary = share.stop - share.start if run.is_last else 0  # logits made here
         self.adapted: AdaptedOperations | None = None
         self.operations = np.stack(built.writer.rows)
         if max_lora_rank:
@@ -415,9 +430,7 @@ class Program:
     @property
     def padded_vocab(self) -> int:
         """Width of a row of logits: the vocabulary in whole panels; 0 before the last stage."""
-        if not self.run.is_last:
-            return 0
-        return -(-self.spec.vocab_size // PANEL) * PANEL
+        return -(-self.vocabulary // PANEL) * PANEL
 
     def describe(self) -> str:
         """Return what becomes of quantised weights, for an operator; "": there are none."""

@@ -24,6 +24,7 @@ from tgi_trio.model.matrices import (
 from tgi_trio.model.mixers import Mamba2
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from tgi_trio.model.speculators.spec import HeadsSpec
+from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
@@ -88,11 +89,14 @@ class ProgramBuilder:
         heads: tuple[HeadsSpec, Weights] | None,
         kv: CacheNumbers | None = None,
         run: Run,
+        portion: Portion,
     ) -> None:
-        """Hand every weight of `run` to `packer`; raises ModelLoadError as the weights do. See
-        `Program`.
+        """Hand every weight of `run`, as much as `portion` says, to `packer`; see `Program`.
+
+        Raises ModelLoadError as the weights do.
         """
-        self.writer = OperationWriter(weights, packer, as_stored=as_stored)
+        self.writer = OperationWriter(weights, packer, as_stored=as_stored, portion=portion)
+        self._model, spec = spec, portion.sizes_of(spec)
         self.lone: dict[str, LoneLinear] = {}
         self.sites: list[AdaptedSite] = []
         self._spec = spec
@@ -122,7 +126,7 @@ class ProgramBuilder:
 
     def _build(self) -> None:
         """Add everything up to the last hidden states."""
-        spec, outer = self._spec, outer_refs(self._spec)
+        spec, outer = self._spec, outer_refs(self._model)
         if self._run.is_first:
             self._embed()
         if self._streams is not None and outer.streams is not None:
@@ -130,13 +134,13 @@ class ProgramBuilder:
         for index in self._run.layers:
             self._index = index
             self.layer_rows.append(len(self.writer.rows))
-            self._layer(layer_refs(spec, index), spec.layers[index])
+            self._layer(layer_refs(self._model, index), spec.layers[index])
         if self._streams is not None and outer.streams is not None:
             self._streams.merge(outer.streams)
 
     def _embed(self) -> None:
         """Add what makes hidden states of tokens."""
-        spec, outer = self._spec, outer_refs(self._spec)
+        spec, outer = self._spec, outer_refs(self._model)
         embedding = read_table(self.writer.source, outer.embedding, every_unit)
         scale = np.array([spec.embedding_scale], np.float32)
         if self._bf16:  # rounded to the dtype first, as Gemma was trained
@@ -174,7 +178,7 @@ class ProgramBuilder:
 
     def _add_head(self) -> None:
         """Add what makes logits of hidden states, for the tokens where they are wanted."""
-        spec, outer = self._spec, outer_refs(self._spec)
+        spec, outer = self._spec, outer_refs(self._model)
         self._norms.add(outer.final_norm, Buffer.HIDDEN, wanted_only=1)
         self.writer.linear(
             outer.head,
@@ -187,7 +191,7 @@ class ProgramBuilder:
         )
 
     def _read_final_norm(self) -> FinalNorm:
-        norm = outer_refs(self._spec).final_norm
+        norm = outer_refs(self._model).final_norm
         if norm is None:
             raise ValueError("the kernels need a norm before the head; see `kernel_fit.py`")
         weight, bias = self._norms.read_weight(norm), self._norms.read_bias(norm)
@@ -195,7 +199,7 @@ class ProgramBuilder:
 
     def _add_heads(self, heads: HeadsSpec, weights: Weights) -> None:
         """Add the linear layers of heads, and the model's head once more: for rows of theirs."""
-        head = outer_refs(self._spec).head
+        head = outer_refs(self._model).head
         stored = self.writer.rows[self.end - 1]
         parts = read_linear(self.writer.source, head, every_unit).parts
         if self._spec.normalised_head or self.writer.packing(parts) is None:
@@ -304,7 +308,7 @@ class ProgramBuilder:
 
     def _dense(self, mlp: MlpRefs, layer: LayerSpec, feeder: int) -> None:
         """Add an MLP up to what its last linear layer reads."""
-        width = mlp.down.pieces[0].matrix.columns
+        width = next(mlp.down.cuts(self.writer.portion.share)).width
         if layer.sparsity:  # which hangs on all gates
             self._adapt("inner", mlp.inner, Buffer.NORMED, feeder=feeder)
             self.writer.linear(mlp.inner, Buffer.NORMED, Buffer.PROJECTED, feeder=feeder)

@@ -35,6 +35,10 @@ class Neighbours:
         if not self.stage.is_last:
             self._group.send(torch.from_numpy(hidden.copy()), self.stage.after)
 
+    def describe(self) -> str:
+        """Return what an operator is told."""
+        return f"one of {self.stage.size} stages"
+
     def least(self, value: int) -> int:
         """Return the least of all ranks' `value`s."""
         return self._group.least(value, _CPU)
