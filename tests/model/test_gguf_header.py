@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.gguf_files import IQ2_XXS, Q8_0, Tensor, float32, gguf, string, value
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.gguf.files import read_model
 from tgi_trio.model.gguf.header import Header, read_header
 
 METADATA: dict[str, Any] = {
@@ -50,6 +53,16 @@ def test_metadata_and_tensors(tmp_path: Path) -> None:
 
 def test_the_vocabulary_is_read_when_asked_for(tmp_path: Path) -> None:
     assert "tokenizer.ggml.tokens" not in read(tmp_path, gguf(METADATA, TENSORS)).metadata
+
+
+def test_what_is_remembered_of_a_file_is_what_it_says_now(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    for name in ("a", "b"):
+        file.write_bytes(gguf({"general.architecture": name}, {name: float32(np.ones((2, 32)))}))
+        os.utime(file, ns=(0, ord(name)))
+        for _ in range(2):
+            model = read_model([file])
+            assert (model.architecture, *model.tensors) == (name, name)
 
 
 def test_an_alignment_of_its_own(tmp_path: Path) -> None:

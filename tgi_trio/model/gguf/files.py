@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.gguf.header import TensorInfo, read_header
+from tgi_trio.model.gguf.header import Header, TensorInfo, read_header, refusing
 
 SUFFIX: Final = ".gguf"
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -58,10 +59,25 @@ def find_gguf(folder: Path) -> list[Path]:
 def read_model(files: list[Path], *, vocabulary: bool = False) -> GgufModel:
     """Read the headers of a model's files, all of them and in order.
 
-    Raises ModelLoadError as `read_header` does, and for parts that do not belong together.
+    Several ask at every start: what was read last is remembered for as long as the files stay as
+    they are, but for the `vocabulary`. Raises ModelLoadError as `read_header` does, and for parts
+    that do not belong together.
     """
+    if vocabulary:
+        return _join(files, [read_header(file, vocabulary=True) for file in files])
+    with refusing(files[0]):
+        states = [file.stat() for file in files]
+    return _read(tuple(files), tuple((state.st_size, state.st_mtime_ns) for state in states))
+
+
+@lru_cache(maxsize=2)
+def _read(files: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> GgufModel:
+    return _join(files, [read_header(file) for file in files])
+
+
+def _join(files: Sequence[Path], headers: Sequence[Header]) -> GgufModel:
+    """Return the headers of files as one; raises ModelLoadError."""
     tensors: dict[str, tuple[Path, TensorInfo]] = {}
-    headers = [read_header(file, vocabulary=vocabulary) for file in files]
     for number, (file, header) in enumerate(zip(files, headers, strict=True)):
         said = (header.metadata.get("split.no", 0), header.metadata.get("split.count", 0) or 1)
         if said != (number, len(files)):

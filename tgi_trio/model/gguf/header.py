@@ -125,11 +125,26 @@ class _Cursor:
             format_of = f"<{count}{_NUMBERS[element]}"
             return list(struct.unpack_from(format_of, self._data, begin)) if kept else None
         self._check_count(count, _U64.size)
-        if kept:
-            return [self.string() for _ in range(count)]
+        return self._strings(count, kept)
+
+    def _strings(self, count: int, kept: bool) -> list[str] | None:
+        """Return the strings of a list; None unless `kept`.
+
+        A vocabulary has hundreds of thousands: for each is done what has to be, and no call more.
+        """
+        data, end, place = self._data, self._end, self.place
+        size, length_at = _U64.size, _U64.unpack_from
+        found: list[str] = []
         for _ in range(count):
-            self.skip(self.take(_U64))
-        return None
+            begin = place + size
+            if begin > end or begin + (length := length_at(data, place)[0]) > end:
+                self.place = place
+                self.string()  # which says what is wrong
+            place = begin + length
+            if kept:
+                found.append(data[begin:place].decode("utf-8", errors="replace"))
+        self.place = place
+        return found if kept else None
 
     def _check_count(self, count: int, size: int) -> None:
         if count > min(_MOST_ELEMENTS, self.left // size):

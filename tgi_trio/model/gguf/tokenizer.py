@@ -150,11 +150,9 @@ def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
     """Return token -> id; of tokens with one text the first counts."""
-    ids: dict[str, int] = {}
-    for token_id, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
-        if kind != _UNUSED:
-            ids.setdefault(text, token_id)
-    return ids
+    numbered = zip(range(len(vocabulary.tokens)), vocabulary.tokens, vocabulary.types, strict=True)
+    backwards = reversed(list(numbered))  # the last to be written stays
+    return {text: token_id for token_id, text, kind in backwards if kind != _UNUSED}
 
 
 def _model(ids: Mapping[str, int], merges: list[list[str]], **options: Any) -> Json:
@@ -198,16 +196,14 @@ def _stated_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[list[
     merges = vocabulary.get("merges", [])  # of single bytes alone there are none
     if not isinstance(merges, list):
         raise ValueError("its tokenizer.ggml.merges are no list")
-    pairs = (_pair(str(merge), ids) for merge in merges)
-    return [pair for pair in pairs if pair]
-
-
-def _pair(merge: str, ids: Mapping[str, int]) -> list[str]:
-    """Return the two halves of a merge, [] for one that makes no token; raises ValueError."""
-    left, _, right = merge.partition(" ")
-    if not left or not right or " " in right:
-        raise ValueError(f"its merge {merge!r} is not of two parts")
-    return [left, right] if {left, right, left + right} <= ids.keys() else []
+    pairs = []
+    for merge in map(str, merges):  # hundreds of thousands
+        left, _, right = merge.partition(" ")
+        if not left or not right or " " in right:
+            raise ValueError(f"its merge {merge!r} is not of two parts")
+        if left in ids and right in ids and left + right in ids:  # any other makes no token
+            pairs.append([left, right])
+    return pairs
 
 
 def _sentence_pieces(vocabulary: Vocabulary, merges: list[list[str]], *, leading: bool) -> Json:
