@@ -98,6 +98,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     from tgi_trio.start_checks import check_start
 
     timeline = Timeline()
+    timeline.mark("imported")
     _start_logging(invocation)
     options = read_key_file(invocation.options)
     check_tokenizer_config(options.tokenizer_config_path)

@@ -7,6 +7,7 @@ the web stack load side by side; what this module imports is waited for first.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import time
@@ -33,6 +34,7 @@ from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
 from tgi_trio.router.images.image_model import ImageModel, find_image_model
 from tgi_trio.router.shards.contact import RankSource
+from tgi_trio.router.shards.group_states import ShardState
 from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.rank_desk import RankDesk
@@ -61,11 +63,18 @@ _SKIPPED = "tgi_request_skipped_tokens"
 FAREWELL = 1.0  # seconds for the last error events to be written after a drain ran out of time
 
 
+def process_start() -> float:
+    """Return when this process began, on the monotonic clock; right to a hundredth of a second."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    began = ticks / os.sysconf("SC_CLK_TCK")  # since the machine did
+    return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+
+
 @dataclass
 class Timeline:
     """When the phases of the start-up ended, in seconds since `origin` (monotonic clock)."""
 
-    origin: float = field(default_factory=time.monotonic)
+    origin: float = field(default_factory=process_start)
     phases: list[tuple[str, float]] = field(default_factory=list)
 
     def mark(self, phase: str) -> None:
@@ -288,6 +297,7 @@ class Launcher:
                 max_batch_total_tokens=settings.max_batch_total_tokens,
             ),
             watch=Watch(settings.stall_timeout, settings.shard_restart_limit),
+            on_move=self._note_start,
             adapters=self._adapters,
             gather=None if self._ranks is None else self._ranks.wait_for_all,
         )
@@ -324,6 +334,10 @@ class Launcher:
                 return
             log.warning("%s: draining; a second signal stops at once", name)
             self._stopping.set()
+
+    def _note_start(self, state: ShardState) -> None:
+        if self._supervisor.started is None:  # later ones are no part of the server's start
+            self._timeline.mark(f"shard {state.value}")
 
     async def _start_supervisor(self, nursery: trio.Nursery) -> None:
         supervisor = self._supervisor
@@ -368,7 +382,6 @@ class Launcher:
         if supervisor.started is None:  # told to stop before it was ready
             return
         memory = supervisor.started.memory
-        timeline.mark("shard ready")
         slots = max(0, memory.state_slots - 1)
         settings = with_kv(self._settings, memory.blocks - 1, memory.block_size, slots)
         info = supervisor.started.info

@@ -63,15 +63,17 @@ def running(
     *,
     quiet: bool = True,
     fake: str | None = None,
+    log: IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Serve with `flags` on a port of its own; SIGTERM on leaving.
 
-    `fake`: FakeSettings as JSON, for a shard without a model. `environment` as for `serving`.
+    `fake`: FakeSettings as JSON, for a shard without a model; `log`: where what it says goes.
+    `environment` as for `serving`.
     """
     module = ["tgi_trio"] if fake is None else ["tgi_trio.testing.fake_server", fake]
     argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1"]
-    output = subprocess.DEVNULL if quiet else None
+    output = log if log is not None else subprocess.DEVNULL if quiet else None
     with held_port() as port:
         command = [*argv, "--port", str(port), *flags]
         with serving(command, port, output=output, environment=environment) as server:

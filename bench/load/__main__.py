@@ -7,12 +7,14 @@
 Two floors: `read`, the same bytes into one small buffer again and again, and `kept`, into memory
 that nobody has used yet, which is the least a loader can do. Each load is a shard's own, in a
 process of its own: `load` is the part after the imports, `ready` everything from the start of the
-process. With --server the whole command, until /health says 200, is measured as well.
+process. With --server the whole command, until /health says 200, is measured as well, and when each
+of its phases ended.
 
 Warm: the file is in the page cache. Cold: the kernel was asked to forget it (POSIX_FADV_DONTNEED);
 libraries stay warm, and a cache below the file system may remember. Everything takes turns.
 With --gguf the shape's weights are rounded into one file of llama.cpp's first, and that is loaded;
-`check` is what the launcher does with it before it starts a shard.
+`check` is what the launcher does with it before it starts a shard, and `describe` what it does the
+first time.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -47,6 +50,8 @@ from tgi_trio.shard.quantising.gguf_file import write_gguf
 _BUFFER = 16 << 20
 _TEXT = "It is 12 o'clock; 3.5 of them say so."  # that the file's tokenizer is tried on
 _BACKENDS = ("numba", "torch")
+_LOG = 1 << 20  # bytes of it that are read
+_PHASES = re.compile(r"start-up: (.*)")  # in a server's log
 
 Times = dict[str, float]
 
@@ -97,10 +102,24 @@ def check(folder: Path) -> Times:
 
 
 def serve(folder: Path, dtype: str, backend: str) -> Times:
-    """Start the whole server."""
+    """Start the whole server; what its log says of the start is counted as well."""
     flags = ["--model-id", str(folder), "--dtype", dtype, "--cpu-backend", backend]
-    with running(flags) as server:
-        return {f"{backend} server": server.ready_s}
+    with tempfile.TemporaryFile() as log, running(flags, log=log) as server:
+        while (phases := _PHASES.search(os.pread(log.fileno(), _LOG, 0).decode())) is None:
+            time.sleep(0.01)  # it is told as the first request is answered
+        named = (phase.rsplit(" ", 2) for phase in phases[1].split(", "))
+        return {
+            **{f"{backend} server: {name}": float(seconds) for name, seconds, _ in named},
+            f"{backend} server": server.ready_s,
+        }
+
+
+def describe(file: Path) -> Times:
+    """Write config and tokenizer of a file that has not been served before."""
+    with tempfile.TemporaryDirectory() as cache:
+        began = time.perf_counter()
+        gguf_folder(file, Path(cache))
+        return {"describe": time.perf_counter() - began}
 
 
 def write_file(folder: Path, kind: str) -> Path:
@@ -125,7 +144,7 @@ def measure(
     """Add the seconds of everything to `times`, turn by turn; `file`: what is read."""
     actions: list[Callable[[], Times]] = [partial(read, file), partial(keep, file)]
     if options.gguf:
-        actions.append(partial(check, folder))
+        actions += [partial(check, folder), partial(describe, file)]
     for backend in options.backends:
         actions.append(partial(load, folder, options.dtype, backend))
         if options.server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -42,7 +43,12 @@ def test_tables_and_the_doctor() -> None:
     assert "  max_best_of                    default    2\n" in output
     assert "\nMemory\n" in output
     assert "KV blocks of" in output
-    assert "start-up: " in output
+    (phases,) = re.findall("start-up: (.*)", output)
+    named = [phase.rsplit(" ", 2)[0] for phase in phases.split(", ")]
+    in_turn = ["imported", "model found", "shard spawned", "shard loading", "shard warming"]
+    assert [name for name in named if name != "router loaded"] == [
+        *in_turn, "shard ready", "listening",
+    ]  # fmt: skip
 
 
 FIRST_SPAWN = """

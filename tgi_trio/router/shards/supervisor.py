@@ -83,11 +83,14 @@ class Supervisor:
         warmup: WarmupRequest,
         *,
         watch: Watch,
-        on_loaded: Callable[[ShardInfo], None] | None = None,
+        on_move: Callable[[ShardState], None] | None = None,
         adapters: AdapterRegistry | None = None,
         gather: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`gather` returns when all is there that `start` takes; None: it always is."""
+        """`on_move` is told every state that the group comes to.
+
+        `gather` returns when all is there that `start` takes; None: it always is.
+        """
         self.state = ShardState.GONE
         self.why = "no shard has been started yet"  # any client may read it: no paths, no output
         self.given_up = False  # too many crashes in a row: nothing will be served any more
@@ -101,7 +104,7 @@ class Supervisor:
         self._start = start
         self._warmup = warmup
         self._watch = watch
-        self._on_loaded = on_loaded
+        self._on_move = on_move
         self._adapters = AdapterRegistry() if adapters is None else adapters
         self._gather = gather
         self._stop = trio.Event()
@@ -187,6 +190,8 @@ class Supervisor:
     def _move(self, event: ShardEvent, why: str) -> None:
         self.state, self.why = next_state(self.state, event), why
         log.info("shard group: %s", self.state.value)
+        if self._on_move is not None:
+            self._on_move(self.state)
 
     async def _incarnation(self, number: int, task_status: trio.TaskStatus[Started]) -> str:
         """Run one incarnation to its end and return the report of it."""
@@ -231,8 +236,6 @@ class Supervisor:
         await handshake.hello(end, number, group.world_size)
         self._move(ShardEvent.HELLO, "loading weights")
         info = await handshake.info(end)
-        if self._on_loaded is not None:
-            self._on_loaded(info)
         self._move(ShardEvent.LOADED, "warming up")
         for order in self._adapters.orders():
             self._adapters.settle(await handshake.load_adapter(end, order))
