@@ -205,7 +205,7 @@ def find_images(folder: Path) -> tuple[ImageModel | None, str | None]:
     return model, None
 
 
-def _find_unserved(settings: Settings) -> str | None:
+def find_unserved(settings: Settings) -> str | None:
     """Return why images are not served though their model is known; None: they are."""
     if settings.ranks_elsewhere == settings.num_shard:
         return ELSEWHERE
@@ -272,7 +272,7 @@ class Launcher:
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
         self._image_model, self._unserved_images = find_images(settings.model_path)
-        unserved = _find_unserved(settings)
+        unserved = find_unserved(settings)
         if self._image_model is not None and unserved is not None:
             log.warning("images are not served: %s", unserved)
             self._image_model, self._unserved_images = None, unserved

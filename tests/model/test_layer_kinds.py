@@ -119,3 +119,13 @@ def test_gates_that_are_cut_together_are_not_split(tmp_path: Path) -> None:
     assert [layer.sparsity for layer in spec.layers] == [0.95] * 10 + [0.0] * 2
     with pytest.raises(ModelLoadError, match="not split over shards here; use --num-shard 1"):
         check_split(spec, 2)
+
+
+def test_tokens_with_tables_of_their_own_are_not_split(tmp_path: Path) -> None:
+    values = SIZES | {"model_type": "idefics", "intermediate_size": 96, "additional_vocab_size": 2}
+    spec = spec_of(tmp_path, values | {"cross_layer_interval": 4})
+    assert [i for i, layer in enumerate(spec.layers) if layer.crosses] == [0, 5, 10]
+    assert (spec.vocab_size, spec.added_tokens) == (66, 2)
+    with pytest.raises(ModelLoadError, match="not split over shards here; use --num-shard 1"):
+        check_split(spec, 2)
+    check_split(spec_of(tmp_path, values | {"additional_vocab_size": 0}), 2)

@@ -35,6 +35,7 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "gemma3": Processor("gemma3", "Gemma3", {"do_pan_and_scan": False}),
     "gemma4": Processor("gemma4", "Gemma4"),
     "glm4v": Processor("glm4v", "Glm4v"),
+    "idefics": Processor("idefics", "Idefics"),
     "idefics2": Processor("idefics2", "Idefics2"),
     "idefics3": Processor("idefics3", "Idefics3"),
     "internvl": Processor("got_ocr2", "GotOcr2", {"crop_to_patches": True}),
@@ -91,6 +92,7 @@ def _load(row: Processor, settings: Mapping[str, Any], given: Mapping[str, Any])
 
     def process(pixels: NDArray[np.uint8]) -> Arrays:
         found = processor([pixels], return_tensors="np", input_data_format="channels_last", **given)
-        return {name: np.ascontiguousarray(value) for name, value in found.items()}
+        arrays = {"pixel_values": found} if isinstance(found, np.ndarray) else found
+        return {name: np.ascontiguousarray(value) for name, value in arrays.items()}
 
     return process

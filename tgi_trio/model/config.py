@@ -176,7 +176,8 @@ def _count_tokens(folder: Path, values: Mapping[str, Any]) -> int:
     """Return how many tokens a text has embeddings of, 0 where that is not stated."""
     stated = _first_count(folder, values, ("vocab_size",))
     kind = text_type(str(values.get("model_type")), _nested_text(values))
-    return stated + EXTRA_TOKENS.get(kind, 0) if stated else 0
+    added = _first_count(folder, values, ("additional_vocab_size",)) if kind == "idefics" else 0
+    return stated + added + EXTRA_TOKENS.get(kind, 0) if stated else 0
 
 
 def _eos_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:

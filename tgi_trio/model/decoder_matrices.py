@@ -71,6 +71,8 @@ NAMES: Final[Claims] = {
     "Names.positions": ANY,
     "Names.embedding_norm": ANY,
     "Names.head": ANY,
+    "Names.added_embedding": ANY,
+    "Names.added_head": ANY,
     "Names.router": ANY,
     "Names.choice_bias": ANY,
     "Names.attention_gate": ANY,
@@ -123,26 +125,37 @@ NAMES: Final[Claims] = {
 def outer_refs(spec: DecoderSpec) -> OuterRefs:
     """Return what is before and behind the layers of a decoder."""
     names, hidden = spec.names, spec.hidden_size
-    table = MatrixRef(f"{names.embedding}.weight", spec.vocab_size, hidden)
+    rows = spec.vocab_size - spec.added_tokens
+    table = MatrixRef(f"{names.embedding}.weight", rows, hidden)
     head = MatrixRef(
         table.name if spec.tied_head else f"{names.head}.weight",
-        spec.vocab_size - spec.extra_tokens,
+        rows - spec.extra_tokens,
         hidden,
         f"{names.head}.bias" if spec.head_bias else "",
     )
+    added = names.added_embedding, names.added_embedding if spec.tied_head else names.added_head
     positions = None
     if spec.position_rows:
         rows = spec.position_rows
         positions = whole_linear(MatrixRef(f"{names.positions}.weight", rows, hidden))
     return OuterRefs(
-        embedding=split_outputs(table, "vocabulary"),
+        embedding=_vocabulary(spec, table, added[0]),
         positions=positions,
         embedding_norm=_norm(spec, "", names.embedding_norm, hidden),
         final_norm=_norm(spec, "", names.final_norm, hidden),
-        head=split_outputs(head, "vocabulary"),
+        head=_vocabulary(spec, head, added[1]),
         own_inputs=own_inputs_refs(spec, spec.own_inputs) if spec.own_inputs else None,
         streams=streams_refs(spec, spec.streams) if spec.streams else None,
     )
+
+
+def _vocabulary(spec: DecoderSpec, first: MatrixRef, added: str) -> LinearRef:
+    """Return a row per token: those of a matrix, and behind them those that were `added`."""
+    table = split_outputs(first, "vocabulary")
+    if not spec.added_tokens:
+        return table
+    more = MatrixRef(f"{added}.weight", spec.added_tokens, spec.hidden_size)
+    return LinearRef((*table.pieces, *split_outputs(more, "vocabulary").pieces))
 
 
 def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:

@@ -54,6 +54,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
     "glm_ocr": _GLM,
+    "idefics": ImageFamily("idefics", "idefics", sight="layers"),
     "idefics2": ImageFamily("idefics2", "idefics2", text_part="text_model"),
     "idefics3": ImageFamily("idefics3", "idefics3", text_part="text_model"),
     "internvl": ImageFamily("internvl", "internvl"),
@@ -78,7 +79,6 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "vipllava": ImageFamily("llava", "llava"),
 }
 
-_BY_LAYERS: Final = "attends to images by layers of their own, which are not computed here"
 _BY_TIMM: Final = "has a tower of the package timm, which is not built here"
 _BY_TORCHVISION: Final = "has its pixels made by torchvision alone in transformers"
 # Why others are shown no images. Of one that is not listed: its tower is not built.
@@ -87,7 +87,6 @@ _UNSERVED: Final[Mapping[str, str]] = {
     "fast_vlm": _BY_TIMM,
     "gemma3n": _BY_TIMM,
     "gemma4_unified": _BY_TORCHVISION,
-    "idefics": _BY_LAYERS,
     "kimi_k25": _BY_TORCHVISION,
     "llava_onevision": "writes an image otherwise where a prompt has several",
     "ovis2": "has features for the marks around an image as well",

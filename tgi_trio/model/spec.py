@@ -77,6 +77,8 @@ class Names:
     positions: str = ""
     embedding_norm: str = ""
     head: str = "lm_head"
+    added_embedding: str = ""  # of the last tokens of the vocabulary
+    added_head: str = ""
     router: str = ""
     choice_bias: str = ""  # of experts, for the choice alone; the whole name
     # Of what a layer adds that attends to images; whole names.
@@ -286,6 +288,8 @@ class Crossing:
     together: bool  # a token sees all images whose tokens are neighbours; else the one before it
     gate_shape: tuple[int, ...]
     query_norm: bool  # of each head, whose keys have one as well
+    # A token of prompts behind which no image is seen until the next; -1: there is none.
+    end_token: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +357,7 @@ class DecoderSpec:
     gated: bool = True
     activation: str = "silu"
     tied_head: bool = False
+    added_tokens: int = 0  # last ones of the vocabulary, whose rows are in tables of their own
     extra_tokens: int = 0  # last ones of the vocabulary, which are read and never chosen
     normalised_head: bool = False  # each row of the head is divided by its length
     position_rows: int = 0  # rows of the table of learned positions; 0 = none

@@ -123,6 +123,11 @@ def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
         check_gates(spec, ranks)
     for width in sorted(widths):
         even_share(width, "MLP columns", 0, ranks)
+    if isinstance(spec, DecoderSpec) and spec.added_tokens and ranks > 1:
+        raise ModelLoadError(
+            f"The last tokens of model type {spec.family!r} have tables of their own, which are "
+            "not split over shards here; use --num-shard 1."
+        )
     block_share(spec.vocab_size, 0, ranks)
 
 

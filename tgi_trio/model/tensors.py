@@ -56,7 +56,7 @@ def kv_scales(spec: DecoderSpec, index: int) -> tuple[tuple[str, ...], tuple[str
 
     The first that is there counts. vLLM's names, ModelOpt's, and an older one for both.
     """
-    names, reads = spec.names, spec.layers[index].reads_layer
+    names, reads = spec.layers[index].names or spec.names, spec.layers[index].reads_layer
     layer = names.layer.format(index if reads is None else reads)
     key, value = names.key or names.qkv, names.value or names.qkv
     attention = layer + key.rpartition(".")[0]

@@ -32,6 +32,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "glm4v_moe": "glm4v_moe_text",
     "glm_ocr": "glm_ocr_text",
     "got_ocr2": "qwen2",
+    "idefics": "idefics",
     "idefics2": "mistral",
     "idefics3": "llama",
     "internvl": "qwen2",

@@ -90,6 +90,7 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         _QWEN_EYES,
     ),
     "glm_ocr": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES),
+    "idefics": ({"num_hidden_layers": 4}, _EYES | {"embed_dim": 16}),
     "idefics2": ({"model_type": "mistral"}, _EYES),
     "idefics3": ({"model_type": "llama"}, _EYES),
     "internvl": ({"model_type": "qwen2"}, _EYES | {"image_size": [16, 16], "patch_size": [8, 8]}),
@@ -181,6 +182,11 @@ _PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
 _BESIDE: dict[str, dict[str, Any]] = {  # of the whole
     "cohere2_vision": {"alignment_intermediate_size": 64},
     "gemma3": {"mm_tokens_per_image": 4},
+    "idefics": {
+        **{"use_resampler": True, "perceiver_config": _PERCEIVER | {"resampler_head_dim": 8}},
+        **{"cross_layer_interval": 2, "qk_layer_norms": True, "additional_vocab_size": 2},
+        "alpha_type": "vector",
+    },
     "idefics2": {"perceiver_config": _PERCEIVER | {"hidden_size": 64, "resampler_head_dim": 8}},
     "lfm2_vl": {"projector_hidden_size": 32},
     "lfm3_vl": {"projector_hidden_size": 32},
@@ -190,6 +196,7 @@ _BESIDE: dict[str, dict[str, Any]] = {  # of the whole
     "pixtral": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
     "vipllava": {"vision_feature_layer": [-1, 0]},
 }
+_FLAT = ("idefics",)  # whose whole has what others have in `text_config`
 _TYPES = {"pixtral": "llava"}  # of the whole, where it is not the family's name
 _MINUS_ONE_NORMS = ("gemma", "gemma2", "gemma3_text")  # of texts
 _SCALED_EMBEDDINGS = (*_MINUS_ONE_NORMS, "gemma4_text")  # by the root of their width
@@ -212,11 +219,12 @@ def make_wrapped(
     beside = _BESIDE.get(family, {})
     if image_token is not None:
         beside = beside | {"image_token_id": image_token}
+    said = _TEXT | inner | text
     config = AutoConfig.for_model(
         _TYPES.get(family, family),
-        text_config=_TEXT | inner | text,
         vision_config=eyes,
         **beside,
+        **(said if family in _FLAT else {"text_config": said}),
     )
     model = AutoModelForImageTextToText.from_config(config)
     kind = config.get_text_config(decoder=True).model_type

@@ -97,10 +97,12 @@ by their position instead; what a token's experts weigh multiplies what goes int
 kernels compute both; on a GPU there are no kernels for either, and torch computes it without
 recorded graphs.
 
-Llama 3.2 Vision's layers that attend to images (`model/crossing_matrices.py`,
-`torch_backend/layers/crossing.py`) are passed by in text, and by rows of text beside others; their
-keys and values are the [tower's](images.md#which-models) to make. Eight tokens behind its
-vocabulary are read, an image's among them, and never chosen. Torch computes it.
+Llama 3.2 Vision and Idefics 1 have layers that attend to images (`model/crossing_matrices.py`,
+`torch_backend/layers/crossing.py`), whose keys and values are the
+[tower's](images.md#which-models) to make. Llama's are passed by in text, and by rows of text beside
+others; of Idefics' the MLP alone adds something there. Eight tokens behind Llama's vocabulary are
+read, an image's among them, and never chosen; Idefics' last ones have tables of their own, and it
+is not split over ranks. Torch computes both.
 
 Models that read more than text are served as what writes their text (`model/wrappers.py`):
 `text_config` says which family that is, and its weights are found under the names of all versions
@@ -170,6 +172,7 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
   over four, with fewer KV heads than ranks.
 - *wrappers*: `tests/shard/torch_backend/test_wrappers.py`. As *families*, inside the checkpoints
   that they come in, and the names and omissions of other versions of these.
+- *images*: `tests/shard/images`. Beside prompts with images, alone and in chunks.
 - *encoder-decoder*: `tests/shard/torch_backend/test_encoder_decoder.py`. As *exactness*, with
   penalties and seeds; ours on one rank and on two.
 """
@@ -232,6 +235,8 @@ INNER = (
     *("glm4v_moe_text", "glm4v_text", "glm_ocr_text", "mllama_text_model"),
     *("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
 )
+# Types that are tested where their images are, and those that ranks do not divide.
+IMAGED = WHOLE = ("idefics",)
 EXACT = ("deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral", "qwen2", "qwen3")
 
 
@@ -258,8 +263,11 @@ def _rows() -> Iterator[tuple[str, str, str, str, str, str]]:
         tested = "exactness, families, ranks" if family in EXACT else "families, ranks"
         if family in INNER:
             tested = "wrappers"
+        if family in IMAGED:
+            tested = "images"
         reuse = "yes, unless its rotary scaling is by length"
-        yield f"`{family}`", "decoder", "yes", reuse, "yes", tested
+        split = "no" if family in WHOLE else "yes"
+        yield f"`{family}`", "decoder", split, reuse, "yes", tested
     for family in sorted(T5_FAMILIES):
         yield f"`{family}`", "encoder-decoder", "yes", "no", "no", "encoder-decoder"
     for family, way in sorted(THROUGH_TRANSFORMERS.items()):

@@ -66,13 +66,15 @@ def expected(image: Image.Image, settings: DecoderSettings = LLAVA) -> dict[str,
     found = getattr(module, f"{row.name}ImageProcessorPil")(
         **settings.settings, **row.fixed, do_rescale=False, do_normalize=False
     )
-    return dict(found([image], return_tensors="np", **settings.given))
+    arrays = found([image], return_tensors="np", **settings.given)
+    return {"pixel_values": arrays} if isinstance(arrays, np.ndarray) else dict(arrays)
 
 
 LONGEST = {"longest_edge": 64}
 FAMILIES = [
     DecoderSettings("gemma3", {"size": {"height": 28, "width": 28}}),
     DecoderSettings("gemma4", {"max_soft_tokens": 70}),
+    DecoderSettings("idefics", {"size": {"height": 16, "width": 16}}),
     DecoderSettings("idefics3", {"size": LONGEST, "max_image_size": {"longest_edge": 32}}),
     DecoderSettings("internvl", {"size": {"height": 16, "width": 16}, "max_patches": 4}),
     DecoderSettings("mllama", {"size": {"height": 16, "width": 16}, "max_image_tiles": 3}),

@@ -128,6 +128,7 @@ FAMILIES = {
         "llava_next", "LlavaNextImageProcessorPil", "LlavaNextProcessor", CLIP, CLIP_PIXELS,
         {**CLIP_OPTIONS, "vision_feature_select_strategy": "full"},
     ),
+    "idefics": Family("idefics", "IdeficsImageProcessorPil", "IdeficsProcessor"),
     "idefics2": Family("idefics2", "Idefics2ImageProcessorPil", "Idefics2Processor"),
     "idefics2/split": Family(
         "idefics2", "Idefics2ImageProcessorPil", "Idefics2Processor",
@@ -215,7 +216,13 @@ FAMILIES = {
 }  # fmt: skip
 
 
-UNCOUNTED = {"idefics2", "idefics2/split", "deepseek_vl", "mllama"}  # processors that do not tell
+UNCOUNTED = {
+    "idefics",
+    "idefics2",
+    "idefics2/split",
+    "deepseek_vl",
+    "mllama",
+}  # processors that do not tell
 # Where processors are that share another family's image processor.
 WHOLES = {
     "AyaVisionProcessor": "aya_vision",
@@ -266,6 +273,20 @@ class Pixtral:
             rows = "[IMG_BREAK]".join([row] * (height // self._unit))
             text = text.replace("[IMG] ", f"{rows}[IMG_END] ", 1)
         return self.tokenizer(text)
+
+
+class Idefics:
+    """IdeficsProcessor, which is given texts and images in turn."""
+
+    def __init__(self, processor: Any) -> None:
+        self.tokenizer = processor.tokenizer
+        self._processor = processor
+
+    def __call__(self, text: str, images: list[list[Any]], return_tensors: None) -> Any:
+        parts = text.split("<image>")
+        turns = [each for pair in zip(parts, [*images[0], ""], strict=True) for each in pair]
+        found = self._processor(text=[each for each in turns if each != ""])
+        return {"input_ids": found["input_ids"].numpy()}
 
 
 def llama4_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
@@ -339,9 +360,10 @@ def theirs(name: str) -> Any:
         extra["feature_extractor"] = None
     whole = _class(f"{module}.processing_{module}", family.processor)
     whole.check_argument_for_proper_class = lambda self, name, value: type(value)
-    return whole(
+    made = whole(
         image_processor=pixels(**family.pixels), tokenizer=known, **family.options, **extra
     )
+    return Idefics(made) if module == "idefics" else made
 
 
 def _class(module: str, name: str) -> Any:

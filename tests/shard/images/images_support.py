@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 IMAGE_TOKEN = 100
 TILED = ("aya_vision", "cohere2_vision", "internvl", "llama4")
 WHOLE = ("deepseek_vl", "gemma3", "llava", "paligemma", "vipllava")  # one of a size
+END = 1  # id of the end of a text
 GLM = ("glm46v", "glm4v", "glm4v_moe", "glm_ocr")
 CAUSAL = (
     *TILED,
@@ -48,7 +50,7 @@ HYBRIDS = ("qwen3_5", "qwen3_5_moe")
 BY_PIXEL = ("lfm2_vl",)  # whose patches are pixel by pixel
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
 GRIDS = (*GLM, *QWEN)
-CROSSED = ("mllama",)  # whose layers attend to images
+CROSSED = ("idefics", "mllama")  # whose layers attend to images
 FAMILIES = (*CAUSAL, *BY_PIXEL, "gemma3", "gemma4", "paligemma", *GRIDS, *CROSSED)
 PROCESSOR = {
     **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
@@ -106,6 +108,8 @@ def picture(family: str, seed: int) -> Picture:
             return Picture(
                 {"pixel_values": pixels(1, 3, 3, 16, 16), "pixel_attention_mask": mask}, 3
             )
+        case "idefics":
+            return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 1)
         case "mllama":  # two tiles, one of them of nothing
             tiles = np.zeros((1, 1, 2, 3, 16, 16), np.uint8)
             used = 2 - seed % 2
@@ -186,6 +190,20 @@ def shown(prompt: Prompt, more: int) -> torch.Tensor:
     mask = theirs.convert_sparse_cross_attention_mask_to_dense([spans], [counts], 2, len(ids))
     found = torch.from_numpy(mask)
     return torch.cat((found, found[:, -1:].expand(-1, more, -1, -1)), dim=1)
+
+
+def shown_apart(prompt: Prompt, more: int) -> torch.Tensor:
+    """Return which images the tokens of a prompt see, and `more` behind them, as the processor of
+    Idefics 1 says.
+    """
+    from transformers.models.idefics import processing_idefics as theirs
+
+    tokenizer = SimpleNamespace(convert_tokens_to_ids=lambda _: IMAGE_TOKEN, eos_token_id=END)
+    ids = torch.tensor([prompt.ids])
+    which, _ = theirs.image_attention_mask_for_packed_input_ids(ids, tokenizer, "pt")
+    count = len(prompt.pictures)
+    found = theirs.incremental_to_binary_attention_mask(which, "pt", num_classes=count)
+    return torch.cat((found, found[:, -1:].expand(-1, more, -1)), dim=1)
 
 
 @dataclass(frozen=True)
@@ -345,9 +363,12 @@ class Golden:
 
     def _inputs(self, prompt: Prompt, more: int = 0) -> dict[str, torch.Tensor]:
         """Return what the model is given of images beside a prompt's ids and `more` behind them."""
+        family = self.model.config.model_type
+        if not prompt.pictures and family == "idefics":  # as its processor has it
+            places = torch.zeros(1, len(prompt.ids) + more, 1, dtype=torch.long)
+            return {"pixel_values": torch.zeros(1, 1, 3, 16, 16), "image_attention_mask": places}
         if not prompt.pictures:
             return {}
-        family = self.model.config.model_type
         inputs = together(prompt.pictures, halves=family == "llama4")
         kinds = torch.tensor([[id == IMAGE_TOKEN for id in prompt.ids] + [False] * more]).long()
         if family == "gemma3":
@@ -358,6 +379,9 @@ class Golden:
             ].long()
         elif family in (*GRIDS, "gemma4"):
             inputs["mm_token_type_ids"] = kinds
+        elif family == "idefics":
+            inputs["pixel_values"] = inputs["pixel_values"][None]
+            inputs["image_attention_mask"] = shown_apart(prompt, more)
         elif family == "mllama":
             inputs["cross_attention_mask"] = shown(prompt, more)
         return inputs

@@ -1,15 +1,19 @@
-"""Which images tokens see: as transformers' processor of Llama 3.2 Vision has it."""
+"""Which images tokens see: as the processors of Llama 3.2 Vision and Idefics 1 have it."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.models.idefics import processing_idefics as idefics
 from transformers.models.mllama import processing_mllama as theirs
 
 from tgi_trio.shard.images.cross_spans import cross_spans
 
-IMAGE = 1
+IMAGE, END = 1, 2
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 
 
@@ -34,13 +38,17 @@ def test_neighbours_are_seen_together(ids: list[int], more: int, cut: int) -> No
     assert np.array_equal(found, wanted)
 
 
-@given(ids=PROMPTS)
-def test_apart_the_last_one_is_seen(ids: list[int]) -> None:
-    places = [i for i, id in enumerate(ids) if id == IMAGE]
+@given(ids=st.lists(st.integers(0, 2), min_size=1, max_size=12))
+def test_apart_the_last_one_is_seen_to_the_end_of_a_text(ids: list[int]) -> None:
+    tokenizer = SimpleNamespace(convert_tokens_to_ids=lambda _: IMAGE, eos_token_id=END)
+    which, _ = idefics.image_attention_mask_for_packed_input_ids(
+        torch.tensor([ids]), tokenizer, "pt"
+    )
+    places, ends = ([i for i, id in enumerate(ids) if id == one] for one in (IMAGE, END))
     found = {
         place: list(span.images)
-        for span in cross_spans(places, 0, len(ids), together=False)
+        for span in cross_spans(places, 0, len(ids), together=False, ends=ends)
         for place in range(span.first, span.end)
     }
-    seen = np.cumsum(ids) - 1
-    assert found == {i: [image] if image >= 0 else [] for i, image in enumerate(seen.tolist())}
+    wanted = which[0].tolist()
+    assert found == {i: [image] if image >= 0 else [] for i, image in enumerate(wanted)}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.shard.images.images_support import (
+    END,
     FAMILIES,
     NEW,
     Maker,
@@ -75,6 +76,19 @@ def test_gemma4_that_sees_ahead_where_layers_have_windows(model: Maker, budget: 
     assert own.rules.sight == "image" and model("gemma4").rules.sight == "causal"
     runner, recorder = load(own.folder)
     check(own, runner, recorder, budget)
+
+
+def test_behind_the_end_of_a_text_no_image_of_idefics_is_seen(model: Maker) -> None:
+    own = model("idefics")
+    runner, recorder = load(own.folder)
+    one, two = (picture(own.family, seed) for seed in (1, 2))
+    prompts = [Prompt.of(5, one, 6, END, 7, 8), Prompt.of(one, END, 7, two, 8), Prompt.of(one, END)]
+    with arena() as memory:
+        shard = Shard(runner, own.tower, memory, rules=own.rules)
+        rows = [shard.add(i, prompt) for i, prompt in enumerate(prompts)]
+        shard.run(4)
+    for prompt, row in zip(prompts, rows, strict=True):
+        own.golden.check(prompt, row, recorder)
 
 
 GLM = {

@@ -34,7 +34,8 @@ INNER = {
     *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"),
     *("glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mllama_text_model"),
 }
-ALONE = sorted(FAMILIES.keys() - RENAMED - INNER)  # the others
+IMAGED = {"idefics"}  # tested beside images: `tests/shard/images`
+ALONE = sorted(FAMILIES.keys() - RENAMED - INNER - IMAGED)  # the others
 # Of attention alone, tested as a batch runs them: `test_newer_families.py`.
 NEWER = (
     *("apertus", "arcee", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "glm4"),

@@ -33,3 +33,38 @@ def mllama(config: ModelConfig) -> DecoderSpec:
     which = {int(i) for i in config.get("cross_attention_layers", _LLAMA_CROSSINGS)}
     layers = (crossing if i in which else layer for i, layer in enumerate(spec.layers))
     return replace(spec, layers=tuple(layers))
+
+
+def idefics(config: ModelConfig) -> DecoderSpec | None:
+    """The text of Idefics 1: before every so many of its layers one that attends to images."""
+    heads, hidden = int(config.need("num_attention_heads")), int(config.need("hidden_size"))
+    gates = {"float": (1,), "vector": (1, 1, hidden)}.get(config.get("alpha_type", "float"))
+    if gates is None:
+        return None
+    normed = bool(config.get("qk_layer_norms", False))
+    crossing = LayerSpec(
+        scale=(hidden // heads) ** -0.5,
+        attends=False,
+        crosses=Crossing(
+            "feeds",
+            together=False,
+            gate_shape=gates,
+            query_norm=normed,
+            end_token=int(config.get("eos_token_id", -1)),
+        ),
+    )
+    spec = llama_spec(
+        config,
+        names=names.IDEFICS,
+        kv_heads=heads,
+        added_tokens=int(config.get("additional_vocab_size", 0)),
+    )
+    every = int(config.get("cross_layer_interval", 1))
+    layers: list[LayerSpec] = []
+    for i, layer in enumerate(spec.layers):
+        if i % every == 0:
+            place = names.IDEFICS_CROSSING.layer.format(i // every)
+            layers.append(replace(crossing, names=replace(names.IDEFICS_CROSSING, layer=place)))
+        own = replace(names.IDEFICS, layer=names.IDEFICS.layer.format(i))
+        layers.append(replace(layer, names=own))
+    return replace(spec, layers=tuple(layers))

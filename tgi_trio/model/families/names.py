@@ -35,6 +35,20 @@ LLAMA_CROSSING = replace(
     mlp_gate="cross_attn_mlp_gate",
 )
 
+IDEFICS = replace(
+    LLAMA,
+    added_embedding="model.embed_tokens.additional_embedding",
+    added_head="lm_head.additional_fc",
+)
+IDEFICS_CROSSING = replace(
+    LLAMA_CROSSING,
+    layer="model.gated_cross_attn_layers.{}.",
+    query_norm="cross_attn.q_layer_norm",
+    key_norm="cross_attn.k_layer_norm",
+    attention_gate="alpha_cross_attn",
+    mlp_gate="alpha_dense",
+)
+
 BAICHUAN = replace(LLAMA, qkv="self_attn.W_pack")
 
 QWEN3 = replace(LLAMA, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")

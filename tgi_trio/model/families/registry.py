@@ -110,6 +110,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "nemotron": llama_kin.nemotron,
     "apertus": llama_kin.apertus,
     "arcee": llama_kin.arcee,
+    "idefics": crossings.idefics,
     "internlm3": llama_kin.internlm3,
     "cohere": llama_like.cohere,
     "cohere2": llama_like.cohere2,

@@ -16,13 +16,14 @@ class CrossSpan(NamedTuple):
 
 
 def cross_spans(
-    places: Sequence[int], first: int, end: int, *, together: bool
+    places: Sequence[int], first: int, end: int, *, together: bool, ends: Sequence[int] = ()
 ) -> Iterator[CrossSpan]:
     """Yield what the tokens at positions `first` up to `end` see, in their order.
 
     `places` of the sequence's images, rising. A token sees the last image before it, its own token
-    counted; with `together` those as well whose tokens stand right before that image's. As
-    transformers' `get_cross_attention_token_mask` has it, and IDEFICS' processor.
+    counted; with `together` those as well whose tokens stand right before that image's. Behind one
+    of `ends`, rising, it sees none but the next. As transformers' `get_cross_attention_token_mask`
+    has it, and Idefics' processor.
     """
     bounds = [0, *places, max(end, places[-1] + 1 if places else 0)]
     begin = 0  # of the neighbours
@@ -30,6 +31,10 @@ def cross_spans(
         image = which - 1
         if not together or (image > 0 and places[image - 1] + 1 < at):
             begin = max(0, image)
-        low, high = max(at, first), min(stop, end)
-        if low < high:
-            yield CrossSpan(low, high, range(begin, which))
+        blind = next((each + 1 for each in ends if at <= each < stop), stop)
+        for low, high, images in (
+            (at, blind, range(begin, which)),
+            (blind, stop, range(which, which)),
+        ):
+            if (low := max(low, first)) < (high := min(high, end)):
+                yield CrossSpan(low, high, images)

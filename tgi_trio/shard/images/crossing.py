@@ -26,11 +26,19 @@ def keep_llama(model: Any) -> None:
     text.layers = nn.ModuleList(map(_keep_attention, crossing))
 
 
+def keep_idefics(model: Any) -> None:
+    """Do the same of Idefics 1."""
+    for name in ("embed_tokens", "layers", "norm"):
+        delattr(model, name)
+    crossing = [layer.cross_attn for layer in model.gated_cross_attn_layers]
+    model.gated_cross_attn_layers = nn.ModuleList(map(_keep_attention, crossing))
+
+
 def _keep_attention(attention: Any) -> nn.Module:
     """Return a layer of nothing but keys and values of images; None: of nothing."""
     kept = nn.Module()
     if attention is not None:
-        for name in ("q_proj", "o_proj", "q_norm"):
+        for name in ("q_proj", "o_proj", "q_norm", "q_layer_norm", "rotary_emb"):
             if hasattr(attention, name):
                 delattr(attention, name)
         kept.cross_attn = attention
@@ -53,9 +61,30 @@ def see_llama(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
     )
 
 
+def see_idefics(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
+    """Return what an image is read by in Idefics 1; `inputs` are of one."""
+    states = model.vision_model(**inputs).last_hidden_state
+    if model.config.use_resampler:
+        states = model.perceiver_resampler(states)
+    states = states.flatten(0, -2)
+    crossing = [own.cross_attn for own in model.gated_cross_attn_layers]
+    shape = (len(states), -1, crossing[0].head_dim)
+    keys = [own.k_proj(states).view(shape) for own in crossing]
+    if crossing[0].qk_layer_norms:
+        keys = [own.k_layer_norm(key) for own, key in zip(crossing, keys, strict=True)]
+    return CrossStates(
+        keys=_bring_down(keys, dtype),
+        values=_bring_down([own.v_proj(states).view(shape) for own in crossing], dtype),
+        visible=len(states),
+    )
+
+
 def _bring_down(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     return tuple(part.to("cpu", dtype) for part in parts)
 
 
 # By `model_type`: what leaves of a whole model what is needed, and what reads an image with that.
-CROSSINGS: Final[Mapping[str, tuple[Keep, See]]] = {"mllama": (keep_llama, see_llama)}
+CROSSINGS: Final[Mapping[str, tuple[Keep, See]]] = {
+    "idefics": (keep_idefics, see_idefics),
+    "mllama": (keep_llama, see_llama),
+}

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.images.features import CrossStates
@@ -27,6 +29,7 @@ class RowImages:
     tokens: slice  # of the step
     first: int  # position of the first of them
     end: int  # and behind the last
+    said: NDArray[np.int32]  # ids of its prompt, but for the last
     places: tuple[int, ...]  # of its images
     states: tuple[CrossStates, ...]  # of each
 
@@ -41,7 +44,8 @@ class RowImages:
             start, stop = (int(at) for at in plan.query_starts[i : i + 2])
             first = int(plan.positions[start])
             places = tuple(int(image.positions[0]) for image in row.images)
-            yield cls(slice(start, stop), first, first + stop - start, places, seen)
+            said = row.token_ids[: row.prompt_length - 1]
+            yield cls(slice(start, stop), first, first + stop - start, said, places, seen)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,7 +23,11 @@ from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
 from tgi_trio.router.images.layouts.lfm2 import lay_out_lfm2
 from tgi_trio.router.images.layouts.pinpoints import lay_out_llava_next
 from tgi_trio.router.images.layouts.rows import lay_out_lighton, lay_out_pixtral
-from tgi_trio.router.images.layouts.tiles import lay_out_idefics2, lay_out_idefics3
+from tgi_trio.router.images.layouts.tiles import (
+    lay_out_idefics,
+    lay_out_idefics2,
+    lay_out_idefics3,
+)
 
 LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "aya": lay_out_aya,
@@ -32,6 +36,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "gemma3": lay_out_gemma3,
     "gemma4": lay_out_gemma4,
     "glm": lay_out_glm,
+    "idefics": lay_out_idefics,
     "idefics2": lay_out_idefics2,
     "idefics3": lay_out_idefics3,
     "internvl": lay_out_internvl,

@@ -76,6 +76,23 @@ def _limit(size: ImageSize, longest: int) -> ImageSize:
     return ImageSize(longest, max(int(longest * ratio), 1))
 
 
+@dataclass(frozen=True)
+class IdeficsLayout(FixedLayout):
+    """Marks around images, of which neighbours share one; texts around them lose their spaces."""
+
+    writes_bos = True
+
+    def finish(self, text: str, bos: str) -> str:
+        mark = re.escape(_FAKE)
+        marked = re.sub(rf" *((?:{mark})+(?:<image>(?:{mark})+)+) *", r"\1", text)
+        return bos + re.sub(rf"(?:{mark}){{2}}", _FAKE, marked).strip(" ")
+
+
+def lay_out_idefics(settings: ImageSettings) -> IdeficsLayout:
+    """Return the layout of Idefics 1, whose layers attend to images at one token each."""
+    return IdeficsLayout("<image>", "<image>", 1, before=_FAKE, after=_FAKE)
+
+
 def lay_out_idefics3(settings: ImageSettings) -> TileLayout:
     """Return the layout of an `idefics3` or `smolvlm` model; raises ModelLoadError."""
     side = read_int(settings.vision, "image_size", 364)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -48,7 +49,13 @@ class Looks:
         count = 0
         for row in rows:
             start = row.tokens.start if feeds else count
-            for span in cross_spans(row.places, row.first, row.end, together=crossing.together):
+            for span in cross_spans(
+                row.places,
+                row.first,
+                row.end,
+                together=crossing.together,
+                ends=np.flatnonzero(row.said == crossing.end_token).tolist(),
+            ):
                 tokens = slice(start + span.first - row.first, start + span.end - row.first)
                 seen = row.states[span.images.start : span.images.stop]
                 if seen or not feeds:
