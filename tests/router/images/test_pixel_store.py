@@ -20,7 +20,7 @@ from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.pixel_store import PixelStore
 from tgi_trio.router.images.places import FreeSpace, align
 from tgi_trio.router.images.prompt_image import PromptImage
-from tgi_trio.router.images.spool import Compressed
+from tgi_trio.router.images.spool import Compressed, EncodedImage, Spool
 
 UNIT = 64  # bytes: the least that a place takes
 
@@ -99,6 +99,36 @@ async def test_what_was_looked_at_is_there_and_stays_while_it_is_pinned(
     assert store.pin(image("c2")) is not None
     assert await store.look_at(b"b2", b"b2") is not None
     assert decoder.decoded == {b"a2": 1, b"b2": 1, b"c2": 1}
+
+
+@pytest.mark.trio
+async def test_what_waits_in_line_stays_although_its_request_has_ended(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Nobody else's image may be decoded in its place, and kept under its key."""
+    spool, read = Spool(), []
+
+    @asynccontextmanager
+    async def decode(data: Compressed) -> AsyncIterator[Pixels]:
+        await trio.sleep(1.0)
+        assert isinstance(data, EncodedImage)
+        read.append(data.written())
+        yield Pixels(b"a", UNIT)
+
+    store = PixelStore(Memory(1), decode)
+    written = EncodedImage(spool)
+    written.append(b"a1")
+    asked = PromptImage(0, 1, ((0, 1),), ImageSize(1, 1), b"a1", written, UNIT)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.run)
+        assert store.pin(asked) is None
+        written.let_go()
+        assert spool.used == 1
+        await trio.sleep(10)
+        assert store.pin(asked) is not None
+        nursery.cancel_scope.cancel()
+    assert read == [b"a1"] and not spool.used
+    spool.close()
 
 
 @pytest.mark.trio

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import base64
 import binascii
-import gc
 import json
 import os
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgi_trio.errors import ValidationError
+from tgi_trio.errors import GenerationError, ValidationError
 from tgi_trio.images.decoding import read_blocks
 from tgi_trio.images.image_text import BLOCK, INVALID, decode_text
 from tgi_trio.router.images import spool as spool_module
-from tgi_trio.router.images.spool import EncodedImage, Spool
+from tgi_trio.router.images.spool import EncodedImage, Spool, keeping
 
 
 @pytest.fixture
@@ -49,7 +47,7 @@ def test_images_are_read_as_they_came_wherever_their_pieces_end(spool: Spool) ->
         assert image.written() == text == read_blocks(spool.fd, image.blocks, image.length)
 
 
-def test_blocks_are_used_again_once_nobody_knows_the_image(
+def test_blocks_are_used_again_once_nobody_keeps_the_image(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spool_module, "_GROWTH", 4)
@@ -60,18 +58,27 @@ def test_blocks_are_used_again_once_nobody_knows_the_image(
         written = b"%d" % number * BLOCK * 2
         one = spooled(spool, written)
         assert one.written() == written and not blocks & set(one.blocks)
+        one.let_go()
     assert kept.written() == b"kept" * BLOCK and spool.nbytes <= 12 * BLOCK
-    with ThreadPoolExecutor(1) as pool:  # whoever copies pixels may forget it last
-        pool.submit(kept.__del__).result()
-    del one
-    kept.blocks = []
-    gc.collect()
+    kept.let_go()
     assert not spool.used
     many = spooled(spool, bytes(30 * BLOCK))
     assert os.fstat(spool.fd).st_size == spool.nbytes >= 30 * BLOCK
-    del many
+    many.let_go()
     spooled(spool, b"x")  # what was needed once is given back with the next
     assert os.fstat(spool.fd).st_size == spool.nbytes == 8 * BLOCK
+
+
+def test_an_image_stays_as_long_as_anybody_keeps_it(spool: Spool) -> None:
+    image = spooled(spool, b"text")
+    with keeping(b"bytes"), keeping(image):
+        image.let_go()  # its request has ended
+        assert spool.used == 1 and image.written() == b"text"
+    assert not spool.used and not image.blocks
+    with pytest.raises(GenerationError, match="the client has left"), keeping(image):
+        pass
+    with pytest.raises(RuntimeError, match="more often than it is kept"):
+        image.let_go()
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,12 @@ class _TorchResize(TorchvisionBackend):
     """What resizes, with torch's own resampling."""
 
     def resize(
-        self, image: torch.Tensor, size: Any, resample: Any = None, antialias: bool = True, **_: Any
+        self,
+        image: torch.Tensor,
+        size: SizeDict,
+        resample: Any = None,
+        antialias: bool = True,
+        **_: Any,
     ) -> torch.Tensor:
         return TorchProcessor.resize(self, image, size, resample)  # type: ignore[arg-type]
 

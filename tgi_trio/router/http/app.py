@@ -190,7 +190,9 @@ class HttpRequest(TrioASGIHTTPConnection):
             raise too_large()
         await self.transport.invite_body()
         images = self.app.engine.images if route.images else None
-        cutter = None if images is None else BodyCutter(images.spool)
+        cutter = None
+        if images is not None:
+            cutter = self.resources.enter_context(BodyCutter(images.spool))
         # Not pieces to be joined: that would take milliseconds at once, for a body of megabytes.
         body, size = bytearray(announced if cutter is None else 0), 0
         while True:

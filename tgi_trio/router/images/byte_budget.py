@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from tgi_trio.errors import Overloaded, ValidationError
+from tgi_trio.errors import GenerationError, Overloaded, ValidationError
 
 _AGAIN_S: Final = 1.0  # when a client may come back: as soon as another request has ended
 
@@ -31,9 +31,12 @@ class ByteBudget:
             yield held
         finally:
             self.used -= held.nbytes
+            held.ended = True
 
     def take(self, held: HeldBytes, nbytes: int) -> None:
         """Add bytes to what a request holds; raises as `HeldBytes.take`."""
+        if held.ended:
+            raise GenerationError("the client has left")
         if held.nbytes + nbytes > self._most:
             raise ValidationError(
                 f"the images of the prompt have more than {self._most} bytes together "
@@ -51,10 +54,12 @@ class HeldBytes:
 
     _budget: ByteBudget
     nbytes: int = 0
+    ended: bool = False  # what it took is given back
 
     def take(self, nbytes: int) -> None:
         """Take bytes that have come.
 
-        Raises Overloaded while others have them, ValidationError where one request never can.
+        Raises Overloaded while others have them, ValidationError where one request never can, and
+        GenerationError where the request has ended.
         """
         self._budget.take(self, nbytes)

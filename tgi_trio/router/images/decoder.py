@@ -20,7 +20,7 @@ import trio
 
 from tgi_trio.errors import ModelLoadError, Unavailable, ValidationError
 from tgi_trio.router.images.layouts.layout import ImageSize
-from tgi_trio.router.images.spool import Compressed, EncodedImage, Spool
+from tgi_trio.router.images.spool import Compressed, EncodedImage, Spool, keeping
 from tgi_trio.router.sandbox import Answer, Sandbox, SandboxCannotStart, SandboxPool, Turn
 
 _BASE_MEMORY: Final = 128 * 2**20  # bytes a child may take, whatever the image
@@ -29,6 +29,7 @@ _TEXT_MEMORY: Final = 4  # for each byte of the largest image: its base64, twice
 _BASE_S: Final = 4.0  # seconds of CPU time, likewise
 _PIXEL_S: Final = 5e-7
 _SLOWDOWN: Final = 5.0  # how much longer than its CPU time an image may take on a busy machine
+_INLINE: Final = 1 << 18  # bytes that are copied as fast as they are given to a thread
 _BUSY: Final = "too many images wait to be decoded"
 _AGAIN_S: Final = 30.0
 
@@ -72,12 +73,13 @@ class DecodedImage:
     _results: int  # descriptor of the file that has it
 
     async def copy_to(self, memory: memoryview) -> None:
-        """Copy the bundle to memory of its size, in a thread."""
+        """Copy the bundle to memory of its size, a large one in a thread."""
 
         def copy() -> int:
             return os.preadv(self._results, [memory], 0)  # without the interpreter's lock
 
-        if await trio.to_thread.run_sync(copy) != len(memory):
+        copied = copy() if len(memory) <= _INLINE else await trio.to_thread.run_sync(copy)
+        if copied != len(memory):
             raise RuntimeError("a bundle is smaller than it was said to be")
 
 
@@ -113,29 +115,32 @@ class ImageDecoder:
 
         Raises as `decode` does.
         """
-        async with self._pool.turn() as turn:
-            answer = await self._ask(turn, _job(image, most))
-            if answer.wrong is not None:
-                raise ValidationError(answer.wrong)
-            found = answer.value
-            return ImageName(bytes.fromhex(found["key"]), found["bytes"])
+        with keeping(image):
+            async with self._pool.turn() as turn:
+                answer = await self._ask(turn, _job(image, most))
+        if answer.wrong is not None:
+            raise ValidationError(answer.wrong)
+        found = answer.value
+        return ImageName(bytes.fromhex(found["key"]), found["bytes"])
 
     @asynccontextmanager
     async def decode(self, data: Compressed) -> AsyncIterator[DecodedImage]:
         """Decode an image, and keep its pixels for the block.
 
-        Raises ValidationError, and Overloaded or Unavailable where the machine is too busy.
+        Raises ValidationError, Overloaded or Unavailable where the machine is too busy, and
+        GenerationError for an image whose client has left.
         """
-        async with self._pool.turn() as turn:
-            if isinstance(data, EncodedImage):
-                answer = await self._ask(turn, _job(data))
-            else:
-                answer = await self._ask(turn, None, data)
-            if answer.wrong is not None:
-                raise ValidationError(f"invalid image: {answer.wrong}")
-            found = answer.value
-            size = ImageSize(found["height"], found["width"])
-            yield DecodedImage(size, found["bytes"], turn.results)
+        with keeping(data):
+            async with self._pool.turn() as turn:
+                if isinstance(data, EncodedImage):
+                    answer = await self._ask(turn, _job(data))
+                else:
+                    answer = await self._ask(turn, None, data)
+                if answer.wrong is not None:
+                    raise ValidationError(f"invalid image: {answer.wrong}")
+                found = answer.value
+                size = ImageSize(found["height"], found["width"])
+                yield DecodedImage(size, found["bytes"], turn.results)
 
     async def _ask(self, turn: Turn, job: Any, data: bytes | bytearray = b"") -> Answer:
         """Return what a process makes of an image, or what is wrong with it.

@@ -21,7 +21,7 @@ from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.places import FreeSpace, align
 from tgi_trio.router.images.prompt_image import PromptImage
-from tgi_trio.router.images.spool import Compressed
+from tgi_trio.router.images.spool import Compressed, EncodedImage
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +113,8 @@ class PixelStore:
             return kept.place
         if image.key not in self._awaited:
             self._awaited.add(image.key)
+            if isinstance(image.data, EncodedImage):
+                image.data.keep()  # whoever asks may leave before it is decoded
             self._line.append(image)
             self._news.set()
         return None
@@ -201,7 +203,7 @@ class PixelStore:
                         break  # whoever unpins one says so
                     self._line.popleft()
                     if place is None:
-                        self._tell(image.key)
+                        self._tell(image)
                     else:
                         self._active += 1
                         self._kept[image.key] = _Kept(place)
@@ -221,11 +223,14 @@ class PixelStore:
         finally:
             self._active -= 1
             self._news.set()
-        self._tell(image.key)
+        self._tell(image)
 
-    def _tell(self, key: bytes) -> None:
-        self._awaited.discard(key)
-        self._on_ready(key)
+    def _tell(self, image: PromptImage) -> None:
+        """An image is in line no more."""
+        if isinstance(image.data, EncodedImage):
+            image.data.let_go()
+        self._awaited.discard(image.key)
+        self._on_ready(image.key)
 
     # ---- places ---------------------------------------------------------------------------------
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 
-from tgi_trio.errors import ValidationError
+from tgi_trio.errors import GenerationError, ValidationError
 from tgi_trio.images.image_text import BLOCK, read_text
 
 _GROWTH: Final = 64  # blocks that are added at once
@@ -27,13 +28,10 @@ class Spool:
         self._map: mmap.mmap | None = None
         self._count = 0  # blocks of the file
         self._free: list[int] = []
-        # Appended to by whatever thread an image is forgotten in.
-        self._returned: deque[list[int]] = deque()
 
     @property
     def used(self) -> int:
         """How many blocks images have."""
-        self._collect()
         return self._count - len(self._free)
 
     @property
@@ -43,7 +41,6 @@ class Spool:
 
     def take(self) -> int:
         """Return the number of a block that nobody has."""
-        self._collect()
         if len(self._free) == self._count > _KEPT:
             self._resize(_KEPT)
         if not self._free:
@@ -51,8 +48,8 @@ class Spool:
         return self._free.pop()
 
     def give_back(self, blocks: list[int]) -> None:
-        """Take back blocks that nobody will read again. Any thread may call it."""
-        self._returned.append(blocks)
+        """Take back blocks that nobody will read again."""
+        self._free += blocks
 
     def write(self, block: int, at: int, piece: memoryview) -> None:
         """Write a piece to a block, `at` bytes behind its beginning."""
@@ -74,10 +71,6 @@ class Spool:
             raise RuntimeError("no block was taken")
         return self._map
 
-    def _collect(self) -> None:
-        while self._returned:
-            self._free += self._returned.popleft()
-
     def _resize(self, count: int) -> None:
         """Have so many blocks: more where all are used, fewer where none is."""
         if self._map is None:
@@ -91,17 +84,35 @@ class Spool:
 
 
 class EncodedImage:
-    """Base64 of an image, as a JSON string in a body has it. Its blocks are its own until the last
-    who knows it has forgotten it: whoever may decode it again must not read another's."""
+    """Base64 of an image, as a JSON string in a body has it.
+
+    Its blocks are its own until everybody who keeps it has let go of it: whoever may decode it
+    again must not read another's. Who makes one keeps it.
+    """
 
     def __init__(self, spool: Spool) -> None:
         self.blocks: list[int] = []
         self.length = 0  # bytes, as written
         self._spool = spool
+        self._keepers = 1
 
-    def __del__(self) -> None:
-        if self.blocks:
+    def keep(self) -> None:
+        """Have its blocks stay until `let_go` is called once more.
+
+        Raises GenerationError where they have been given back: its client has left.
+        """
+        if not self._keepers:
+            raise GenerationError("the client has left")
+        self._keepers += 1
+
+    def let_go(self) -> None:
+        """Undo one `keep`, or the making; the last gives the blocks back."""
+        if not self._keepers:
+            raise RuntimeError("an image is let go of more often than it is kept")
+        self._keepers -= 1
+        if not self._keepers:
             self._spool.give_back(self.blocks)
+            self.blocks = []
 
     def append(self, piece: bytes | bytearray) -> None:
         """Take what comes next."""
@@ -134,3 +145,16 @@ class EncodedImage:
 
 # An image as it came: fetched or small, or in the spool.
 Compressed: TypeAlias = "bytes | bytearray | EncodedImage"
+
+
+@contextmanager
+def keeping(data: Compressed) -> Iterator[None]:
+    """Keep an image for the block, wherever it lies; raises as `EncodedImage.keep`."""
+    if not isinstance(data, EncodedImage):
+        yield
+        return
+    data.keep()
+    try:
+        yield
+    finally:
+        data.let_go()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-import gc
 import itertools
 import json
 import random
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -27,11 +28,19 @@ SMALL = "data:image/png;base64,AAAA"
 
 
 SPOOL = Spool()
+CUTTERS = ExitStack()
+
+
+@pytest.fixture(autouse=True)
+def all_blocks_are_given_back() -> Iterator[None]:
+    yield
+    CUTTERS.close()
+    assert not SPOOL.used
 
 
 def cut_images(body: bytes, *ends: int) -> CutBody:
     """Cut a body that comes in pieces with such ends."""
-    cutter = BodyCutter(SPOOL)
+    cutter = CUTTERS.enter_context(BodyCutter(SPOOL))
     for begin, end in itertools.pairwise([0, *sorted(ends), len(body)]):
         cutter.feed(body[begin:end])
     return cutter.finish()
@@ -90,9 +99,6 @@ def test_large_images_are_cut_and_can_be_had(name: str, indent: int | None) -> N
     assert seen(cut) == seen(CutBody(body))
     pieces = cut_images(body, *range(0, len(body), 1000))
     assert pieces.body == cut.body and len(pieces.images) == count
-    del cut, pieces, one
-    gc.collect()
-    assert not SPOOL.used
 
 
 def seen(cut: CutBody) -> Any:
@@ -121,12 +127,22 @@ def seen(cut: CutBody) -> Any:
 def test_what_is_no_image_where_images_are_taken_stays(name: str) -> None:
     body = dump(WHOLE[name])
     assert cut_images(body) == CutBody(body)
+    assert not SPOOL.used, "nothing is kept of what is whole again"
 
 
 @pytest.mark.parametrize("end", [b"", b'"', b'"}', b'"}}]}]}}'])
 def test_broken_bodies_stay(end: bytes) -> None:
     body = dump(chat(image(URL)))[: -len('"}}]}]}')] + end
     assert cut_images(body) == CutBody(body)
+
+
+def test_what_has_come_of_a_body_is_given_back() -> None:
+    """Whose client leaves in the middle of its second image."""
+    body = dump(chat(image(URL), image(URL)))
+    with BodyCutter(SPOOL) as cutter:
+        cutter.feed(body[: len(body) * 15 // 16])
+        assert SPOOL.used == 2
+    assert not SPOOL.used
 
 
 def test_prompts_are_restored() -> None:

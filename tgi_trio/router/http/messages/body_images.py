@@ -79,7 +79,11 @@ UNCUT: Final = CutBody(b"")
 
 
 class BodyCutter:
-    """Takes a body in pieces, wherever it is cut into them."""
+    """Takes a body in pieces, wherever it is cut into them.
+
+    A context manager, of whoever answers the body: behind it the images are there no more, unless
+    somebody else keeps them.
+    """
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -88,6 +92,15 @@ class BodyCutter:
         self._open: _OpenImage | None = None
         self._images: list[EncodedImage] = []
         self._places: list[int] = []  # of the marks in `_rest`
+
+    def __enter__(self) -> BodyCutter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+        self._let_go()
 
     def feed(self, piece: bytes) -> None:
         """Take what comes next."""
@@ -106,19 +119,24 @@ class BodyCutter:
         try:
             marks = sorted(_find_marks(msgspec.json.decode(self._rest)))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return CutBody(self._join())  # who reads it says what is wrong with it
+            return self._restore()  # who reads it says what is wrong with it
         if marks != list(range(len(self._images))):
-            return CutBody(self._join())
+            return self._restore()
         return CutBody(self._rest, tuple(self._images))
 
-    def _join(self) -> bytes:
+    def _restore(self) -> CutBody:
         """Return the body as it came."""
         parts: list[bytes | bytearray] = []
         done = 0
         for i, (place, image) in enumerate(zip(self._places, self._images, strict=True)):
             parts += [self._rest[done:place], image.written()]
             done = place + len(b"#%d" % i)
-        return b"".join([*parts, self._rest[done:]])
+        self._let_go()
+        return CutBody(b"".join([*parts, self._rest[done:]]))
+
+    def _let_go(self) -> None:
+        while self._images:
+            self._images.pop().let_go()
 
     def _read_text(self, piece: bytes) -> bytes:
         """Take text up to where an image may begin, and return what is behind that."""
@@ -181,6 +199,7 @@ class BodyCutter:
         image = open_image.cut(ending)
         if image is None:
             self._rest += open_image.written()
+            open_image.close()
         else:
             self._places.append(len(self._rest))
             self._rest += b"#%d" % len(self._images)
@@ -220,6 +239,11 @@ class _OpenImage:
     def written(self) -> bytes | bytearray:
         """Return what has come."""
         return self._first if self._image is None else self._image.written()
+
+    def close(self) -> None:
+        """Give back what it has of the spool: it is no image."""
+        if self._image is not None:
+            self._image.let_go()
 
 
 def _find_end(text: bytes | bytearray, begin: int, in_link: bool) -> int:
