@@ -138,6 +138,8 @@ class ImageReader:
 
     async def _see_all(self, links: Sequence[ImageLink], held: HeldBytes) -> list[SeenImage]:
         """Return all images in their order; the first that fails is raised, the others are left."""
+        if len(links) == 1:
+            return [await self._see(links[0], held)]
         found: dict[int, SeenImage] = {}
         failures: list[TgiTrioError] = []
 

@@ -61,7 +61,9 @@ class ChatTemplate:
         self._sources = dict(sources)
         self._templates: dict[str, jinja2.Template] = {}
         self._variables: dict[str, set[str]] = {}
-        self._roles: dict[bool, Roles] = {}  # found when they are first asked for
+        # Found when they are first asked for: turns that are written, and placeholders (one).
+        self._roles: dict[bool, Roles] = {}
+        self._written: dict[str, bool] = {}
         for name, source in sources.items():
             try:
                 self._variables[name] = meta.find_undeclared_variables(environment.parse(source))
@@ -155,6 +157,11 @@ class ChatTemplate:
 
     def writes_parts(self, placeholder: str) -> bool:
         """Return whether an image in a message's list of parts becomes its placeholder."""
+        if placeholder not in self._written:
+            self._written[placeholder] = self._tries_parts(placeholder)
+        return self._written[placeholder]
+
+    def _tries_parts(self, placeholder: str) -> bool:
         parts = [{"type": "image"}, {"type": "text", "text": _MARK}]
         try:
             text = self.render([{"role": "user", "content": parts}])
