@@ -153,9 +153,14 @@ class Assembly:
                     watched = Application(self._service, routes=operations.WATCHED)
                     plain = ServerSettings(graceful_timeout=GRACE)
                     nursery.start_soon(serve, watched, for_metrics, plain, shutdown)
-                await serve(
-                    self._application, listeners, self._server, shutdown, task_status=task_status
-                )
+                with self._application.pace.watching():
+                    await serve(
+                        self._application,
+                        listeners,
+                        self._server,
+                        shutdown,
+                        task_status=task_status,
+                    )
         finally:
             if self._grammars is not None:
                 await self._grammars.close()

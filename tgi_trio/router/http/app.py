@@ -56,6 +56,7 @@ from tgi_trio.router.http.wire.transport import (
     Send,
     Transport,
 )
+from tgi_trio.router.pace import LoopPace
 from tgi_trio.router.request import Timings
 from tgi_trio.router.telemetry.metrics import ROUTES as ROUTE_NAMES
 from tgi_trio.router.telemetry.request_stats import RequestStats
@@ -151,6 +152,7 @@ class HttpRequest(TrioASGIHTTPConnection):
             return to_rejection(error, route.dialect, self.request_id)
         finally:
             self._end_reading()
+        await self.app.pace.breathe()  # requests whose bodies end together begin one by one
         return await answer(route, self._call(cut, path))
 
     def _call(self, cut: CutBody, path: Mapping[str, str] | None) -> Call:
@@ -210,7 +212,7 @@ class HttpRequest(TrioASGIHTTPConnection):
             if cutter is None:
                 body[size - len(piece) : size] = piece
             else:
-                await _feed(cutter, piece)
+                await _feed(cutter, piece, self.app.pace)
             # The message that says that all was said is not worth another turn of the scheduler.
             if ended:
                 return CutBody(body) if cutter is None else cutter.finish()
@@ -322,6 +324,7 @@ class Application(QuartTrio):
         self.cors = Cors(self.http.cors_allow_origin)
         self.request_ids = RequestIds()
         self.turns = trio.Lock()
+        self.pace = LoopPace()
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is answered before routing
         self.url_map.merge_slashes = False
         self.shortcuts: dict[tuple[str, str], Route] = {}
@@ -346,11 +349,12 @@ class Application(QuartTrio):
             self.shortcuts[route.method, route.path] = route
 
 
-async def _feed(cutter: BodyCutter, piece: bytes) -> None:
+async def _feed(cutter: BodyCutter, piece: bytes, pace: LoopPace) -> None:
     """Have a cutter take a piece, others running in between where it is a large one."""
     for start in range(0, len(piece), _SLICE):
         if start:
             await trio.lowlevel.checkpoint()
+        await pace.breathe()
         cutter.feed(piece[start : start + _SLICE])
 
 

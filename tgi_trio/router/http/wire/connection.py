@@ -24,7 +24,8 @@ import trio
 
 from tgi_trio.router.http.wire.transport import SEND_TIMEOUT
 
-_MOST_RECEIVED = 1 << 16  # bytes taken from the socket at once
+_RECEIVED = 1 << 16  # bytes taken from the socket at once
+_MOST_RECEIVED = 1 << 18  # and of a client that has sent as many: each turn of the loop costs
 
 # A body larger than this goes out in pieces, each of which has `send_timeout` to leave.
 _PIECE = 1 << 16
@@ -71,6 +72,7 @@ class Connection:
         self._nursery: trio.Nursery | None = None
         self._reader: trio.lowlevel.Task | None = None
         self._reading = trio.CancelScope()
+        self._room = _RECEIVED  # bytes that are taken next
         self._lingering = False  # we have said goodbye to a client that is still sending
 
     async def run(self, speak: Callable[[Connection], Awaitable[None]]) -> None:
@@ -179,9 +181,11 @@ class Connection:
 
     async def _receive(self) -> bytes:
         try:
-            return bytes(await self.stream.receive_some(_MOST_RECEIVED))
+            data = bytes(await self.stream.receive_some(self._room))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
+        self._room = _RECEIVED if len(data) < _RECEIVED else _MOST_RECEIVED
+        return data
 
     # ---- closing ------------------------------------------------------------------------------
 
