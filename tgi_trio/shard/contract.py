@@ -109,7 +109,8 @@ class StepPlan:
     places: NDArray[np.int64] | None = None
     taken: NDArray[np.int64] | None = None
     moment: int = 0
-    uniform: bool = False  # every row of the batch computes its last token, and nothing else
+    # Every row of the batch computes its last token and nothing else, and has others to come.
+    uniform: bool = False
     counts: PlanCounts = PlanCounts()
     applied: int = 0  # number of the last command applied before it: what its STEP acknowledges
 

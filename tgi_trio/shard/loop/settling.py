@@ -76,22 +76,25 @@ class Settler:
         return Moved(columns, dropped, faults)
 
     def _settle_uniform(self, plan: StepPlan, result: StepResult) -> Moved | None:
-        """Settle a step of all rows in which each got one token and none ends; None for others."""
+        """Settle a step of all rows in which each got one token and none ends; None for others.
+
+        Without guesses a row gets one at most, and no row of such a plan has its last one coming.
+        """
         table, choices, rows = self._table, result.choices, len(plan.rows)
         tokens = choices.token_ids
-        if len(tokens) != rows or choices.faults or table.counting or choices.counts.min() < 1:
+        if len(tokens) != rows or choices.faults or table.counting or plan.places is None:
             return None
-        if table.remaining[:rows].min() <= 1 or self._is_eos(tokens).any():
+        if self._is_eos(tokens).any():
             return None
         table.computed[:rows] += 1
         table.length[:rows] += 1
         table.remaining[:rows] -= 1
         table.last[:rows] = tokens
         if plan.state_writes is not None:
-            table.move_states(np.arange(rows), plan.state_writes)
+            table.move_states(plan.places, plan.state_writes)
         _append_each(plan.rows, tokens.tolist(), table.length[:rows].tolist())
         moved = MovedRows(
-            np.arange(rows), table.id[:rows], table.computed[:rows], *ones_and_zeros(rows)
+            plan.places, table.id[:rows], table.computed[:rows], *ones_and_zeros(rows)
         )
         return Moved(to_columns(moved, choices, result.prompts))
 

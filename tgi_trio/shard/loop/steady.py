@@ -102,7 +102,7 @@ class SteadyDecode:
             taken=self.ones,
             moment=table.moment,
             counts=self.counts,
-            uniform=self.uniform,
+            uniform=self.uniform and self.steps > 0,  # else a row may choose its last token
         )
 
     def _turning(self, positions: NDArray[np.int64], table: RowTable) -> NDArray[np.int64] | None:
