@@ -81,8 +81,13 @@ class DeviceChain:
         if self._texts is not None:
             self._texts.drop(row)
 
-    def arrays(self, plan: StepPlan, choosing: Choosing, settings: Settings) -> list[Array]:
-        """Return what `Links` say of a plan of decodes whose rows all choose."""
+    def arrays(
+        self, plan: StepPlan, choosing: Choosing, settings: Settings, *, leads: bool
+    ) -> list[Array]:
+        """Return what `Links` say of a plan of decodes whose rows all choose.
+
+        `leads`: guesses may follow it, so that there is room for its texts.
+        """
         count = len(choosing)
         follows = np.full(count, -1, np.int32)
         numbers: NDArray[np.float64] = np.zeros((count, self._most + 1))
@@ -94,7 +99,7 @@ class DeviceChain:
                 drawn = uniform(seeds, every.ravel().astype(np.uint64))
                 numbers = drawn.reshape(count, self._most + 1)
         texts: list[Array] = [np.full(count, -1, np.int32), np.zeros(count, np.int32)]
-        if self._texts is not None:
+        if self._texts is not None and leads:
             texts = self._texts.arrays(plan, choosing)
         return [follows, choosing.aheads.astype(np.int32), *texts, numbers]
 

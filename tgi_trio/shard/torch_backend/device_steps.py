@@ -66,7 +66,7 @@ class DeviceSteps:
         `chain` is what `graphs` record of steps that follow one another with guesses.
         """
         self._chain = chain
-        self._judged = False  # the last step was a recording that has judged its guesses
+        self._judged = False  # the last step was a recording that guesses may follow
         self._last = last
         self._computes = computes
         self._sampler = sampler
@@ -192,8 +192,9 @@ class DeviceSteps:
             links: list[Array] = []
             if self._chain is not None:
                 settings = self._sampler.settings(choosing.rows)
-                links = self._chain.arrays(plan, choosing, settings)
-                self._judged = True
+                guesses = plan.leads or plan.moves or plan.drafts is not None
+                self._judged = guesses and self.chains(plan)
+                links = self._chain.arrays(plan, choosing, settings, leads=self._judged)
             return self._graphs.choose(decodes, lengths, told, links)
         chosen = self._graphs.choose(decodes, lengths, None)
         if chosen is None or masked:

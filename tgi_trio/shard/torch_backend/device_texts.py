@@ -100,13 +100,10 @@ class DeviceTexts:
         return not turned and longest <= self.room and len(plan.rows) <= self._slots.slots
 
     def arrays(self, plan: StepPlan, choosing: Choosing) -> list[Array]:
-        """Return int32 [C] each of a plan of decodes: whose text, and whether EOS ends that.
+        """Return int32 [C] each of a plan that is held: whose text, and whether EOS ends that.
 
         Sends what the texts lack. -1: nobody's, of which nothing is kept.
         """
-        slots, ends = np.full(len(choosing), -1, np.int32), np.zeros(len(choosing), np.int32)
-        if not self.holds(plan):
-            return [slots, ends]
         firsts = np.flatnonzero(choosing.aheads == 0)
         places = (choosing.positions[firsts] - 1).tolist()
         pieces: list[_Piece] = []
