@@ -77,6 +77,7 @@ _SIGLIP = _EYES | {"model_type": "siglip_vision_model"}
 _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "aya_vision": (_COHERE2, _SIGLIP),
     "cohere2_vision": (_COHERE2, _SIGLIP),
+    "fuyu": ({"model_type": "persimmon"}, {}),
     "gemma3": ({"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}, _SIGLIP),
     "gemma4": (tiny_families.GEMMA4 | tiny_families.GEMMA4_E, _GEMMA4_EYES),
     "deepseek_vl": ({"model_type": "llama"}, _SIGLIP),

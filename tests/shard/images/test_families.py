@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.shard.image_support import Told
 from tests.shard.images.images_support import (
+    CROSSED,
     END,
     FAMILIES,
     NEW,
@@ -202,3 +204,23 @@ def test_guesses_of_a_hybrid_behind_images(model: Maker) -> None:
         shard.run()
         own.golden.check(prompt, row, recorder)
     assert generated(row) == generated(plain)
+
+
+@pytest.mark.parametrize("family", CROSSED)
+def test_guesses_and_prefixes_where_layers_attend_to_images(model: Maker, family: str) -> None:
+    """What is read of images is there for every token, though blocks have those before it."""
+    own = model(family)
+    runner, recorder = load(own.folder, speculate=2)
+    prompt = Prompt.of(*range(7, 25), picture(own.family, 2), *range(30, 42))
+    longer = Prompt([*prompt.ids, 40], prompt.pictures)
+    told = Told([own.golden.generate(prompt), []], [prompt, longer])
+    with arena() as memory:
+        shard = Shard(runner, own.tower, memory, rules=own.rules, drafter=told)
+        row = shard.add(0, prompt)
+        shard.run()
+        own.golden.check(prompt, row, recorder)
+        assert shard.guessed
+        again = shard.add(1, longer, blocks=row.block_ids[:1], cached=BLOCK)
+        shard.run(7)
+        own.golden.check(longer, again, recorder)
+        assert shard.tower.encoded == 1

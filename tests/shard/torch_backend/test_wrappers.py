@@ -238,3 +238,7 @@ def test_tokens_of_images_are_read_in_a_text_and_never_said(wrapped: Any) -> Non
     run(runner, [row])
     assert (recorder.logits(row.id)[:, VOCAB_SIZE:] == -torch.inf).all()
     assert_greedy(Golden(folder), recorder, row)
+
+
+def test_a_type_that_only_transformers_knows_as_image_and_text(wrapped: Any) -> None:
+    check(wrapped("fuyu"), backend="transformers, paged")
