@@ -19,19 +19,15 @@ from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
 from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
+from tgi_trio.shard.numba_backend.apart_table import find_apart
 from tgi_trio.shard.numba_backend.forward import Forward
 from tgi_trio.shard.numba_backend.instructions import multiplier_for, variant_for
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.program import pack_program
 from tgi_trio.shard.numba_backend.verified import (
     choose_adapter_kernels,
-    choose_latent_kernel,
-    choose_mixture_kernel,
-    choose_padding_kernel,
+    choose_apart,
     choose_panel_kernels,
-    choose_rare_kernel,
-    choose_state_kernel,
-    choose_stream_kernel,
 )
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 
@@ -201,18 +197,8 @@ def cpu_runner(
         variant = variant_for(spec, dtype, int8=int8, dot=dot, kv_dtype=kv_dtype)
     multipliers = [multiplier_for(kind, active_bits) for kind in program.kinds]
     program.link(choose_panel_kernels(multipliers))
-    if program.mixes:
-        program.link_mixtures(choose_mixture_kernel(dtype, variant))
-    if program.is_rare:
-        program.link_rare(choose_rare_kernel(variant))
-    if program.has_streams:
-        program.link_streams(choose_stream_kernel(variant))
-    if program.has_padding:
-        program.link_padding(choose_padding_kernel(variant))
-    if program.has_latents:
-        program.link_latents(choose_latent_kernel(variant))
-    if program.state_bytes:
-        program.link_states(choose_state_kernel(variant))
+    for each in find_apart(program):
+        program.link_apart(each.codes, choose_apart(each, variant))
     adapters = None
     if max_lora_rank:
         program.link_adapters(choose_adapter_kernels(variant))

@@ -11,7 +11,7 @@ import pytest
 from tests.shard.numba_backend.numba_support import COMPRESSED, cpu_runner
 from tests.shard.torch_backend.models_support import Golden, generated, prompts, run, sequences
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.numba_backend import latent_self_test, verified
+from tgi_trio.shard.numba_backend import apart_table, latent_self_test, verified
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.latent_operations import pack_heads
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verified.choose_latent_kernel(VARIANT)
+    assert verified.choose_apart(apart_table.LATENTS, VARIANT)
     turn = latent_self_test._turn
 
     def differ(variant: Variant) -> tuple[Floats, Floats]:
@@ -33,7 +33,7 @@ def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(latent_self_test, "_turn", differ)
     with pytest.raises(UnsupportedError, match=r"of latents failed: TURN is 1 away from the ref"):
-        verified.choose_latent_kernel(VARIANT)
+        verified.choose_apart(apart_table.LATENTS, VARIANT)
 
 
 def test_matrices_of_heads_lie_as_linear_layers_do() -> None:

@@ -25,7 +25,7 @@ from tgi_trio.model.spec import ExpertsSpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding, round_matrix
-from tgi_trio.shard.numba_backend import mixture_self_test, verified
+from tgi_trio.shard.numba_backend import apart_table, mixture_self_test, verified
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.apart import narrowed
 from tgi_trio.shard.numba_backend.kernels.mixture.mixing import mix_experts
@@ -259,8 +259,8 @@ def test_routing_is_that_of_torch(spec: ExpertsSpec) -> None:
 
 
 def test_kernels_of_mixtures_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verified.choose_mixture_kernel("float32", VARIANT)
+    assert verified.choose_apart(apart_table.MIXTURES, VARIANT)
     right = mixture_self_test._mix
     monkeypatch.setattr(mixture_self_test, "_mix", lambda *given: 1.1 * right(*given))
     with pytest.raises(UnsupportedError, match="self-test of the kernels of mixtures failed"):
-        verified.choose_mixture_kernel("float32", VARIANT)
+        verified.choose_apart(apart_table.MIXTURES, VARIANT)

@@ -22,7 +22,7 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.kernel_fit import find_unsupported
-from tgi_trio.shard.numba_backend import padding_self_test, verified
+from tgi_trio.shard.numba_backend import apart_table, padding_self_test, verified
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers, Storage
@@ -72,10 +72,10 @@ def test_zeros_lie_in_the_cache_and_codes_are_multiplied_behind_them(
 
 
 def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verified.choose_padding_kernel(VARIANT)
+    assert verified.choose_apart(apart_table.NARROW_HEADS, VARIANT)
     monkeypatch.setattr(padding_self_test, "_flat", lambda heads: np.roll(heads, 1).reshape(3, -1))
     with pytest.raises(UnsupportedError, match="of narrow heads failed: PAD is"):
-        verified.choose_padding_kernel(VARIANT)
+        verified.choose_apart(apart_table.NARROW_HEADS, VARIANT)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tgi_trio.model.spec import RotarySpec
-from tgi_trio.shard.numba_backend import rare_self_test, verified
+from tgi_trio.shard.numba_backend import apart_table, rare_self_test, verified
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order, widen
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
@@ -49,7 +49,7 @@ def test_what_needs_an_order() -> None:
 
 
 def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verified.choose_rare_kernel(VARIANT)
+    assert verified.choose_apart(apart_table.OF_FEW, VARIANT)
     monkeypatch.setattr(rare_self_test, "_turned", lambda x: x)
     with pytest.raises(UnsupportedError, match=r"REORDER is .* away from the reference"):
-        verified.choose_rare_kernel(VARIANT)
+        verified.choose_apart(apart_table.OF_FEW, VARIANT)

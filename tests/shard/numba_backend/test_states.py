@@ -39,7 +39,7 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import read_tensor
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
-from tgi_trio.shard.numba_backend import state_self_test, verified
+from tgi_trio.shard.numba_backend import apart_table, state_self_test, verified
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
@@ -124,7 +124,7 @@ def test_kernels_that_are_wrong_do_not_serve(
     spec = decoder_spec(read_config(checkpoint("lfm2", **HYBRIDS["lfm2"])))
     assert spec is not None
     variant = variant_for(spec, "float32")
-    assert verified.choose_state_kernel(variant)
+    assert verified.choose_apart(apart_table.STATES, variant)
     recur = state_self_test._recur
 
     def differ(variant: Variant, corrects: int) -> tuple[Floats, Floats]:
@@ -133,7 +133,7 @@ def test_kernels_that_are_wrong_do_not_serve(
 
     monkeypatch.setattr(state_self_test, "_recur", differ)
     with pytest.raises(UnsupportedError, match=r"RECUR is .* away from the reference"):
-        verified.choose_state_kernel(variant)
+        verified.choose_apart(apart_table.STATES, variant)
 
 
 def test_outputs_that_fill_no_panels_lie_side_by_side() -> None:

@@ -32,7 +32,7 @@ from tests.shard.torch_backend.states.test_hybrid_models import (
     serve,
 )
 from tests.shard.torch_backend.states.test_hybrid_models import run as run_batch
-from tgi_trio.shard.numba_backend import stream_self_test, verified
+from tgi_trio.shard.numba_backend import apart_table, stream_self_test, verified
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers, Storage
@@ -107,7 +107,7 @@ def test_streams_that_are_computed_wrongly_are_found(monkeypatch: pytest.MonkeyP
     right = stream_self_test._as_large
     monkeypatch.setattr(stream_self_test, "_as_large", lambda *given: 1.1 * right(*given))
     with pytest.raises(UnsupportedError, match="kernels of hidden states failed: SPLIT is"):
-        verified.choose_stream_kernel(variant)
+        verified.choose_apart(apart_table.STREAMS, variant)
 
 
 def test_scales_of_eight_bits_are_those_of_the_layer_that_keeps(checkpoint: Checkpoint) -> None:

@@ -11,7 +11,7 @@ from tgi_trio.model.spec import RotarySpec
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.head_order import head_order
-from tgi_trio.shard.numba_backend.kernels.apart import narrowed
+from tgi_trio.shard.numba_backend.kernels.apart import compile_entry, narrowed
 from tgi_trio.shard.numba_backend.kernels.latents import run_latents
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.latent_operations import pack_heads
@@ -27,6 +27,14 @@ _ROUNDED = 0.1  # where products are of bfloat16
 def of_latents(variant: Variant) -> Variant:
     """Return the variant in which these kernels are: their weights are never of 8 bits."""
     return replace(narrowed(variant), weights=variant.kv, cache=variant.cache)
+
+
+def compile_latents(variant: Variant) -> int:
+    """Compile, or take from the cache; return the address of the entry.
+
+    Raises what the compiler raises without instructions for it.
+    """
+    return compile_entry(run_latents, of_latents(variant))
 
 
 def find_fault(variant: Variant) -> str | None:

@@ -167,43 +167,29 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
 
     Raises UnsupportedError where they fail their self-test.
     """
+    from tgi_trio.shard.numba_backend.apart_table import find_apart
     from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs
     from tgi_trio.shard.numba_backend.verified import (
-        choose_latent_kernel,
-        choose_mixture_kernel,
-        choose_padding_kernel,
+        choose_apart,
         choose_panel_kernels,
-        choose_rare_kernel,
-        choose_state_kernel,
-        choose_stream_kernel,
         choose_variant,
     )
 
     bits = settings.activations or ACTIVE_BITS
     dot = bits == ACTIVE_BITS and multiplies_pairs(dtype)
     multipliers = [multiplier_for(kind, bits, dot=dot) for kind in program.kinds]
+    apart = find_apart(program)
     variant = choose_variant(
         program.model,  # of which all stages have the same kernels
         dtype,
         int8=int8,
         multipliers=multipliers,
         kv_dtype=settings.kv_cache_dtype,
-        mixes=program.mixes,
-        keeps_states=program.state_bytes > 0,
+        apart=apart,
     )
     program.link(choose_panel_kernels(multipliers))
-    if program.mixes:
-        program.link_mixtures(choose_mixture_kernel(dtype, variant))
-    if program.is_rare:
-        program.link_rare(choose_rare_kernel(variant))
-    if program.has_streams:
-        program.link_streams(choose_stream_kernel(variant))
-    if program.has_padding:
-        program.link_padding(choose_padding_kernel(variant))
-    if program.has_latents:
-        program.link_latents(choose_latent_kernel(variant))
-    if program.state_bytes:
-        program.link_states(choose_state_kernel(variant))
+    for each in apart:
+        program.link_apart(each.codes, choose_apart(each, variant))
     if settings.activations is not None and not program.has_stored_kinds:
         print(
             f"--activations {settings.activations} changes nothing: no weights of this "

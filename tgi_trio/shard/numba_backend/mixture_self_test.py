@@ -27,9 +27,10 @@ from tgi_trio.shard.numba_backend.weight_layout import Storage
 _EXPERTS = ExpertsSpec(count=5, per_token=2, width=32, normalise=True, shared_width=64)
 
 
-def find_fault(dtype: str, variant: Variant, kernel: int) -> str | None:
-    """Return what is wrong with the kernels that `kernel` is the address of, or None."""
-    return self_test.find_fault(dtype, variant, mixture=(kernel, _with_experts, _mix))
+def find_fault(variant: Variant) -> str | None:
+    """Return what is wrong with the kernels of these numbers, or None."""
+    mixture = (compile_mixtures(variant), _with_experts, _mix)
+    return self_test.find_fault(variant.kv.numbers, variant, mixture=mixture)
 
 
 def compile_mixtures(variant: Variant) -> int:

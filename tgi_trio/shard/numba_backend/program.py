@@ -32,16 +32,7 @@ from tgi_trio.shard.numba_backend.padded_heads import kept_sizes
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
 from tgi_trio.shard.numba_backend.rotary_tables import RotaryTables
 from tgi_trio.shard.numba_backend.state_operations import mixed_width, projected_width
-from tgi_trio.shard.numba_backend.tables import (
-    KEEPING,
-    MIXING,
-    OF_LATENTS,
-    OF_PADDING,
-    RARE,
-    STREAMING,
-    Buffer,
-    Code,
-)
+from tgi_trio.shard.numba_backend.tables import OF_PADDING, Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS, CacheNumbers, Storage
 from tgi_trio.shard.rotary_frequencies import short_length
 
@@ -217,64 +208,13 @@ class Program:
         )
         self._mirror()
 
-    @property
-    def mixes(self) -> bool:
-        """Whether there are mixtures of experts."""
-        return bool(self._mixing.any())
+    def has(self, codes: Collection[Code]) -> bool:
+        """Whether any of these operations is among the model's."""
+        return bool(np.isin(self.operations["code"], list(codes)).any())
 
-    @property
-    def _mixing(self) -> NDArray[np.bool_]:
-        """The operations of mixtures."""
-        return np.isin(self.operations["code"], MIXING)
-
-    def link_mixtures(self, kernel: int) -> None:
-        """Have the entry at this address compute mixtures of experts."""
-        self.operations["kernel"][self._mixing] = kernel
-        self._mirror()
-
-    @property
-    def is_rare(self) -> bool:
-        """Whether there are operations of few families."""
-        return bool(np.isin(self.operations["code"], RARE).any())
-
-    def link_rare(self, kernel: int) -> None:
-        """Have the entry at this address compute operations of few families."""
-        self.operations["kernel"][np.isin(self.operations["code"], RARE)] = kernel
-        self._mirror()
-
-    @property
-    def has_latents(self) -> bool:
-        """Whether keys and values are compressed."""
-        return self.spec.latent is not None
-
-    def link_latents(self, kernel: int) -> None:
-        """Have the entry at this address compute what is around attention over latents."""
-        self.operations["kernel"][np.isin(self.operations["code"], OF_LATENTS)] = kernel
-        self._mirror()
-
-    @property
-    def has_streams(self) -> bool:
-        """Whether a token has several hidden states."""
-        return self.spec.streams is not None
-
-    def link_streams(self, kernel: int) -> None:
-        """Have the entry at this address compute what is around the one that layers compute."""
-        self.operations["kernel"][np.isin(self.operations["code"], STREAMING)] = kernel
-        self._mirror()
-
-    @property
-    def has_padding(self) -> bool:
-        """Whether heads have zeros behind them."""
-        return bool(np.isin(self.operations["code"], OF_PADDING).any())
-
-    def link_padding(self, kernel: int) -> None:
-        """Have the entry at this address put them there, and take them away."""
-        self.operations["kernel"][np.isin(self.operations["code"], OF_PADDING)] = kernel
-        self._mirror()
-
-    def link_states(self, kernel: int) -> None:
-        """Have the entry at this address compute what keeps states."""
-        self.operations["kernel"][np.isin(self.operations["code"], KEEPING)] = kernel
+    def link_apart(self, codes: Collection[Code], kernel: int) -> None:
+        """Have the entry at this address compute these operations."""
+        self.operations["kernel"][np.isin(self.operations["code"], list(codes))] = kernel
         self._mirror()
 
     def link_adapters(self, kernels: AdapterKernels) -> None:
@@ -336,7 +276,7 @@ class Program:
             if layer.rotary is not None
         ]
         self.rotary = RotaryTables(
-            [key for _, key in places], count, tokens, whole=not self.has_latents
+            [key for _, key in places], count, tokens, whole=self.spec.latent is None
         )
         for place, key in places:
             for name, value in self.rotary.fields(*key).items():
@@ -355,7 +295,7 @@ class Program:
         ]
         mixers = [refs for refs, _ in mixing]
         mixed = [mixed_width(refs) for refs in mixers]
-        apart = spec.gated_attention or spec.gated_heads or self.has_padding
+        apart = spec.gated_attention or spec.gated_heads or self.has(OF_PADDING)
         mixed += [queries] if apart else []
         own = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, DeltaRule)]
         by_channel = [mixer for mixer in own if mixer.channel_rank]

@@ -22,6 +22,7 @@ from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.program import pack_program
+from tgi_trio.shard.numba_backend.tables import MIXING
 from tgi_trio.shard.numba_backend.weight_layout import EIGHT_BITS, CacheNumbers
 
 _TOLERANCES = {True: 0.05, False: 1e-4}  # rounded numbers or not; of the logits' norm
@@ -54,7 +55,7 @@ def find_fault(dtype: str, variant: Variant, *, mixture: Mixture | None = None) 
     with pack_program(tiny, tensors, dtype, int8=int8, kv=kv) as program:
         program.allocate_kv(8)
     if mixture is not None:
-        program.link_mixtures(mixture[0])
+        program.link_apart(MIXING, mixture[0])
     with Forward(program, variant, [0]) as forward:
         found = np.concatenate([_run(forward, 0, 17), _run(forward, 17, 4)])
     # In the order they were computed: 17 + 2 tokens, then 4 + 1.

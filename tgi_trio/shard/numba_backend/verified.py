@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.numba_backend import (
     adapter_self_test,
     kind_self_test,
-    latent_self_test,
-    mixture_self_test,
-    padding_self_test,
-    rare_self_test,
     sampler_self_test,
     self_test,
-    state_self_test,
-    stream_self_test,
 )
+from tgi_trio.shard.numba_backend.apart_table import Apart
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels, compile_adapter_kernels
-from tgi_trio.shard.numba_backend.kernels.apart import compile_apart, compile_entry
-from tgi_trio.shard.numba_backend.kernels.latents import run_latents
-from tgi_trio.shard.numba_backend.kernels.padding import run_padding
 from tgi_trio.shard.numba_backend.kernels.quantised.link import (
     PanelKernel,
     compile_panel_kernel,
     is_compiled,
 )
 from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
-from tgi_trio.shard.numba_backend.kernels.rare import run_rare
 from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
-from tgi_trio.shard.numba_backend.kernels.streams import run_streams
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
 from tgi_trio.shard.numba_backend.parallel_compilation import compile_in_parallel, run_in_parallel
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
+
+Kernels = TypeVar("Kernels")
 
 
 def choose_variant(
@@ -48,21 +42,17 @@ def choose_variant(
     int8: bool,
     multipliers: Sequence[Multiplier] = (),
     kv_dtype: str | None = None,
-    mixes: bool = False,
-    keeps_states: bool = False,
+    apart: Sequence[Apart] = (),
 ) -> Variant:
     """Return how to compile for a model; raises UnsupportedError if no kernels work.
 
-    Compiles them, and those of the sampler, of `multipliers` and, where the model `mixes` experts
-    or `keeps_states`, of these beside them, where the cache does not have them yet.
+    Compiles them, and those of the sampler, of `multipliers` and of what is `apart` beside them,
+    where the cache does not have them yet.
     """
     reason, others = "", [each for each in multipliers if not is_compiled(each)]
     words = [[kind_self_test.__name__, each.kind.name, str(each.active_bits)] for each in others]
     likely = variant_for(spec, dtype, int8=int8, kv_dtype=kv_dtype)
-    if mixes and (mixing := mixture_self_test.words(likely)):
-        words.append(mixing)
-    if keeps_states and (keeping := state_self_test.words(likely)):
-        words.append(keeping)
+    words += filter(None, [each.words(likely) for each in apart])
     with (
         compile_in_parallel(work_on_rows, sampler_self_test.__name__),
         run_in_parallel(words),
@@ -85,107 +75,46 @@ def choose_panel_kernels(multipliers: Iterable[Multiplier]) -> dict[str, PanelKe
 
     Raises UnsupportedError for one that does not work.
     """
-    kernels = {}
-    for multiplier in multipliers:
-        try:
-            kernel = compile_panel_kernel(multiplier)
-            fault = kind_self_test.find_fault(kernel)
-        except Exception as error:  # as in `choose_variant`
-            fault = f"{type(error).__name__}: {error}"
-        if fault is not None:
-            raise UnsupportedError(f"the self-test of the kernels failed: {fault}")
-        kernels[multiplier.kind.name] = kernel
-    return kernels
+    return {
+        each.kind.name: _verify(
+            "kernels", partial(compile_panel_kernel, each), kind_self_test.find_fault
+        )
+        for each in multipliers
+    }
 
 
 def choose_adapter_kernels(variant: Variant) -> AdapterKernels:
     """Return what computes adapters; raises UnsupportedError if it does not work."""
-    try:
-        kernels = compile_adapter_kernels(variant)
-        fault = adapter_self_test.find_fault(variant, kernels)
-    except Exception as error:  # as in `choose_variant`
-        fault = f"{type(error).__name__}: {error}"
-    if fault is not None:
-        raise UnsupportedError(f"the self-test of the kernels failed: {fault}")
-    return kernels
+    return _verify(
+        "kernels",
+        lambda: compile_adapter_kernels(variant),
+        lambda made: adapter_self_test.find_fault(variant, made),
+    )
 
 
-def choose_mixture_kernel(dtype: str, variant: Variant) -> int:
-    """Return the address of what computes mixtures; raises UnsupportedError if it does not work."""
-    try:
-        kernel = mixture_self_test.compile_mixtures(variant)
-        fault = mixture_self_test.find_fault(dtype, variant, kernel)
-    except Exception as error:  # as in `choose_variant`
-        fault = f"{type(error).__name__}: {error}"
-    if fault is not None:
-        raise UnsupportedError(f"the self-test of the kernels of mixtures failed: {fault}")
-    return kernel
-
-
-def choose_rare_kernel(variant: Variant) -> int:
-    """Return the address of what few families have; raises UnsupportedError if it does not work."""
-    try:
-        kernel = compile_apart(run_rare, variant)
-        fault = rare_self_test.find_fault(variant)
-    except Exception as error:  # as in `choose_variant`
-        fault = f"{type(error).__name__}: {error}"
-    if fault is not None:
-        raise UnsupportedError(f"the self-test of the kernels failed: {fault}")
-    return kernel
-
-
-def choose_stream_kernel(variant: Variant) -> int:
-    """Return the address of what several hidden states need; raises UnsupportedError if it does not
+def choose_apart(apart: Apart, variant: Variant) -> int:
+    """Return the address of what computes these operations; raises UnsupportedError if it does not
     work.
     """
-    try:
-        kernel = compile_apart(run_streams, variant)
-        fault = stream_self_test.find_fault(variant)
-    except Exception as error:  # as in `choose_variant`
-        fault = f"{type(error).__name__}: {error}"
-    if fault is not None:
-        raise UnsupportedError(f"the self-test of the kernels of hidden states failed: {fault}")
-    return kernel
+    return _verify(
+        apart.kernels, lambda: apart.compile(variant), lambda made: apart.find_fault(variant)
+    )
 
 
-def choose_padding_kernel(variant: Variant) -> int:
-    """Return the address of what heads need that fill no panels; raises UnsupportedError if it does
-    not work.
+def _verify(
+    name: str, compile_all: Callable[[], Kernels], find_fault: Callable[[Kernels], str | None]
+) -> Kernels:
+    """Return kernels that have been compiled and tested; raises UnsupportedError with their name
+    otherwise.
     """
     try:
-        kernel = compile_apart(run_padding, variant)
-        fault = padding_self_test.find_fault(variant)
+        kernels = compile_all()
+        fault = find_fault(kernels)
     except Exception as error:  # as in `choose_variant`
         fault = f"{type(error).__name__}: {error}"
     if fault is not None:
-        raise UnsupportedError(f"the self-test of the kernels of narrow heads failed: {fault}")
-    return kernel
-
-
-def choose_state_kernel(variant: Variant) -> int:
-    """Return the address of what keeps states; raises UnsupportedError if it does not work."""
-    try:
-        kernel = state_self_test.compile_states(variant)
-        fault = state_self_test.find_fault(variant)
-    except Exception as error:  # as in `choose_variant`
-        fault = f"{type(error).__name__}: {error}"
-    if fault is not None:
-        raise UnsupportedError(f"the self-test of the kernels of states failed: {fault}")
-    return kernel
-
-
-def choose_latent_kernel(variant: Variant) -> int:
-    """Return the address of what is around attention over latents; raises UnsupportedError if it
-    does not work.
-    """
-    try:
-        kernel = compile_entry(run_latents, latent_self_test.of_latents(variant))
-        fault = latent_self_test.find_fault(variant)
-    except Exception as error:  # as in `choose_variant`
-        fault = f"{type(error).__name__}: {error}"
-    if fault is not None:
-        raise UnsupportedError(f"the self-test of the kernels of latents failed: {fault}")
-    return kernel
+        raise UnsupportedError(f"the self-test of the {name} failed: {fault}")
+    return kernels
 
 
 def choose_sampler(
