@@ -277,18 +277,28 @@ def describe_compressed(form: str, strategy: str, bits: int, **weights: Any) -> 
     }
 
 
-def quantise(source: Path, folder: Path, store: Store, said: Mapping[str, Any]) -> Path:
+_LINEARS = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+
+
+def quantise(
+    source: Path,
+    folder: Path,
+    store: Store,
+    said: Mapping[str, Any],
+    *,
+    endings: tuple[str, ...] = _LINEARS,
+) -> Path:
     """Write a copy of a checkpoint whose layers' linears are stored so; its name is `folder`.
 
-    Beside it, in `plain`, the same with the weights that this means, in float32.
+    Beside it, in `plain`, the same with the weights that this means, in float32. `endings`: of the
+    linears' names.
     """
     plain = folder / "plain"
     plain.mkdir(parents=True)
     stored: Tensors = {}
     exact: Tensors = {}
     for name, tensor in load_file(source / "model.safetensors").items():
-        linear = name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight"))
-        if not linear:
+        if not name.endswith(endings):
             stored[name] = exact[name] = tensor
             continue
         tensors, weight = store(name.removesuffix(".weight"), tensor.float().numpy())

@@ -237,6 +237,29 @@ def test_layers_side_by_side_of_which_one_sorts_its_inputs(
             assert_greedy(golden, recorder, row, tolerance=5e-3)
 
 
+def test_experts_beside_a_router_that_sorts_its_inputs(checkpoint: Make, tmp_path: Path) -> None:
+    """All read one norm, and experts have its activations in the order of the model."""
+    sorting, plain = store_gptq(4, 32, shuffled=True), store_gptq(4, 32)
+
+    def store(module: str, weight: Any) -> Any:
+        return (sorting if module.endswith(".gate") else plain)(module, weight)
+
+    folder = quantise(
+        checkpoint("mixtral", **FITTING["mixtral"] | {"num_local_experts": 8}),
+        tmp_path / "q",
+        store,
+        GPTQ | {"bits": 4, "group_size": 32, "desc_act": True},
+        endings=(".gate.weight", ".w1.weight", ".w2.weight", ".w3.weight"),
+    )
+    golden, some = Golden(folder / "plain"), prompts(3)
+    blocks = tables(some, new=NEW)
+    rows = [sequence(i, prompt, blocks[i], NEW) for i, prompt in enumerate(some)]
+    with by_kernels(folder) as (runner, recorder):
+        run(runner, rows)
+        for row in rows:
+            assert_greedy(golden, recorder, row, tolerance=5e-3)
+
+
 def test_bfloat16_of_quantised_weights(checkpoint: Make, tmp_path: Path) -> None:
     """Weights are rounded once, from what is stored to the dtype."""
     folder = quantise(checkpoint("llama"), tmp_path / "q", *STORED["awq"])

@@ -21,7 +21,6 @@ from tgi_trio.shard.numba_backend.tables import (
     Buffer,
     Code,
     Epilogue,
-    Form,
 )
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
@@ -161,12 +160,10 @@ class MixtureWriter:
         return self._writer.keep(facts)
 
     def _arrange(self, packing: Packing | None, branch: Branch) -> None:
+        """Add rows by expert; a router that sorts its inputs has left them in its own order."""
         writer = self._writer
-        feeder = writer.rows[self._feeder]
-        if packing is None:
-            feeder["forms"] |= Form.PLAIN
-        else:
-            writer.quantised.add(len(writer.rows), packing, self._feeder)
+        writer.feeder = self._feeder
+        writer.feed(Buffer.NORMED, branch.hidden, packing, 0)
         writer.add(
             Code.ARRANGE,
             facts=self._facts,
