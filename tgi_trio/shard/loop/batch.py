@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +24,16 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
-from tgi_trio.shard.images.held_image import place_features
 from tgi_trio.shard.loop.following import Followers, settle_positions
 from tgi_trio.shard.loop.lone import decodes_alone, plan_alone
 from tgi_trio.shard.loop.micro_batches import find_others
-from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
+from tgi_trio.shard.loop.plan_layout import lay_out
+from tgi_trio.shard.loop.row_checks import RowChecks
+from tgi_trio.shard.loop.row_table import RowTable
 from tgi_trio.shard.loop.settling import Settler
 from tgi_trio.shard.loop.steady import SteadyDecode
 from tgi_trio.shard.loop.step_columns import Moved
-from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.loop.token_shares import share_budget
 from tgi_trio.shard.prompt_geometry import PromptGeometry
 from tgi_trio.shard.speculation.guessing import Guessing
 
@@ -66,10 +66,7 @@ class Batch:
         self.counts = PlanCounts()
         self._guessing = None if drafter is None else Guessing(drafter, clock)
         self._draft_budget = draft_budget
-        self._vocab_size = vocab_size
-        self._block_size = block_size
-        self._blocks = blocks
-        self._state_slots = state_slots
+        self._checks = RowChecks(vocab_size, block_size, blocks, state_slots)
         self._table = RowTable(block_size)
         self._settler = Settler(self._table, eos_ids)
         self._steady: SteadyDecode | None = None
@@ -90,7 +87,7 @@ class Batch:
 
     def add(self, row: PrefillRow) -> ShardSequence:
         """Take in one row of a PREFILL command; ValueError says why it cannot be run."""
-        self._check_row(row)
+        self._checks.check_row(row, self._table.place_by_id)
         count = len(row.token_ids)
         token_ids = np.empty(count + min(row.max_new_tokens, _SPARE_TOKENS), np.int32)
         token_ids[:count] = row.token_ids
@@ -113,7 +110,7 @@ class Batch:
         """Grant more blocks; unknown sequences are skipped. ValueError: no such blocks."""
         place = self._table.place_by_id.get(row.sequence)
         if place is not None:
-            self._check_blocks(row.block_ids)
+            self._checks.check_blocks(row.block_ids)
             self._table.grant(place, row.block_ids)
 
     def shape(self, sequence: int, geometry: PromptGeometry) -> None:
@@ -185,7 +182,7 @@ class Batch:
             chosen, taken = np.arange(n), np.ones(n, np.int64)
             stalled = 0
         else:
-            chosen, taken, stalled = self._share_budget(wanted, held, token_budget)
+            chosen, taken, stalled = share_budget(table, wanted, held, token_budget)
         if (adapters := table.adapter[chosen]).any():  # neighbours are read once, see `Tokens.of`
             by_adapter = np.argsort(adapters, kind="stable")
             chosen, taken = chosen[by_adapter], taken[by_adapter]
@@ -203,7 +200,12 @@ class Batch:
         )
         if len(chosen) == 0:
             return None
-        return self._go_on(self._flatten(chosen, taken, prefill, drafts), n)
+        plan = lay_out(
+            *(table, chosen, taken, prefill, drafts),
+            before=expected,
+            keeps_states=self._checks.state_slots > 0,
+        )
+        return self._go_on(plan, n)
 
     def _follow_guesses(self, before: StepPlan, token_budget: int) -> StepPlan | None:
         """Return the step behind one whose guesses nobody has judged; None: it must be read."""
@@ -218,7 +220,7 @@ class Batch:
 
     def settle_positions(self, plan: StepPlan) -> None:
         """Put a plan's rows where they are, once the step before it has been settled."""
-        settle_positions(plan, self._block_size)
+        settle_positions(plan, self._table.block_size)
 
     def _plan_alone(self, token_budget: int) -> StepPlan:
         """Return the next step of the only row, which decodes."""
@@ -252,57 +254,6 @@ class Batch:
             return False
         decodes = not plan.counts.prefill_tokens and bool(plan.samples.all())
         return decodes and plan.state_writes is None
-
-    def _share_budget(
-        self, wanted: NDArray[np.int64], held: NDArray[np.bool_], token_budget: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """Return which rows a step has, their query tokens, and how many get none that could.
-
-        `wanted`, `held`: [n], the query tokens of every row and whether it sits out.
-        """
-        table, n = self._table, len(wanted)
-        computed = table.computed[:n]
-        prefilling = computed < table.given[:n]
-        prompts = np.flatnonzero(prefilling)
-        left = table.given[prompts] - computed[prompts]
-        order = np.concatenate(
-            (np.flatnonzero(~prefilling), prompts[np.argsort(left, kind="stable")])
-        )
-        wanted = wanted[order]
-        before = np.cumsum(wanted) - wanted
-        taken = np.clip(max(token_budget, 1) - before, 0, wanted)
-        if table.shaped:
-            taken = self._keep_spans_whole(order, wanted, taken, token_budget)
-        stalled = int(np.count_nonzero(wanted == 0) - np.count_nonzero(held))
-        return order[taken > 0], taken[taken > 0], stalled
-
-    def _keep_spans_whole(
-        self,
-        order: NDArray[np.int64],
-        wanted: NDArray[np.int64],
-        taken: NDArray[np.int64],
-        token_budget: int,
-    ) -> NDArray[np.int64]:
-        """Return `taken` [n] of the rows in `order`, no piece ending within a span.
-
-        What a span leaves of the budget goes to the next prompts. Where it would leave all of it,
-        the first that wants one has a whole span: more is nowhere to come from.
-        """
-        table = self._table
-        prompts = np.flatnonzero(table.computed[order] < table.given[order])  # behind all others
-        left = max(token_budget, 1) - int(wanted[: len(order) - len(prompts)].sum())
-        for i in prompts.tolist():
-            taken[i] = max(0, min(int(wanted[i]), left))
-            geometry = table.sequences[order[i]].geometry
-            if geometry is not None:
-                taken[i] = geometry.fit(int(table.computed[order[i]]), int(taken[i]))
-            left -= int(taken[i])
-        if not taken.any() and len(waiting := prompts[wanted[prompts] > 0]):
-            first = int(waiting[0])
-            geometry = table.sequences[order[first]].geometry
-            least = 1 if geometry is None else geometry.least(int(table.computed[order[first]]))
-            taken[first] = min(least, int(wanted[first]))
-        return taken
 
     @property
     def guesses_rest(self) -> bool:
@@ -346,97 +297,6 @@ class Batch:
         drafts[list(counts)] = list(counts.values())
         return drafts
 
-    def _flatten(
-        self,
-        chosen: NDArray[np.int64],
-        known: NDArray[np.int64],
-        prefill: NDArray[np.bool_],
-        drafts: NDArray[np.int64] | None,
-    ) -> StepPlan:
-        """Lay the chosen rows' query tokens out flat: `known` ones, then guesses."""
-        table = self._table
-        rows = [table.sequences[place] for place in chosen.tolist()]
-        first = table.computed[chosen]
-        taken = known if drafts is None else known + drafts
-        samples = first + known == table.length[chosen]
-        several = prefill | (taken > 1) | ~samples  # all others compute their last token alone
-        context = first + taken
-        starts = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(taken, out=starts[1:])
-        if starts[-1] == len(rows):  # one token each: rows and tokens are the same thing
-            places, positions, token_ids = chosen, first, table.last[chosen]
-        else:
-            places = np.repeat(chosen, taken)
-            positions = np.arange(starts[-1]) + np.repeat(first - starts[:-1], taken)
-            token_ids = table.last[places]
-        for i in np.flatnonzero(several).tolist():
-            sequence, at = rows[i], int(first[i])
-            token_ids[starts[i] : starts[i + 1]] = sequence.token_ids[at : int(context[i])]
-        size = self._block_size
-        widest = -(-int(context.max()) // size)
-        turning, visible = None, None
-        if table.shaped:
-            turning, visible = self._see_images(rows, prefill, starts, places, positions)
-        kv_slots = table.blocks[places, positions // size] * np.int64(size) + positions % size
-        reads = writes = None
-        if self._state_slots:
-            reads, writes = table.state_slots(chosen, context)
-            kv_slots = np.where(positions < table.kept[places], positions % size, kv_slots)
-        return StepPlan(
-            rows=rows,
-            token_ids=token_ids,
-            positions=positions,
-            kv_slots=kv_slots,
-            query_starts=starts,
-            context_lengths=context.astype(np.int32),
-            block_tables=table.blocks[chosen, :widest],
-            samples=samples,
-            drafts=None if drafts is None else drafts.astype(np.int32),
-            prefills=prefill,
-            inputs=self._inputs(token_ids, places),
-            rotary_positions=turning,
-            visible=visible,
-            state_reads=reads,
-            state_writes=writes,
-            features=_find_features(rows, prefill, first, starts),
-            places=chosen,
-            taken=known,
-            moment=table.moment,
-        )
-
-    def _see_images(
-        self,
-        rows: list[ShardSequence],
-        prefill: NDArray[np.bool_],
-        starts: NDArray[np.int32],
-        places: NDArray[np.int64],
-        positions: NDArray[np.int64],
-    ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-        """Return a plan's `rotary_positions` and `visible`; None where they are as everywhere."""
-        turning = np.tile(positions + self._table.delta[places], (3, 1))
-        visible = positions.copy()
-        for i in np.flatnonzero(prefill).tolist():
-            geometry, tokens = rows[i].geometry, slice(int(starts[i]), int(starts[i + 1]))
-            if geometry is not None:
-                geometry.turn(int(positions[tokens.start]), turning[:, tokens])
-                visible[tokens] = geometry.lasts(positions[tokens])
-        ahead, turned = (visible != positions).any(), (turning != positions).any()
-        return turning if turned else None, visible if ahead else None
-
-    def _inputs(
-        self, token_ids: NDArray[np.int64], places: NDArray[np.int64]
-    ) -> NDArray[np.int32] | None:
-        """Return which row of the expected step chooses each token, and blank those ids."""
-        before = self._settler.expected
-        if before is None or before.places is None:
-            return None
-        unknown = token_ids == UNKNOWN
-        token_ids[unknown] = 0
-        row_of = np.full(len(self._table.length), -1, np.int32)
-        own = self._table.places(before)
-        row_of[own[own >= 0]] = np.flatnonzero(own >= 0)
-        return np.where(unknown, row_of[places], -1).astype(np.int32)
-
     def fly(self, plan: StepPlan) -> None:
         """Leave the plan's rows out of those to come until it is settled."""
         self._table.flying[self._table.places(plan)] = True
@@ -463,69 +323,3 @@ class Batch:
     def check(self) -> None:
         """Raise AssertionError unless arrays, sequences and index say the same."""
         self._table.check()
-
-    def _check_row(self, row: PrefillRow) -> None:
-        self._check_blocks(row.block_ids)
-        count = len(row.token_ids)
-        if row.sequence in self._table.place_by_id:
-            raise ValueError(f"sequence {row.sequence} is held already")
-        if not 0 <= row.cached_length < count:
-            raise ValueError(
-                f"{row.cached_length} of {count} tokens cached; at least the last must be computed"
-            )
-        if not 0 <= row.prompt_length <= count:
-            raise ValueError(f"a prompt of {row.prompt_length} tokens, but {count} were given")
-        if row.max_new_tokens < 1:
-            raise ValueError("max_new_tokens is 0; at least 1 token must be asked for")
-        if row.token_ids.min() < 0 or row.token_ids.max() >= self._vocab_size:
-            raise ValueError(
-                f"token ids from {row.token_ids.min()} to {row.token_ids.max()}; the model has "
-                f"0 to {self._vocab_size - 1}"
-            )
-        if len(row.block_ids) * self._block_size < row.cached_length:
-            raise ValueError(
-                f"{row.cached_length} cached tokens do not fit {len(row.block_ids)} blocks"
-            )
-
-        self._check_states(row)
-
-    def _check_states(self, row: PrefillRow) -> None:
-        states = row.states
-        if (states is not None) != (self._state_slots > 0):
-            raise ValueError("slots for states, and a model without" if states else "no slots")
-        if states is None:
-            return
-        slots = [*states.slots, *(slot for _, slot in states.saves)]
-        slots += [states.source] if states.source else []
-        if len(set(slots)) < len(slots) or not all(0 < s < self._state_slots for s in slots):
-            raise ValueError(
-                f"slots {slots} for states; granted may be 1 to {self._state_slots - 1}, each once"
-            )
-        if bool(states.source) != (row.cached_length > 0):
-            raise ValueError(f"{row.cached_length} tokens cached, states from {states.source}")
-        stops = [row.cached_length, *(at for at, _ in states.saves), len(row.token_ids)]
-        if any(at >= after for at, after in pairwise(stops)):
-            raise ValueError(f"states saved behind {stops[1:-1]} of tokens {stops[0]}-{stops[-1]}")
-
-    def _check_blocks(self, block_ids: Iterable[int]) -> None:
-        if not self._blocks:
-            raise ValueError("there is no KV cache before WARMUP")
-        wrong = [block for block in block_ids if not 0 < block < self._blocks]
-        if wrong:
-            raise ValueError(f"KV blocks {wrong[:4]}; granted may be 1 to {self._blocks - 1}")
-
-
-def _find_features(
-    rows: list[ShardSequence],
-    prefill: NDArray[np.bool_],
-    first: NDArray[np.int64],
-    starts: NDArray[np.int32],
-) -> PlacedFeatures | None:
-    """Return the features among the query tokens of prefills: `first` [R] their first positions."""
-    found: list[tuple[int, PlacedFeatures]] = []
-    for i in np.flatnonzero(prefill).tolist():
-        start, position = int(starts[i]), int(first[i])
-        end = position + int(starts[i + 1]) - start
-        parts = (image.between(position, end) for image in rows[i].images)
-        found += [(start, part) for part in parts if part is not None]
-    return place_features(found)
