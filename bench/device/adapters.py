@@ -14,7 +14,7 @@ from bench.device.roofline import Ceiling
 from bench.device.steps import Bench, Plan
 from bench.harness.adapters import write_adapter
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.shard.contract import AdapterHost
+from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 
 _TURNS = 2

@@ -8,8 +8,9 @@ import numpy as np
 
 from tests.shard.loop.batch_support import new_batch
 from tests.shard.loop.scripted_router import row
-from tgi_trio.shard.contract import StepPlan, cut_plan, slice_plan
+from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.plan_parts import cut_plan, slice_plan
 
 
 def plan_of_three() -> StepPlan:

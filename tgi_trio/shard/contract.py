@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import PeerError
-from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.ipc.messages import SamplingParameters, StateGrant
 from tgi_trio.ipc.startup import BLOCK_SIZE as BLOCK_SIZE
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
+from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.prompt_geometry import PromptGeometry
@@ -118,108 +118,6 @@ class StepPlan:
     def turning_positions(self) -> NDArray[np.int64]:
         """What rotary embeddings turn by, [T] or [3, T]."""
         return self.positions if self.rotary_positions is None else self.rotary_positions
-
-
-def slice_plan(plan: StepPlan, start: int, stop: int) -> StepPlan:
-    """Return rows `start` to `stop` of a plan as a plan of their own; arrays are views."""
-    first, last = int(plan.query_starts[start]), int(plan.query_starts[stop])
-    return StepPlan(
-        rows=plan.rows[start:stop],
-        token_ids=plan.token_ids[first:last],
-        positions=plan.positions[first:last],
-        kv_slots=plan.kv_slots[first:last],
-        query_starts=plan.query_starts[start : stop + 1] - plan.query_starts[start],
-        context_lengths=plan.context_lengths[start:stop],
-        block_tables=plan.block_tables[start:stop],
-        samples=plan.samples[start:stop],
-        drafts=None if plan.drafts is None else plan.drafts[start:stop],
-        prefills=None if plan.prefills is None else plan.prefills[start:stop],
-        inputs=None if plan.inputs is None else plan.inputs[first:last],
-        features=None if plan.features is None else plan.features.between(first, last),
-        rotary_positions=(
-            None if plan.rotary_positions is None else plan.rotary_positions[:, first:last]
-        ),
-        visible=None if plan.visible is None else plan.visible[first:last],
-        state_reads=None if plan.state_reads is None else plan.state_reads[start:stop],
-        state_writes=None if plan.state_writes is None else plan.state_writes[start:stop],
-    )
-
-
-def fill_inputs(plan: StepPlan) -> None:
-    """Put the tokens into a plan that the step before has chosen, once that has been settled."""
-    if plan.inputs is None:
-        return
-    if plan.drafts is not None:
-        _leave_out_guesses(plan)  # the runner alone knew them
-    for i in np.flatnonzero(plan.inputs >= 0).tolist():
-        row = plan.rows[int(np.searchsorted(plan.query_starts, i, side="right")) - 1]
-        at = int(plan.positions[i])
-        plan.token_ids[i] = row.token_ids[at] if at < row.length else 0  # it failed there
-    plan.inputs = None
-
-
-def _leave_out_guesses(plan: StepPlan) -> None:
-    """Reduce a plan of decodes to their last known tokens."""
-    kept = plan.query_starts[:-1]
-    plan.token_ids, plan.positions = plan.token_ids[kept], plan.positions[kept]
-    plan.kv_slots = plan.kv_slots[kept]
-    plan.inputs = None if plan.inputs is None else plan.inputs[kept]
-    plan.context_lengths = (plan.positions + 1).astype(np.int32)
-    plan.query_starts = np.arange(len(kept) + 1, dtype=np.int32)
-    plan.drafts = None
-
-
-def cut_plan(plan: StepPlan, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> StepPlan:
-    """Return a plan without guesses of each row's query tokens `firsts[i]` up to `ends[i]`.
-
-    Every row keeps at least one; a row that does not keep its last samples nothing.
-    """
-    counts = np.diff(plan.query_starts)
-    offsets = np.arange(len(plan.token_ids)) - np.repeat(plan.query_starts[:-1], counts)
-    kept = (offsets >= np.repeat(firsts, counts)) & (offsets < np.repeat(ends, counts))
-    return StepPlan(
-        rows=plan.rows,
-        token_ids=plan.token_ids[kept],
-        positions=plan.positions[kept],
-        kv_slots=plan.kv_slots[kept],
-        query_starts=np.concatenate(([0], np.cumsum(ends - firsts))).astype(np.int32),
-        context_lengths=(plan.context_lengths - (counts - ends)).astype(np.int32),
-        block_tables=plan.block_tables,
-        samples=plan.samples & (ends == counts),
-        prefills=plan.prefills,
-        features=None if plan.features is None else plan.features.kept(kept),
-        rotary_positions=(
-            None if plan.rotary_positions is None else plan.rotary_positions[:, kept]
-        ),
-        visible=None if plan.visible is None else plan.visible[kept],
-    )
-
-
-def prompt_span(plan: StepPlan, index: int) -> tuple[int, int] | None:
-    """Return (first, end) of the positions of a row whose logits predict prompt tokens.
-
-    None for a row that asked for no prompt log-probabilities or is past its prompt.
-    """
-    row = plan.rows[index]
-    start, stop = int(plan.query_starts[index]), int(plan.query_starts[index + 1])
-    first = int(plan.positions[start])
-    if not row.sampling.prompt_logprobs or first >= row.prompt_length:
-        return None
-    return first, min(first + stop - start, row.prompt_length - 1)
-
-
-def prompt_spans(plan: StepPlan) -> dict[int, tuple[int, int]]:
-    """Return `prompt_span` of the rows that have one, by row; looks at prefills alone."""
-    rows = range(len(plan.rows)) if plan.prefills is None else np.flatnonzero(plan.prefills)
-    spans = ((int(row), prompt_span(plan, int(row))) for row in rows)
-    return {row: span for row, span in spans if span is not None}
-
-
-def first_lengths(plan: StepPlan) -> NDArray[np.int64]:
-    """Return [T] the length each token's sequence had when it was first computed."""
-    prompts = np.array([row.prompt_length for row in plan.rows], dtype=np.int64)
-    per_token: NDArray[np.int64] = np.repeat(prompts, np.diff(plan.query_starts))
-    return np.maximum(per_token, plan.positions + 1)
 
 
 Alternatives: TypeAlias = ListLike[tuple[int, float]]  # (id, logprob), best first
@@ -418,48 +316,6 @@ class FollowingDrafter(Drafter, Protocol):
 
     def judge(self, sequence: ShardSequence, count: int, right: int) -> None:
         """Take in how many of a sequence's `count` guesses in a step were right."""
-        ...
-
-
-class LoadedAdapter(Protocol):
-    """A LoRA adapter that has been read and packed, and takes part in no step yet."""
-
-    @property
-    def sha256(self) -> bytes: ...  # of its files
-    @property
-    def rank(self) -> int: ...  # the largest of its modules
-    @property
-    def nbytes(self) -> int: ...
-
-
-class AdapterHost(Protocol):
-    """The adapters of a runner; a row's is `SamplingParameters.adapter`."""
-
-    def load(self, order: AdapterOrder) -> LoadedAdapter:
-        """Read and pack an adapter; may run in another thread, beside the steps.
-
-        Raises ModelLoadError for one that cannot be served, or has changed since `order.sha256`.
-        """
-        ...
-
-    def install(self, number: int, loaded: LoadedAdapter) -> None:
-        """Have steps compute with what this host's `load` returned; between two steps only."""
-        ...
-
-    def drop(self, number: int) -> None:
-        """Forget an adapter that no sequence has; between two steps only. Unknown ones are fine."""
-        ...
-
-
-@runtime_checkable
-class AnnouncingHost(AdapterHost, Protocol):
-    """A host of several ranks: they load at the same time, so that none waits for another."""
-
-    def announce(self, order: AdapterOrder) -> None:
-        """Have the others begin what `load` is to be called with; between two steps only.
-
-        `install` or `drop` of its number follows.
-        """
         ...
 
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
+from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
-    AdapterHost,
     Computed,
     Drafter,
     Pending,
@@ -31,8 +31,8 @@ from tgi_trio.shard.contract import (
     ShardSequence,
     StepPlan,
     StepResult,
-    fill_inputs,
 )
+from tgi_trio.shard.plan_parts import fill_inputs
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 
 CRASH_EXIT_CODE = 70

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.shard.contract import LoadedAdapter
+from tgi_trio.shard.adapter_host import LoadedAdapter
 from tgi_trio.shard.loop.adapter_desk import AdapterDesk
 
 

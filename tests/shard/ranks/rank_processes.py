@@ -15,8 +15,8 @@ from tgi_trio.ipc.frames import Frame
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import read_config
+from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
-    AdapterHost,
     Computed,
     Drafter,
     Pending,

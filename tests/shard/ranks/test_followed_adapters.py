@@ -9,7 +9,7 @@ import pytest
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.shard.contract import LoadedAdapter
+from tgi_trio.shard.adapter_host import LoadedAdapter
 from tgi_trio.shard.ranks.followed_adapters import FollowedAdapters
 
 

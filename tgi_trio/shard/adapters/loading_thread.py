@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.shard.contract import AdapterHost, LoadedAdapter
+from tgi_trio.shard.adapter_host import AdapterHost, LoadedAdapter
 from tgi_trio.shard.machine.give_way import give_way
 
 # Seconds after which a step that wants the interpreter has it back from a load, each time that it

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.ipc.adapters import AdapterOrder, AdapterReport
+from tgi_trio.shard.adapter_host import AdapterHost, AnnouncingHost, LoadedAdapter
 from tgi_trio.shard.adapters.loading_thread import LoadingThread
-from tgi_trio.shard.contract import AdapterHost, AnnouncingHost, LoadedAdapter
 
 _NO_HOST = "this server was started without --lora-adapters and --adapter-updates"
 

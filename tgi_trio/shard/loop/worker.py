@@ -43,8 +43,6 @@ from tgi_trio.shard.contract import (
     ShardSequence,
     StepPlan,
     StepResult,
-    fill_inputs,
-    slice_plan,
 )
 from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.loop.adapter_desk import AdapterDesk
@@ -52,6 +50,7 @@ from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
 from tgi_trio.shard.loop.soundness import Judge, RunnerBroken, prove_sound
 from tgi_trio.shard.loop.step_columns import Columns
+from tgi_trio.shard.plan_parts import fill_inputs, slice_plan
 
 _HELD_S = 0.001  # how often held sequences are looked at when nothing else can move
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.model.matrices import every_unit
+from tgi_trio.shard.adapter_host import LoadedAdapter
 from tgi_trio.shard.adapters.numbers import AdapterPart, read_adapter_numbers
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16
-from tgi_trio.shard.contract import LoadedAdapter
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
 from tgi_trio.shard.numba_backend.arena import Arena, address
 from tgi_trio.shard.numba_backend.kernels.adapters import PIECE, SITE

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16
-from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan, first_lengths
+from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.attention import TILE_BYTES
 from tgi_trio.shard.numba_backend.kernels.linear import DELTAS, ROWS
@@ -25,6 +25,7 @@ from tgi_trio.shard.numba_backend.tables import Buffer
 from tgi_trio.shard.numba_backend.team import Team
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
 from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.plan_parts import first_lengths
 
 if TYPE_CHECKING:  # it imports torch
     from tgi_trio.shard.ranks.neighbours import Neighbours

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.speculators.spec import EagleSpec
+from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
     BLOCK_SIZE,
-    AdapterHost,
     Choices,
     Computed,
     Drafter,
@@ -24,7 +24,6 @@ from tgi_trio.shard.contract import (
     ShardSequence,
     StepPlan,
     StepResult,
-    prompt_spans,
 )
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence, state_slots
@@ -32,6 +31,7 @@ from tgi_trio.shard.machine.memory import free_bytes
 from tgi_trio.shard.numba_backend.eagle import KernelEagle
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
 from tgi_trio.shard.numba_backend.heads import KernelArithmetic, LoadedHeads
+from tgi_trio.shard.plan_parts import prompt_spans
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.eagle import EagleDrafter, EagleReader

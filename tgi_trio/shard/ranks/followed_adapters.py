@@ -6,8 +6,8 @@ from concurrent.futures import Future
 
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.ipc.adapters import AdapterOrder
+from tgi_trio.shard.adapter_host import AdapterHost, LoadedAdapter
 from tgi_trio.shard.adapters.loading_thread import LoadingThread
-from tgi_trio.shard.contract import AdapterHost, LoadedAdapter
 
 
 class FollowedAdapters:

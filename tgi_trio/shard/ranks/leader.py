@@ -25,11 +25,10 @@ from tgi_trio.ipc.startup import (
     encode_warmup,
 )
 from tgi_trio.ipc.tcp import TcpSpec, tcp_leader_end
+from tgi_trio.shard.adapter_host import AdapterHost, LoadedAdapter
 from tgi_trio.shard.contract import (
-    AdapterHost,
     Drafter,
     GroupBroken,
-    LoadedAdapter,
     Pending,
     Runner,
     ShardSequence,

@@ -6,15 +6,8 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
-from tgi_trio.shard.contract import (
-    AdapterHost,
-    Drafter,
-    Pending,
-    Runner,
-    ShardSequence,
-    StepPlan,
-    StepResult,
-)
+from tgi_trio.shard.adapter_host import AdapterHost
+from tgi_trio.shard.contract import Drafter, Pending, Runner, ShardSequence, StepPlan, StepResult
 from tgi_trio.shard.speculation.draft_model import CATCH_UP, ModelDrafter
 
 

@@ -19,8 +19,9 @@ from tgi_trio.model.adapters.sites import Site
 from tgi_trio.model.matrices import Share
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.split import unit_share
+from tgi_trio.shard.adapter_host import AdapterHost, LoadedAdapter
 from tgi_trio.shard.adapters.numbers import read_adapter_numbers
-from tgi_trio.shard.contract import AdapterHost, LoadedAdapter, StepPlan
+from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.layers.adapted import (
     AdaptedLinear,
     AdapterTable,

@@ -20,8 +20,9 @@ from tgi_trio.errors import ConfigurationError, TgiTrioError
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.model.adapters.sites import Site
 from tgi_trio.model.split import unit_share
+from tgi_trio.shard.adapter_host import LoadedAdapter
 from tgi_trio.shard.adapters.numbers import read_adapter_numbers
-from tgi_trio.shard.contract import LoadedAdapter, StepPlan
+from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator
 from tgi_trio.shard.torch_backend.adapter_layout import PackedAdapter, SlotLayout
 from tgi_trio.shard.torch_backend.adapters import wrap_linears

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tgi_trio.shard.contract import PromptValues, StepPlan, prompt_spans
+from tgi_trio.shard.contract import PromptValues, StepPlan
+from tgi_trio.shard.plan_parts import prompt_spans
 from tgi_trio.shard.torch_backend.staging import Staging
 
 _CHUNK_LOGITS = 1 << 24  # logits held at a time: 64 MiB of float32

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import ModelConfig
+from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
-    AdapterHost,
     Choices,
     Computed,
     Drafter,
@@ -23,13 +23,13 @@ from tgi_trio.shard.contract import (
     ShardSequence,
     StepPlan,
     StepResult,
-    first_lengths,
 )
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.accelerator import synchronize
 from tgi_trio.shard.machine.device import name_device
 from tgi_trio.shard.machine.device_memory import free_bytes
 from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence, state_slots
+from tgi_trio.shard.plan_parts import first_lengths
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.eagle import EagleDrafter, EagleReader
