@@ -95,9 +95,10 @@ RULES: dict[str, Rule] = {
     "shard": Rule(ours("errors settings model devices grammars logs ipc"), banned=SHARD_ALONE),
     "signals": Rule(NOTHING, only=ours("trio")),
     "launcher": Rule(
-        ours("errors settings model logs hub demo ipc router signals"),
+        ours("errors settings model logs hub demo ipc router signals start_tables"),
         banned=MODEL,
     ),
+    "start_tables": Rule(ours("settings logs router.shards"), banned=MODEL),
     "start_checks": Rule(ours("errors settings model devices router.text router.telemetry")),
     "cluster": Rule(
         ours(

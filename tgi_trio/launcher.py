@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -25,7 +26,6 @@ from tgi_trio.hub import read_pipeline_tag
 from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.logs import say, say_record
 from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
@@ -47,8 +47,13 @@ from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import with_kv
 from tgi_trio.settings.served import with_model
-from tgi_trio.settings.shown import as_json, as_rows
 from tgi_trio.signals import SIGNALS
+from tgi_trio.start_tables import tell_addresses, tell_start
+
+if TYPE_CHECKING:
+    from tgi_trio.router.assembly import Assembly
+    from tgi_trio.router.engine.engine import Engine
+    from tgi_trio.router.images.image_service import ImageService
 
 log = logging.getLogger(__name__)
 
@@ -109,47 +114,6 @@ def bind(options: Options) -> Iterator[Listeners]:
         yield Listeners(api, metrics, ranks)
 
 
-def settings_table(settings: Settings) -> str:
-    """Return every resolved setting and where it came from; the longest column comes last."""
-    rows = "\n".join(f"  {name:<30} {why:<10} {value}" for name, value, why in as_rows(settings))
-    return f"Settings\n{rows}"
-
-
-def memory_sizes(started: Started) -> dict[str, int]:
-    """Return what takes how many bytes, as the warm-up found it."""
-    memory = started.memory
-    return {
-        "weights": memory.weight_bytes,
-        "activations": memory.activation_bytes,
-        "KV cache": memory.kv_bytes,
-        **({"states": memory.state_bytes} if memory.state_slots else {}),
-        "spare": memory.spare_bytes,
-    }
-
-
-def memory_table(started: Started) -> str:
-    """Return what the warm-up found."""
-    memory, info = started.memory, started.info
-    sizes = memory_sizes(started).items()
-    rows = [f"  {name:<12} {size / 2**20:>10,.1f} MiB" for name, size in sizes]
-    tokens = (memory.blocks - 1) * memory.block_size
-    rows.append(f"  {memory.blocks - 1} KV blocks of {memory.block_size} = {tokens:,} tokens")
-    if memory.state_slots:
-        slots, each = memory.state_slots - 1, info.state_bytes / 2**10
-        rows.append(f"  {slots} slots for states of {each:,.1f} KiB, two for a sequence")
-    rows.append(f"  {info.dtype} on {info.device}, backend {info.backend}")
-    return "\n".join(["Memory", *rows])
-
-
-def _tell(settings: Settings, started: Started) -> None:
-    """Print the tables, or the same as JSON records."""
-    if settings.json_output:
-        say_record("settings", settings=as_json(settings))
-        say_record("memory in bytes", memory=memory_sizes(started))
-    else:
-        say(settings_table(settings), memory_table(started))
-
-
 def _tell_drafter(settings: Settings) -> None:
     """Say what guesses for which model: --model-id may name either."""
     if settings.drafter is None:
@@ -169,15 +133,6 @@ def _tell_guesses(metrics: Metrics) -> None:
             "guesses: %d of %d were right, %.2f tokens of a sequence a step",
             *(extra.sum, guessed, 1 + extra.sum / rows),
         )
-
-
-def _tell_addresses(settings: Settings, addresses: Sequence[str]) -> None:
-    """Say where the server listens: the line that scripts wait for."""
-    line = f"Serving {settings.model_id} at {' and '.join(addresses)}"
-    if settings.json_output:
-        say_record(line, addresses=list(addresses))
-    else:
-        say(line)
 
 
 def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
@@ -367,45 +322,20 @@ class Launcher:
         supervisor, timeline = self._supervisor, self._timeline
         if self._ranks is not None:
             await nursery.start(self._ranks.run)
-        async with trio.open_nursery() as start:
-            start.start_soon(self._start_supervisor, nursery)
-            await supervisor.spawned.wait()  # from here on both sides load at once
-            start.start_soon(self._ask_hub)
-            from tgi_trio.router.assembly import load_front, scheduling_limits
-
-            front = await load_front(self._settings, self._metrics)
-            images = None
-            if self._image_model is not None and self._arena is not None:
-                images = front.open_images(self._image_model, self._settings, self._arena)
-                await nursery.start(images.run)
-            timeline.mark("router loaded")
+        front, images = await self._load(nursery)
         if supervisor.started is None:  # told to stop before it was ready
             return
-        memory = supervisor.started.memory
-        slots = max(0, memory.state_slots - 1)
-        settings = with_kv(self._settings, memory.blocks - 1, memory.block_size, slots)
-        info = supervisor.started.info
-        serving = describe_serving(
-            read_config(settings.model_path, settings.rope),
-            backend=info.backend,
-            device=info.device,
-            dtype=info.dtype,
-            parts=settings.num_shard // settings.pipeline_stages,
-            prefix_reuse=info.prefix_reuse,
-            speculates=info.speculates,
-        )
-        log.info("the model is served so: %s", "; ".join(serving.rows()))
-        settings, remarks = with_model(settings, serving)
-        for remark in remarks:
-            log.warning("%s", remark)
-        _tell(settings, supervisor.started)
+        settings = self._settle(supervisor.started)
+        tell_start(settings, supervisor.started)
         recorder = None
         if settings.record_schedule is not None:
             from tgi_trio.router.telemetry.schedule_recorder import ScheduleRecorder
 
             recorder = ScheduleRecorder(settings.record_schedule)
             await nursery.start(recorder.run)
-        limits = scheduling_limits(settings)
+        from tgi_trio.router.assembly import scheduling_limits
+
+        limits, info = scheduling_limits(settings), supervisor.started.info
         engine = front.open(
             *(settings, limits, supervisor, info, recorder, self._adapters, images),
             unserved_images=self._unserved_images,
@@ -419,11 +349,57 @@ class Launcher:
         timeline.mark("listening")
         log.info("start-up: %s", timeline)
         _tell_drafter(settings)
-        _tell_addresses(settings, addresses)
+        tell_addresses(settings, addresses)
 
         await self._stopping.wait()
+        await self._drain(engine)
+        if settings.drafter is not None:
+            _tell_guesses(self._metrics)
+        shutdown.set()
+        supervisor.stop()
+        await front.closed.wait()
+        await supervisor.ended.wait()
+
+    async def _load(self, nursery: trio.Nursery) -> tuple[Assembly, ImageService | None]:
+        """Start the shard, and load what is in front of it meanwhile."""
+        async with trio.open_nursery() as start:
+            start.start_soon(self._start_supervisor, nursery)
+            await self._supervisor.spawned.wait()  # from here on both sides load at once
+            start.start_soon(self._ask_hub)
+            from tgi_trio.router.assembly import load_front
+
+            front = await load_front(self._settings, self._metrics)
+            images = None
+            if self._image_model is not None and self._arena is not None:
+                images = front.open_images(self._image_model, self._settings, self._arena)
+                await nursery.start(images.run)
+            self._timeline.mark("router loaded")
+        return front, images
+
+    def _settle(self, started: Started) -> Settings:
+        """Return the settings with what hung on the shard; say how the model is served."""
+        memory, info = started.memory, started.info
+        slots = max(0, memory.state_slots - 1)
+        settings = with_kv(self._settings, memory.blocks - 1, memory.block_size, slots)
+        serving = describe_serving(
+            read_config(settings.model_path, settings.rope),
+            backend=info.backend,
+            device=info.device,
+            dtype=info.dtype,
+            parts=settings.num_shard // settings.pipeline_stages,
+            prefix_reuse=info.prefix_reuse,
+            speculates=info.speculates,
+        )
+        log.info("the model is served so: %s", "; ".join(serving.rows()))
+        settings, remarks = with_model(settings, serving)
+        for remark in remarks:
+            log.warning("%s", remark)
+        return settings
+
+    async def _drain(self, engine: Engine) -> None:
+        """Wait for the requests under way as long as one may, and end the others."""
         engine.drain()
-        with trio.move_on_after(settings.graceful_termination_timeout):
+        with trio.move_on_after(self._settings.graceful_termination_timeout):
             await engine.wait_drained()
         self._adapters.close("the server is shutting down")  # to those that wait for one yet
         if engine.active:
@@ -431,9 +407,3 @@ class Launcher:
             engine.fail_all("the server is shutting down")
             with trio.move_on_after(FAREWELL):
                 await engine.wait_drained()
-        if settings.drafter is not None:
-            _tell_guesses(self._metrics)
-        shutdown.set()
-        supervisor.stop()
-        await front.closed.wait()
-        await supervisor.ended.wait()
