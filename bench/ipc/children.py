@@ -14,7 +14,8 @@ import numpy as np
 from tgi_trio.ipc.broadcast import Broadcast, PlanEnd
 from tgi_trio.ipc.channel import LeaderEnd
 from tgi_trio.ipc.death import start_shard_end
-from tgi_trio.ipc.frames import Kind, Phase, encode
+from tgi_trio.ipc.frame_codec import encode
+from tgi_trio.ipc.frames import Kind, Phase
 
 
 def hold(mebibytes: str, spec_text: str) -> None:

@@ -27,7 +27,8 @@ from tqdm import tqdm
 from bench.harness import stats
 from tgi_trio.ipc.broadcast import PlanEnd
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd
-from tgi_trio.ipc.frames import Kind, encode
+from tgi_trio.ipc.frame_codec import encode
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.spawn import spawn_shard
 from tgi_trio.ipc.tcp import TcpEnd, TcpSpec, prepare_connection

@@ -7,7 +7,8 @@ import sys
 
 from tgi_trio.ipc.channel import ShardEnd
 from tgi_trio.ipc.death import start_shard_end
-from tgi_trio.ipc.frames import Frame, Kind, encode
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.tcp import TcpShardEnd, TcpSpec, prepare_connection
 from tgi_trio.shard.ranks.plan_frames import decode_plan
 

@@ -12,7 +12,8 @@ from bench.ipc import __main__ as program
 from bench.ipc import extras
 from bench.ipc.report import extras_tables, goals, goals_table, round_trip_table
 from bench.ipc.sampling import Budget, Case, Row, summarise
-from tgi_trio.ipc.frames import SPECS, Frame, Kind, encode
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import SPECS, Kind
 from tgi_trio.ipc.messages import decode_step
 
 EXTRAS = {

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
-from tgi_trio.ipc.frames import FRAMES, LAYOUT_HASH, SPECS, Finish, Frame, Kind, encode
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import FRAMES, LAYOUT_HASH, SPECS, Finish, Kind
 from tgi_trio.ipc.images import ArenaPlace, SequenceImage
 from tgi_trio.ipc.messages import (
     ExtendRow,

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tgi_trio.errors import CorruptFrame, ProtocolMismatch
-from tgi_trio.ipc.frames import FRAMES, LAYOUT_HASH, SPECS, VERSION, Frame, Kind, encode
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import FRAMES, LAYOUT_HASH, SPECS, VERSION, Kind
 from tgi_trio.ipc.startup import (
     Hello,
     ShardInfo,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tgi_trio.errors import CorruptRing, PeerGone, ProtocolMismatch, RingFull
 from tgi_trio.ipc import peering
-from tgi_trio.ipc.frames import Frame, Kind, encode
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.peering import Side
 from tgi_trio.ipc.tcp import (
     FrameSocket,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.shard.loop.scripted_router import answer, fake_shard, row, rows_of
 from tests.step_frames import encode_report
-from tgi_trio.ipc.frames import Finish, Frame, Phase
+from tgi_trio.ipc.frame_codec import Frame
+from tgi_trio.ipc.frames import Finish, Phase
 from tgi_trio.ipc.messages import Fault, StepReport, decode_faults, decode_step
 from tgi_trio.shard import reply_frames
 

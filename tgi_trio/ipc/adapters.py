@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 
 from tgi_trio.errors import CorruptFrame
-from tgi_trio.ipc.frames import Frame, Kind, encode
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import Kind
 
 _DIGEST: Final = 32  # bytes of a sha256
 

@@ -20,18 +20,14 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from tgi_trio.errors import CorruptFrame
 
 VERSION = 12
 
 WORD = 8
-_PADDING = tuple(b"\0" * n for n in range(WORD))
 
 
 class Kind(enum.IntEnum):
@@ -434,116 +430,3 @@ def layout_text() -> str:
 
 
 LAYOUT_HASH: int = int.from_bytes(hashlib.sha256(layout_text().encode()).digest()[:8], "little")
-
-
-def frame_bytes(kind: Kind, **counts: int) -> int:
-    """Return how many bytes a frame with these counts has."""
-    spec = SPECS[kind]
-    sizes = (counts[column.per] * np.dtype(column.dtype).itemsize for column in spec.columns)
-    return spec.header_bytes + sum(-(-size // WORD) * WORD for size in sizes)
-
-
-def encode(kind: Kind, words: Mapping[str, int], columns: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the frame as bytes.
-
-    `columns` may leave out columns: they are empty then. Counts are taken from the arrays.
-    Raises ValueError when a name is unknown, a word is missing, or columns of one count differ
-    in length.
-    """
-    spec = SPECS[kind]
-    values = [words[name] for name, _ in spec.words]
-    first_count = 1 + len(values)
-    counts = [-1] * len(spec.counts)
-    parts: list[Any] = [b""]  # bytes and arrays: what gives its memory as a buffer
-    used = 0
-    for name, dtype, count_at in spec.plan:
-        array = columns.get(name)
-        length = 0 if array is None else len(array)
-        expected = counts[count_at - first_count]
-        if length != expected:
-            if expected >= 0:
-                raise ValueError(f"{kind.name}.{name}: {length} items, expected {expected}")
-            counts[count_at - first_count] = length
-        if array is None:
-            continue
-        used += 1
-        if array.dtype is not dtype and array.dtype != dtype:
-            array = array.astype(dtype)
-        parts.append(array)
-        if array.nbytes & 7:
-            parts.append(_PADDING[-array.nbytes & 7])
-    if used != len(columns):
-        raise ValueError(f"{kind.name} has no column {sorted(columns.keys())}")
-    parts[0] = spec.header.pack(kind, *values, *counts)
-    try:
-        return b"".join(parts)  # takes the arrays' memory as it is: one copy, not two
-    except TypeError:  # a column with gaps between its items has no such memory
-        return b"".join([p if isinstance(p, bytes) else p.tobytes() for p in parts])
-
-
-@lru_cache(maxsize=1024)
-def _row_type(kind: Kind, counts: tuple[int, ...], size: int) -> np.dtype[Any]:
-    """Return the structured dtype of a whole frame; raises CorruptFrame unless it has `size`.
-
-    Cached: the frames of steady decoding have the same counts step after step.
-    """
-    spec = SPECS[kind]
-    first_count = 1 + len(spec.words)
-    offset = spec.header_bytes
-    formats, offsets = [], []
-    for _, dtype, count_at in spec.plan:
-        count = counts[count_at - first_count]
-        formats.append((dtype, count))
-        offsets.append(offset)
-        offset += -(-count * dtype.itemsize // WORD) * WORD
-    if offset != size:
-        raise CorruptFrame(f"{kind.name}: counts say {offset} bytes, frame has {size}")
-    return np.dtype(
-        {
-            "names": [name for name, _, _ in spec.plan],
-            "formats": [(dtype, (count,)) for dtype, count in formats],
-            "offsets": offsets,
-            "itemsize": size,
-        }
-    )
-
-
-class Frame:
-    """A decoded frame: words as ints, columns as read-only numpy views into the ring.
-
-    The views alias the ring and are valid until the reader releases the frame; `column(...)` is
-    cheap and lazy. Copy (`.copy()`, `.tolist()`) what must live longer.
-    """
-
-    __slots__ = ("_columns", "_words", "kind", "spec")
-
-    def __init__(self, view: memoryview) -> None:
-        """Check `view` (u8, the whole frame) against the table; raises CorruptFrame."""
-        size = len(view)
-        if size < WORD or size % WORD:
-            raise CorruptFrame(f"a frame of {size} bytes is not a whole number of words")
-        words = view.cast("Q")
-        spec = SPECS.get(words[0])  # type: ignore[call-overload]
-        if spec is None:
-            raise CorruptFrame(f"unknown frame kind {words[0]}")
-        if size < spec.header_bytes:
-            raise CorruptFrame(f"{spec.kind.name}: {size} bytes, header is {spec.header_bytes}")
-        counts = tuple(words[1 + len(spec.words) : spec.header_bytes // WORD])
-        self.kind = spec.kind
-        self.spec = spec
-        self._words = words
-        self._columns = np.ndarray((), _row_type(spec.kind, counts, size), view)
-
-    def word(self, name: str) -> int:
-        """Return a word or count by name."""
-        value: int = self._words[self.spec.word_index[name]]
-        return value
-
-    def column(self, name: str) -> NDArray[Any]:
-        """Return a column as a numpy view of the ring."""
-        column: NDArray[Any] = self._columns[name]
-        return column
-
-    def text(self, name: str) -> str:
-        """Return a u1 column as UTF-8 text; broken bytes are replaced, never raised."""
-        return self.column(name).tobytes().decode("utf-8", "replace")

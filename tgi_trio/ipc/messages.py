@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.ipc.frames import Finish, Frame, Kind, RowFlag, encode
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import Finish, Kind, RowFlag
 from tgi_trio.ipc.images import SequenceImage
 from tgi_trio.ipc.prefill_images import image_columns, split_images
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
-from tgi_trio.ipc.frames import Frame
+from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.images import KEY_BYTES, ArenaPlace, SequenceImage
 
 _KEYS = tuple(f"image_key_{i}" for i in range(KEY_BYTES // 8))

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame, ProtocolMismatch
-from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Frame, Kind, encode
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Kind
 
 BLOCK_SIZE = 16  # tokens per KV block of every backend
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tgi_trio.errors import ProtocolMismatch
-from tgi_trio.ipc.frames import Frame
+from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.startup import decode_hello
 
 HELLO_S = 30.0  # how long the other end may take to say HELLO

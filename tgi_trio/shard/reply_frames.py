@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.ipc.frames import SPECS, Finish, Kind, encode
+from tgi_trio.ipc.frame_codec import encode
+from tgi_trio.ipc.frames import SPECS, Finish, Kind
 from tgi_trio.ipc.messages import Fault, encode_faults
 
 _STEP = SPECS[Kind.STEP]

@@ -13,7 +13,8 @@ import trio.testing
 
 from tgi_trio.errors import ConfigurationError, Overloaded, Unavailable, ValidationError
 from tgi_trio.ipc.adapters import AdapterReport, decode_adapter
-from tgi_trio.ipc.frames import Frame, Kind
+from tgi_trio.ipc.frame_codec import Frame
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.router.adapters.places import (
     TRANSITIONS,
     IllegalPlaceTransition,

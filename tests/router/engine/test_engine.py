@@ -19,7 +19,8 @@ from tests.router.harness import (
     scheduling_limits,
 )
 from tgi_trio.errors import Draining, GenerationError, Overloaded, Unavailable
-from tgi_trio.ipc.frames import SPECS, Frame, Kind, encode
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import SPECS, Kind
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.engine.engine import FRAMES_PER_TURN, AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink

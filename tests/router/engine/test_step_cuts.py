@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
 from tests.step_frames import encode_report
-from tgi_trio.ipc.frames import Finish, Frame
+from tgi_trio.ipc.frame_codec import Frame
+from tgi_trio.ipc.frames import Finish
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.shard.loop.scripted_router import BLOCK
-from tgi_trio.ipc.frames import Frame
+from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.messages import StepReport, decode_step
 from tgi_trio.shard.contract import Drafter, RowResult, StepPlan, StepResult
 from tgi_trio.shard.loop.batch import Batch

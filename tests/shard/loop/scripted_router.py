@@ -18,7 +18,8 @@ from tgi_trio.ipc.adapters import (
     encode_drop,
 )
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd
-from tgi_trio.ipc.frames import Frame, Kind, encode
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import (
     ExtendRow,
     Fault,

@@ -21,7 +21,8 @@ from tests.shard.loop.scripted_router import (
     rows_of,
 )
 from tgi_trio.errors import ProtocolMismatch
-from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, Kind, Phase, encode
+from tgi_trio.ipc.frame_codec import encode
+from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, Kind, Phase
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.testing.fake_model import FakeRunner
 from tgi_trio.testing.fake_shard import FakeShard

@@ -17,7 +17,8 @@ from tests.shard.loop.scripted_router import (
     fake_shard,
     row,
 )
-from tgi_trio.ipc.frames import Frame, Kind
+from tgi_trio.ipc.frame_codec import Frame
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.shard.contract import RowResult, StepPlan, StepResult
 from tgi_trio.shard.loop.soundness import IN_A_ROW, RunnerBroken

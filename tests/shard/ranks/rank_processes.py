@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import HashStore
 
-from tgi_trio.ipc.frames import Frame
+from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import read_config

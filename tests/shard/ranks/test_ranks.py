@@ -28,7 +28,8 @@ from tests.shard.torch_backend.models_support import (
     sequences,
 )
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.ipc.frames import Frame, Kind, frame_bytes
+from tgi_trio.ipc.frame_codec import Frame, frame_bytes
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.placed_features import PlacedFeatures

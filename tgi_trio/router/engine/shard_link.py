@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 
 from tgi_trio.ipc.command_channel import CommandChannel
-from tgi_trio.ipc.frames import Frame, Kind, encode
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import encode_extend, encode_filter, encode_prefill
 from tgi_trio.router.scheduling.shard_commands import Command, Extend, Filter, Limits, Prefill
 

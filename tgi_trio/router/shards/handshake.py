@@ -13,7 +13,8 @@ from tgi_trio.ipc.adapters import (
     encode_adapter,
 )
 from tgi_trio.ipc.command_channel import CommandChannel
-from tgi_trio.ipc.frames import Frame, Kind, encode
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.startup import (
     Hello,
     ShardInfo,

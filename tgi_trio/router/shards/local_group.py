@@ -21,7 +21,8 @@ from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.control import Vitals
 from tgi_trio.ipc.doorbell import affordable_spin_us
 from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
-from tgi_trio.ipc.frames import Kind, frame_bytes
+from tgi_trio.ipc.frame_codec import frame_bytes
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest

@@ -16,7 +16,8 @@ import trio
 
 from tgi_trio.errors import CorruptFrame, PeerError, PeerStalled, ShardCannotStart
 from tgi_trio.ipc.command_channel import CommandChannel
-from tgi_trio.ipc.frames import Kind, encode
+from tgi_trio.ipc.frame_codec import encode
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.ipc.watch import StallDetector
 from tgi_trio.router.adapters.registry import AdapterRegistry

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.adapters import decode_adapter, encode_adapter_reply
-from tgi_trio.ipc.frames import Frame, Kind, Phase
+from tgi_trio.ipc.frame_codec import Frame
+from tgi_trio.ipc.frames import Kind, Phase
 from tgi_trio.ipc.images import SequenceImage
 from tgi_trio.ipc.messages import Fault, decode_extend, decode_prefill
 from tgi_trio.ipc.startup import (

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.adapters import decode_adapter
-from tgi_trio.ipc.frames import Frame, Kind, Phase
+from tgi_trio.ipc.frame_codec import Frame
+from tgi_trio.ipc.frames import Kind, Phase
 from tgi_trio.ipc.startup import Hello, decode_warmup, encode_hello
 from tgi_trio.shard.contract import BEAT_S, Channel, Choices, Pending, Runner, ShardSequence
 from tgi_trio.shard.handshake import expect_hello

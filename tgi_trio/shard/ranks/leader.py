@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from tgi_trio.ipc.adapters import AdapterOrder, encode_adapter, encode_drop
 from tgi_trio.ipc.broadcast import Broadcast, PlanEnd
 from tgi_trio.ipc.channel import LeaderEnd
-from tgi_trio.ipc.frames import Kind, encode
+from tgi_trio.ipc.frame_codec import encode
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.startup import (
     Hello,
     ShardInfo,
