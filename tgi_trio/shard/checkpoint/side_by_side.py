@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
-from tgi_trio.shard.checkpoint.stored_matrix import Array, StoredMatrix
+from tgi_trio.shard.checkpoint.stored_matrix import PlainNumbers, StoredMatrix
 
 
 def join_columns(parts: Sequence[StoredMatrix]) -> StoredMatrix:
@@ -18,7 +18,7 @@ def join_columns(parts: Sequence[StoredMatrix]) -> StoredMatrix:
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class SideBySide(PlainNumbers):
     """A `StoredMatrix` of plain numbers: matrices of as many outputs, beside each other."""
 
     parts: Sequence[StoredMatrix]
@@ -26,18 +26,6 @@ class SideBySide:
     @property
     def shape(self) -> tuple[int, int]:
         return self.parts[0].shape[0], sum(part.shape[1] for part in self.parts)
-
-    @property
-    def coding(self) -> str:
-        return "numbers"
-
-    @property
-    def bits(self) -> int:
-        return 32
-
-    @property
-    def group(self) -> int:
-        return 0
 
     def rows(self, part: slice) -> SideBySide:
         return SideBySide([each.rows(part) for each in self.parts])
@@ -55,9 +43,6 @@ class SideBySide:
 
     def dequantised(self) -> Floats:
         return np.concatenate([to_float32(part.dequantised()) for part in self.parts], axis=1)
-
-    def planes(self) -> Mapping[str, Array]:
-        return {"numbers": self.dequantised()}
 
     def place(self) -> tuple[Path, int]:
         return self.parts[0].place()

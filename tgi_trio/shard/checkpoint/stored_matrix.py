@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,30 @@ class StoredMatrix(Protocol):
 
     def release(self) -> None:
         """Take note that it has been read for the last time; called by any thread."""
+
+
+class PlainNumbers(ABC):
+    """What a `StoredMatrix` of plain numbers says of itself; float32, unless it has others."""
+
+    __slots__ = ()
+
+    @property
+    def coding(self) -> str:
+        return "numbers"
+
+    @property
+    def bits(self) -> int:
+        return 32
+
+    @property
+    def group(self) -> int:
+        return 0
+
+    @abstractmethod
+    def dequantised(self) -> Array: ...
+
+    def planes(self) -> Mapping[str, Array]:
+        return {"numbers": self.dequantised()}
 
 
 @dataclass(frozen=True, slots=True)

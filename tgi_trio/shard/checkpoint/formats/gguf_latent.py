@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
-from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
+from tgi_trio.shard.checkpoint.stored_matrix import PlainNumbers, StoredMatrix
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedHeads:
+class JoinedHeads(PlainNumbers):
     """A `StoredMatrix` of plain numbers [heads * (key + value), latent], made when asked for.
 
     Per head the rows of its key, then of its value. The halves lie by themselves, the keys turned
@@ -31,18 +28,6 @@ class JoinedHeads:
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.outputs), len(self.inputs)
-
-    @property
-    def coding(self) -> str:
-        return "numbers"
-
-    @property
-    def bits(self) -> int:
-        return 32
-
-    @property
-    def group(self) -> int:
-        return 0
 
     def rows(self, part: slice) -> JoinedHeads:
         return replace(self, outputs=self.outputs[part])
@@ -61,9 +46,6 @@ class JoinedHeads:
         rows = slice(self.outputs.start - first * size, self.outputs.stop - first * size)
         columns = slice(self.inputs.start, self.inputs.stop)
         return np.ascontiguousarray(joined.reshape(-1, latent)[rows, columns])
-
-    def planes(self) -> Mapping[str, NDArray[Any]]:
-        return {"numbers": self.dequantised()}
 
     def place(self) -> tuple[Path, int]:
         return self.keys.place()

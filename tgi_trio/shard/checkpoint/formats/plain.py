@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,12 +14,13 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import find_announcement
 from tgi_trio.shard.checkpoint.container import Container, RawTensor, find_tensor
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
+from tgi_trio.shard.checkpoint.stored_matrix import PlainNumbers
 
 _TYPES: Final = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 
 
 @dataclass(frozen=True, slots=True)
-class PlainMatrix:
+class PlainMatrix(PlainNumbers):
     """A `StoredMatrix` of plain numbers, in a file or (None) in memory alone."""
 
     values: NDArray[Any]
@@ -32,16 +32,8 @@ class PlainMatrix:
         return rows, columns
 
     @property
-    def coding(self) -> str:
-        return "numbers"
-
-    @property
     def bits(self) -> int:
         return 8 * self.values.itemsize
-
-    @property
-    def group(self) -> int:
-        return 0
 
     def rows(self, part: slice) -> PlainMatrix:
         return PlainMatrix(self.values[part], self.file)
@@ -51,9 +43,6 @@ class PlainMatrix:
 
     def dequantised(self) -> NDArray[Any]:
         return self.values
-
-    def planes(self) -> Mapping[str, NDArray[Any]]:
-        return {"numbers": self.values}
 
     def place(self) -> tuple[Path, int]:
         return (Path(), 0) if self.file is None else (self.file.path, self.file.offset(self.values))
