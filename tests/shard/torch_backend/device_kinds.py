@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# A model for tests of what comes behind the layers: an interpreter takes seconds for two of them.
+SMALL: dict[str, Any] = {"num_hidden_layers": 1}
+
 KINDS: dict[str, list[dict[str, Any]]] = {
     "plain": [{}, {"sample": True, "top_p": 0.9}, {"sample": True, "temperature": 0.7}],
     "penalties": [

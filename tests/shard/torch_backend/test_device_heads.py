@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.shard.speculation.heads_support import HEADS, Watched, medusa, mlp_speculator
-from tests.shard.torch_backend.device_kinds import KINDS, REPLAYS
+from tests.shard.torch_backend.device_kinds import KINDS, REPLAYS, SMALL
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import prompts
 from tgi_trio.shard.contract import Pending, Runner, StepPlan, StepResult
@@ -45,7 +45,7 @@ WRITERS: dict[str, Callable[..., Path]] = {
 def device(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StandInDevice]:
-    checkpoint("llama")  # transformers makes it without one
+    checkpoint("llama", **SMALL)  # transformers makes it without one
     from tgi_trio.shard.torch_backend.attention import paged
 
     monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
@@ -80,7 +80,7 @@ def test_guesses_are_the_cpu_s_and_nothing_waits_for_them(
     graphs: tuple[int, ...],
 ) -> None:
     """The same tokens have the same guesses."""
-    folder, asked = checkpoint("llama"), KINDS[kind]
+    folder, asked = checkpoint("llama", **SMALL), KINDS[kind]
     heads = WRITERS[writer](tmp_path / "heads", folder, HIDDEN, VOCAB)
     settings: dict[str, Any] = {"grammars": TakingTurns(), "draft_model": heads, "speculate": HEADS}
     host = start(folder, "cpu", **settings)
@@ -127,7 +127,7 @@ class Noting:
 def test_a_smaller_model_goes_on_from_guesses_that_nobody_has_read(
     checkpoint: Callable[..., Path], device: StandInDevice, kind: str
 ) -> None:
-    folder, asked = checkpoint("llama"), KINDS[kind]
+    folder, asked = checkpoint("llama", **SMALL), KINDS[kind]
     host = start(folder, "cpu")
     theirs = Watched(ModelDrafter(start(folder, "cpu"), 3, (), VOCAB))
     expected = drive(host, TEXTS, asked, 8, drafter=theirs)
@@ -155,7 +155,7 @@ def test_steps_follow_guesses_that_nobody_has_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The device judges them, moves rows by what was right, and goes on from what it guessed."""
-    folder, asked = checkpoint("llama"), KINDS["plain"]
+    folder, asked = checkpoint("llama", **SMALL), KINDS["plain"]
     expected = drive(start(folder, "cpu"), TEXTS, asked, NEW)
     heads = WRITERS["medusa"](tmp_path / "heads", folder, HIDDEN, VOCAB)
     told = torch.arange(VOCAB)  # what is said behind each token, but for every fourth

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.shard.torch_backend.device_kinds import KINDS, REPLAYS
+from tests.shard.torch_backend.device_kinds import KINDS, REPLAYS, SMALL
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import prompts
 
@@ -33,7 +33,8 @@ TEXTS = prompts(3, longest=20)
 def device(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StandInDevice]:
-    for family in ("llama", "olmo2", "lfm2"):  # transformers makes them without one
+    checkpoint("llama", **SMALL)  # transformers makes them without one
+    for family in ("olmo2", "lfm2"):
         checkpoint(family)
     from tgi_trio.shard.torch_backend.attention import paged
 
@@ -55,7 +56,7 @@ def check_follower(steps: list[Counts], replays: int) -> None:
 def test_nothing_waits_and_the_tokens_are_the_cpu_s(
     checkpoint: Callable[..., Path], device: StandInDevice, kind: str
 ) -> None:
-    folder, asked = checkpoint("llama"), KINDS[kind]
+    folder, asked = checkpoint("llama", **SMALL), KINDS[kind]
     expected = drive(start(folder, "cpu", grammars=TakingTurns()), TEXTS, asked)
     with two_ranks(folder, device, (4,), TakingTurns()) as (runner, steps):
         ours = drive(runner, TEXTS, asked, device=device)
@@ -92,7 +93,7 @@ def test_states_are_read_and_written_by_recordings_of_all_ranks(
 def test_guesses_are_decodes_of_a_recording(
     checkpoint: Callable[..., Path], device: StandInDevice
 ) -> None:
-    folder, asked = checkpoint("llama"), KINDS["penalties"]
+    folder, asked = checkpoint("llama", **SMALL), KINDS["penalties"]
     expected = drive(start(folder, "cpu"), TEXTS, asked, 6)
     with two_ranks(folder, device, (4, 12), speculate=2) as (runner, steps):
         drafter = Foretelling(expected.tokens)
@@ -105,7 +106,7 @@ def test_guesses_are_decodes_of_a_recording(
 def test_a_runner_proves_itself_on_all_ranks(
     checkpoint: Callable[..., Path], device: StandInDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with two_ranks(checkpoint("llama"), device, (1,)) as (runner, steps):
+    with two_ranks(checkpoint("llama", **SMALL), device, (1,)) as (runner, steps):
         runner.prove_sound()
         assert len(steps) == 1
         own: Any = runner._runner

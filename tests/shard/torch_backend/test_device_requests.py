@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shard.torch_backend.device_kinds import KINDS, REPLAYS
+from tests.shard.torch_backend.device_kinds import KINDS, REPLAYS, SMALL
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import prompts
 
@@ -25,7 +25,6 @@ from tgi_trio.shard.contract import Runner  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(3, longest=20)
-SMALL = {"num_hidden_layers": 1}  # what is asked for concerns what comes behind the layers
 
 
 def test_a_device_without_our_kernels_says_the_same(checkpoint: Callable[..., Path]) -> None:

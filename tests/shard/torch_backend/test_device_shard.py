@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.shard.torch_backend.device_kinds import KINDS
+from tests.shard.torch_backend.device_kinds import KINDS, SMALL
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import BLOCK, prompts
 
@@ -30,7 +30,7 @@ def folder(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> 
     from tgi_trio.shard.torch_backend.attention import paged
 
     monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
-    return checkpoint("llama")
+    return checkpoint("llama", **SMALL)
 
 
 def answers(folder: Path, asked: list[dict[str, Any]]) -> list[list[int]]:
