@@ -132,7 +132,7 @@ def loaded(port: int, case: Case) -> Iterator[None]:
         deadline = time.monotonic() + _START_S
         while open_streams(port) < case.streams // 2 and time.monotonic() < deadline:
             time.sleep(0.2)
-        time.sleep(2.0)  # all of them have had their first tokens
+        time.sleep(min(2.0, case.streams / 32))  # all of them have had their first tokens
         yield
 
 

@@ -29,7 +29,7 @@ SMALL: dict[str, str] = {
     " --checkpoints CHECKPOINTS",
     "bench.model.adapter_load": "--shape tiny --turns 1 --tokens 16 --checkpoints CHECKPOINTS",
     "bench.model.adapters": "--shape tiny --turns 2 --checkpoints CHECKPOINTS",
-    "bench.model.formats": "--model-id CHECKPOINTS/tgi-trio-tiny --texts 1 --words eetq q4_0",
+    "bench.model.formats": "--model-id CHECKPOINTS/tgi-trio-tiny --texts 1 --words q4_0",
     "bench.model.int8_quality": "--model-id CHECKPOINTS/tgi-trio-tiny --texts 1",
     "bench.model.sampler": "--batch 2 --vocab 2000 --spreads 1 --count 1",
     "bench.model.speculation": "--speculate 0 2 --batch 1 --new-tokens 8 --turns 1 --runs 1",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,12 @@ import pytest
 from bench.harness import checkpoints
 from bench.model.subjects import write_gguf
 from tests.bench.smoke import RUN_ELSEWHERE, SMALL, WITHOUT_RESULTS
+from tgi_trio.ipc.parent import die_with_parent
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"python -m ((?:bench|tests\.stress)\.[\w.]+)([^`\n]*(?:\n[^`\n]*)?)")
-LONGEST = 600.0  # seconds, on a machine that has a lot of other things to do
+LONGEST = 600  # seconds, on a machine that has a lot of other things to do
 
 
 @pytest.fixture(scope="session")
@@ -29,22 +33,49 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Forker:
+    """A process that others are forked off, see `forked.py`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def run(self, module: str, arguments: list[str], folder: Path) -> tuple[int, str, str]:
+        """Return a module's exit code and what it has printed, to a new `folder`'s files."""
+        output, errors = folder / "output", folder / "errors"
+        told = {"module": module, "arguments": arguments, "seconds": LONGEST}
+        told |= {"output": str(output), "errors": str(errors)}
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps(told), file=self._process.stdin, flush=True)
+        code = int(self._process.stdout.readline())
+        return code, output.read_text(), errors.read_text()
+
+
+@pytest.fixture(scope="session")
+def forker() -> Iterator[Forker]:
+    argv = [sys.executable, "-m", "tests.bench.forked"]
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=partial(die_with_parent, os.getpid()),
+    ) as process:
+        yield Forker(process)
+
+
 @pytest.mark.system
 @pytest.mark.parametrize("module", [each for each in SMALL if each not in RUN_ELSEWHERE])
-def test_a_benchmark_runs_to_its_end(module: str, folder: Path, tmp_path: Path) -> None:
+def test_a_benchmark_runs_to_its_end(
+    module: str, folder: Path, forker: Forker, tmp_path: Path
+) -> None:
     line = SMALL[module].replace("CHECKPOINTS", str(folder)).replace("NEW", str(tmp_path / "new"))
     written = tmp_path / "out" / "results.json"
     if module not in WITHOUT_RESULTS:
         line += f" --json {written}"
-    done = subprocess.run(
-        [sys.executable, "-m", module, *shlex.split(line)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=LONGEST,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.strip()
+    code, said, errors = forker.run(module, shlex.split(line), tmp_path)
+    assert code == 0, said + errors
+    assert said.strip()
     if module not in WITHOUT_RESULTS:
         found = json.loads(written.read_text())
         assert (found["schema"], found["bench"]) == (1, module.partition(".")[2])

@@ -1,0 +1,49 @@
+"""Runs modules as `python -m` does, each in a process forked off one that has imported the most of
+what they import: that would take each of them seconds.
+
+`python -m` of it reads a line of JSON per run: the module, its arguments and the files for what it
+prints, and the seconds that it may take. It answers with the exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+
+# What they have in common. Only imports: a process with threads must not be forked.
+import bench.harness.server
+import bench.harness.stats
+import bench.model.bare  # noqa: F401  (on the first of a name, for all of it)
+import tgi_trio.client.load
+import tgi_trio.shard.numba_backend.verified
+import tgi_trio.shard.torch_backend.torch_loading  # noqa: F401
+from tgi_trio.ipc.parent import die_with_parent
+
+
+def main() -> None:
+    """Fork until there are no more lines; whoever is forked off returns as the module does."""
+    ours = os.getpid()
+    while line := sys.stdin.readline():
+        child = os.fork()
+        if not child:
+            die_with_parent(ours)
+            return run(**json.loads(line))
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def run(module: str, arguments: Sequence[str], output: str, errors: str, seconds: int) -> None:
+    """Be the process of a module; raises what it raises."""
+    signal.alarm(seconds)  # which ends it
+    for path, stream in ((os.devnull, 0), (output, 1), (errors, 2)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), stream)
+    sys.argv[1:] = arguments
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
