@@ -76,13 +76,8 @@ def linear(variant, rank, step, op, counter, sums):
     """
     rows = step.wanted if op.wanted_only else step.tokens
     source = step.buffers[op.source] + op.begin * variant.active_bytes
-    stride = op.inputs * variant.active_bytes
-    if op.span:
-        stride = op.span * variant.active_bytes
     steps = op.inputs // variant.weights.step
-    panel_bytes = steps * _STEP_BYTES
-    if op.multiply:
-        stride, panel_bytes = op.inputs // BLOCK_INPUTS * op.active_bytes, op.panel_bytes
+    stride, panel_bytes = row_and_panel_bytes(variant, op)
     tiles = count_tiles(variant, rows)
     shared = np.int64(0)  # panels at the end of every share that are anybody's
     if tiles <= 1 and step.threads > 1:
@@ -97,12 +92,9 @@ def linear(variant, rank, step, op, counter, sums):
     group, group_end = panel, panel  # panels that have them
     while True:
         if panel >= end:
-            item = np.int64(0)
-            if shared:
-                item = atomic_add(counter, 1)
-            if item >= shared * step.threads:
+            panel = take_shared(step, op, counter, shared)
+            if panel < 0:
                 break
-            panel = end_of_share(item % step.threads, step, op) - shared + item // step.threads
             end = np.int64(0)  # its own ones are done
         weights = op.weights + panel * panel_bytes
         ahead, pace = weights + bytes_ahead(rows), _STEP_BYTES
@@ -136,6 +128,31 @@ def linear(variant, rank, step, op, counter, sums):
             ahead += steps * pace
             row += taken
         panel += 1
+
+
+@kernel
+def row_and_panel_bytes(variant, op):
+    """Return the bytes of a row of what a linear layer reads, and of a panel of its weights."""
+    if op.multiply:
+        return op.inputs // BLOCK_INPUTS * op.active_bytes, op.panel_bytes
+    inputs = op.inputs
+    if op.span:
+        inputs = op.span
+    return inputs * variant.active_bytes, op.inputs // variant.weights.step * _STEP_BYTES
+
+
+@kernel
+def take_shared(step, op, counter, shared):
+    """Take one of the panels that are anybody's, `shared` of each thread; -1: there is none left.
+
+    `counter`: address of the number of those taken.
+    """
+    item = np.int64(0)
+    if shared:
+        item = atomic_add(counter, 1)
+    if item >= shared * step.threads:
+        return np.int64(-1)
+    return end_of_share(item % step.threads, step, op) - shared + item // step.threads
 
 
 @kernel

@@ -19,6 +19,7 @@ from tgi_trio.shard.numba_backend.kernels.linear import (
     bytes_ahead,
     multiply_quantised,
     multiply_rows,
+    row_and_panel_bytes,
 )
 from tgi_trio.shard.numba_backend.kernels.mixture.routing import arrange, route
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
@@ -35,7 +36,6 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     multiply,
     store,
 )
-from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS
 from tgi_trio.shard.numba_backend.tables import Buffer, Code, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
@@ -105,10 +105,8 @@ def multiply_expert(variant, step, op, mixture, group, panel, sums):
     """Compute one panel of one expert for all of its rows."""
     expert = ints_at(op.weights + load_int(group) * 8 * EXPERT, EXPERT)
     first, end = load_int(group + 4), load_int(group + 8)
-    stride, steps = op.inputs * variant.active_bytes, op.inputs // variant.weights.step
-    panel_bytes = steps * _STEP_BYTES
-    if op.multiply:
-        stride, panel_bytes = op.inputs // BLOCK_INPUTS * op.active_bytes, op.panel_bytes
+    steps = op.inputs // variant.weights.step
+    stride, panel_bytes = row_and_panel_bytes(variant, op)
     weights, source = expert[0] + panel * panel_bytes, step.buffers[op.source]
     tiles = (end - first) // variant.rows
     ahead, pace = weights + bytes_ahead(end - first), _STEP_BYTES
