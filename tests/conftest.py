@@ -16,6 +16,9 @@ from tgi_trio.devices import has_driver
 if not has_driver():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# What Python compiles is kept, whatever an image says: tests start hundreds of processes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Tests assert behaviour, never wall-clock times: a busy machine must not fail a property.
 SLOW = [HealthCheck.too_slow]
 # In CI the examples are always the same: a commit is judged by itself, not by the luck of the draw.
