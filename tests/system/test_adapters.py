@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from tests.system.adapter_support import in_float32, write
 from tests.system.client import get, post
+from tests.system.golden import reference
 from tests.system.server import ServerProcess, serving
 from tgi_trio.conversion.lora import merge_adapter
 
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.system
 KEY = "secret"
 PROMPTS = ("The old harbour", "In the morning", "Nobody knew why", "The old harbour was")
 NAMES = ("first", "second", "third")
+NEW = 12  # tokens of an answer
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def server(request: pytest.FixtureRequest, base: Path, folders: Path) -> Iterato
 
 
 def ask(server: ServerProcess, prompt: str, adapter: str | None = None, **more: Any) -> Any:
-    parameters = {"max_new_tokens": 12, "adapter_id": adapter, **more}
+    parameters = {"max_new_tokens": NEW, "adapter_id": adapter, **more}
     body = {"inputs": prompt, "parameters": parameters}
     return post(f"{server.url}/generate", json=body, headers={"authorization": f"Bearer {KEY}"})
 
@@ -64,15 +67,17 @@ def text(server: ServerProcess, prompt: str, adapter: str | None = None) -> str:
 def expected(
     base: Path, folders: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], str]:
-    """What the model says with each adapter merged into it, and without any."""
+    """What transformers says with each adapter merged into the model, and without any."""
     said: dict[tuple[str, str], str] = {}
+    tokenizer = tokenizers.Tokenizer.from_file(str(base / "tokenizer.json"))
+    ids = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
     for name in ("", *NAMES):
         model = base
         if name:
             model = tmp_path_factory.mktemp("merged") / name
             merge_adapter(folders / name, base, model, lambda line: None)
-        with serving("--model-id", str(model), "--dtype", "float32", "--api-key", KEY) as merged:
-            said |= {(name, prompt): text(merged, prompt) for prompt in PROMPTS}
+        answers = map(tokenizer.decode, reference(model, ids, NEW))
+        said |= {(name, prompt): each for prompt, each in zip(PROMPTS, answers, strict=True)}
     return said
 
 
