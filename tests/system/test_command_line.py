@@ -121,10 +121,7 @@ def test_an_exception_that_nobody_catches_is_json() -> None:
     [
         ("info,text_generation_router=debug", True, False),
         ("text_generation_router=warn", False, False),
-        ("OFF", False, False),
-        ("trace", True, False),
         ("loud", True, True),
-        ("", True, False),
     ],
 )
 def test_levels_of_the_log(level: str, accessed: bool, warned: bool) -> None:

@@ -96,22 +96,18 @@ def test_an_adapter_is_merged_and_served(model: Path, expected: str, tmp_path: P
     out, into = base[name].shape
     prefix = f"base_model.model.{name.removesuffix('.weight')}"
     tensors = {
-        f"{prefix}.lora_A.weight": torch.zeros(2, into),
+        f"{prefix}.lora_A.weight": torch.randn(2, into),
         f"{prefix}.lora_B.weight": torch.randn(out, 2),
     }
     config = {
         "peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(model)
     }  # fmt: skip
     (adapter / "adapter_config.json").write_text(json.dumps(config))
-    texts = []
-    for a in (torch.zeros(2, into), torch.randn(2, into)):
-        tensors[f"{prefix}.lora_A.weight"] = a
-        save_file(tensors, adapter / "adapter_model.safetensors")
-        variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-        with serving("--model-id", str(adapter), env=variables) as server:
-            texts.append(answer(server)["generated_text"])
-            assert get(f"{server.url}/info").json()["model_id"] == str(adapter)
-    assert texts[0] == expected != texts[1]
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with serving("--model-id", str(adapter), env=variables) as server:
+        assert answer(server)["generated_text"] not in ("", expected)
+        assert get(f"{server.url}/info").json()["model_id"] == str(adapter)
 
 
 def test_another_model_s_tokenizer(model: Path, tmp_path: Path) -> None:

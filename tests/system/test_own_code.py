@@ -12,6 +12,7 @@ from tests.own_code_support import answer, use_tokenizer_code, write_wave_model
 from tests.system.client import generate
 from tests.system.golden import tokenize
 from tests.system.server import serving
+from tgi_trio.router.text.tokenizer_files import tokenizer_json
 
 
 @pytest.fixture
@@ -67,15 +68,15 @@ def test_without_the_flag_nothing_is_run_nor_spawned(folder: Path) -> None:
 def test_a_tokenizer_in_code_is_run_once_in_a_process_of_its_own(folder: Path) -> None:
     use_tokenizer_code(folder)
     flags = ("--model-id", str(folder), "--dtype", "float32", "--trust-remote-code")
-    shards: set[int] = set()
-    for _ in range(2):
-        with serving(*flags) as server:
-            body = generate(server.url, "A wave", max_new_tokens=5, details=True)
-            found = [token["id"] for token in body["details"]["tokens"]]
-            assert found == answer(folder, tokenize(server, "A wave"), 5)
-            shards |= set(server.shards())
-            assert len(witnesses(folder) - shards) == 1
-            assert server.process.pid not in witnesses(folder)
+    with serving(*flags) as server:
+        body = generate(server.url, "A wave", max_new_tokens=5, details=True)
+        found = [token["id"] for token in body["details"]["tokens"]]
+        assert found == answer(folder, tokenize(server, "A wave"), 5)
+        assert len(before := witnesses(folder) - set(server.shards())) == 1
+        assert server.process.pid not in before
+    seen = witnesses(folder)
+    assert tokenizer_json(folder, None, True).is_file()  # as the next start asks for it
+    assert witnesses(folder) == seen
 
 
 def test_what_cannot_be_served_is_refused_before_its_code_runs(folder: Path) -> None:

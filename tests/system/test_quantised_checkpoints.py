@@ -9,12 +9,14 @@ import pytest
 
 from tests.quantised_support import quantise, store_gptq
 from tests.system.client import TIMEOUT, generate
+from tests.system.golden import reference, tokenize
 from tests.system.server import serving
 from tests.system.test_refusals import start
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.system
 
+NEW = 20
 SAID = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 
 
@@ -24,22 +26,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantise(source, tmp_path_factory.mktemp("made") / "gptq", store_gptq(4, 32), SAID)
 
 
-def tokens(folder: Path, *flags: str) -> list[int]:
-    """Return greedy tokens of a server; /info says which format it has recognised."""
+def tokens(folder: Path, *flags: str) -> tuple[list[int], list[int]]:
+    """Return greedy tokens of a server, and those of the prompt; /info says which format it has
+    recognised.
+    """
     with serving("--model-id", str(folder), "--dtype", "float32", *flags) as server:
         settings = httpx.get(f"{server.url}/info", timeout=TIMEOUT).json()["settings"]
-        assert settings["quantize"] == (None if folder.name == "plain" else "gptq")
-        body = generate(server.url, "some text", max_new_tokens=20, details=True)
-    return [token["id"] for token in body["details"]["tokens"]]
+        assert settings["quantize"] == "gptq"
+        body = generate(server.url, "some text", max_new_tokens=NEW, details=True)
+        prompt = tokenize(server, "some text")
+    return [token["id"] for token in body["details"]["tokens"]], prompt
 
 
 def test_a_server_recognises_the_format_and_has_its_tokens(folder: Path) -> None:
     exact = ("--cpu-backend", "torch")  # with the numbers that are stored
-    expected = tokens(folder / "plain", *exact)
-    assert tokens(folder, *exact) == expected
-    assert tokens(folder, "--num-shard", "2", *exact) == expected
-    # The CPU kernels round what they multiply with.
-    assert tokens(folder) == tokens(folder, "--quantize", "gptq")
+    found, prompt = tokens(folder, *exact)
+    assert [found] == reference(folder / "plain", [prompt], NEW)
+    assert tokens(folder, "--num-shard", "2", "--quantize", "gptq", *exact) == (found, prompt)
+    rounded, _ = tokens(folder)  # the CPU kernels round what they multiply with
+    assert len(rounded) == NEW
 
 
 def test_a_flag_that_contradicts_the_checkpoint_is_refused_before_a_shard(folder: Path) -> None:
