@@ -39,13 +39,19 @@ def server() -> Iterator[ServerProcess]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def schema() -> Any:
+    return schemathesis.openapi.from_dict(without_events())
+
+
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
-def test_every_answer_is_in_the_document(server: ServerProcess, operation: Operation) -> None:
-    schema = schemathesis.openapi.from_dict(without_events())
+def test_every_answer_is_in_the_document(
+    server: ServerProcess, schema: Any, operation: Operation
+) -> None:
     cases = schema[operation.path][operation.method].as_strategy()
 
     @settings(
-        max_examples=20 if operation.body else 5,
+        max_examples=12 if operation.body else 4,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-PROMPT = 32768
+PROMPT = 16384
 VOCAB = 16384
 CHUNK = 8192
 
@@ -60,5 +60,5 @@ def test_prompt_logprobs_of_a_long_prompt(checkpoint: Callable[..., Path]) -> No
     count, last, peak = done.stdout.split()
     assert int(count) == PROMPT
     assert math.isfinite(float(last)) and float(last) < 0
-    # Scores of one head would be 4 GiB, logits of all positions 2 GiB, those of a chunk 512 MiB.
+    # Scores of one head would be 1 GiB, and so logits of all positions, those of a chunk 512 MiB.
     assert int(peak) < 384 << 20
