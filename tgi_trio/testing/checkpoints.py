@@ -208,6 +208,8 @@ _SCALES = (
     "per_expert_scale",
     "output_scale",
 )  # near one, as norms are
+# Heads of vocabularies and what sees images, whose numbers are as large as embeddings'.
+_EMBEDDINGS = ("emb", "wte", "wpe")
 # Whose embeddings are multiplied by the root of their width.
 _SCALED_EMBEDDINGS = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 _MINUS_ONE_NORMS = (
@@ -320,20 +322,26 @@ def fill_parameters(model: Any, seed: int, minus_one: bool) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
+    tables = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding)
+    }
     with torch.no_grad():
         biases = (pair for pair in model.named_buffers() if pair[0].endswith(_FILLED))
         for name, parameter in (*model.named_parameters(), *biases):
-            _fill(name, parameter, generator, minus_one)
+            embedding = name in tables or any(part in name for part in _EMBEDDINGS)
+            _fill(name, parameter, generator, minus_one, embedding)
 
 
-def _fill(name: str, parameter: torch.Tensor, generator: torch.Generator, minus_one: bool) -> None:
+def _fill(
+    name: str, parameter: torch.Tensor, generator: torch.Generator, minus_one: bool, embedding: bool
+) -> None:
     """Draw one parameter: matrices keep the size of what passes, norms stay near one."""
     import torch
 
     noise = torch.randn(parameter.shape, generator=generator)
     if parameter.dim() >= 2:
-        embedding = any(part in name for part in ("emb", "wte", "wpe", "shared"))
-        embedding = embedding and "shared_transformer" not in name  # Zamba2's blocks
         if "Attention.q." in name:  # T5 keeps the scale of its scores in these weights
             noise = noise / 4.0
         if "shared_transformer" in name:  # nothing goes past Zamba2's blocks
