@@ -1,7 +1,7 @@
 """Typed ends of the wire: what a frame means, as dataclasses.
 
 The router builds commands and reads steps; the shard reads commands and builds steps. Both go
-through `frames.encode` and `frames.Frame`, so this file holds no layout of its own.
+through `frame_codec.encode` and `frame_codec.Frame`, so this file holds no layout of its own.
 """
 
 from __future__ import annotations
