@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,9 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
 ]
+
+
+BROKEN = (threading.BrokenBarrierError, type(None))
 
 
 def said(url: str, path: str, body: dict[str, Any], begun: threading.Barrier | None) -> Any:
@@ -110,6 +113,11 @@ def test_streams_outlive_their_replica(demo: ServerProcess, tmp_path: Path) -> N
             begun = threading.Barrier(len(BODIES) + 1)
             with ThreadPoolExecutor(len(BODIES)) as pool:
                 streams = [pool.submit(said, url, path, body, begun) for path, body in BODIES]
-                begun.wait(PATIENCE)
-                os.killpg(victim.process.pid, signal.SIGKILL)
+                for stream in streams:  # one that fails before all have begun is not waited for
+                    stream.add_done_callback(lambda _: begun.abort())
+                with suppress(threading.BrokenBarrierError):
+                    begun.wait(PATIENCE)
+                    os.killpg(victim.process.pid, signal.SIGKILL)
+                errors = [stream.exception() for stream in streams]
+                assert not [each for each in errors if not isinstance(each, BROKEN)], errors
                 assert [stream.result() for stream in streams] == expected
