@@ -64,7 +64,7 @@ class Found:
     rows: list[dict[str, Any]] = field(default_factory=list)  # by size of an image
     windows: list[tuple[float, float]] = field(default_factory=list)  # of these, CLOCK_MONOTONIC
     decode_ratios: list[float] = field(default_factory=list)
-    second_ratios: list[float] = field(default_factory=list)
+    firsts: list[tuple[float, float]] = field(default_factory=list)  # second question's, text's, s
     memory_mib: float | None = None
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -82,12 +82,17 @@ class Found:
         """Return the tables, and what is written."""
         lines = [stats.table_of(self.rows)]
         results: dict[str, Any] = {"goals": GOALS, "images": self.rows, "refused": self.refused}
-        for name, ratios in [("decode", self.decode_ratios), ("second", self.second_ratios)]:
+        second_ratios = [asked / text for asked, text in self.firsts]
+        for name, ratios in [("decode", self.decode_ratios), ("second", second_ratios)]:
             results[f"{name}_ratios"] = ratios
             if ratios:
                 median = results[f"{name}_ratio"] = float(np.median(ratios))
                 goal = GOALS[f"{name}_ratio"]
                 lines.append(f"{_NAMES[name]}: {median:.3f} of text's (goal {goal:g})")
+        if self.firsts:
+            asked, text = (1e3 * np.median(self.firsts, axis=0)).tolist()
+            results["second_ms"], results["text_ms"] = asked, text
+            lines.append(f"that is {asked:.1f} ms, and {text:.1f} of a text")
         if self.memory_mib is not None:
             results["memory_mib"] = self.memory_mib
             lines.append(
@@ -200,8 +205,10 @@ async def decode_round(client: Client, args: argparse.Namespace, number: int) ->
     return found[True] / found[False]
 
 
-async def second_round(client: Client, args: argparse.Namespace, number: int) -> float:
-    """Return the time to the first token of a second question over that of a text as long.
+async def second_round(
+    client: Client, args: argparse.Namespace, number: int
+) -> tuple[float, float]:
+    """Return the time to the first token of a second question, and of a text as long, in seconds.
 
     What is asked stands in front of the image, so that the image's own KV is not found again.
     """
@@ -210,7 +217,7 @@ async def second_round(client: Client, args: argparse.Namespace, number: int) ->
     tokens = await count_tokens(client, {**chat(picture, "Once "), "max_tokens": 1})
     asked = await stream(client, "/v1/chat/completions", body, 2)
     text = {"prompt": random_ids(rng, tokens), "temperature": 0}
-    return asked.first / (await stream(client, "/v1/completions", text, 2)).first
+    return asked.first, (await stream(client, "/v1/completions", text, 2)).first
 
 
 async def attack(server: Server, client: Client, times: int, found: Found) -> None:
@@ -248,7 +255,7 @@ def measure(server: Server, args: argparse.Namespace, found: Found) -> None:
         trio.run(cost_of, server, client, size, args, found)
     for number in tqdm(range(args.rounds), desc="rounds", disable=None):
         found.decode_ratios.append(trio.run(decode_round, client, args, number))
-        found.second_ratios.append(trio.run(second_round, client, args, number))
+        found.firsts.append(trio.run(second_round, client, args, number))
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

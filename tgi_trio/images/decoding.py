@@ -1,12 +1,12 @@
 """`python -m tgi_trio.images.decoding <settings> <cpu> <wall> <bytes> <spool> <fd>`: pixels.
 
-Each image is decoded in a child of its own (`sandbox/zygote.py`), which may die of it. A question
-is the compressed image, or says in which `blocks` of the file `spool` its base64 is, and its
-`length` there. The answer is `height` and `width` as the image is seen, and of how many `bytes` the
-bundle is (`ipc/images.py`) that is then in the file `fd`; where the question says how many bytes it
-may have at `most`, the image's `key` in hexadecimal and its own `bytes` instead. `settings` is a
-JSON object: `family`, the image processor's `settings`, what is `given` with each image, and
-`max_pixels`.
+Each image is decoded in a child of its own (`sandbox/zygote.py`), which may die of it; a name is
+made without one. A question is the compressed image, or says in which `blocks` of the file `spool`
+its base64 is, and its `length` there. The answer is `height` and `width` as the image is seen, and
+of how many `bytes` the bundle is (`ipc/images.py`) that is then in the file `fd`; where the
+question says how many bytes it may have at `most`, the image's `key` in hexadecimal and its own
+`bytes` instead. `settings` is a JSON object: `family`, the image processor's `settings`, what is
+`given` with each image, and `max_pixels`.
 """
 
 from __future__ import annotations
@@ -102,13 +102,22 @@ def _load(text: str, spool: int, results: int) -> Job:
     return decode
 
 
+def _asks_for_name(question: Any) -> bool:
+    """Whether base64 is only to be read and added up: of so many bytes as an image may have."""
+    return question is not None and question["most"] is not None
+
+
 def main(argv: list[str]) -> int:
     """Answer until standard input ends; returns the process's exit code."""
     settings, *limits, spool, results = argv
     # Image processors compute without torch, and are loaded in a quarter of the time without it.
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it tells everybody that it misses torch
     sys.modules["torch"] = None  # type: ignore[assignment]
-    return serve_jobs(lambda: _load(settings, int(spool), int(results)), JobLimits.parse(limits))
+    return serve_jobs(
+        lambda: _load(settings, int(spool), int(results)),
+        JobLimits.parse(limits),
+        harmless=_asks_for_name,
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """The process that has everything loaded, and forks a child of itself for each job.
 
 What takes seconds to load (a tokenizer, image processors) survives in the parent, whatever the
-jobs come to. Every question on standard input is a line of JSON, `{"job": ..., "bytes": n}`, and n
-bytes. Every answer on standard output is a line of JSON with one key: `value` of the job, what is
-`wrong` with the question, or the number of the `signal` that ended the child: SIGPROF after `cpu`
-seconds of CPU time, SIGALRM after `wall` seconds without having had as much, another where it
-needed more than `memory` bytes. SIGUSR1 ends the job under way: nobody waits for its answer. The
-first line says that everything is loaded, or what is wrong with that.
+jobs come to. A job that can harm nobody needs no child. Every question on standard input is a line
+of JSON, `{"job": ..., "bytes": n}`, and n bytes. Every answer on standard output is a line of JSON
+with one key: `value` of the job, what is `wrong` with the question, or the number of the `signal`
+that ended the child: SIGPROF after `cpu` seconds of CPU time, SIGALRM after `wall` seconds without
+having had as much, another where it needed more than `memory` bytes. SIGUSR1 ends the job under
+way: nobody waits for its answer. The first line says that everything is loaded, or what is wrong
+with that.
 """
 
 from __future__ import annotations
@@ -50,15 +51,23 @@ class JobLimits:
         return cls(float(cpu), float(wall), int(memory))
 
 
-def serve_jobs(load: Callable[[], Job], limits: JobLimits, *, patient: bool = False) -> int:
+def serve_jobs(
+    load: Callable[[], Job],
+    limits: JobLimits,
+    *,
+    patient: bool = False,
+    harmless: Callable[[Any], bool] = lambda question: False,
+) -> int:
     """Answer until standard input ends; returns the process's exit code.
 
-    `patient`: jobs that take long go on only where a core is idle.
+    `patient`: jobs that take long go on only where a core is idle. `harmless`: whether a question
+    can neither end nor hold up a process; it is answered without a child, which takes tens of
+    milliseconds of a large process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C means the server, which ends this
     os.nice(_NICENESS)
     try:
-        zygote = _Zygote(load(), limits, patient)
+        zygote = _Zygote(load(), limits, patient, harmless)
     except TgiTrioError as error:
         _tell({"wrong": str(error)})
         return 1
@@ -71,10 +80,13 @@ def serve_jobs(load: Callable[[], Job], limits: JobLimits, *, patient: bool = Fa
 
 
 class _Zygote:
-    """Runs jobs, one after the other, each in a child."""
+    """Runs jobs, one after the other."""
 
-    def __init__(self, job: Job, limits: JobLimits, patient: bool) -> None:
+    def __init__(
+        self, job: Job, limits: JobLimits, patient: bool, harmless: Callable[[Any], bool]
+    ) -> None:
         self._job = job
+        self._harmless = harmless
         self._limits = limits
         self._patient = patient
         self._child = 0  # process id while there is one
@@ -82,6 +94,8 @@ class _Zygote:
 
     def run(self, question: Any, data: bytes) -> dict[str, Any]:
         """Return the answer to a question, or the signal that ended its child."""
+        if self._harmless(question):
+            return self._compute(question, data)
         reading, writing = os.pipe()
         parent = os.getpid()
         child = os.fork()
@@ -109,15 +123,20 @@ class _Zygote:
         if self._patient:
             _slow_down_later()
         try:
-            _write(writing, {"value": self._job(question, data)})
-        except MemoryError:
-            _write(writing, {"signal": signal.SIGKILL})  # where nobody can raise it, it aborts
-        except ValueError as error:
-            _write(writing, {"wrong": _cut(str(error))})
-        except BaseException as error:  # defects of libraries, llguidance's are PanicExceptions
-            _write(writing, {"wrong": _cut(f"{type(error).__name__}: {error}")})
+            _write(writing, self._compute(question, data))
         finally:
             os._exit(0)
+
+    def _compute(self, question: Any, data: bytes) -> dict[str, Any]:
+        """Return what the job comes to, as an answer."""
+        try:
+            return {"value": self._job(question, data)}
+        except MemoryError:
+            return {"signal": signal.SIGKILL}  # where nobody can raise it, it aborts
+        except ValueError as error:
+            return {"wrong": _cut(str(error))}
+        except BaseException as error:  # defects of libraries, llguidance's are PanicExceptions
+            return {"wrong": _cut(f"{type(error).__name__}: {error}")}
 
     def _abandon(self, number: int, frame: object) -> None:
         if self._child:
