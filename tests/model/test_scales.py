@@ -15,7 +15,6 @@ from tests.model.support import Asked
 from tests.quantised_support import real_checkpoint
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model import scales
 from tgi_trio.model.check import check_model
 from tgi_trio.model.checkpoint_files import StoredTensor, read_headers
 from tgi_trio.model.config import read_config
@@ -84,23 +83,6 @@ def test_of_large_files_a_part_is_looked_at(tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError):
             check_scales({"bad": stored}, at_most=made.nbytes // 8)
         half[:] = kept
-
-
-def test_blocks_that_the_disk_has_yet_to_give_are_left_to_whoever_loads_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not so scales that are tensors of their own: these are few bytes."""
-    made = blocks("Q8_0", 100, 1)
-    made[50, :2] = 255
-    file = tmp_path / "blocks"
-    file.write_bytes(made.tobytes())
-    bad = {"bad": StoredTensor(file, "Q8_0", (1, 3200), 0, made.nbytes)}
-    with pytest.raises(ModelLoadError):
-        check_scales(bad)
-    monkeypatch.setattr(scales, "is_cached", lambda path: False)
-    check_scales(bad)
-    with pytest.raises(ModelLoadError):
-        check_scales({"a.scales": StoredTensor(file, "F16", (1700,), 0, made.nbytes)})
 
 
 def spoiled(tensor: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ def test_a_server_recognises_the_format_and_has_its_tokens(folder: Path) -> None
     found, prompt = tokens(folder, *exact)
     assert [found] == reference(folder / "plain", [prompt], NEW)
     assert tokens(folder, "--num-shard", "2", "--quantize", "gptq", *exact) == (found, prompt)
-    rounded, _ = tokens(folder)  # the CPU kernels round what they multiply with
-    assert len(rounded) == NEW
+    # The CPU kernels round what they multiply with.
+    assert tokens(folder) == tokens(folder, "--quantize", "gptq")
 
 
 def test_a_flag_that_contradicts_the_checkpoint_is_refused_before_a_shard(folder: Path) -> None:

@@ -3,9 +3,9 @@
 A file may be damaged, or made to do harm: one scale that is no number makes nonsense of every
 answer. Scales that are tensors of their own are a small part of a checkpoint. Those of GGUF lie in
 every block: to look at them is to read the file, at a tenth of a second of processor time for a GB
-that is in memory. So of more than `_AT_MOST` bytes runs are looked at, evenly spread over every
-tensor. A file that is not in memory is left alone: a start would wait twice for the disk. Whoever
-loads the weights looks at all.
+that is in memory, and a start from a disk would wait as long as reading takes. So of more than
+`_AT_MOST` bytes runs are looked at, evenly spread over every tensor; whoever loads the weights
+looks at all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.gguf.block_types import BY_NAME, has_scales
-from tgi_trio.model.page_cache import is_cached
 
 _AT_MOST: Final = 256 << 20  # bytes
 _RUN: Final = 1 << 20  # bytes that are looked at together, at most
@@ -40,16 +39,13 @@ _NONE: Final = {
 def check_scales(tensors: Mapping[str, StoredTensor], at_most: int = _AT_MOST) -> None:
     """Raise ModelLoadError where a scale is infinite or not a number.
 
-    `tensors`: scales, or blocks that have some. `at_most`: bytes that are looked at. Blocks of a
-    file that is not in the page cache are not.
+    `tensors`: scales, or blocks that have some. `at_most`: bytes that are looked at.
     """
     of_file: dict[Path, list[str]] = {}
     for name, stored in tensors.items():
         of_file.setdefault(stored.file, []).append(name)
     every = max(1, math.ceil(sum(each.end - each.first for each in tensors.values()) / at_most))
     for path, names in of_file.items():
-        if all(has_scales(tensors[name].dtype) for name in names) and not is_cached(path):
-            continue
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
             content = np.frombuffer(data, np.uint8)
             try:

@@ -42,9 +42,8 @@ def load_runner(
     """Load the model of `settings`; `device` is what `choose_device` makes of theirs.
 
     The CPU kernels serve where they fit. With `ranks`, this rank's part is loaded; rank 0 alone
-    chooses tokens. `fresh_files`: as `reading_ahead` yields
-    them. Raises ConfigurationError for settings that cannot be served so, ModelLoadError for a
-    folder that cannot be used.
+    chooses tokens. `fresh_files`: as `reading_ahead` yields them. Raises ConfigurationError for
+    settings that cannot be served so, ModelLoadError for a folder that cannot be used.
     """
     cores = os.sched_getaffinity(0)
     if settings.speculate == 0:  # nothing is to guess

@@ -133,22 +133,19 @@ other file is needed. What they say is written into a model folder in
 | tokenizers | "llama": SentencePiece's BPE; "gemma4": with merges; "gpt2": bytes, cut as {pre} |
 
 Everything else is refused by its name, and so is a damaged file, before a shard starts: scales that
-are no numbers, too, if the file is in the page cache (`model/scales.py`; all of 256 MiB, of more a
-part); where they are loaded, all of them are looked at. For another tokenizer `--tokenizer-name`
-names the original model's. What each backend computes with is [above](#formats-and-backends); where
-that is plain numbers, they are those of bfloat16 (without `--dtype`) and exactly the file's up to
-its rounding. Mistral's
+are no numbers, too (`model/scales.py`; all of 256 MiB, of more a part, and all of them again where
+they are loaded). For another tokenizer `--tokenizer-name` names the original model's. What each
+backend computes with is [above](#formats-and-backends); where that is plain numbers, they are those
+of bfloat16 (without `--dtype`) and exactly the file's up to its rounding. Mistral's
 window is not in such a file, so sequences see all of themselves, as they do in llama.cpp; nor is
 the approximation of GELU, which is that of the family. Baichuan 2's head is normalised, as its
 checkpoints' is, whether its file's was or not. Of a model that sees, its file has the text alone
-(`qwen2vl`, `qwen3vl`, `qwen35`, `gemma4`, `mistral3`, `llama4`, `glm4`), so it is shown no images.
-The chunks of Llama 4, and how it scales queries, are those of the published models; layers that
-guess the token after the next are left unread. A window is as wide as the file states, the token
-itself counted, as in llama.cpp; a published MiMo's config.json counts those before it
-(`sliding_window_size`). Qwen 3.5's value heads lie in another order than in its checkpoints, and
-are computed in it: ranks hold the last matrix of its delta rules as plain numbers. Of the families
-above llama.cpp writes no files of GPT-J, LFM3, OLMo hybrid, OPT, RecurrentGemma and Zamba2; those
-of T5 are not read.
+(`qwen2vl`, `qwen3vl`, `qwen35`, `gemma4`, `mistral3`, `llama4`), so it is shown no images. The
+chunks of Llama 4, and how it scales queries, are those of the published models; layers that guess
+the token after the next are left unread. Qwen 3.5's value heads lie in another order than in its
+checkpoints, and are computed in it: ranks hold the last matrix of its delta rules as plain numbers.
+Of the newer families these are not read: DeepSeek V3.2 and GLM 5, Hunyuan 3, OLMo hybrid,
+RecurrentGemma, LFM3; GPT-J and OPT, llama.cpp does not write.
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
 dequantised weights, and a small random model of each architecture, written as GGUF, with the

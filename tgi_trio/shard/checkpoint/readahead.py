@@ -13,7 +13,6 @@ from pathlib import Path
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_tensors import SUFFIXES, weight_files
-from tgi_trio.model.page_cache import is_cached
 from tgi_trio.shard.machine.memory import free_bytes
 
 _PIECE = 32 << 20  # bytes between looks at whether to stop
@@ -28,7 +27,7 @@ def reading_ahead(folder: Path) -> Iterator[frozenset[Path]]:
     file that cannot be read ends it silently; whoever needs the file says so.
     """
     files = [path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}")]
-    fresh = frozenset(path for path in files if not is_cached(path))
+    fresh = frozenset(path for path in files if not _is_cached(path))
     stop = threading.Event()
     reader = threading.Thread(target=_read, args=(folder, stop), name="readahead", daemon=True)
     reader.start()
@@ -37,6 +36,16 @@ def reading_ahead(folder: Path) -> Iterator[frozenset[Path]]:
     finally:
         stop.set()
         reader.join()
+
+
+def _is_cached(path: Path) -> bool:
+    """Return whether the last byte of a file is in the page cache; True where none can tell."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], path.stat().st_size - 1, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def _read(folder: Path, stop: threading.Event) -> None:
