@@ -1,0 +1,33 @@
+"""Which jobs of a sandbox get a process of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+_PROGRAM = """
+import os
+from tgi_trio.sandbox.zygote import JobLimits, serve_jobs
+
+def job(question, data):
+    if question == "wrong":
+        raise ValueError("it is wrong")
+    return os.getpid()
+
+serve_jobs(lambda: job, JobLimits(5.0, 5.0, 1 << 28), harmless=lambda question: question != "risky")
+"""
+
+
+def test_a_harmless_job_is_answered_without_a_child() -> None:
+    asked = ["harmless", "risky", "wrong", "harmless"]
+    lines = [json.dumps({"job": question, "bytes": 0}) + "\n" for question in asked]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    said, _ = process.communicate("".join(lines), timeout=60)
+    ready, first, apart, wrong, last = map(json.loads, said.splitlines())
+    assert ready == {"value": None}
+    assert first == last == {"value": process.pid}
+    assert apart["value"] != process.pid
+    assert wrong == {"wrong": "it is wrong"}
