@@ -95,9 +95,10 @@ RULES: dict[str, Rule] = {
     "shard": Rule(ours("errors settings model devices grammars logs ipc"), banned=SHARD_ALONE),
     "signals": Rule(NOTHING, only=ours("trio")),
     "launcher": Rule(
-        ours("errors settings model logs hub demo ipc router signals start_tables"),
+        ours("errors settings model logs hub demo ipc router signals start_tables timeline"),
         banned=MODEL,
     ),
+    "timeline": Rule(NOTHING, only=NOTHING),
     "start_tables": Rule(ours("settings logs router.shards"), banned=MODEL),
     "start_checks": Rule(ours("errors settings model devices router.text router.telemetry")),
     "cluster": Rule(
@@ -172,7 +173,7 @@ RULES: dict[str, Rule] = {
     "__main__": Rule(
         ours(
             "cli demo errors hub log_levels logs launcher model.facts model.speculators.recognise "
-            "settings signals start_checks cluster.keeper cluster.scaling"
+            "settings signals start_checks timeline cluster.keeper cluster.scaling"
         ),
         banned=MODEL,
     ),

@@ -91,11 +91,12 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
 
     from tgi_trio.cli.files import check_cluster_secret, check_tokenizer_config, read_key_file
     from tgi_trio.hub import resolve_adapter, resolve_served, resolve_tokenizer
-    from tgi_trio.launcher import Launcher, Timeline, bind
+    from tgi_trio.launcher import Launcher, bind
     from tgi_trio.model.facts import read_model_facts
     from tgi_trio.settings.resolve import resolve
     from tgi_trio.signals import run_to_its_end
     from tgi_trio.start_checks import check_start
+    from tgi_trio.timeline import Timeline
 
     timeline = Timeline()
     timeline.mark("imported")

@@ -7,13 +7,11 @@ the web stack load side by side; what this module imports is waited for first.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,6 +47,7 @@ from tgi_trio.settings.resolve import with_kv
 from tgi_trio.settings.served import with_model
 from tgi_trio.signals import SIGNALS
 from tgi_trio.start_tables import tell_addresses, tell_start
+from tgi_trio.timeline import Timeline
 
 if TYPE_CHECKING:
     from tgi_trio.router.assembly import Assembly
@@ -66,27 +65,6 @@ STAGED = "the model is cut into stages (--pipeline-stages)"
 DIVIDED = "its layers attend to images by themselves, which one rank computes (--num-shard)"
 _SKIPPED = "tgi_request_skipped_tokens"
 FAREWELL = 1.0  # seconds for the last error events to be written after a drain ran out of time
-
-
-def process_start() -> float:
-    """Return when this process began, on the monotonic clock; right to a hundredth of a second."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    began = ticks / os.sysconf("SC_CLK_TCK")  # since the machine did
-    return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - began)
-
-
-@dataclass
-class Timeline:
-    """When the phases of the start-up ended, in seconds since `origin` (monotonic clock)."""
-
-    origin: float = field(default_factory=process_start)
-    phases: list[tuple[str, float]] = field(default_factory=list)
-
-    def mark(self, phase: str) -> None:
-        self.phases.append((phase, time.monotonic() - self.origin))
-
-    def __str__(self) -> str:
-        return ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.phases)
 
 
 @dataclass(frozen=True, slots=True)

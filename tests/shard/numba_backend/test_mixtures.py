@@ -197,6 +197,8 @@ def test_bfloat16_is_near(checkpoint: Checkpoint) -> None:
         [exact.logits(row.token_ids[: row.prompt_length].tolist(), generated(row)) for row in batch]
     )
     ours = torch.cat([recorder.logits(row.id) for row in batch])
+    far = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+    assert float(far.median()) < 0.015
     assert float((ours - theirs).norm() / theirs.norm()) < 0.05  # some tokens choose another expert
 
 
