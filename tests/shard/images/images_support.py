@@ -360,6 +360,8 @@ class Golden:
         self.model: Any = AutoModelForImageTextToText.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
+        # Rows choose it like any other; which weights do depends on what a processor draws.
+        self.model.generation_config.eos_token_id = None
 
     def _inputs(self, prompt: Prompt, more: int = 0) -> dict[str, torch.Tensor]:
         """Return what the model is given of images beside a prompt's ids and `more` behind them."""
@@ -393,7 +395,6 @@ class Golden:
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new,
-            min_new_tokens=new,
             do_sample=False,
             **self._inputs(prompt),
         )
