@@ -8,7 +8,6 @@ so that cancellation can never find the books half written.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ import trio
 from tgi_trio.errors import Draining, GenerationError, Overloaded, ServerEnding, Unavailable
 from tgi_trio.ipc.adapters import decode_adapter_reply
 from tgi_trio.ipc.frames import Kind
-from tgi_trio.ipc.messages import StepReport, decode_faults, decode_step
+from tgi_trio.ipc.messages import decode_faults, decode_step
 from tgi_trio.router.adapters.registry import AdapterRegistry
+from tgi_trio.router.engine.engine_metrics import EngineMetrics
 from tgi_trio.router.engine.shard_link import ShardLink
-from tgi_trio.router.engine.stream import StreamEnd, TokenStream
+from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
 from tgi_trio.router.scheduling.image_pins import Pixels
 from tgi_trio.router.scheduling.scheduler import (
@@ -43,15 +43,6 @@ FAN_OUT = 128
 # Frames taken in one turn. A router that is slower than its shard would otherwise take ever more
 # of them, and its other tasks, new connections among them, would wait for ever longer turns.
 FRAMES_PER_TURN = 8
-
-# Metric -> counter of the scheduler.
-COUNTERS = {
-    "tgi_batch_preemptions": "preempted",
-    "tgi_prefix_cache_lookup_tokens": "prefill_tokens",
-    "tgi_prefix_cache_hit_tokens": "prefix_hit_tokens",
-}
-
-_FAILURE = "tgi_batch_inference_failure"
 
 
 class PixelSource(Pixels, Protocol):
@@ -94,7 +85,7 @@ class Engine:
         self._adapters = AdapterRegistry() if adapters is None else adapters
         self._adapters.on_forgotten(self._evict_adapter)
         self._tokenizer = tokenizer
-        self._metrics = metrics
+        self._metrics = EngineMetrics(metrics, self.scheduler, self._adapters)
         self._clock = clock
         self._streams: dict[int, TokenStream] = {}
         self._next_id = 1  # sequence ids are never reused, not even across shard restarts
@@ -104,8 +95,6 @@ class Engine:
         self._link: ShardLink | None = None
         self._idle = trio.Event()  # set whenever the last permit is returned while draining
         self._deadline_news = trio.Event()
-        self._counted: Counter[str] = Counter()  # scheduler counters already in the metrics
-        metrics.before_render(self._refresh_metrics)
 
     # ---- admission -------------------------------------------------------------------------
 
@@ -153,8 +142,7 @@ class Engine:
         output = output or output_text(self._tokenizer, request)
         stream = TokenStream(id, request, output, timings, self.leave)
         self._streams[id] = stream
-        self._metrics.inc("tgi_request_accepted")
-        self._metrics.observe("tgi_request_max_new_tokens", request.stopping.max_new_tokens)
+        self._metrics.count_accepted(request)
         self._dispatch()
         self._deadline_news.set()
         return stream
@@ -169,8 +157,7 @@ class Engine:
             phase = "prefill"
         self.scheduler.abort(stream.id, self._clock())
         stream.cancel()
-        self._metrics.inc("tgi_request_cancelled", phase=phase)
-        self._metrics.inc("tgi_request_failure", err="dropped")
+        self._metrics.count_left(phase)
         self._dispatch()
 
     @property
@@ -228,7 +215,7 @@ class Engine:
             self._link = None
             self._adapters.detach()
             if self.scheduler.batch_size:  # a step was being computed, or about to be
-                self._metrics.inc(_FAILURE, method="decode" if self._decodes() else "prefill")
+                self._metrics.count_failure(decodes=self._decodes())
             for id in self.scheduler.shard_lost(self._clock()):
                 self._fail(
                     id,
@@ -265,9 +252,7 @@ class Engine:
         for command in self.scheduler.schedule(now):
             self._link.send(command)
             if isinstance(command, Prefill):
-                self._metrics.observe("tgi_batch_next_size", len(command.rows))
-                if not was_idle:
-                    self._metrics.inc("tgi_batch_concat", reason="chunking")
+                self._metrics.count_prefill(len(command.rows), joins=not was_idle)
         if was_idle:
             self.last_step_at = now  # a shard without work owes no step
 
@@ -282,7 +267,8 @@ class Engine:
             now = self._clock()
             if frame.kind is Kind.STEP:
                 report = decode_step(frame)
-                self._observe(report, now)
+                self.last_step_at = now
+                self._metrics.observe_step(report)
                 for progress in self.scheduler.commit(report, now):
                     news.setdefault(progress.sequence_id, []).append(progress)
                     if progress.first:
@@ -291,7 +277,7 @@ class Engine:
                 acknowledged = frame.word("acknowledged")
                 faults = decode_faults(frame)
                 started = any(self.scheduler.emitted(fault.sequence) for fault in faults)
-                self._metrics.inc(_FAILURE, method="decode" if started else "prefill")
+                self._metrics.count_failure(decodes=started)
                 self.scheduler.fault(faults, acknowledged, now)
                 for fault in faults:
                     self._fail(fault.sequence, fault.message)
@@ -329,7 +315,7 @@ class Engine:
             if reason is not None:
                 break
         if tokens:
-            self._observe_tokens(stream.timings, len(tokens), now)
+            self._metrics.observe_tokens(stream.timings, len(tokens), now)
         if reason is None:
             if tokens:
                 stream.deliver(tokens, None)  # into what `stream_events` has attached
@@ -374,71 +360,4 @@ class Engine:
             return
         stream.timings.finished = self._clock()
         stream.deliver(tokens, end)
-        if stream.end is StreamEnd.FINISHED:
-            self._metrics.inc("tgi_request_finished")
-        else:
-            self._metrics.inc("tgi_request_failed")
-            self._metrics.inc("tgi_request_failure", err="generation")
-
-    # ---- metrics ----------------------------------------------------------------------------
-
-    def _observe_tokens(self, timings: Timings, count: int, now: float) -> None:
-        if timings.first_token is None:
-            timings.first_token = now
-            self._metrics.observe(
-                "tgi_request_time_to_first_token_duration", now - timings.received
-            )
-        elif timings.last_token is not None:
-            self._metrics.observe(
-                "tgi_request_inter_token_latency_duration", (now - timings.last_token) / count
-            )
-        timings.last_token = now
-
-    def _refresh_metrics(self) -> None:
-        """Bring gauges and the scheduler's counters up to date; called when somebody looks."""
-        scheduler, metrics = self.scheduler, self._metrics
-        total, free = scheduler.total_blocks, scheduler.free_blocks
-        size = scheduler.limits.block_size
-        metrics.gauge("tgi_queue_size", scheduler.queue_size)
-        metrics.gauge("tgi_batch_current_size", scheduler.batch_size)
-        metrics.gauge("tgi_batch_current_max_tokens", scheduler.held_blocks * size)
-        metrics.gauge("tgi_batch_max_total_tokens", total * size)
-        metrics.gauge("tgi_kv_blocks_total", total)
-        metrics.gauge("tgi_kv_blocks_free", free)
-        metrics.gauge("tgi_kv_cache_usage", (total - free) / total)
-        metrics.gauge("tgi_prefix_cache_blocks", scheduler.cached_blocks)
-        slots = scheduler.state_slots
-        metrics.gauge("tgi_state_slots_total", slots.total)
-        metrics.gauge("tgi_state_slots_free", slots.free)
-        metrics.gauge("tgi_state_snapshots", slots.snapshots)
-        loaded = self._adapters.loaded
-        metrics.gauge("tgi_adapters_loaded", len(loaded))
-        metrics.gauge("tgi_adapter_bytes", sum(adapter.nbytes for adapter in loaded))
-        for name, counter in COUNTERS.items():
-            metrics.inc(name, scheduler.counters[counter] - self._counted[counter])
-        self._counted = scheduler.counters.copy()
-
-    def _observe(self, report: StepReport, now: float) -> None:
-        self.last_step_at = now
-        metrics = self._metrics
-        if report.gap_ns:
-            metrics.observe("tgi_batch_step_gap_duration", report.gap_ns / 1e9)
-        for took in filter(None, report.seen_ns):
-            metrics.observe("tgi_image_encode_duration", took / 1e9)
-        if not report.sequence:
-            return
-        method = "prefill" if report.prefill_tokens else "decode"
-        metrics.inc("tgi_batch_inference_count", method=method)
-        metrics.inc("tgi_batch_inference_success", method=method)
-        if report.recovered:
-            metrics.inc(_FAILURE, method=method)
-        whole = report.gap_ns + report.forward_ns + report.sample_ns
-        metrics.observe("tgi_batch_inference_duration", whole / 1e9, method=method)
-        metrics.observe("tgi_batch_forward_duration", report.forward_ns / 1e9, method=method)
-        metrics.observe("tgi_batch_decode_duration", report.sample_ns / 1e9, method=method)
-        metrics.inc("tgi_batch_prefill_tokens", report.prefill_tokens)
-        metrics.inc("tgi_batch_stalled_rows", report.stalled_rows)
-        metrics.gauge("tgi_batch_decode_rows", report.decode_rows)
-        metrics.inc("tgi_batch_draft_tokens", report.draft_tokens)
-        spoke = len(report.token_count) - report.token_count.count(0)
-        metrics.observe_all("tgi_request_skipped_tokens", spoke, len(report.token_ids) - spoke)
+        self._metrics.count_ended(stream.end)
