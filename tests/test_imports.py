@@ -104,7 +104,8 @@ RULES: dict[str, Rule] = {
     "cluster": Rule(
         ours(
             "errors logs signals router.http.sse router.http.wire router.http.dispatch "
-            "router.http.messages router.telemetry.metrics"
+            "router.http.messages router.telemetry.metrics "
+            "router.telemetry.metric_table"
         ),
         banned=MODEL,
     ),

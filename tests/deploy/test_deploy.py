@@ -18,7 +18,7 @@ import yaml
 
 from tgi_trio.cli.parser import parse
 from tgi_trio.router.http.app import ROUTES
-from tgi_trio.router.telemetry.metrics import METRICS
+from tgi_trio.router.telemetry.metric_table import METRICS
 from tgi_trio.settings.records import Options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tgi_trio.cluster.members import MemberState
-from tgi_trio.router.telemetry.metrics import Metric
+from tgi_trio.router.telemetry.metric_table import Metric
 
 _STATES: Final = tuple(each.value for each in MemberState if each is not MemberState.GONE)
 

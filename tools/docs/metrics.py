@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tgi_trio.cluster.front_metrics import FRONT_METRICS
-from tgi_trio.router.telemetry.metrics import METRICS, Metric
+from tgi_trio.router.telemetry.metric_table import METRICS, Metric
 from tools.docs.markdown import Sections, table
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import STREAM, read_until, served, until
 from tgi_trio.router.http.app import ROUTES
-from tgi_trio.router.telemetry.metrics import ROUTES as NAMES
+from tgi_trio.router.telemetry.metric_table import ROUTES as NAMES
 
 pytestmark = pytest.mark.trio
 

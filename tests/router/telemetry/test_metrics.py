@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 import tgi_trio.router
-from tgi_trio.router.telemetry.metrics import METRICS, Histogram, Metrics, bucket_sets
+from tgi_trio.router.telemetry.metric_table import METRICS, bucket_sets
+from tgi_trio.router.telemetry.metrics import Histogram, Metrics
 
 TGI_NAMES = (
     "tgi_request_count",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tgi_trio.router.shards.group_states import ShardState
-from tgi_trio.router.telemetry.metrics import METRICS
+from tgi_trio.router.telemetry.metric_table import METRICS
 from tools.docs import __main__ as program
 from tools.docs import metrics, pages
 from tools.docs.markdown import refresh_sections

@@ -58,7 +58,7 @@ from tgi_trio.router.http.wire.transport import (
 )
 from tgi_trio.router.pace import LoopPace
 from tgi_trio.router.request import Timings
-from tgi_trio.router.telemetry.metrics import ROUTES as ROUTE_NAMES
+from tgi_trio.router.telemetry.metric_table import ROUTES as ROUTE_NAMES
 from tgi_trio.router.telemetry.request_stats import RequestStats
 from tgi_trio.router.telemetry.tracing import RequestSpan, Tracer
 
