@@ -138,14 +138,6 @@ def test_what_is_refused_for_good_comes_with_advice(tmp_path: Path) -> None:
     write_json(tmp_path, LLAMA | {"quantization_config": said})
     with pytest.raises(ModelLoadError, match=r"exllamav2 makes its files from the original model"):
         check(tmp_path)
-    for marlin in ({"checkpoint_format": "marlin"}, {"is_marlin_format": True}):
-        said = {"quant_method": "gptq", "bits": 4, "group_size": 128} | marlin
-        write_json(tmp_path, LLAMA | {"quantization_config": said})
-        with pytest.raises(ModelLoadError, match=r"take the GPTQ checkpoint that they were made"):
-            check(tmp_path)
-    write_json(tmp_path, LLAMA | {"quantization_config": {"quant_method": "marlin"}})
-    with pytest.raises(ModelLoadError, match=r"the GPTQ checkpoint that it was made from is serv"):
-        check(tmp_path)
 
 
 @pytest.mark.parametrize("where", ["text_config", "top"])

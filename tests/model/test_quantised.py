@@ -50,6 +50,13 @@ def awq(module: str, rows: int, columns: int) -> Changes:
     }
 
 
+def marlin(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.B": ("I32", (columns // 16, rows * 2)),
+        f"{module}.s": ("F16", (columns // 32, rows)),
+    }
+
+
 def packed(module: str, rows: int, columns: int) -> Changes:
     return {
         f"{module}.weight_packed": ("I32", (rows, columns // 8)),
@@ -94,6 +101,10 @@ OPTIONAL = ("g_idx", "weight_zero_point", "input_scale", "weight_format")
 FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32}),
+    "marlin": (
+        marlin,
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "is_marlin_format": True},
+    ),
     "packed": (packed, describe_compressed("pack-quantized", "group", 4, group_size=32)),
     "int8": (int8, describe_compressed("int-quantized", "channel", 8)),
     "fp8": (fp8, describe_compressed("float-quantized", "tensor", 8)),
@@ -223,6 +234,8 @@ def test_models_that_are_loaded_otherwise_are_refused(
     [
         ("gptq", "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False}),
         ("awq", "quant_config.json", {"w_bit": 4, "q_group_size": 32, "version": "GEMM"}),
+        ("marlin", "quantize_config.json", {"bits": 4, "group_size": 32, "is_marlin_format": True}),
+        ("marlin", "quantize_config.json", {"quant_method": "marlin", "group_size": 32}),
     ],
 )
 def test_older_files_beside_the_config(
@@ -258,6 +271,9 @@ GROUP = {
         ("gptq", {"group_size": -7}, "says group_size -7"),
         ("gptq", {"checkpoint_format": "bitblas"}, "in the form 'bitblas'"),
         ("gptq", {"pack_dtype": "int16"}, "pack_dtype 'int16'"),
+        ("gptq", {"checkpoint_format": "marlin_24"}, "in the form 'marlin_24'; read are gptq, gp"),
+        ("marlin", {"bits": 8}, "Marlin's order with 8 bits"),
+        ("marlin", {"group_size": 48}, "cannot be stored in Marlin's order in groups of 48"),
         ("fp8", {"format": "nvfp4-pack-quantized"} | GROUP, "says nvfp4-pack-quantized with"),
         ("fp8", {"quantization_status": "frozen"}, "weights are 'frozen'"),
         ("fp8", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "has a sparsity_config"),

@@ -53,6 +53,7 @@ _PIECES: Final = (
     (r"\.(SCB|weight_format)", "8 bits of bitsandbytes"),
     (r"\.(nested_)?(absmax|quant_map)|\.quant_state\.\w+", "4 bits of bitsandbytes"),
     (r"\.(qweight|qzeros|scales|g_idx)", "GPTQ or AWQ"),
+    (r"_proj\.(B|s)", "Marlin"),
     (r"\.q_(weight|scale|scale_max|groups|group_map|invperm|perm)", "EXL2"),
     (r"\.(trellis|suh|svh)", "EXL3"),
     (r"_proj_(blocks|scales)", "MXFP4"),
@@ -65,8 +66,6 @@ _PIECES: Final = (
 # What helps with a format that is refused, by the beginning of its method's name.
 _ADVICE: Final = {
     "exl2": " exllamav2 makes its files from the original model, so that is where to start from.",
-    "marlin": " Marlin's order is made for one kind of GPU: the GPTQ checkpoint that it was made "
-    "from is served.",
 }
 _A_PIECE: Final = re.compile(f"(?:{'|'.join(ending for ending, _ in _PIECES)})$")
 

@@ -19,6 +19,7 @@ _HARMLESS: Final = (
     (r"\.(future_mask|alibi_mask)", "the mask of Baichuan"),
     (r"\bposition_ids", "0, 1, 2, ..."),
     (r"\bembed_positions\.weights", "a table of sines, which is computed"),
+    (r"\.workspace", "locks of Marlin's threads"),
     (r"\bnum_batches_tracked", "a counter of training"),
     (r"\bdecoder\.version", "a format number of fairseq"),
 )

@@ -24,7 +24,7 @@ at the borders that the last column names; a cut anywhere else makes numbers of 
 
 # What stores weights so -> where inputs can be cut.
 OF_FORMATS: Final = {
-    "affine": ("GPTQ, AWQ, compressed-tensors", "groups of inputs"),
+    "affine": ("GPTQ, AWQ, Marlin, compressed-tensors", "groups of inputs"),
     "affine in any order": ("GPTQ and compressed-tensors in act-order", "words of codes"),
     "int8": ("compressed-tensors, bitsandbytes", "none: outputs have a scale"),
     "table": ("bitsandbytes NF4 and FP4, MXFP4", "blocks of inputs"),

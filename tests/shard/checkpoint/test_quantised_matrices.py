@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.model.support import write_json
 from tests.quantised_support import (
+    DATA,
     Array,
     Store,
     Tensors,
@@ -76,6 +77,18 @@ def packed(bits: int, group: int, *, symmetric: bool = False, shuffled: bool = F
     return Case(said, tensors, rounded.weight, bits, group)
 
 
+def marlin(name: str, group: int) -> Case:
+    """A matrix that vLLM's tools put into Marlin's order."""
+    said = {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}
+    if group < COLUMNS:
+        said["group_size"] = group
+    made = load_file(DATA / "marlin.safetensors")
+    tensors = {f"a.{part}": made[f"{name}.{part}"] for part in ("B", "s")}
+    codes, scales = made[f"{name}.codes"].float() - 8, made[f"{name}.scales"].float()
+    weight = codes * scales.repeat_interleave(group, 1)
+    return Case(said, tensors, weight.numpy(), 4, group)
+
+
 def stored(store: Store, said: dict[str, Any], group: int, bits: int = 8) -> Case:
     weight = np.random.default_rng(3).standard_normal((ROWS, COLUMNS), np.float32)
     tensors, exact = store("a", weight)
@@ -108,6 +121,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "gptq, 4 bits, no order": lambda: gptq(4, 32, order=False),
     "gptq, 8 bits": lambda: gptq(8, 128),
     "awq": lambda: awq(32),
+    "marlin": lambda: marlin("grouped", 32),
+    "marlin, one group": lambda: marlin("whole", COLUMNS),
     "packed, 4 bits": lambda: packed(4, 32),
     "packed, 4 bits, symmetric": lambda: packed(4, 64, symmetric=True),
     "packed, 4 bits, acts": lambda: packed(4, 32, shuffled=True),

@@ -54,15 +54,10 @@ class GptqLayout:
 def read_gptq_layout(where: str, said: Mapping[str, Any]) -> GptqLayout:
     """Return what a description says of GPTQ; raises ModelLoadError for what is not read."""
     form = said.get("checkpoint_format") or said.get("format") or "gptq"
-    if form == "marlin" or said.get("is_marlin_format"):
-        raise ModelLoadError(
-            f"{where} says that the weights are in Marlin's order, which is made for one kind of "
-            "GPU and is not read here: take the GPTQ checkpoint that they were made from. "
-            "GPTQModel.load and save with format gptq write it anew from the original model."
-        )
     if form not in ("gptq", "gptq_v2"):
         raise ModelLoadError(
-            f"{where} says that GPTQ's weights are in the form {form!r}; read are gptq and gptq_v2."
+            f"{where} says that GPTQ's weights are in the form {form!r}; read are gptq, gptq_v2 "
+            "and marlin."
         )
     bits, group = read_count(where, said, "bits"), read_count(where, said, "group_size", -1)
     if bits not in _BITS or group == 0:

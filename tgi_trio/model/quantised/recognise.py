@@ -16,6 +16,7 @@ from tgi_trio.model.quantised.compressed_layout import read_compressed_layout
 from tgi_trio.model.quantised.fp8_layout import read_fp8_layout
 from tgi_trio.model.quantised.gptq_layout import read_gptq_layout
 from tgi_trio.model.quantised.layout import MatrixLayout
+from tgi_trio.model.quantised.marlin_layout import read_marlin_layout, says_marlin
 from tgi_trio.model.quantised.mxfp4_layout import read_mxfp4_layout
 
 # Words of `--quantize` for what is made of plain numbers while they are loaded: TGI's, then ours.
@@ -23,7 +24,7 @@ MADE_AT_LOAD: Final = (
     *("eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8"),
     *("int4", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k"),
 )
-# Those for checkpoints, one for each format; of the last two nothing is read.
+# Those for checkpoints, one for each format; of the last nothing is read.
 WORDS: Final = (
     "gguf",
     "gptq",
@@ -46,6 +47,7 @@ _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
     "fp8": read_fp8_layout,
     "bitsandbytes": read_bitsandbytes_layout,
     "mxfp4": read_mxfp4_layout,
+    "marlin": read_marlin_layout,
 }
 
 
@@ -57,7 +59,8 @@ def find_layout(config: ModelConfig) -> MatrixLayout | None:
     found = find_announcement(config)
     if found is None or found.method not in _READ:
         return None
-    return _READ[found.method](f"{found.where} of {config.folder}", found.said)
+    method = "marlin" if found.method == "gptq" and says_marlin(found.said) else found.method
+    return _READ[method](f"{found.where} of {config.folder}", found.said)
 
 
 def check_stated(config: ModelConfig, quantize: str) -> None:

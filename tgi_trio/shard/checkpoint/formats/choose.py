@@ -13,6 +13,7 @@ from tgi_trio.model.quantised.compressed_layout import CompressedLayout
 from tgi_trio.model.quantised.fp8_layout import Fp8Layout
 from tgi_trio.model.quantised.gptq_layout import GptqLayout
 from tgi_trio.model.quantised.layout import MatrixLayout
+from tgi_trio.model.quantised.marlin_layout import MarlinLayout
 from tgi_trio.model.quantised.mxfp4_layout import Mxfp4Layout
 from tgi_trio.model.quantised.recognise import find_layout
 from tgi_trio.shard.checkpoint.container import Container
@@ -22,6 +23,7 @@ from tgi_trio.shard.checkpoint.formats.compressed_tensors import open_compressed
 from tgi_trio.shard.checkpoint.formats.fp8 import open_fp8
 from tgi_trio.shard.checkpoint.formats.gguf import GgufFormat
 from tgi_trio.shard.checkpoint.formats.gptq import GptqSource
+from tgi_trio.shard.checkpoint.formats.marlin import MarlinSource
 from tgi_trio.shard.checkpoint.formats.mxfp4 import Mxfp4Source
 from tgi_trio.shard.checkpoint.formats.pieces import Open, PiecesFormat
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
@@ -54,6 +56,8 @@ def _reader(layout: MatrixLayout) -> Open:
             return partial(open_bitsandbytes, layout)
         case Fp8Layout():
             return partial(open_fp8, layout)
+        case MarlinLayout():
+            return partial(MarlinSource, layout)
         case Mxfp4Layout():
             return partial(Mxfp4Source, layout)
     raise ValueError(f"nothing reads {layout.name}")

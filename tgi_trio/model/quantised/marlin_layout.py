@@ -1,0 +1,64 @@
+"""Marlin (Frantar and others 2024, arXiv 2408.11743), as AutoGPTQ and vLLM's tools store it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.quantised.layout import (
+    FLOATS,
+    Headers,
+    Part,
+    count_groups,
+    read_count,
+    split_name,
+)
+
+TILE: Final = 16  # inputs, and outputs, of a tile, whose codes lie together
+OUTPUTS: Final = 64  # of the four tiles whose codes are shuffled among each other
+
+
+@dataclass(frozen=True, slots=True)
+class MarlinLayout:
+    """weight = scale * (code - 8), 4 bits, of each run of inputs."""
+
+    group: int  # inputs that share a scale; -1: all
+
+    name = "marlin"
+
+    def parts(self, matrix: MatrixRef, tensors: Headers) -> Sequence[Part]:
+        module = split_name(matrix.name)
+        if module is None or f"{module}.B" not in tensors:
+            return ()
+        rows, columns = matrix.rows, matrix.columns
+        if rows % OUTPUTS or columns % TILE or (self.group != -1 and columns % self.group):
+            raise ModelLoadError(
+                f"{matrix.name!r} of {rows} x {columns} cannot be stored in Marlin's order in "
+                f"groups of {self.group}: outputs come by {OUTPUTS}, inputs by {TILE} and in whole "
+                "groups."
+            )
+        groups = count_groups(matrix, self.group)
+        return (
+            Part("codes", f"{module}.B", ("I32",), ((columns // TILE, rows * TILE // 8),)),
+            Part("scales", f"{module}.s", FLOATS, ((groups, rows),)),
+        )
+
+
+def says_marlin(said: Mapping[str, Any]) -> bool:
+    """Return whether a description of GPTQ tells of Marlin, which has tensors of its own."""
+    form = said.get("checkpoint_format") or said.get("format")
+    return form == "marlin" or bool(said.get("is_marlin_format"))
+
+
+def read_marlin_layout(where: str, said: Mapping[str, Any]) -> MarlinLayout:
+    """Return what a description says of Marlin; raises ModelLoadError for what is not read."""
+    bits, group = read_count(where, said, "bits", 4), read_count(where, said, "group_size", -1)
+    if bits != 4 or group == 0:
+        raise ModelLoadError(
+            f"{where} says that weights are in Marlin's order with {bits} bits in groups of "
+            f"{group}; read are 4 bits, in groups of one input or more."
+        )
+    return MarlinLayout(group)
