@@ -201,6 +201,44 @@ def store_fp8(strategy: str, scale: str = "weight_scale") -> Store:
     return store
 
 
+# What the codes of e2m1 stand for.
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def store_nvfp4(module: str, weight: Array) -> tuple[Tensors, Array]:
+    """Store as ModelOpt does, with a scale of e4m3 for 16 inputs and a factor of all."""
+    rows, columns = weight.shape
+    runs = weight.reshape(rows, -1, 16)
+    factor = np.float32(np.abs(weight).max() / (6 * 448))
+    steps = torch.from_numpy(np.abs(runs).max(-1) / 6 / factor).to(torch.float8_e4m3fn)
+    scales = steps.float().numpy() * factor
+    sizes = np.abs(runs) / np.maximum(scales, 1e-30)[..., None]
+    codes = np.abs(sizes[..., None] - E2M1).argmin(-1).astype(np.uint8)
+    exact = np.sign(runs) * E2M1[codes] * scales[..., None]
+    codes |= (runs < 0).astype(np.uint8) << 3
+    codes = codes.reshape(rows, columns)
+    tensors = {
+        f"{module}.weight": torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4),
+        f"{module}.weight_scale": steps,
+        f"{module}.weight_scale_2": torch.tensor(factor),
+    }
+    return tensors, exact.reshape(rows, columns)
+
+
+def store_mxfp8(module: str, weight: Array) -> tuple[Tensors, Array]:
+    """Store FP8 with a power of two for each 32 inputs."""
+    rows, columns = weight.shape
+    runs = weight.reshape(rows, -1, 32)
+    exponents = np.ceil(np.log2(np.abs(runs).max(-1) / 448))
+    codes = torch.from_numpy(runs / np.exp2(exponents)[..., None]).to(torch.float8_e4m3fn)
+    exact = codes.float().numpy() * np.exp2(exponents)[..., None]
+    tensors = {
+        f"{module}.weight": codes.reshape(rows, columns),
+        f"{module}.weight_scale": torch.from_numpy((exponents + 127).astype(np.uint8)),
+    }
+    return tensors, exact.reshape(rows, columns)
+
+
 def store_bytes(module: str, weight: Array) -> tuple[Tensors, Array]:
     """Store as bitsandbytes does in 8 bits: the largest of each output is 127."""
     largest = np.abs(weight).max(1)

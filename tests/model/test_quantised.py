@@ -96,8 +96,27 @@ def int8_rows(module: str, rows: int, columns: int) -> Changes:
     }
 
 
+def nvfp4(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight_packed": ("U8", (rows, columns // 2)),
+        f"{module}.weight_scale": ("F8_E4M3", (rows, columns // 16)),
+        f"{module}.weight_global_scale": ("F32", (1,)),
+        f"{module}.input_global_scale": ("F32", (1,)),
+    }
+
+
+def modelopt(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight": ("U8", (rows, columns // 2)),
+        f"{module}.weight_scale": ("F8_E4M3", (rows, columns // 16)),
+        f"{module}.weight_scale_2": ("F32", ()),
+        f"{module}.input_scale": ("F32", ()),
+    }
+
+
 # Not of every matrix.
-OPTIONAL = ("g_idx", "weight_zero_point", "input_scale", "weight_format")
+OPTIONAL = ("input_global_scale", "g_idx", "weight_zero_point", "input_scale", "weight_format")
+SIXTEEN = {"type": "float", "group_size": 16}
 FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32}),
@@ -110,6 +129,8 @@ FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fp8": (fp8, describe_compressed("float-quantized", "tensor", 8)),
     "fp8 blocks": (blocks, {"quant_method": "fp8", "weight_block_size": [48, 128]}),
     "bitsandbytes": (int8_rows, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+    "nvfp4": (nvfp4, describe_compressed("nvfp4-pack-quantized", "tensor_group", 4, **SIXTEEN)),
+    "modelopt": (modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "fp8 alone": (fp8, {"quant_method": "fp8", "activation_scheme": "static"}),
 }
 
@@ -234,6 +255,7 @@ def test_models_that_are_loaded_otherwise_are_refused(
     [
         ("gptq", "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False}),
         ("awq", "quant_config.json", {"w_bit": 4, "q_group_size": 32, "version": "GEMM"}),
+        ("modelopt", "hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}),
         ("marlin", "quantize_config.json", {"bits": 4, "group_size": 32, "is_marlin_format": True}),
         ("marlin", "quantize_config.json", {"quant_method": "marlin", "group_size": 32}),
     ],
@@ -254,6 +276,7 @@ def weights(form: str = "pack-quantized", **said: Any) -> dict[str, Any]:
 
 
 BITS4 = {"load_in_8bit": False, "load_in_4bit": True}
+WIDE = {"type": "float", "group_size": 32}
 GROUP = {
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "strategy": "group"}}}
 }
@@ -275,6 +298,12 @@ GROUP = {
         ("marlin", {"bits": 8}, "Marlin's order with 8 bits"),
         ("marlin", {"group_size": 48}, "cannot be stored in Marlin's order in groups of 48"),
         ("fp8", {"format": "nvfp4-pack-quantized"} | GROUP, "says nvfp4-pack-quantized with"),
+        (
+            "nvfp4",
+            weights("nvfp4-pack-quantized", strategy="tensor_group", **WIDE),
+            "groups of 32;",
+        ),
+        ("modelopt", {"quant_algo": "NVFP4_AWQ"}, "says NVFP4_AWQ of ModelOpt's; read are FP8"),
         ("fp8", {"quantization_status": "frozen"}, "weights are 'frozen'"),
         ("fp8", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "has a sparsity_config"),
         ("fp8", {"transform_config": {"config_groups": {"u": {}}}}, "has a transform_config"),

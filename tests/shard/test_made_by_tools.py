@@ -74,6 +74,10 @@ def check(made: Path, exact: dict[str, torch.Tensor], source: Path, tmp_path: Pa
         assert_greedy(golden, recorder, row, tolerance=2e-4)
 
 
+EXPONENTS = {
+    **{"type": "float", "strategy": "group", "group_size": 32},
+    **{"scale_dtype": torch.uint8, "zp_dtype": torch.uint8},
+}
 # Of weights: form, and arguments; of activations, where they are quantised as well.
 COMPRESSED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "w4a16, asymmetric": (
@@ -102,13 +106,23 @@ COMPRESSED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [64, 64]},
         None,
     ),
+    "nvfp4": (
+        "nvfp4-pack-quantized",
+        {
+            **{"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+            **{"scale_dtype": torch.float8_e4m3fn, "zp_dtype": torch.float8_e4m3fn},
+        },
+        None,
+    ),
+    "mxfp4": ("mxfp4-pack-quantized", {"num_bits": 4, **EXPONENTS}, None),
+    "mxfp8": ("mxfp8-quantized", {"num_bits": 8, **EXPONENTS}, None),
 }
 
 
 def extremes(weight: torch.Tensor, said: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the least and the largest weight of each run that shares a scale."""
     rows, columns = weight.shape
-    if said["strategy"] == "group":
+    if said["strategy"] in ("group", "tensor_group"):
         runs = weight.reshape(rows, -1, said["group_size"])
         return runs.amin(-1), runs.amax(-1)
     if said["strategy"] == "block":
@@ -132,7 +146,7 @@ def test_compressed_tensors(source: Path, tmp_path: Path, case: str) -> None:
         apply_quantization_config,
     )
     from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
-    from compressed_tensors.quantization.utils import calculate_qparams
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
     form, said, activations = COMPRESSED[case]
     weights = QuantizationArgs(**said)
@@ -153,14 +167,17 @@ def test_compressed_tensors(source: Path, tmp_path: Path, case: str) -> None:
         if not hasattr(module, "weight_scale"):
             continue
         weight = module.weight.data.float()
-        scale, zero = calculate_qparams(*extremes(weight, said), weights)
+        factor = getattr(module, "weight_global_scale", None)
+        if factor is not None:
+            factor.data.copy_(generate_gparam(weight.amin(), weight.amax()))
+        scale, zero = calculate_qparams(*extremes(weight, said), weights, factor)
         kept = module.weight_scale
         kept.data.copy_(scale.reshape(kept.shape).to(kept.dtype))
         offset = getattr(module, "weight_zero_point", None)
         if offset is not None:
             offset.data.copy_(zero.reshape(offset.shape).to(offset.dtype))
-        codes = quantize(weight, kept.data, offset, weights)
-        exact[f"{name}.weight"] = dequantize(codes, kept.data, offset, weights)
+        codes = quantize(weight, kept.data, offset, weights, global_scale=factor)
+        exact[f"{name}.weight"] = dequantize(codes, kept.data, offset, weights, global_scale=factor)
     compressor = ModelCompressor(quantization_config=config)
     compressor.compress_model(model)
     made = tmp_path / "made"

@@ -175,8 +175,8 @@ def _scales(
 ) -> Iterator[tuple[str, StoredTensor]]:
     """Yield the tensors that hold scales, of the type that these are."""
     for name, tensor in tensors.items():
-        if name in stored.exponents:
-            yield name, replace(tensor, dtype="F8_E8M0")
+        if name in stored.small_scales:
+            yield name, replace(tensor, dtype=stored.small_scales[name])
         elif has_scales(tensor.dtype) or (name in stored.parts and tensor.dtype in SERVED_DTYPES):
             yield name, tensor
 

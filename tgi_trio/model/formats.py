@@ -168,7 +168,8 @@ def _read(where: str, said: Mapping[str, Any], tool: str = "") -> Announcement:
     if not method and tool in _OLDER_KEYS:
         method = next((name for name, key in _OLDER_KEYS[tool].items() if key in said), None)
     method = str(method or tool or "of an unnamed method")
-    return Announcement(where, method.lower(), said, _describe(said, method))
+    named = tool.lower() if tool == "ModelOpt" else method.lower()
+    return Announcement(where, named, said, _describe(said, method))
 
 
 def _describe(said: Mapping[str, Any], method: str) -> str:

@@ -27,8 +27,9 @@ OF_FORMATS: Final = {
     "affine": ("GPTQ, AWQ, Marlin, compressed-tensors", "groups of inputs"),
     "affine in any order": ("GPTQ and compressed-tensors in act-order", "words of codes"),
     "int8": ("compressed-tensors, bitsandbytes", "none: outputs have a scale"),
-    "table": ("bitsandbytes NF4 and FP4, MXFP4", "blocks of inputs"),
-    "e4m3": ("FP8, compressed-tensors", "blocks of inputs, if there are any"),
+    "table": ("bitsandbytes NF4 and FP4, MXFP4, compressed-tensors", "blocks of inputs"),
+    "e4m3": ("FP8, MXFP8, compressed-tensors, ModelOpt", "blocks of inputs, if there are any"),
+    "nvfp4": ("compressed-tensors, ModelOpt", "two blocks of 16"),
 }
 BLOCKS: Final = tuple(kind.name for kind in BY_NAME.values() if not kind.plain)
 

@@ -186,11 +186,12 @@ loaded, into `--dtype` ([which](#formats-and-backends)). Served by the generic d
 backends, over ranks and in mixtures of experts; not by T5 and models of `transformers`.
 
 {formats}
-Refused with what to do instead: Marlin, whose order is made for one kind of GPU, and EXL2.
+Where a checkpoint rounds activations as well (w8a8, FP8, NVFP4), ours are not rounded unless
+`--activations 8` asks for it. Refused with what to do instead: EXL2.
 
 They are held to files that compressed-tensors, bitsandbytes and auto-round make as the tests run
-(`tests/shard/test_made_by_tools.py`), to files that those and gptqmodel made
-(`tests/data/quantised`), whose prompts' log-probabilities and greedy tokens are those of
+(`tests/shard/test_made_by_tools.py`), to files that those, gptqmodel, ModelOpt and vLLM's packers
+made (`tests/data/quantised`), whose prompts' log-probabilities and greedy tokens are those of
 `transformers` with the weights that these libraries dequantise
 (`tests/shard/test_quantised_models.py`), and to matrices packed bit by bit
 (`tests/shard/checkpoint/test_quantised_matrices.py`).
@@ -204,13 +205,28 @@ _READ = (
         "2, 3, 4, 8 bits, any group size, versions 1 and 2, in act-order or not",
         "other orders of packing than int32's; settings that differ by module",
     ),
+    (
+        "Marlin",
+        "`marlin`",
+        "GPTQ of 4 bits in the order of its kernel (`checkpoint_format: marlin`, "
+        "`is_marlin_format`), any group size",
+        "8 bits; the sparse kind (`marlin_24`)",
+    ),
     ("AWQ", "`awq`", "4 bits in GEMM's order, any group size", "GEMV's order"),
     (
         "compressed-tensors",
         "`compressed-tensors`",
         "pack-quantized (4 and 8 bits), int-quantized (8), float-quantized (FP8); scales of the "
-        "tensor, of channels, groups and blocks; symmetric or not; in act-order or not",
-        "sparse weights, transforms, NVFP4, MXFP4 of its own, two groups of one form that differ",
+        "tensor, of channels, groups and blocks; symmetric or not; in act-order or not; "
+        "nvfp4-pack-quantized, mxfp4-pack-quantized, mxfp8-quantized",
+        "sparse weights, transforms, MXFP6, two groups of one form that differ",
+    ),
+    (
+        "ModelOpt",
+        "`modelopt`",
+        "FP8 of the tensor or of outputs, MXFP8, NVFP4, and mixtures of these; described in "
+        "config.json or `hf_quant_config.json`",
+        "what AWQ or SVD has changed (`NVFP4_AWQ`, `NVFP4_SVD`), whole numbers",
     ),
     (
         "bitsandbytes",

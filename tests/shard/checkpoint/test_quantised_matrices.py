@@ -28,17 +28,21 @@ from tests.quantised_support import (
     store_bytes,
     store_fp8,
     store_int8,
+    store_mxfp8,
+    store_nvfp4,
     store_table,
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.checkpoint.formats.choose import choose_format
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
+from tgi_trio.shard.checkpoint.formats.gguf_blocks import HALVES_OF_E2M1
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 from tgi_trio.shard.checkpoint.taken_apart import take_apart
 
 ROWS, COLUMNS = 96, 128
+MODELOPT = {"quant_method": "modelopt"}
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "nf4, double": lambda: table("nf4", 32, nested=7),
     "fp4, uneven": lambda: table("fp4", 36),
     "fp4, uneven, double": lambda: table("fp4", 100, nested=3),
+    "nvfp4": lambda: stored(store_nvfp4, MODELOPT | {"quant_algo": "NVFP4"}, 16, bits=4),
+    "mxfp8": lambda: stored(store_mxfp8, MODELOPT | {"quant_algo": "MXFP8"}, 32),
     "fp8 by tensor": lambda: fp8("tensor", 128),
     "fp8 by channel": lambda: fp8("channel", 128),
     "fp8 by block, uneven": lambda: fp8("block", 40, block_structure=[24, 40]),
@@ -170,6 +176,9 @@ def test_every_part_means_what_was_stored(tmp_path: Path, name: str) -> None:
 
 def from_planes(planes: Any) -> Array:
     """Return what the planes of whole numbers mean."""
+    if "steps" in planes:
+        scales = planes["steps"] * planes["unit"]
+        planes = {"codes": planes["codes"], "scales": scales, "table": HALVES_OF_E2M1}
     codes = planes["codes"].astype(np.float32)
     if "table" in planes:
         codes = planes["table"][planes["codes"]]

@@ -39,7 +39,7 @@ def kernel(name: str, active_bits: int, dot: bool = False) -> PanelKernel:
 
 
 def spans(kind: Kind) -> list[int]:
-    return [kind.span] if kind.span else [32, 64, 128]
+    return [kind.span] if kind.span > 0 else [32, 64, 128]
 
 
 def unpack(name: str, weights: Codes, span: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""compressed-tensors, as llm-compressor writes it: whole numbers packed or not, and FP8."""
+"""compressed-tensors, as llm-compressor writes it: whole numbers packed or not, FP8 and FP4."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.quantised import mxfp4_layout, mxfp8_layout, nvfp4_layout
 from tgi_trio.model.quantised.fp8_layout import E4M3
 from tgi_trio.model.quantised.layout import (
+    EXPONENT_DTYPES,
     FLOATS,
+    ONE,
     Headers,
     Part,
     count_groups,
@@ -22,11 +25,21 @@ from tgi_trio.model.quantised.layout import (
 )
 
 _STRATEGIES: Final = ("tensor", "channel", "group", "block")
+_NVFP4, _MXFP4, _MXFP8 = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
 # What each format holds: the type of its numbers, and how many bits they may have.
 _FORMATS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
     "pack-quantized": ("int", (4, 8)),
     "int-quantized": ("int", (8,)),
     "float-quantized": ("float", (8,)),
+    _NVFP4: ("float", (4,)),
+    _MXFP4: ("float", (4,)),
+    _MXFP8: ("float", (8,)),
+}
+# Those whose scales are of a byte: the one strategy, and the one size of a group.
+_SMALL_SCALES: Final[Mapping[str, tuple[str, int]]] = {
+    _NVFP4: ("tensor_group", nvfp4_layout.GROUP),
+    _MXFP4: ("group", mxfp4_layout.GROUP),
+    _MXFP8: ("group", mxfp8_layout.GROUP),
 }
 _ELSEWHERE: Final = ("sparsity_config", "transform_config")  # what else may be done to weights
 
@@ -55,11 +68,18 @@ class CompressedLayout:
         module, weight = split_name(matrix.name), tensors.get(matrix.name)
         if module is None:
             return ()
-        if f"{module}.weight_packed" in tensors:
+        packed = tensors.get(f"{module}.weight_packed")
+        if packed is not None and (packed.dtype == "U8" or "pack-quantized" not in self.schemes):
+            return self._packed_floats(module, matrix, tensors)
+        if packed is not None:
             scheme = self._scheme(matrix, "pack-quantized")
             return _packed(module, matrix, scheme)
         if weight is None or weight.dtype not in ("I8", E4M3):
             return ()
+        scales = tensors.get(f"{module}.weight_scale")
+        if scales is not None and scales.dtype in EXPONENT_DTYPES:
+            self._scheme(matrix, _MXFP8)
+            return mxfp8_layout.mxfp8_parts(matrix, matrix.name, f"{module}.weight_scale")
         scheme = self._scheme(
             matrix, "int-quantized" if weight.dtype == "I8" else "float-quantized"
         )
@@ -68,12 +88,25 @@ class CompressedLayout:
             Part("codes", matrix.name, (weight.dtype,), ((matrix.rows, matrix.columns),)),
             Part("scales", f"{module}.weight_scale", FLOATS, shapes),
             # Of activations, which are not quantised here.
-            Part("inputs", f"{module}.input_scale", FLOATS, ((), (1,)), False),
-            Part("input zeros", f"{module}.input_zero_point", ("I8",), ((), (1,)), False),
+            Part("inputs", f"{module}.input_scale", FLOATS, ONE, False),
+            Part("input zeros", f"{module}.input_zero_point", ("I8",), ONE, False),
         ]
         if weight.dtype == "I8":
             parts.append(Part("zeros", f"{module}.weight_zero_point", ("I8",), shapes, False))
         return parts
+
+    def _packed_floats(self, module: str, matrix: MatrixRef, tensors: Headers) -> tuple[Part, ...]:
+        codes, scales = f"{module}.weight_packed", f"{module}.weight_scale"
+        factor, found = f"{module}.weight_global_scale", tensors.get(scales)
+        form = _MXFP4 if found is not None and found.dtype in EXPONENT_DTYPES else _NVFP4
+        self._scheme(matrix, form)
+        if form == _NVFP4:
+            parts = nvfp4_layout.nvfp4_parts(matrix, codes, scales, factor)
+        else:
+            parts = mxfp4_layout.mxfp4_parts(matrix, codes, scales)
+        # Of activations, which are not quantised here.
+        inputs = f"{module}.input_global_scale"
+        return (*parts, Part("inputs", inputs, FLOATS, ONE, needed=False))
 
     def _scheme(self, matrix: MatrixRef, form: str) -> Scheme:
         if form not in self.schemes or matrix.transposed:
@@ -132,20 +165,38 @@ def _read_scheme(where: str, group: Any, default: Any) -> Scheme:
     strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "tensor")
     if form == "naive-quantized":
         form = "int-quantized" if kind == "int" else "float-quantized"
-    known = isinstance(form, str) and form in _FORMATS and strategy in _STRATEGIES
-    if not known or kind != _FORMATS[form][0] or bits not in _FORMATS[form][1]:
+    known = isinstance(form, str) and form in _FORMATS
+    if not known or strategy not in _strategies(form) or (kind, bits) not in _held(form):
         raise ModelLoadError(
             f"{where} says {form} with {kind} of {bits} bits by {strategy}; read are "
-            f"{', '.join(_FORMATS)}, of 4 or 8 bits, by {', '.join(_STRATEGIES)}."
+            f"{', '.join(_FORMATS)}, of 4 or 8 bits, by {', '.join(_STRATEGIES)}, of NVFP4 by "
+            "tensor_group."
         )
-    return Scheme(form, bits, _read_block(where, weights, strategy))
+    block = _read_block(where, weights, strategy)
+    if form in _SMALL_SCALES and block[1] != _SMALL_SCALES[form][1]:
+        raise ModelLoadError(
+            f"{where} says {form} in groups of {block[1]}; {_SMALL_SCALES[form][1]} are read."
+        )
+    return Scheme(form, bits, block)
+
+
+def _strategies(form: str) -> tuple[str, ...]:
+    """Return what may share a scale in a format."""
+    return (_SMALL_SCALES[form][0],) if form in _SMALL_SCALES else _STRATEGIES
+
+
+def _held(form: str) -> list[tuple[str, int]]:
+    """Return the types and bits of numbers that a format holds."""
+    kind, bits = _FORMATS[form]
+    return [(kind, count) for count in bits]
 
 
 def _read_block(where: str, weights: Mapping[str, Any], strategy: str) -> tuple[int, int]:
     """Return how many outputs and inputs share a scale; -1: all."""
     if strategy == "tensor":
         return -1, -1
-    size = read_count(where, weights, "group_size") if strategy == "group" else -1
+    grouped = strategy in ("group", "tensor_group")
+    size = read_count(where, weights, "group_size") if grouped else -1
     if strategy == "block":
         block = read_shape(where, weights, "block_structure")
         if block is not None:

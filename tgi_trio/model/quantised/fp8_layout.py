@@ -10,6 +10,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.matrices import MatrixRef
 from tgi_trio.model.quantised.layout import (
     FLOATS,
+    ONE,
     Headers,
     Part,
     read_shape,
@@ -43,7 +44,7 @@ class Fp8Layout:
             Part("codes", matrix.name, (E4M3,), ((matrix.rows, matrix.columns),)),
             Part("scales", name, FLOATS, shapes),
             # Of activations, which are not quantised here.
-            Part("inputs", f"{module}.input_scale", FLOATS, ((), (1,)), needed=False),
+            Part("inputs", f"{module}.input_scale", FLOATS, ONE, needed=False),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
@@ -15,7 +15,12 @@ Headers = Mapping[str, StoredTensor]
 Shape = tuple[int, ...]
 
 FLOATS = ("F32", "F16", "BF16")
-EXPONENTS = "exponents"  # the role of scales that are powers of two, a byte each
+EXPONENT_DTYPES = ("U8", "F8_E8M0")
+ONE: Final[tuple[Shape, ...]] = ((), (1,))  # shapes of a tensor of one number
+EXPONENTS: Final = "exponents"  # the role of scales that are powers of two, a byte each
+STEPS: Final = "steps"  # of scales that are numbers of a byte, in units that all have in common
+# Roles of scales of a byte, and what these are.
+SMALL_SCALES: Final[Mapping[str, str]] = {EXPONENTS: "F8_E8M0", STEPS: "F8_E4M3"}
 _LONGEST = 1 << 20  # inputs or outputs of a matrix, groups of inputs: far beyond any model
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.matrices import MatrixRef
-from tgi_trio.model.quantised.layout import EXPONENTS, Headers, Part
+from tgi_trio.model.quantised.layout import EXPONENT_DTYPES, EXPONENTS, Headers, Part
 
 GROUP: Final = 32  # inputs that share a scale
 _BYTES: Final = GROUP // 2
@@ -24,17 +24,24 @@ class Mxfp4Layout:
         module = matrix.name.removesuffix(".weight")
         if f"{module}_blocks" not in tensors:
             return ()
-        rows, columns = matrix.rows, matrix.columns
-        if columns % GROUP:
-            raise ModelLoadError(
-                f"{matrix.name!r} of {rows} x {columns} cannot be stored as MXFP4: inputs come by "
-                f"{GROUP}."
-            )
-        groups = columns // GROUP
-        return (
-            Part("codes", f"{module}_blocks", ("U8",), ((rows, groups, _BYTES),)),
-            Part(EXPONENTS, f"{module}_scales", ("U8", "F8_E8M0"), ((rows, groups),)),
+        return mxfp4_parts(matrix, f"{module}_blocks", f"{module}_scales")
+
+
+def mxfp4_parts(matrix: MatrixRef, codes: str, exponents: str) -> tuple[Part, ...]:
+    """Return what a matrix is made of, by the tensors' names; raises ModelLoadError for one that
+    cannot be.
+    """
+    rows, columns = matrix.rows, matrix.columns
+    if columns % GROUP:
+        raise ModelLoadError(
+            f"{matrix.name!r} of {rows} x {columns} cannot be stored as MXFP4: inputs come by "
+            f"{GROUP}."
         )
+    groups = columns // GROUP
+    return (
+        Part("codes", codes, ("U8",), ((rows, groups, _BYTES), (rows, groups * _BYTES))),
+        Part(EXPONENTS, exponents, EXPONENT_DTYPES, ((rows, groups),)),
+    )
 
 
 def read_mxfp4_layout(where: str, said: Mapping[str, Any]) -> Mxfp4Layout:

@@ -17,6 +17,7 @@ from tgi_trio.model.quantised.fp8_layout import read_fp8_layout
 from tgi_trio.model.quantised.gptq_layout import read_gptq_layout
 from tgi_trio.model.quantised.layout import MatrixLayout
 from tgi_trio.model.quantised.marlin_layout import read_marlin_layout, says_marlin
+from tgi_trio.model.quantised.modelopt_layout import read_modelopt_layout
 from tgi_trio.model.quantised.mxfp4_layout import read_mxfp4_layout
 
 # Words of `--quantize` for what is made of plain numbers while they are loaded: TGI's, then ours.
@@ -35,6 +36,7 @@ WORDS: Final = (
     "bitsandbytes-nf4",
     "bitsandbytes-fp4",
     "mxfp4",
+    "modelopt",
     "marlin",
     "exl2",
 )
@@ -48,6 +50,7 @@ _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
     "bitsandbytes": read_bitsandbytes_layout,
     "mxfp4": read_mxfp4_layout,
     "marlin": read_marlin_layout,
+    "modelopt": read_modelopt_layout,
 }
 
 

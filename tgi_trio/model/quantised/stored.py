@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import are_plain, describe_plain, find_announcement
 from tgi_trio.model.matrices import MatrixRef
 from tgi_trio.model.quantised.layout import (
-    EXPONENTS,
+    SMALL_SCALES,
     Headers,
     MatrixLayout,
     check_parts,
@@ -26,7 +26,8 @@ class Stored:
 
     matrices: frozenset[str] = frozenset()  # by the names that plain numbers would have
     parts: frozenset[str] = frozenset()  # the names of the tensors they are made of
-    exponents: frozenset[str] = frozenset()  # of these, scales that are powers of two
+    # Of these, scales of a byte, and what they are.
+    small_scales: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_stored(
@@ -42,7 +43,7 @@ def check_stored(
     """
     if any(name.startswith(base) for name in tensors):
         base = ""
-    quantised, known, exponents = set[str](), set[str](), set[str]()
+    quantised, known, small_scales = set[str](), set[str](), dict[str, str]()
     for matrix in matrices:
         matrix = replace(matrix, name=matrix.name.removeprefix(base))
         parts = layout.parts(matrix, tensors)
@@ -51,7 +52,9 @@ def check_stored(
         check_parts(parts, tensors, config.folder)
         quantised.add(matrix.name)
         known |= {part.name for part in parts}
-        exponents |= {part.name for part in parts if part.role == EXPONENTS}
+        small_scales |= {
+            part.name: SMALL_SCALES[part.role] for part in parts if part.role in SMALL_SCALES
+        }
         known |= set(_zero_biases(matrix, tensors))
     found = find_announcement(config)
     if not quantised and found is not None and are_plain(tensors):
@@ -59,7 +62,7 @@ def check_stored(
             f"{config.folder} holds no matrix in the format {found.name}, as {found.where} says."
             f"{describe_plain(found)}"
         )
-    return Stored(frozenset(quantised), frozenset(known), frozenset(exponents))
+    return Stored(frozenset(quantised), frozenset(known), small_scales)
 
 
 def _zero_biases(matrix: MatrixRef, tensors: Headers) -> Iterator[str]:

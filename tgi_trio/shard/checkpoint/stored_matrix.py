@@ -31,7 +31,7 @@ class StoredMatrix(Protocol):
     @property
     def coding(self) -> str:
         """What the planes hold: "numbers", "affine" (codes, scales, zero points), "affine in any
-        order" (of groups), "int8" (no zero points), "table", "e4m3", or a type of GGUF's.
+        order" (of groups), "int8" (no zero points), "table", "e4m3", "nvfp4", or a type of GGUF's.
         """
 
     @property

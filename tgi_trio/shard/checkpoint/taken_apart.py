@@ -92,6 +92,10 @@ def _table(planes: Planes) -> Parts:
     return Parts(planes["codes"], planes["scales"], table=planes["table"])
 
 
+def _nvfp4(planes: Planes) -> Parts:
+    return Parts(planes["codes"], planes["steps"] * planes["unit"], table=HALVES_OF_E2M1)
+
+
 def _e4m3(planes: Planes) -> Parts:
     codes = planes["codes"]
     if (codes & _NO_NUMBER == _NO_NUMBER).any():
@@ -204,6 +208,7 @@ TAKEN_APART: Final[Mapping[str, Callable[[Planes], Parts]]] = {
     "int8": _affine,
     "table": _table,
     "e4m3": _e4m3,
+    "nvfp4": _nvfp4,
     "Q4_0": _blocks(_q4_0),
     "Q4_1": _blocks(_q4_1),
     "Q5_0": _blocks(_q5_0),

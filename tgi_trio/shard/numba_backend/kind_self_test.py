@@ -41,7 +41,7 @@ def find_fault(kernel: PanelKernel) -> str | None:
     """Return what is wrong with the products of a kind on this machine, or None."""
     kind = kernel.multiplier.kind
     draw = np.random.default_rng(1)
-    span = kind.span or 128
+    span = _INPUTS if kind.span == -1 else kind.span or 128
     weights = random_codes(kind, PANEL, _INPUTS, span, draw)
     if weights.table is not None:  # exact in bfloat16
         weights = replace(weights, table=to_float32(to_bfloat16(weights.table)))

@@ -14,6 +14,7 @@ from tgi_trio.model.quantised.fp8_layout import Fp8Layout
 from tgi_trio.model.quantised.gptq_layout import GptqLayout
 from tgi_trio.model.quantised.layout import MatrixLayout
 from tgi_trio.model.quantised.marlin_layout import MarlinLayout
+from tgi_trio.model.quantised.modelopt_layout import ModeloptLayout
 from tgi_trio.model.quantised.mxfp4_layout import Mxfp4Layout
 from tgi_trio.model.quantised.recognise import find_layout
 from tgi_trio.shard.checkpoint.container import Container
@@ -24,6 +25,7 @@ from tgi_trio.shard.checkpoint.formats.fp8 import open_fp8
 from tgi_trio.shard.checkpoint.formats.gguf import GgufFormat
 from tgi_trio.shard.checkpoint.formats.gptq import GptqSource
 from tgi_trio.shard.checkpoint.formats.marlin import MarlinSource
+from tgi_trio.shard.checkpoint.formats.modelopt import open_modelopt
 from tgi_trio.shard.checkpoint.formats.mxfp4 import Mxfp4Source
 from tgi_trio.shard.checkpoint.formats.pieces import Open, PiecesFormat
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
@@ -59,5 +61,7 @@ def _reader(layout: MatrixLayout) -> Open:
         case MarlinLayout():
             return partial(MarlinSource, layout)
         case Mxfp4Layout():
-            return partial(Mxfp4Source, layout)
+            return Mxfp4Source
+        case ModeloptLayout():
+            return open_modelopt
     raise ValueError(f"nothing reads {layout.name}")

@@ -1,4 +1,4 @@
-"""compressed-tensors: whole numbers of 8 bits, packed ones of 4 or 8, and FP8."""
+"""compressed-tensors: whole numbers of 8 bits, packed ones of 4 or 8, FP8 and FP4."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.quantised.compressed_layout import CompressedLayout, Scheme
+from tgi_trio.model.quantised.layout import EXPONENTS, STEPS
 from tgi_trio.shard.checkpoint.container import RawTensor
 from tgi_trio.shard.checkpoint.formats.affine import Codes
 from tgi_trio.shard.checkpoint.formats.bits import unpack
 from tgi_trio.shard.checkpoint.formats.fp8 import Fp8Source
+from tgi_trio.shard.checkpoint.formats.mxfp4 import Mxfp4Source
+from tgi_trio.shard.checkpoint.formats.mxfp8 import Mxfp8Source
+from tgi_trio.shard.checkpoint.formats.nvfp4 import Nvfp4Source
+from tgi_trio.shard.checkpoint.formats.quantised_matrix import QuantisedSource
 from tgi_trio.shard.checkpoint.formats.scale_grid import GridSource
 
 
@@ -49,10 +54,16 @@ class PackedSource(GridSource):
 
 def open_compressed(
     layout: CompressedLayout, shape: tuple[int, int], parts: Mapping[str, RawTensor]
-) -> GridSource:
+) -> QuantisedSource:
     """Return a matrix in whichever form its tensors are."""
     if parts["codes"].dtype == "I32":
         return PackedSource(layout.schemes["pack-quantized"], shape, parts)
+    if STEPS in parts:
+        return Nvfp4Source(shape, parts, divides=True)
+    if parts["codes"].dtype == "U8":
+        return Mxfp4Source(shape, parts)
+    if EXPONENTS in parts:
+        return Mxfp8Source(shape, parts)
     if parts["codes"].dtype == "I8":
         return GridSource(shape, parts, block=layout.schemes["int-quantized"].block)
     return Fp8Source(shape, parts, block=layout.schemes["float-quantized"].block)

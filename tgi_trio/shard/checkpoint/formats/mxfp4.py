@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.quantised.layout import EXPONENTS
-from tgi_trio.model.quantised.mxfp4_layout import GROUP, Mxfp4Layout
+from tgi_trio.model.quantised.mxfp4_layout import GROUP
 from tgi_trio.shard.checkpoint.container import RawTensor
 from tgi_trio.shard.checkpoint.formats.gguf_blocks import HALVES_OF_E2M1
 from tgi_trio.shard.checkpoint.formats.quantised_matrix import Array, QuantisedSource
@@ -20,16 +20,14 @@ _BIAS = 127
 
 
 class Mxfp4Source(QuantisedSource):
-    """Codes uint8 [outputs, groups, 16], the first of two in the lower half of a byte."""
+    """Codes uint8 [outputs, groups * 16], the first of two in the lower half of a byte."""
 
     coding = "table"
     bits = 4
     group = GROUP
     step = GROUP
 
-    def __init__(
-        self, layout: Mxfp4Layout, shape: tuple[int, int], parts: Mapping[str, RawTensor]
-    ) -> None:
+    def __init__(self, shape: tuple[int, int], parts: Mapping[str, RawTensor]) -> None:
         super().__init__(shape, tuple(parts.values()))
         self._codes, self._exponents = parts["codes"], parts[EXPONENTS]
         self._table = HALVES_OF_E2M1 / np.float32(2)
@@ -59,9 +57,16 @@ class Mxfp4Source(QuantisedSource):
         """Return 2^exponent [outputs, groups]; raises ModelLoadError for one that is no number."""
         exponents = self._exponents.data.reshape(self.shape[0], -1)
         exponents = exponents[rows, columns.start // GROUP : columns.stop // GROUP]
-        if (exponents == _NO_NUMBER).any():
-            raise ModelLoadError(
-                f"Tensor {self._exponents.name!r} in {self._exponents.file.path} holds a scale "
-                "that is infinite or not a number."
-            )
-        return np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS)
+        return powers_of_two(self._exponents, exponents)
+
+
+def powers_of_two(tensor: RawTensor, exponents: NDArray[np.uint8]) -> Floats:
+    """Return the scales that exponents of a tensor mean (E8M0); raises ModelLoadError for one that
+    is no number.
+    """
+    if (exponents == _NO_NUMBER).any():
+        raise ModelLoadError(
+            f"Tensor {tensor.name!r} in {tensor.file.path} holds a scale that is infinite or not a "
+            "number."
+        )
+    return np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS)

@@ -72,7 +72,7 @@ class Kind:
     zero: int = 0  # the code of 0: 0, or a power of two up to `MOST_ZERO`
     low: tuple[str, ...] = ()  # as `scale`; (): there is none
     span_head: tuple[Field, ...] = ()  # before the first block of a span
-    span: int = 0  # inputs of one; 0: the matrix says
+    span: int = 0  # inputs of one; 0: the matrix says; -1: all
     # What the 16 codes stand for, from -127 to 127; (): they stand for themselves.
     table: tuple[int, ...] = ()
     largest: int = 0  # code; 0: as `bits` says

@@ -22,6 +22,7 @@ from tgi_trio.shard.numba_backend.kinds.blocks_of_256 import IQ4_XS, Q2_K, Q3_K,
 from tgi_trio.shard.numba_backend.kinds.floating import E4M3, TABLE
 from tgi_trio.shard.numba_backend.kinds.groups import GROUPS_OF_4, GROUPS_OF_8, SIGNED_8
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Array, StoredKind
+from tgi_trio.shard.numba_backend.kinds.nvfp4 import NVFP4
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
 
 # By `StoredMatrix.coding`, those of several bits with these; "affine in any order" is as "affine".
@@ -46,6 +47,7 @@ KINDS: Final[Mapping[str, StoredKind]] = {
     "int8": SIGNED_8,
     "table": TABLE,
     "e4m3": E4M3,
+    "nvfp4": NVFP4,
 }
 
 
@@ -62,7 +64,7 @@ def find_packing(matrix: StoredMatrix) -> Packing | None:
     if stored is None or inputs % BLOCK_INPUTS:
         return None
     if stored.kind.span or not stored.kind.span_head:
-        span = stored.kind.span or group
+        span = inputs if stored.kind.span == -1 else stored.kind.span or group
         fits = span % BLOCK_INPUTS == 0 and inputs % span == 0
         return Packing(stored, span) if fits else None
     if coding == "table" and inputs % group:

@@ -41,7 +41,7 @@ KINDS: Final[Mapping[str, CodeKind]] = {
     "u6": CodeKind(6, "whole"),  # Q6_K
     "u8": CodeKind(8, "whole"),  # GPTQ and compressed-tensors of 8 bits
     "i8": CodeKind(8, "signed"),  # bitsandbytes, eetq, w8a8, Q8_0
-    "t4": CodeKind(4, "table"),  # NF4, FP4, IQ4_NL, IQ4_XS, MXFP4
+    "t4": CodeKind(4, "table"),  # NF4, FP4, IQ4_NL, IQ4_XS, MXFP4, NVFP4
     "e4m3": CodeKind(8, "e4m3"),  # FP8 of all sorts
 }
 _WIDEST, _NARROWEST = 128, 16  # inputs of a run, as the kernel looks at them: powers of two

@@ -1,0 +1,28 @@
+"""MXFP8 (OCP Microscaling Formats 1.0, 2023): FP8 with a power of two for each 32 inputs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.quantised.fp8_layout import E4M3
+from tgi_trio.model.quantised.layout import EXPONENT_DTYPES, EXPONENTS, Part
+
+GROUP: Final = 32  # inputs that share a scale
+
+
+def mxfp8_parts(matrix: MatrixRef, codes: str, exponents: str) -> tuple[Part, ...]:
+    """Return what a matrix is made of, by the tensors' names; raises ModelLoadError for one that
+    cannot be.
+    """
+    rows, columns = matrix.rows, matrix.columns
+    if columns % GROUP or matrix.transposed:
+        raise ModelLoadError(
+            f"{matrix.name!r} of {rows} x {columns} cannot be stored as MXFP8: inputs come by "
+            f"{GROUP}, and rows are outputs."
+        )
+    return (
+        Part("codes", codes, (E4M3,), ((rows, columns),)),
+        Part(EXPONENTS, exponents, EXPONENT_DTYPES, ((rows, columns // GROUP),)),
+    )

@@ -1,0 +1,33 @@
+"""NVFP4: numbers of 4 bits (e2m1), 16 of which share a scale of 8 bits (e4m3), and a factor of all.
+
+Source: NVIDIA's ModelOpt and compressed-tensors, which write it; they differ in the names and in
+whether the factor multiplies or divides.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.quantised.fp8_layout import E4M3
+from tgi_trio.model.quantised.layout import FLOATS, ONE, STEPS, Part
+
+GROUP: Final = 16  # inputs that share a scale
+
+
+def nvfp4_parts(matrix: MatrixRef, codes: str, scales: str, factor: str) -> tuple[Part, ...]:
+    """Return what a matrix is made of, by the tensors' names; raises ModelLoadError for one that
+    cannot be.
+    """
+    rows, columns = matrix.rows, matrix.columns
+    if columns % GROUP or matrix.transposed:
+        raise ModelLoadError(
+            f"{matrix.name!r} of {rows} x {columns} cannot be stored as NVFP4: inputs come by "
+            f"{GROUP}, and rows are outputs."
+        )
+    return (
+        Part("codes", codes, ("U8",), ((rows, columns // 2),)),
+        Part(STEPS, scales, (E4M3,), ((rows, columns // GROUP),)),
+        Part("scales", factor, FLOATS, ONE),
+    )
