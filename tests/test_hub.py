@@ -9,7 +9,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.fake_hub import SHA, FakeHub, running_hub
+from tests.warm_start import run_warm
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub import check_folder, resolve_model, resolve_tokenizer
@@ -95,13 +95,7 @@ def fetch(
                            trust=trust))  # fmt: skip
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
     home = {"HF_HOME": str(cache / "home"), "HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1"}
-    return subprocess.run(
-        [sys.executable, "-c", CHILD, call],
-        env={**clean, **home, **(environ or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_warm("-c", CHILD, call, environment={**clean, **home, **(environ or {})})
 
 
 ASK = """
@@ -114,13 +108,8 @@ print(read_pipeline_tag(sys.argv[1], None, timeout=float(sys.argv[2])))
 def ask(endpoint: str, model: str, timeout: float = 60, **environ: str) -> tuple[str, str]:
     """Return what the hub says of a model, and what is logged."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, model, str(timeout)],
-        env={**clean, "HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1", **environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    home = {"HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1", **environ}
+    done = run_warm("-c", ASK, model, str(timeout), environment={**clean, **home})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr
 

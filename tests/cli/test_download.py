@@ -6,24 +6,20 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.warm_start import run_warm
+
 ADAPTERS = Path(__file__).parent.parent / "conversion" / "data"
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tgi_trio", "download-weights", *words],
-        cwd=cwd,
-        env={**os.environ, "XDG_CACHE_HOME": str(cwd / "cache"), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cwd / "cache"), "HF_HUB_OFFLINE": "1"}
+    words = ("-m", "tgi_trio", "download-weights", *words)
+    return run_warm(*words, environment=environment, folder=cwd)
 
 
 @pytest.fixture

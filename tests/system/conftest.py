@@ -13,5 +13,5 @@ from tests.system.server import SECRET, ServerProcess, serving
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     secret = tmp_path_factory.mktemp("cluster") / "secret"
     secret.write_text(SECRET)
-    with serving("--cluster-secret-file", str(secret)) as server:
+    with serving("--cluster-secret-file", str(secret), cold=True) as server:
         yield server

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
+from tests.warm_start import WarmProcess, start_warm
 from tgi_trio.ipc.parent import die_with_parent
 
 SECRET = "0123456789abcdef0123"
@@ -25,7 +26,7 @@ def write_secret(folder: Path) -> Path:
 
 def running_rank(
     leader: str, rank: int, secret: Path, *, within: Sequence[str] = ()
-) -> AbstractContextManager[subprocess.Popen[bytes]]:
+) -> AbstractContextManager[WarmProcess | subprocess.Popen[bytes]]:
     """Run `python -m tgi_trio rank` for the length of the block.
 
     `within`: what comes before the command, such as `ip netns exec NAME`.
@@ -35,7 +36,7 @@ def running_rank(
 
 def running_shard(
     address: str, secret: Path, *, within: Sequence[str] = ()
-) -> AbstractContextManager[subprocess.Popen[bytes]]:
+) -> AbstractContextManager[WarmProcess | subprocess.Popen[bytes]]:
     """Run `python -m tgi_trio shard` for the length of the block, as `running_rank` does."""
     return _running(["shard", "--listen", address], secret, within)
 
@@ -43,12 +44,15 @@ def running_shard(
 @contextmanager
 def _running(
     command: Sequence[str], secret: Path, within: Sequence[str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "tgi_trio", *command]
-    process = subprocess.Popen(
-        [*within, *argv, "--cluster-secret-file", str(secret)],
-        preexec_fn=partial(die_with_parent, os.getpid()),
-    )
+) -> Iterator[WarmProcess | subprocess.Popen[bytes]]:
+    argv = ["-m", "tgi_trio", *command, "--cluster-secret-file", str(secret)]
+    process: WarmProcess | subprocess.Popen[bytes]
+    if within:
+        process = subprocess.Popen(
+            [*within, sys.executable, *argv], preexec_fn=partial(die_with_parent, os.getpid())
+        )
+    else:
+        process = start_warm(argv, 1, 2)  # what it says is said here
     try:
         yield process
     finally:

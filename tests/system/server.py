@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 
 from tests.system.client import NO_TLS, get
+from tests.warm_start import WarmProcess, start_warm
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.testing.ports import held_port
 
@@ -37,22 +38,28 @@ class ServerProcess:
         output: Path,
         fake: str | None = None,
         env: Mapping[str, str] | None = None,
+        cold: bool = False,
     ) -> None:
         module = ["tgi_trio"] if fake is None else ["tgi_trio.testing.fake_server", fake]
-        argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1", "--port", str(port)]
+        argv = ["-m", *module, "--hostname", "127.0.0.1", "--port", str(port), *flags]
+        variables = {**os.environ, **(env or {})}
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
+        self.process: WarmProcess | subprocess.Popen[bytes]
         self._output = output
         with output.open("wb") as sink:
-            self.process = subprocess.Popen(
-                [*argv, *flags],
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
-                start_new_session=True,
-                # a test run that is killed leaves no server behind
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
+            if cold:
+                self.process = subprocess.Popen(
+                    [sys.executable, *argv],
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    env=variables,
+                    start_new_session=True,
+                    # a test run that is killed leaves no server behind
+                    preexec_fn=partial(die_with_parent, os.getpid()),
+                )
+            else:
+                self.process = start_warm(argv, sink.fileno(), sink.fileno(), environment=variables)
 
     @property
     def output(self) -> str:
@@ -189,13 +196,15 @@ def serving(
     ready: bool = True,
     fake: str | None = None,
     env: Mapping[str, str] | None = None,
+    cold: bool = False,
 ) -> Iterator[ServerProcess]:
     """Run a server for the length of the block; whatever is left of it is killed at the end.
 
     `fake`: FakeSettings as JSON, for a server whose shard has no model. `env`: more variables.
+    `cold`: in a new interpreter, as users start it.
     """
     with tempfile.TemporaryDirectory() as folder, held_port() as port:
-        server = ServerProcess(flags, port, Path(folder) / "output", fake, env)
+        server = ServerProcess(flags, port, Path(folder) / "output", fake, env, cold)
         try:
             if ready:
                 server.wait_ready()

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from tests.system.client import get, post
 from tests.system.server import ServerProcess, serving
+from tests.warm_start import run_warm
 from tgi_trio.demo import model_path
 from tgi_trio.testing.segments import names_left, segment_names
 
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.system
 
 def start(*flags: str) -> subprocess.CompletedProcess[str]:
     """Run a server that is expected to give up by itself."""
-    argv = [sys.executable, "-m", "tgi_trio", "--hostname", "127.0.0.1"]
-    return subprocess.run([*argv, *flags], capture_output=True, text=True, timeout=240)
+    return run_warm("-m", "tgi_trio", "--hostname", "127.0.0.1", *flags)
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ import pytest
 
 from tests.system.scripted_server import scripted_server
 from tests.system.server import serving
+from tests.warm_start import run_warm
 
 pytestmark = pytest.mark.system
 
 
 def run(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "tgi_trio", *words]
-    return subprocess.run(argv, input=text, capture_output=True, text=True, timeout=120)
+    return run_warm("-m", "tgi_trio", *words, text=text)
 
 
 def test_a_chat_with_a_server_of_its_own() -> None:

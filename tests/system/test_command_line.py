@@ -14,6 +14,7 @@ import pytest
 
 from tests.system.client import generate, get, post
 from tests.system.server import serving
+from tests.warm_start import run_warm
 from tgi_trio import demo
 
 pytestmark = pytest.mark.system
@@ -22,13 +23,7 @@ BODY = {"inputs": "Continuous batching is", "parameters": {"max_new_tokens": 2}}
 
 
 def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tgi_trio", *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, **env},
-    )
+    return run_warm("-m", "tgi_trio", *words, environment={**os.environ, **env})
 
 
 def records(output: str) -> list[dict[str, Any]]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ import pytest
 
 from tests.system.client import decode, post_stream
 from tests.system.server import PATIENCE, SECRET, ServerProcess, serving
-from tgi_trio.ipc.parent import die_with_parent
+from tests.warm_start import start_warm
 
 pytestmark = pytest.mark.system
 
@@ -103,15 +100,10 @@ def front(secret: Path, *replicas: ServerProcess) -> Iterator[str]:
     """Yield the address of a front."""
     output = secret.with_name("front")
     named = [word for each in replicas for word in ("--replica", f"127.0.0.1:{each.port}")]
-    program = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tgi_trio", "front", "--hostname", "127.0.0.1", "--port", "0"),
-            *("--cluster-secret-file", str(secret), *named),
-        ],
-        stdout=output.open("wb"),
-        stderr=subprocess.STDOUT,
-        preexec_fn=partial(die_with_parent, os.getpid()),
-    )
+    words = ("--hostname", "127.0.0.1", "--port", "0", "--cluster-secret-file", str(secret))
+    with output.open("wb") as sink:
+        argv = ["-m", "tgi_trio", "front", *words, *named]
+        program = start_warm(argv, sink.fileno(), sink.fileno())
     try:
         deadline = time.monotonic() + PATIENCE
         while (found := re.search(r"Front at (http://\S+)", output.read_text())) is None:

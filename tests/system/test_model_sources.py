@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.fake_hub import FakeHub, running_hub
 from tests.system.client import get, post
 from tests.system.server import ServerProcess, serving
+from tests.warm_start import run_warm
 from tgi_trio import demo
 
 pytestmark = pytest.mark.system
@@ -151,9 +150,7 @@ def test_a_tokenizer_that_is_not_there_ends_the_start(
     tmp_path: Path, name: str, told: str, flags: tuple[str, ...]
 ) -> None:
     words = ["--port", "0", "--tokenizer-name", name.replace("{}", str(tmp_path)), *flags]
-    done = subprocess.run(
-        [sys.executable, "-m", "tgi_trio", *words], capture_output=True, text=True, timeout=120
-    )
+    done = run_warm("-m", "tgi_trio", *words)
     assert done.returncode == 1
     assert told in done.stderr and "Traceback" not in done.stderr
     assert "shard" not in done.stderr  # none was started

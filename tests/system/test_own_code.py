@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from tests.own_code_support import answer, use_tokenizer_code, write_wave_model
 from tests.system.client import generate
 from tests.system.golden import tokenize
 from tests.system.server import serving
+from tests.warm_start import run_warm
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 
 
@@ -32,12 +32,7 @@ def witnesses(folder: Path) -> set[int]:
 
 def start(*flags: str) -> subprocess.CompletedProcess[str]:
     """Run a server that does not come up."""
-    return subprocess.run(
-        [sys.executable, "-m", "tgi_trio", "--hostname", "127.0.0.1", "--port", "0", *flags],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_warm("-m", "tgi_trio", "--hostname", "127.0.0.1", "--port", "0", *flags)
 
 
 def test_the_code_runs_in_the_shard_alone(folder: Path) -> None:

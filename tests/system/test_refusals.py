@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from tests.model.support import LLAMA, make_folder, write_json
 from tests.system.client import generate, get
 from tests.system.server import serving
+from tests.warm_start import run_warm
 from tgi_trio import devices
 from tgi_trio.testing.checkpoints import make_checkpoint
 
@@ -38,9 +38,7 @@ sys.exit(code)
 
 def start(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     argv = ["--hostname", "127.0.0.1", "--port", "0", "--model-id", str(folder), *flags]
-    return subprocess.run(
-        [sys.executable, "-c", START, *argv], capture_output=True, text=True, timeout=240
-    )
+    return run_warm("-c", START, *argv)
 
 
 @pytest.mark.parametrize(

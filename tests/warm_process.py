@@ -1,0 +1,129 @@
+"""What `tests.warm_start` talks to: it has imported what a server imports, and forks per start."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from runpy import run_module
+from types import ModuleType
+from typing import Any
+
+from tgi_trio.ipc.parent import die_with_parent
+
+# All that a router imports; no torch, which it does without. Not `tgi_trio.__main__`: that is run.
+MODULES = (
+    "tgi_trio.cli.bench",
+    "tgi_trio.cli.chat",
+    "tgi_trio.cli.files",
+    "tgi_trio.cli.front",
+    "tgi_trio.cli.parser",
+    "tgi_trio.cli.rank",
+    "tgi_trio.cli.shard",
+    "tgi_trio.hub",
+    "tgi_trio.launcher",
+    "tgi_trio.model.facts",
+    "tgi_trio.router.assembly",
+    "tgi_trio.settings.resolve",
+    "tgi_trio.signals",
+    "tgi_trio.start_checks",
+)
+LONGEST = 1 << 20  # bytes of one start: its words and its environment
+
+
+def main() -> None:
+    """Become one process per start that is asked for, until nobody is there to ask."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    for name in MODULES:
+        import_module(name)
+    gc.freeze()
+    parent = os.getpid()
+    if (start := next_start(control)) is not None:
+        become(*start, parent)
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process that was forked; it is reaped when its end has been told and nobody asks more."""
+
+    pid: int
+    handle: int  # the descriptor of the process
+    asker: socket.socket
+
+    def tell(self, number: int) -> None:
+        """Send a number, whether or not somebody still waits for it."""
+        with suppress(OSError):
+            self.asker.send(b"%d" % number)
+
+    def tell_end(self) -> None:
+        """Send the exit code; until it is reaped, nobody else can have its number."""
+        ended = os.waitid(os.P_PIDFD, self.handle, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        killed = ended.si_code != os.CLD_EXITED
+        self.tell(-ended.si_status if killed else ended.si_status)
+
+
+def next_start(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return a start and its descriptors, in a fork made for it; None, here, at the very end."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.data is not None:
+                    see_end(selector, key.fd, key.data)
+                    continue
+                message, fds, _, _ = socket.recv_fds(control, LONGEST, 4)
+                if not message:
+                    return None
+                pid = os.fork()
+                if pid == 0:
+                    return json.loads(message), fds
+                child = Child(pid, os.pidfd_open(pid), socket.socket(fileno=fds.pop()))
+                for fd in fds:
+                    os.close(fd)
+                child.tell(pid)
+                selector.register(child.handle, selectors.EVENT_READ, child)
+                selector.register(child.asker, selectors.EVENT_READ, child)
+
+
+def see_end(selector: selectors.BaseSelector, fd: int, child: Child) -> None:
+    """Take note that a child has ended, or that nobody asks for it any more."""
+    selector.unregister(fd)
+    if fd == child.handle:
+        child.tell_end()
+        os.close(fd)
+    else:
+        child.asker.close()
+    watched = selector.get_map().values()
+    if not any(key.data is child for key in watched):
+        os.waitpid(child.pid, 0)
+
+
+def become(start: dict[str, Any], fds: list[int], parent: int) -> None:
+    """Run what was asked for as `python -m` or `python -c` does."""
+    os.setsid()
+    die_with_parent(parent)
+    for number, fd in enumerate(fds[:3]):
+        os.dup2(fd, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(start["environment"])
+    os.chdir(start["folder"])
+    option, what, *words = start["arguments"]
+    if option == "-m":
+        sys.argv = [what, *words]
+        run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [option, *words]
+        sys.modules["__main__"] = module = ModuleType("__main__")
+        exec(compile(what, "<string>", "exec"), vars(module))
+
+
+if __name__ == "__main__":
+    main()

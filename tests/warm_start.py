@@ -1,0 +1,129 @@
+"""Programs of ours that start without importing what most of a start goes into importing.
+
+A process that has imported it all (`tests.warm_process`) is forked for each. What runs then is what
+`python -m` would run, in a process of its own. What tests say of starts themselves, or of variables
+that Python or libraries read as they are imported, needs a new interpreter.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryFile
+
+_PATIENCE = 240.0  # seconds
+_lock = threading.Lock()
+
+
+class WarmProcess:
+    """What `subprocess.Popen` is, as far as tests of servers ask."""
+
+    def __init__(self, asker: socket.socket) -> None:
+        self.returncode: int | None = None
+        self._asker = asker  # while it is open, the process keeps its number
+        self.pid = int(asker.recv(64))
+
+    def poll(self) -> int | None:
+        """Return the exit code, or minus the signal; None while it runs."""
+        if self.returncode is None and select.select([self._asker], [], [], 0)[0]:
+            self.returncode = int(self._asker.recv(64))
+            self._asker.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code once there is one; raises TimeoutExpired."""
+        if self.returncode is None:
+            select.select([self._asker], [], [], timeout)
+        found = self.poll()
+        if found is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return found
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(15)
+
+    def kill(self) -> None:
+        self.send_signal(9)
+
+
+def start_warm(
+    arguments: Sequence[str],
+    stdout: int,
+    stderr: int,
+    *,
+    stdin: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> WarmProcess:
+    """Run `python ARGUMENTS`: `-m MODULE` or `-c PROGRAM`, and words.
+
+    `stdin`, `stdout`, `stderr`: descriptors; nothing is read without the first. Environment and
+    working folder are this process's where none are given. What runs is the head of a session, and
+    ends with the process that forks it, which ends with this one.
+    """
+    variables = dict(os.environ if environment is None else environment)
+    start = {"arguments": arguments, "environment": variables, "folder": str(folder or Path.cwd())}
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its, open(os.devnull, "rb") as nothing:
+        fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr, its.fileno()]
+        socket.send_fds(_control(), [json.dumps(start).encode()], fds)
+    return WarmProcess(mine)
+
+
+def run_warm(
+    *arguments: str,
+    text: str = "",
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGUMENTS` to its end with `text` to read; return what it says."""
+    with ExitStack() as stack:
+        given, out, err = (stack.enter_context(TemporaryFile("w+")) for _ in range(3))
+        given.write(text)
+        given.seek(0)
+        process = start_warm(
+            arguments,
+            out.fileno(),
+            err.fileno(),
+            stdin=given.fileno(),
+            environment=environment,
+            folder=folder,
+        )
+        try:
+            code = process.wait(_PATIENCE)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        argv = [sys.executable, *arguments]
+        return subprocess.CompletedProcess(argv, code, out.read(), err.read())
+
+
+def _control() -> socket.socket:
+    """Return the way to the process that is forked, which the first call starts."""
+    with _lock:
+        return _warm_process()[1]
+
+
+@functools.cache
+def _warm_process() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        argv = [sys.executable, "-m", "tests.warm_process", str(its.fileno())]
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], start_new_session=True
+        )
+    return process, mine
