@@ -19,6 +19,10 @@ if not has_driver():
 # What Python compiles is kept, whatever an image says: tests start hundreds of processes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Threads of a team that has nothing to do sleep, here and in what tests start. By themselves they
+# wait in a spin, which next to other tests took five times the processor's time of the work itself.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Tests assert behaviour, never wall-clock times: a busy machine must not fail a property.
 SLOW = [HealthCheck.too_slow]
 # In CI the examples are always the same: a commit is judged by itself, not by the luck of the draw.
