@@ -41,6 +41,11 @@ def tracked(*patterns: str) -> list[Path]:
     return [ROOT / line for line in done.stdout.splitlines()]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes())
+
+
 def docstrings(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -59,8 +64,10 @@ def mentions() -> tuple[tuple[Path, str], ...]:
     texts = [(path, path.read_text()) for path in tracked("*.md")]
     for path in tracked("tgi_trio/*.py", "bench/*.py", "tests/*.py", "tools/*.py", "examples/*.py"):
         source = path.read_bytes()
-        texts += [(path, text) for text in docstrings(ast.parse(source))]
-        texts += [(path, text) for text in comments(source)]
+        if b"`" in source:
+            texts += [(path, text) for text in docstrings(parsed(path))]
+        if re.search(rb"#.*`", source):  # finding comments is slow
+            texts += [(path, text) for text in comments(source)]
     return tuple((path, code) for path, text in texts for code in CODE.findall(text))
 
 
@@ -94,7 +101,7 @@ def definitions() -> dict[str, set[str]]:
     """Return, by name of a class or module, what it has: methods, fields, functions, constants."""
     found: dict[str, set[str]] = {}
     for path in tracked("tgi_trio/*.py", "bench/*.py", "tests/*.py", "tools/*.py"):
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         found.setdefault(path.stem, set()).update(names_in(tree))
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):

@@ -38,8 +38,9 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     interpreter, ready = folder / "bin" / "python", folder / "ready"
     if not ready.exists() or ready.read_text() != PACKAGE:
         try:
-            run(sys.executable, "-m", "venv", "--clear", folder, timeout=240)
-            run(interpreter, "-m", "pip", "install", "--quiet", PACKAGE, timeout=150)
+            run(sys.executable, "-m", "venv", "--without-pip", "--clear", folder, timeout=240)
+            pip = (sys.executable, "-m", "pip", "--python", interpreter)
+            run(*pip, "install", "--quiet", PACKAGE, timeout=240)
         except (subprocess.SubprocessError, OSError) as error:
             pytest.skip(f"{PACKAGE} cannot be installed: {error}")
         ready.write_text(PACKAGE)

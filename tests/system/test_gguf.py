@@ -15,7 +15,7 @@ from tests.gguf_files import write_llama
 from tests.system.client import TIMEOUT, generate
 from tests.system.golden import reference, tokenize
 from tests.system.server import ServerProcess, alive, serving
-from tgi_trio import demo
+from tgi_trio.demo import model_path
 
 pytestmark = pytest.mark.system
 
@@ -30,16 +30,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(home: Path) -> Iterator[ServerProcess]:
-    file = write_llama(demo.model_path(), home / "embedded.gguf")
+    file = write_llama(model_path(), home / "embedded.gguf")
     with serving("--model-id", str(file), env={"XDG_CACHE_HOME": str(home)}) as running:
         yield running
 
 
-def test_tokens_are_those_of_the_source(server: ServerProcess) -> None:
+def test_tokens_are_those_of_the_source(server: ServerProcess, demo: ServerProcess) -> None:
     ids = [tokenize(server, prompt) for prompt in PROMPTS]
-    with serving() as source:
-        assert [tokenize(source, prompt) for prompt in PROMPTS] == ids
-    expected = reference(demo.model_path(), ids, NEW)
+    assert [tokenize(demo, prompt) for prompt in PROMPTS] == ids
+    expected = reference(model_path(), ids, NEW)
     for prompt, tokens in zip(PROMPTS, expected, strict=True):
         body = {"inputs": prompt, "parameters": {"max_new_tokens": NEW, "details": True}}
         reply = httpx.post(f"{server.url}/generate", json=body, timeout=TIMEOUT).json()
@@ -97,7 +96,7 @@ def test_a_hostile_file_is_refused_before_a_shard_starts(
 
 
 def test_a_quantised_file_refuses_a_flag_that_contradicts_it(tmp_path: Path) -> None:
-    file = write_llama(demo.model_path(), tmp_path / "small.gguf", quantised=True)
+    file = write_llama(model_path(), tmp_path / "small.gguf", quantised=True)
     flags = ("--model-id", str(file), "--quantize", "eetq", "--json-output")
     with serving(*flags, ready=False, env={"XDG_CACHE_HOME": str(tmp_path)}) as refused:
         assert refused.wait() != 0

@@ -93,6 +93,7 @@ class FakeEngine:
         self.healthy = (True, "")
         self.living = (True, "")
         self.submitted: list[Request] = []
+        self.prompts: list[str] = []  # of what was submitted, without special tokens
         self.cached: dict[int, int] = {}  # cached tokens of a prompt, by its place in `submitted`
         self.permits = 0
         self.live: dict[int, TokenStream] = {}
@@ -138,6 +139,7 @@ class FakeEngine:
         id = len(self.submitted)
         stream = TokenStream(id, request, output, timings, self.leave)
         prompt = self.tokenizer.decode(request.prompt_ids)
+        self.prompts.append(prompt)
         ids = [*self.tokenizer.encode_ids(self.answer(prompt), False).tolist(), 1]
         self._ids[id] = iter(ids[len(request.emitted) :])
         self.live[id] = stream
@@ -212,9 +214,7 @@ class FakeEngine:
         matched = None if reason is FinishReason.LENGTH else stream.output.matched
         tail = stream.output.finish()
         request = stream.request
-        logprobs = (math.nan, *(-1.0 for _ in request.prompt_ids[1:]))
-        best = tuple((34 + n, -1.0 - n) for n in range(request.sampling.prompt_top_n))  # A, B ...
-        tops = ((), *(best for _ in request.prompt_ids[1:]))
+        logprobs, tops = told_of_prompt(request)
         return Outcome(
             reason=reason,
             text=stream.output.generated_text,
@@ -224,7 +224,18 @@ class FakeEngine:
             seed=request.sampling.seed if request.sampling.sample else None,
             tail=tail,
             matched=id if reason is FinishReason.EOS_TOKEN else matched,
-            prompt_logprobs=logprobs if request.sampling.prompt_logprobs else (),
-            prompt_tops=tops if request.sampling.prompt_logprobs and best else (),
+            prompt_logprobs=logprobs,
+            prompt_tops=tops,
             answer=stream.output.answer_end,
         )
+
+
+def told_of_prompt(
+    request: Request,
+) -> tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]:
+    """Return logprobs of a prompt's tokens and what else was likely, if that was asked for."""
+    sampling, more = request.sampling, len(request.prompt_ids) - 1
+    if not sampling.prompt_logprobs:
+        return (), ()
+    best = tuple((34 + n, -1.0 - n) for n in range(sampling.prompt_top_n))  # A, B ...
+    return (math.nan, *[-1.0] * more), ((), *[best] * more) if best else ()

@@ -12,9 +12,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.recorded import claude_code, codex
 from tests.router.http.served import served
-from tests.router.text.families import FAMILIES, Family
+from tests.router.text.families import FAMILIES, Family, template_of
 from tgi_trio.router.http.engine_api import ServedLimits
-from tgi_trio.router.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.trio
 
@@ -29,13 +28,9 @@ BODIES: dict[str, tuple[str, Any]] = {
 
 def engine(family: Family) -> FakeEngine:
     found = FakeEngine(lambda prompt: "Done.", limits=LIMITS)
-    found.chat_template = ChatTemplate({"default": family.source}, family.special)
+    found.chat_template = template_of(family.name)
     found.tokens_per_step = 1000
     return found
-
-
-def prompts(one: FakeEngine) -> list[str]:
-    return [one.tokenizer.decode(request.prompt_ids) for request in one.submitted]
 
 
 async def test_the_bodies_are_of_the_size_that_agents_send() -> None:
@@ -63,7 +58,7 @@ async def test_a_session(family: Family, agent: str) -> None:
         if path == "/v1/messages":
             count = await client.post(COUNT, sent.SECOND)
             assert count.json() == {"input_tokens": usage["input_tokens"]}
-    first, third, second = prompts(one)
+    first, third, second = one.prompts
     for text in ("What is in here?", "How to work." if agent == "claude-code" else "an agent"):
         assert [prompt.count(text) for prompt in (first, second, third)] == [1, 1, 1]
     for text in ("ls", "Thanks. And now?"):

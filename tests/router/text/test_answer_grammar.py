@@ -8,6 +8,7 @@ import json
 import random
 import re
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -89,11 +90,9 @@ class Model:
         assert not matcher.is_error(), matcher.get_error()
         return matcher
 
-    def accepts(
-        self, use: ToolUse, text: str, *, spelled: bool = False, otherwise: str | None = None
-    ) -> bool:
+    def accepts(self, matcher: LLMatcher, text: str, *, spelled: bool = False) -> bool:
         """`spelled`: the text comes byte by byte, whatever tokens there are for it."""
-        matcher = self.matcher(use, otherwise)
+        matcher.reset()
         pieces = [chr(byte) for byte in text.encode()] if spelled and text.isascii() else [text]
         ids = [id for piece in pieces for id in self.backend.encode(piece).ids]
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -115,6 +114,12 @@ class Model:
         return self.backend.decode(ids, skip_special_tokens=False), ended
 
 
+@cache
+def model_of(name: str, added: str) -> Model:
+    """Return the model of a format as it is forced."""
+    return Model(forced(BY_NAME[name]), added)
+
+
 def use_of(*functions: Function, required: bool = False, most: int = 4) -> ToolUse:
     return ToolUse(functions or ALL, required, most)
 
@@ -129,7 +134,8 @@ MODELS = [
 
 @pytest.mark.parametrize(("form", "added"), MODELS)
 def test_prose_or_calls(form: Format, added: str) -> None:
-    model, auto, required = Model(form, added), use_of(), use_of(required=True)
+    model = model_of(form.name, added)
+    auto, required = model.matcher(use_of()), model.matcher(use_of(required=True))
     paris = ("get_weather", {"city": "Paris", "days": 3})
     one, two = form.write([paris]), form.write([paris, ("get", {"to": "l"})])
     for text in (one, form.write([("stop", {})]), *([two] if form.next else [])):
@@ -160,26 +166,27 @@ def test_prose_or_calls(form: Format, added: str) -> None:
 
 @pytest.mark.parametrize(("form", "added"), MODELS)
 def test_calls_or_an_answer_of_a_form(form: Format, added: str) -> None:
-    model = Model(form, added)
+    model = model_of(form.name, added)
     rain = {"type": "object", "properties": {"rain": {"type": "boolean"}}, "required": ["rain"]}
     otherwise = grammars.json_schema(rain)
     call = form.write([("get_weather", {"city": "Paris"})])
+    free = model.matcher(use_of(), otherwise)
     for text in (call, '{"rain":true}'):
-        assert model.accepts(use_of(), text, otherwise=otherwise)
+        assert model.accepts(free, text)
     for text in ("It rains.", '{"rain":1}', f"So: {call}", ""):
-        assert not model.accepts(use_of(), text, otherwise=otherwise)
-    demanded = use_of(required=True)
-    assert model.accepts(demanded, call, otherwise=otherwise)
-    assert not model.accepts(demanded, '{"rain":true}', otherwise=otherwise)
+        assert not model.accepts(free, text)
+    demanded = model.matcher(use_of(required=True), otherwise)
+    assert model.accepts(demanded, call)
+    assert not model.accepts(demanded, '{"rain":true}')
 
 
 def test_as_many_calls_as_allowed() -> None:
     model = Model(HERMES, "text")
     stops: list[Any] = [("stop", {})]
     for most in (1, 2, 4):
-        use = use_of(required=True, most=most)
-        assert model.accepts(use, HERMES.write(stops * most))
-        assert not model.accepts(use, HERMES.write(stops * (most + 1)))
+        matcher = model.matcher(use_of(required=True, most=most))
+        assert model.accepts(matcher, HERMES.write(stops * most))
+        assert not model.accepts(matcher, HERMES.write(stops * (most + 1)))
 
 
 @pytest.mark.parametrize(("form", "added"), MODELS)
@@ -187,7 +194,7 @@ def test_as_many_calls_as_allowed() -> None:
 def test_whatever_is_written_under_the_grammar_is_read_as_calls(
     form: Format, added: str, seed: int
 ) -> None:
-    model = Model(form, added)
+    model = model_of(form.name, added)
     text, ended = model.write(use_of(required=True), seed)
     answer = fold(deltas(form, list(text), required=True, functions=list(ALL)))
     assert ended and answer.content == "" and 1 <= len(answer.calls) <= 4
@@ -210,6 +217,6 @@ def valid(name: str, arguments: dict[str, Any]) -> None:
 def test_a_name_that_begins_another_is_told_apart() -> None:
     model = Model(BY_NAME["llama-3"], "text")
     short, long = Function.of("get", None), Function.of("get_all", None)
-    use = ToolUse((short, long), True, 1)
+    matcher = model.matcher(ToolUse((short, long), True, 1))
     for name in ("get", "get_all"):
-        assert model.accepts(use, model.form.write([(name, {})]))
+        assert model.accepts(matcher, model.form.write([(name, {})]))
