@@ -30,6 +30,7 @@ class FakeReplica:
 
     def __init__(self) -> None:
         self.health = 200
+        self.delay = 0.0  # seconds before it says how it is
         self.load = ""  # what fronts are told of it
         self.status = 200  # of everything else
         self.silent = trio.Event()  # once set nothing is answered any more
@@ -87,6 +88,8 @@ class FakeReplica:
             stream.socket.close()
 
     async def _answer(self, stream: trio.SocketStream, seen: Seen) -> None:
+        if seen.path == "/health":
+            await trio.sleep(self.delay)
         status = self.health if seen.path == "/health" else self.status
         if seen.path == "/health" and status == 200 and seen.headers.get("x-tgi-front") == SECRET:
             more = f"x-tgi-load: {self.load}\r\n" if self.load else ""

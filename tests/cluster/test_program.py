@@ -106,6 +106,7 @@ async def test_it_follows_its_file_and_ends_when_what_runs_has_ended(tmp_path: P
     secret.chmod(0o600)
     async with fake_replicas(2) as replicas:
         first, second = replicas.all
+        first.delay = 0.2  # the front says where it listens when it knows who is there
         file.write_text(first.address)
         flags = ["--bind", "127.0.0.1:0", "--replicas-file", str(file)]
         flags += ["--cluster-secret-file", str(secret), "--logger-level", "error"]
@@ -113,8 +114,6 @@ async def test_it_follows_its_file_and_ends_when_what_runs_has_ended(tmp_path: P
         process = await trio.lowlevel.open_process(argv, stderr=subprocess.PIPE)
         try:
             port = await listening_port(process)
-            while (await ask(port, "GET", "/health")).status != 200:
-                await trio.sleep(0.05)
             assert (await ask(port, "POST", "/generate_stream", BODY)).body == WHOLE
             file.write_text(second.address)
             while not second.seen:  # until it has answered its first question nobody is there

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.client import decode, post_stream
+from tests.system.client import decode, get, post_stream
 from tests.system.server import PATIENCE, SECRET, ServerProcess, serving
 from tests.warm_start import start_warm
 
@@ -97,7 +97,7 @@ def said(url: str, path: str, body: dict[str, Any], begun: Begun | None) -> Any:
 
 @contextmanager
 def front(secret: Path, *replicas: ServerProcess) -> Iterator[str]:
-    """Yield the address of a front."""
+    """Yield the address of a front that knows both replicas."""
     output = secret.with_name("front")
     named = [word for each in replicas for word in ("--replica", f"127.0.0.1:{each.port}")]
     words = ("--hostname", "127.0.0.1", "--port", "0", "--cluster-secret-file", str(secret))
@@ -107,6 +107,9 @@ def front(secret: Path, *replicas: ServerProcess) -> Iterator[str]:
     try:
         deadline = time.monotonic() + PATIENCE
         while (found := re.search(r"Front at (http://\S+)", output.read_text())) is None:
+            assert program.poll() is None and time.monotonic() < deadline, output.read_text()
+            time.sleep(0.02)
+        while 'tgi_front_replicas{state="up"} 2' not in get(f"{found[1]}/metrics").text:
             assert program.poll() is None and time.monotonic() < deadline, output.read_text()
             time.sleep(0.02)
         yield found[1]

@@ -40,6 +40,7 @@ class Replica:
         self.running = 0  # requests of clients
         self.asking = trio.CancelScope()  # around the task that asks how it is
         self.look = trio.Event()  # there is a reason to ask now
+        self.asked = trio.Event()  # it has said once how it is, or nobody could be asked
         self.refuses = False  # it last said that it does not know this front
         self._member = member
         self._connections = Connections(member.name)
@@ -154,9 +155,15 @@ class Fleet:
             while True:
                 following = trio.current_time() + self.members.interval
                 await self._ask(replica)
+                replica.asked.set()
                 replica.look = trio.Event()
                 with trio.move_on_at(following):
                     await replica.look.wait()
+
+    async def hear_all(self) -> None:
+        """Wait until every replica that is there now has been asked once how it is."""
+        for replica in self.replicas:
+            await replica.asked.wait()
 
     async def _ask(self, replica: Replica) -> None:
         # An answer that is late is an answer: it is waited for as long as silence may last.

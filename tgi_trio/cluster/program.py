@@ -29,6 +29,7 @@ from tgi_trio.signals import SIGNALS
 log = logging.getLogger(__name__)
 
 BACKLOG: Final = 4096  # connections that may wait to be accepted
+FIRST_ANSWERS: Final = 1.0  # seconds that replicas have to say how they are before it listens
 GRACE: Final = 1.0  # seconds; what runs was waited for when the listeners are told to stop
 
 
@@ -114,6 +115,9 @@ class FrontProgram:
             fleet.name(name)
         front = Front(fleet, metrics, settings.front)
         await nursery.start(fleet.run)
+        # Who asks a front that has just begun would be told that no replica is there.
+        with trio.move_on_after(FIRST_ANSWERS):
+            await fleet.hear_all()
         if settings.replicas_file is not None:
             take = partial(self._take_names, fleet)
             nursery.start_soon(watch_replicas, settings.replicas_file, take)
