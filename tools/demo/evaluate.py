@@ -31,7 +31,7 @@ Model = Any
 Tokenizer = Any
 Message = dict[str, Any]
 MAX_NEW_TOKENS = 160
-BATCH_SIZE = 32
+BATCH_SIZE = 128
 FOLLOW_UPS = ("Tell me more.", "Why does that matter?", "Please go on.")  # the last is new to it
 NO_TOOL_EACH = 6  # of the questions about the server one in so many is asked with tools as well
 
