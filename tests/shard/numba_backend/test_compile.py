@@ -82,6 +82,13 @@ def test_a_compiled_kernel_is_known_by_its_file() -> None:
     assert kernels.is_missing(test_a_compiled_kernel_is_known_by_its_file)
 
 
+def test_a_package_elsewhere_finds_what_was_compiled() -> None:
+    """The folder is named by what kernels are, and what is in it by their place among them."""
+    if kernels._FOLDER is None:
+        pytest.skip("there is no place for a cache")
+    assert Path(work_on_rows.stats.cache_path) == kernels._FOLDER / "kernels_sampling"
+
+
 def test_a_model_that_the_kernels_do_not_fit_is_no_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,11 +14,13 @@ from typing import Any
 from numba import config, njit
 
 from tgi_trio.shard.numba_backend.kernels.cache import cache_folder
+from tgi_trio.shard.numba_backend.kernels.locator import LOCATORS
 from tgi_trio.shard.numba_backend.kernels.part import PartCompiler
 
 _FOLDER = cache_folder()
 if _FOLDER is not None:
     config.CACHE_DIR = str(_FOLDER)  # read by the decorator, so it cannot wait
+    config.CACHE_LOCATOR_CLASSES = LOCATORS
 
 # numpy's error model spares a test at each division.
 _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
