@@ -97,24 +97,46 @@ def read(streams: Sequence[Stream], watch: Callable[[], None] = lambda: None) ->
             watch()
 
 
+class Replicas(list[Server]):
+    """Replicas, and the flags by which a front is one of theirs."""
+
+    flags: Sequence[str] = ()
+
+
 @contextmanager
-def fronted(
+def replicas_of(
     count: int, step_ms: float = STEP_MS, limits: Sequence[str] = ()
-) -> Iterator[tuple[Server, list[Server]]]:
-    """Start some replicas with these `limits`, and a front of them."""
+) -> Iterator[Replicas]:
+    """Start some replicas with these `limits`."""
     fake = json.dumps({"step_ms": step_ms, "blocks": 16000})
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         secret = Path(folder, "secret")
         secret.write_text("a secret of the benchmark's own\n")
-        flags = ["--cluster-secret-file", str(secret)]
-        more = [*flags, "--max-concurrent-requests", "512", *limits]
-        replicas = [stack.enter_context(running(more, fake=fake)) for _ in range(count)]
-        port = stack.enter_context(held_port())
+        replicas = Replicas()
+        replicas.flags = ["--cluster-secret-file", str(secret)]
+        more = [*replicas.flags, "--max-concurrent-requests", "512", *limits]
+        for _ in range(count):
+            replicas.append(stack.enter_context(running(more, fake=fake)))
+        yield replicas
+
+
+@contextmanager
+def front_of(replicas: Sequence[Server], flags: Sequence[str]) -> Iterator[Server]:
+    """Start a front of replicas that are running."""
+    with held_port() as port:
         named = [word for each in replicas for word in ("--replica", f"127.0.0.1:{each.port}")]
         command = [sys.executable, "-m", "tgi_trio", "front", "--hostname", "127.0.0.1"]
         command += ["--port", str(port), *flags, *named]
-        yield stack.enter_context(serving(command, port, output=subprocess.DEVNULL)), replicas
+        with serving(command, port, output=subprocess.DEVNULL) as front:
+            yield front
+
+
+@contextmanager
+def fronted(count: int) -> Iterator[tuple[Server, list[Server]]]:
+    """Start some replicas, and a front of them."""
+    with replicas_of(count) as replicas, front_of(replicas, replicas.flags) as front:
+        yield front, replicas
 
 
 def lags(replica: Server, port: int, count: int, tokens: int) -> list[float]:
@@ -257,11 +279,11 @@ def throughput(front: Server, clients: int, requests: int, tokens: int) -> float
 def compare_replicas(requests: int, tokens: int) -> dict[str, Any]:
     """Return tokens a second of one and of two replicas, of as many clients."""
     found: list[float] = []
-    for count in (1, 2):
-        limits = ["--max-batch-size", str(SLOTS)]
-        with fronted(count, SHORT_STEP_MS, limits) as (front, _):
-            throughput(front, 4 * SLOTS, 8, tokens)
-            found.append(throughput(front, 4 * SLOTS, requests, tokens))
+    with replicas_of(2, SHORT_STEP_MS, ["--max-batch-size", str(SLOTS)]) as replicas:
+        for count in (1, 2):
+            with front_of(replicas[:count], replicas.flags) as front:
+                throughput(front, 4 * SLOTS, 8, tokens)
+                found.append(throughput(front, 4 * SLOTS, requests, tokens))
     one, two = found
     return {"one tokens/s": one, "two tokens/s": two, "ratio": two / one}
 

@@ -37,7 +37,6 @@ _STREAMS: Final = 8
 _TOKENS: Final = 400  # of a stream, before it asks again
 _GAP: Final = 0.005  # seconds that none should be above
 _LOAD: Final = 0.5  # seconds that a load should take at most
-_PERIOD: Final = 2.0  # seconds with loads, and without
 
 
 @contextmanager
@@ -94,24 +93,26 @@ def gaps(server: Server) -> dict[float, float]:
     return {float(bound): float(count) for bound, count in found}
 
 
-def measure(server: Server, folders: list[Path], turns: int, tokens: int) -> list[dict[str, Any]]:
-    """Return a row for seconds without loads and one for those with."""
+def measure(
+    server: Server, folders: list[Path], turns: int, tokens: int, period: float
+) -> list[dict[str, Any]]:
+    """Return a row for seconds without loads and one for those with; `period`: of each turn."""
     found: dict[str, Counter[float]] = {"without": Counter(), "loading": Counter()}
     counted = {name: [0.0, 0.0] for name in found}  # seconds, tokens
     loads: list[float] = []
     with streams(server, tokens) as counts:
-        time.sleep(1.0)  # all prompts are computed
+        time.sleep(period / 2)  # all prompts are computed
         for turn in range(2 * turns):
             kind = "loading" if turn % 2 else "without"
             before, tokens_before, began = gaps(server), counts["tokens"], time.perf_counter()
             if turn % 2:
-                while time.perf_counter() - began < _PERIOD:
+                while time.perf_counter() - began < period:
                     folder = folders[len(loads) % len(folders)]
                     body = {"lora_name": folder.name, "lora_path": folder.name}
                     loads.append(post(server, "/v1/load_lora_adapter", body))
                     post(server, "/v1/unload_lora_adapter", {"lora_name": folder.name})
             else:
-                time.sleep(_PERIOD)
+                time.sleep(period)
             after = gaps(server)
             found[kind].update({bound: after[bound] - before[bound] for bound in after})
             counted[kind][0] += time.perf_counter() - began
@@ -146,6 +147,7 @@ def main() -> None:
     parser.add_argument("--shape", default="S")
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--period", type=float, default=2.0, help="seconds of a turn")
     parser.add_argument("--backend", choices=("numba", "torch"), default="numba")
     parser.add_argument("--tokens", type=int, default=_TOKENS)
     stats.add_output_flags(parser)
@@ -168,7 +170,7 @@ def main() -> None:
         flags = ["--model-id", str(base), "--api-key", _KEY, "--cpu-backend", args.backend]
         flags += ["--adapter-updates", "--adapter-folder", place, "--max-lora-rank", str(_RANK)]
         with running(flags) as server:
-            results += measure(server, folders, args.turns, args.tokens)
+            results += measure(server, folders, args.turns, args.tokens, args.period)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve, with_kv
 
 TOKENS_PER_STREAM = 40_000  # KV room: no stream ends during the measurement
-SECONDS_TO_SETTLE = 1.0
+SECONDS_TO_SETTLE = 1.0  # at most: a measurement is never the shorter part
 
 
 class GapMetrics(Metrics):
@@ -98,10 +98,11 @@ async def floor(streams: int, step_ms: float, seconds: float, ranks: int = 1) ->
         telling: list[float] = []
         link, events = ShardLink(end), 0
         start = trio.current_time()
-        while (now := trio.current_time()) < start + SECONDS_TO_SETTLE + seconds:
+        settled = start + min(SECONDS_TO_SETTLE, seconds)
+        while (now := trio.current_time()) < settled + seconds:
             await link.wait()
             for frame in link.replies():
-                if frame.kind is Kind.STEP and now > start + SECONDS_TO_SETTLE:
+                if frame.kind is Kind.STEP and now > settled:
                     gaps.append(frame.word("gap_ns") / 1e9)
                     telling.append(frame.word("forward_ns") / 1e3 - step_ms * 1e3)
                     events += frame.word("tokens")
@@ -154,7 +155,7 @@ async def router(streams: int, step_ms: float, seconds: float) -> Reading:
             try:
                 while engine.scheduler.batch_size < streams:
                     await trio.sleep(0.05)
-                await trio.sleep(SECONDS_TO_SETTLE)
+                await trio.sleep(min(SECONDS_TO_SETTLE, seconds))
                 metrics.gaps.clear()
                 before = metrics.value("tgi_batch_inference_count")
                 await trio.sleep(seconds)
