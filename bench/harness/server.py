@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol
 
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.testing.ports import held_port
@@ -43,7 +43,33 @@ def mortal() -> Callable[[], None]:
     return partial(die_with_parent, os.getpid())
 
 
-def wait_healthy(port: int, process: subprocess.Popen[bytes], timeout: float = 120.0) -> None:
+class Process(Protocol):
+    """What is asked of a server's process."""
+
+    pid: int
+    returncode: Any  # None while it runs
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def start_process(
+    command: Sequence[str | Path], output: int | IO[bytes] | None, environment: Mapping[str, str]
+) -> Process:
+    """Start a program as the head of a session; it says everything to `output`."""
+    return subprocess.Popen(
+        command,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, **environment},
+        start_new_session=True,
+        preexec_fn=mortal(),
+    )
+
+
+def wait_healthy(port: int, process: Process, timeout: float = 120.0) -> None:
     """Poll /health until it says 200; raises RuntimeError when the server ends or time is up."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -94,14 +120,7 @@ def serving(
     `environment` is added to ours; `timeout`: seconds it may take to be ready.
     """
     start = time.monotonic()
-    process = subprocess.Popen(
-        command,
-        stdout=output,
-        stderr=output,
-        env={**os.environ, **(environment or {})},
-        start_new_session=True,
-        preexec_fn=mortal(),
-    )
+    process = start_process(command, output, environment or {})
     try:
         wait_healthy(port, process, timeout)
         yield Server("127.0.0.1", port, time.monotonic() - start, process.pid)

@@ -1,5 +1,5 @@
 """Runs modules as `python -m` does, each in a process forked off one that has imported the most of
-what they import: that would take each of them seconds.
+what they import: that would take each of them seconds. So are their servers, of another one.
 
 `python -m` of it reads a line of JSON per run: the module, its arguments and the files for what it
 prints, and the seconds that it may take. It answers with the exit code.
@@ -11,22 +11,42 @@ import json
 import os
 import runpy
 import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
 
 # What they have in common. Only imports: a process with threads must not be forked.
 import bench.harness.server
 import bench.harness.stats
-import bench.model.bare  # noqa: F401  (on the first of a name, for all of it)
+import bench.model.bare
 import tgi_trio.client.load
 import tgi_trio.shard.numba_backend.verified
 import tgi_trio.shard.torch_backend.torch_loading  # noqa: F401
+from tests.warm_start import WarmProcess, start_warm
 from tgi_trio.ipc.parent import die_with_parent
 
 
 def main() -> None:
     """Fork until there are no more lines; whoever is forked off returns as the module does."""
     ours = os.getpid()
+    start_warm(["-c", ""], 2, 2).wait()  # so that all of them have the same one to fork servers off
+    plain = bench.harness.server.start_process
+
+    def start_process(
+        command: Sequence[str | Path],
+        output: int | IO[bytes] | None,
+        environment: Mapping[str, str],
+    ) -> bench.harness.server.Process:
+        """Do what the harness does, sooner where it is a module of ours."""
+        program, option, *words = map(str, command)
+        if (program, option) != (sys.executable, "-m"):
+            return plain(command, output, environment)
+        return start_forked([option, *words], output, {**os.environ, **environment})
+
+    bench.harness.server.start_process = start_process
     while line := sys.stdin.readline():
         child = os.fork()
         if not child:
@@ -34,6 +54,17 @@ def main() -> None:
             return run(**json.loads(line))
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def start_forked(
+    arguments: Sequence[str], output: int | IO[bytes] | None, environment: Mapping[str, str]
+) -> WarmProcess:
+    """Run `python ARGUMENTS`, forked off a process that has imported what a server imports."""
+    with ExitStack() as stack:
+        if output == subprocess.DEVNULL:
+            output = stack.enter_context(open(os.devnull, "wb"))
+        target = 1 if output is None else output if isinstance(output, int) else output.fileno()
+        return start_warm(arguments, target, target, environment=environment)
 
 
 def run(module: str, arguments: Sequence[str], output: str, errors: str, seconds: int) -> None:

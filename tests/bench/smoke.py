@@ -27,7 +27,8 @@ SMALL: dict[str, str] = {
     " --tries 1",
     "bench.model.accuracy": "--shapes --files CHECKPOINTS/tgi-trio-tiny-BF16.gguf --peers --texts 1"
     " --checkpoints CHECKPOINTS",
-    "bench.model.adapter_load": "--shape tiny --turns 1 --period 0.3 --tokens 16 --checkpoints CHECKPOINTS",
+    "bench.model.adapter_load": "--shape tiny --turns 1 --period 0.3 --tokens 16"
+    " --checkpoints CHECKPOINTS",
     "bench.model.adapters": "--shape tiny --turns 2 --checkpoints CHECKPOINTS",
     "bench.model.formats": "--model-id CHECKPOINTS/tgi-trio-tiny --texts 1 --words q4_0",
     "bench.model.int8_quality": "--model-id CHECKPOINTS/tgi-trio-tiny --texts 1",
@@ -36,7 +37,7 @@ SMALL: dict[str, str] = {
     "bench.model.threads": "--shapes tiny --repeats 1",
     "bench.ranks": "--rows 1 --count 2",
     "bench.ranks.stages": "--sequences 2 --tokens 4 --turns 1",
-    "bench.schedule": "--rounds 1 --steps 200",
+    "bench.schedule": "--rounds 5 --steps 200",
     "bench.schedule.policies": "--seconds 1 --profile chat",
     "bench.serve": "--concurrency 1 --requests 1 --max-tokens 4",
     "bench.serve.peers": "--checkpoints CHECKPOINTS --peers --shape tiny --clients 1 --requests 1"
