@@ -161,6 +161,7 @@ RULES: dict[str, Rule] = {
         )
         for what in ("code", "adapter")
     },
+    "testing.quick_interpreter": Rule(ours(""), banned=SERVER),
     "testing.fake_server": Rule(
         ours("__main__ cli demo model.facts"), banned=MODEL
     ),  # a program, like __main__

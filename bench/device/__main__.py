@@ -92,8 +92,10 @@ def main() -> None:
             shrink(args)
             os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
             from tgi_trio.shard.torch_backend.attention import paged
+            from tgi_trio.testing.quick_interpreter import hurry
             from tgi_trio.testing.stand_in_device import StandInDevice
 
+            hurry()
             # An interpreter has one program at a time.
             stack.enter_context(mock.patch.object(paged, "_PROGRAMS", 4))
             stack.enter_context(StandInDevice())

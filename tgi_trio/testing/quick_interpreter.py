@@ -1,0 +1,195 @@
+"""Triton's interpreter, which runs kernels where there is no device, made quick.
+
+What a kernel computes is what it was: the interpreter prepares, looks up and makes anew what it
+could keep, and that takes most of the time of kernels as small as those of tests.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+_KINDS = 4096  # of types and shapes that are remembered
+
+
+def hurry() -> None:
+    """Prepare Triton's language once for each module, not at every call of a function.
+
+    Nor are all sums checked for overflows: two thirds of the time together. Of what is left a third
+    is types, which are made anew for every result, and a third what operands have in common.
+    """
+    from triton.runtime import interpreter
+
+    prepare, prepared = interpreter._patch_lang, set[str]()
+
+    def once(function: Any) -> Any:
+        if function.__module__ not in prepared:
+            prepared.add(function.__module__)
+            prepare(function)
+        return interpreter._LangPatchScope()  # with nothing to restore
+
+    interpreter._patch_lang = once
+    options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    interpreter.interpreter_builder.options = options
+    _find_types_once()
+    _spread_at_once()
+    _call_at_once()
+
+
+def _find_types_once() -> None:
+    """Have what is said of types and shapes found once for each."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    pointer, block, unwrap = (
+        language.pointer_type,
+        language.block_type,
+        language.core._unwrap_if_constexpr,
+    )
+    of_numbers = lru_cache(_KINDS)(interpreter._get_np_dtype)
+
+    def find_dtype(kind: Any) -> Any:
+        element = kind.element_ty if isinstance(kind, block) else kind
+        return np.dtype(np.uint64) if isinstance(element, pointer) else of_numbers(element)
+
+    @lru_cache(_KINDS)
+    def facts_of(sizes: tuple[int, ...]) -> tuple[int, Any, str, Any, Any]:
+        made = block.__new__(block)
+        make(made, language.int8, list(sizes))
+        constants = language.tuple([language.constexpr(each) for each in sizes])
+        return made.numel, made.shape, str(made.shape), language.constexpr(made.numel), constants
+
+    def make_block(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([unwrap(each) for each in unwrap(shape)])
+        self.facts = numel, own, text, _, _ = facts_of(sizes)
+        self.numel, self.shape, self.element_ty, self.sizes = numel, own, element_ty, sizes
+        self.name = f"<{text}, {element_ty}>"
+
+    one = language.constexpr(1), language.tuple([])
+
+    def make_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = type.facts[3:] if type.is_block() else one
+
+    make = block.__init__
+    interpreter._get_np_dtype = find_dtype
+    block.__init__ = make_block
+    language.tensor.__init__ = make_tensor
+
+
+def _spread_at_once() -> None:
+    """Have operands brought to one type and shape without a type and a tensor for each step there.
+
+    What is not an everyday case, as every mistake, is left to Triton.
+    """
+    from triton import language
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    tensor, block, handle = language.tensor, language.block_type, interpreter.TensorHandle
+    plain_spread = TritonSemantic.broadcast_impl_value
+    plain_check = TritonSemantic.binary_op_type_checking_impl
+    halves = (language.float16, language.bfloat16)
+    ranges = {language.int32: 1 << 31, language.int64: 1 << 63}
+
+    @lru_cache(_KINDS)
+    def joined(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | None:
+        pairs = list(zip(one, other, strict=False))
+        if len(one) != len(other) or any(a != b and 1 not in (a, b) for a, b in pairs):
+            return None
+        return tuple([max(pair) for pair in pairs])
+
+    def spread(x: Any, sizes: tuple[int, ...]) -> Any:
+        if x.type.is_block() and x.type.sizes == sizes:
+            return x
+        data = np.empty(sizes, x.handle.data.dtype)
+        data[...] = x.handle.data
+        return tensor(handle(data, x.handle.dtype.scalar), block(x.type.scalar, sizes))
+
+    def spread_both(self: Any, lhs: Any, rhs: Any) -> Any:
+        one, other = lhs.type, rhs.type
+        if one.is_block() and other.is_block():
+            if one.sizes == other.sizes:
+                return lhs, rhs
+            sizes = joined(one.sizes, other.sizes)
+        elif one.is_block() or other.is_block():
+            sizes = one.sizes if one.is_block() else other.sizes
+        else:
+            return lhs, rhs
+        if sizes is None:
+            return plain_spread(self, lhs, rhs)
+        return spread(lhs, sizes), spread(rhs, sizes)
+
+    def number(x: Any, value: Any) -> Any:
+        """Return a number as what `x` is, if that is what Triton makes of it."""
+        kind = x.type.scalar
+        if type(value) is int and (kind is language.int32 or kind is language.int64):
+            fits = -ranges[kind] <= value < ranges[kind]
+        else:
+            fits = type(value) is float and kind is language.float32 and 1e-30 < abs(value) < 1e30
+        if not fits:
+            return None
+        sizes = x.type.sizes if x.type.is_block() else (1,)
+        data = np.empty(sizes, interpreter._get_np_dtype(kind))
+        data.fill(value)
+        return tensor(handle(data, kind), x.type)
+
+    def check(
+        self: Any,
+        lhs: Any,
+        rhs: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> Any:
+        if arithmetic_check and isinstance(lhs, tensor):
+            if isinstance(rhs, tensor):
+                kind = lhs.type.scalar
+                plain = not kind.is_ptr() and not (div_or_mod and kind in halves)
+                if kind is rhs.type.scalar and plain:
+                    return spread_both(self, lhs, rhs)
+            elif (same := number(lhs, rhs)) is not None:
+                return lhs, same
+        options = allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
+        return plain_check(self, lhs, rhs, *options)
+
+    TritonSemantic.broadcast_impl_value = spread_both
+    TritonSemantic.binary_op_type_checking_impl = check
+
+
+def _call_at_once() -> None:
+    """Have functions of the language called directly, and blocks loaded by a mask that is kept."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    plain_unwrap, constexpr = core._unwrap_if_constexpr, core.constexpr
+    plain = frozenset({core.tensor, int, float, bool, type(None), str})
+
+    def unwrap(x: Any) -> Any:
+        if type(x) in plain:
+            return x
+        return x.value if type(x) is constexpr else plain_unwrap(x)
+
+    def patch(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner = getattr(member, "__wrapped__", member)  # the wrapper asks whether it may be called
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return inner(*args, **kwargs)
+
+        scope.set_attr(owner, name, call)
+
+    @lru_cache(_KINDS)
+    def ones(shape: tuple[int, ...]) -> Any:
+        return interpreter.TensorHandle(np.ones(shape, np.bool_), core.int1)
+
+    def load(self: Any, pointer: Any, cache: Any, eviction: Any, volatile: bool) -> Any:
+        every = ones(pointer.data.shape)
+        return self.create_masked_load(pointer, every, None, cache, eviction, volatile)
+
+    core._unwrap_if_constexpr = unwrap
+    interpreter._patch_attr = patch
+    interpreter.InterpreterBuilder.create_load = load
