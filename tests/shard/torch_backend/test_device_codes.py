@@ -34,8 +34,9 @@ from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import coded_linear, grouped_matrices  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
-TEXTS = prompts(2, longest=2 * BLOCK)
-ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_k": 20}]
+TEXTS = prompts(2, longest=BLOCK + 4)
+# How tokens are chosen is test_device_requests.py's and test_device_sampler.py's.
+ASKED: list[dict[str, Any]] = [{}, {}]
 Checkpoint = Callable[..., Path]
 
 
@@ -51,14 +52,16 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(folder: Path, **settings: Any) -> Counter[str]:
     """The tokens are the CPU's, each decode is one replay, and codes are what is multiplied.
 
+    Rows come and go together: others, of all families, are test_device_families.py's.
+
     Return what the warm-up has launched.
     """
-    expected = drive(start(folder, "cpu", **settings), TEXTS, ASKED, 3)
+    expected = drive(start(folder, "cpu", **settings), TEXTS, ASKED, 3, late=0)
     with StandInDevice() as device:
         runner = start(folder, "cuda:0", (2,), **settings)
         launches = Counter(device.counts.launches)
         assert launches["multiply_codes"] or launches["multiply_coded_groups"]
-        ours = drive(runner, TEXTS, ASKED, 3, device=device)
+        ours = drive(runner, TEXTS, ASKED, 3, device=device, late=0)
     agree(ours, expected)
     assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
     return launches

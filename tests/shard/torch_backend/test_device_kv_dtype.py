@@ -25,7 +25,8 @@ from tgi_trio.shard.torch_backend.attention import paged, projecting  # noqa: E4
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(2, longest=2 * BLOCK)
-ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_k": 20}]
+# How tokens are chosen is test_device_requests.py's and test_device_sampler.py's.
+ASKED: list[dict[str, Any]] = [{}, {}]
 
 
 @pytest.mark.parametrize("codes", EIGHT_BITS)

@@ -27,6 +27,7 @@ from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 
 TEXTS = prompts(3, longest=20)
+GREEDY: list[dict[str, Any]] = [{}, {}, {}]
 
 
 @pytest.fixture
@@ -52,7 +53,9 @@ def check_follower(steps: list[Counts], replays: int) -> None:
     assert all(counts.replays == 1 and not counts.launches for counts in recorded)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Rank 0 chooses, as a device alone does for every kind (test_device_requests.py): here what is
+# chosen within a step, what waits for masks, and what wants the scores of a whole prompt.
+@pytest.mark.parametrize("kind", ["plain", "grammar", "prompt logprobs"])
 def test_nothing_waits_and_the_tokens_are_the_cpu_s(
     checkpoint: Callable[..., Path], device: StandInDevice, kind: str
 ) -> None:
@@ -70,7 +73,7 @@ def test_steps_that_are_not_recorded_know_the_tokens_as_well(
     checkpoint: Callable[..., Path], device: StandInDevice
 ) -> None:
     """Of a model whose norms are over the heads of all ranks."""
-    folder, asked = checkpoint("olmo2"), KINDS["plain"]
+    folder, asked = checkpoint("olmo2"), GREEDY
     expected = drive(start(folder, "cpu"), TEXTS, asked, budget=11)
     with two_ranks(folder, device) as (runner, steps):
         agree(drive(runner, TEXTS, asked, device=device, budget=11), expected)
@@ -82,7 +85,7 @@ def test_steps_that_are_not_recorded_know_the_tokens_as_well(
 def test_states_are_read_and_written_by_recordings_of_all_ranks(
     checkpoint: Callable[..., Path], device: StandInDevice
 ) -> None:
-    folder, asked = checkpoint("lfm2"), KINDS["plain"]
+    folder, asked = checkpoint("lfm2"), GREEDY
     expected = drive(start(folder, "cpu"), TEXTS[1:], asked)
     with two_ranks(folder, device, (2,)) as (runner, steps):
         ours = drive(runner, TEXTS[1:], asked, device=device)

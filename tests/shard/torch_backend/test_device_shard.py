@@ -64,9 +64,7 @@ def until_said(router: ScriptedRouter, count: int, *sequences: int) -> None:
     router.until(lambda _: all(len(router.tokens(s)) >= count for s in sequences))
 
 
-@pytest.mark.parametrize(
-    ("kind", "speculate"), [("penalties", 0), ("grammar", 0), ("penalties", 2), ("plain", 2)]
-)
+@pytest.mark.parametrize(("kind", "speculate"), [("penalties", 0), ("grammar", 0), ("plain", 2)])
 def test_preempted_sequences_go_on_where_they_were(folder: Path, kind: str, speculate: int) -> None:
     asked = KINDS[kind]
     expected = answers(folder, asked)
