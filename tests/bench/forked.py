@@ -21,7 +21,7 @@ from typing import IO
 # What they have in common. Only imports: a process with threads must not be forked.
 import bench.harness.server
 import bench.harness.stats
-import bench.model.bare
+import bench.model.bare  # on the first of a name, for all of it
 import tgi_trio.client.load
 import tgi_trio.shard.numba_backend.verified
 import tgi_trio.shard.torch_backend.torch_loading  # noqa: F401

@@ -63,7 +63,12 @@ RARE: dict[str, dict[str, Any]] = {
     "stablelm": {"hidden_size": 128},
 }
 
-_DELTA = {"linear_key_head_dim": 32, "linear_value_head_dim": 64, "head_dim": 64}
+_DELTA = {  # with a query group of three, as Qwen 3 has here: fewer kernels to compile
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64,
+    "head_dim": 64,
+    "num_attention_heads": 6,
+}
 
 # Those whose layers keep states.
 HYBRIDS: dict[str, dict[str, Any]] = {

@@ -34,6 +34,7 @@ STEPS: dict[str, tuple[list[int], list[int]]] = {  # contexts, and queries of th
     "prefill": ([75, 1, 34], [9, 1, 34]),
 }
 BOUND = 2e-3
+PROGRAMS = {"whole": 1, "divided": 8}  # of a device, that tiles are divided for
 
 
 class Case:
@@ -117,40 +118,53 @@ class Case:
         return out.view(len(self.query), self.layer.heads, -1)
 
 
-@pytest.fixture(params=[1, 8], ids=["whole", "divided"])
-def programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def ways(*place: int) -> list[str]:
+    """Return whether tiles are divided: both, where the sweep is wide.
+
+    Else they take turns, so that neighbours of any kind have the one and the other.
+    """
+    return list(PROGRAMS) if WIDE else [list(PROGRAMS)[sum(place) % 2]]
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     from tgi_trio.shard.torch_backend.attention import paged
 
-    monkeypatch.setattr(paged, "_PROGRAMS", request.param)
+    return lambda way: monkeypatch.setattr(paged, "_PROGRAMS", PROGRAMS[way])
 
 
-@pytest.mark.usefixtures("programs")
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("dim", DIMS)
-def test_heads_of_models(dim: int, step: tuple[list[int], list[int]]) -> None:
-    for group, window in KINDS:  # heads of a key, and how far they look
+def test_heads_of_models(dim: int, step: str, programs: Callable[[str], None]) -> None:
+    for i, (group, window) in enumerate(KINDS):  # heads of a key, and how far they look
         layer = AttentionLayer(1, 2 * group, 2, dim, scale=dim**-0.5, window=window)
-        case = Case(*step, layer)
-        worst = (case.attended().float() - case.expected()).abs().max().item()
-        assert worst < BOUND, (group, window, worst)
+        case = Case(*STEPS[step], layer)
+        expected = case.expected()
+        for way in ways(i, list(STEPS).index(step)):
+            programs(way)
+            worst = (case.attended().float() - expected).abs().max().item()
+            assert worst < BOUND, (group, window, way, worst)
 
 
-@pytest.mark.usefixtures("programs")
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("way", PROGRAMS)
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("heads", [16, 20] if WIDE else [20])
-def test_latents(heads: int, step: tuple[list[int], list[int]]) -> None:
+def test_latents(heads: int, step: str, way: str, programs: Callable[[str], None]) -> None:
+    programs(way)
     layer = AttentionLayer(1, heads, 1, 576, scale=192**-0.5, value_dim=512)
-    case = Case(*step, layer)
+    case = Case(*STEPS[step], layer)
     worst = (case.attended().float() - case.expected()).abs().max().item()
     assert worst < BOUND, worst
 
 
-@pytest.mark.usefixtures("programs")
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("codes", EIGHT_BITS)
 @pytest.mark.parametrize("shape", [(8, 2, 128, 0), (16, 1, 576, 512)], ids=["heads", "latents"])
 def test_keys_and_values_of_8_bits(
-    codes: str, shape: tuple[int, int, int, int], step: tuple[list[int], list[int]]
+    codes: str,
+    shape: tuple[int, int, int, int],
+    step: str,
+    programs: Callable[[str], None],
 ) -> None:
     """What they stand for, with scales of the checkpoint, is what is attended to."""
     heads, kv_heads, dim, latents = shape
@@ -158,9 +172,11 @@ def test_keys_and_values_of_8_bits(
     layer = AttentionLayer(
         1, heads, kv_heads, dim, scale=dim**-0.5, value_dim=latents, kv_scales=scales
     )
-    case = Case(*step, layer, codes)
-    worst = (case.attended().float() - case.expected()).abs().max().item()
-    assert worst < BOUND, worst
+    case = Case(*STEPS[step], layer, codes)
+    for way in ways(list(STEPS).index(step), list(EIGHT_BITS).index(codes)):
+        programs(way)
+        worst = (case.attended().float() - case.expected()).abs().max().item()
+        assert worst < BOUND, (way, worst)
 
 
 # --- caches of more numbers than 32 bits count ---------------------------------------------------

@@ -27,7 +27,7 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.shard.contract import ShardSequence
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "deepseek_v3", "gpt_oss")
-PROMPTS = prompts(16)
+PROMPTS = prompts(10)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Checkpoint = Callable[..., Path]
@@ -75,12 +75,12 @@ def test_the_output_wanders(model: Model) -> None:
 
 
 def test_alone(model: Model) -> None:
-    for row in _rows()[:7]:
+    for row in _rows()[:7:2]:
         run(model.runner, [row])
         model.check([row])
 
 
-def test_in_a_batch_of_sixteen(model: Model) -> None:
+def test_in_a_batch(model: Model) -> None:
     rows = _rows()
     run(model.runner, rows)
     model.check(rows)
@@ -92,10 +92,9 @@ def test_chunked_prefills_among_decodes(model: Model) -> None:
     model.check(rows)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_shuffled_block_tables(model: Model, seed: int) -> None:
-    rows = _rows(shuffle=seed)
-    run(model.runner, rows, chunk=20, joins=3, seed=seed)
+def test_shuffled_block_tables(model: Model) -> None:
+    rows = _rows(shuffle=1)
+    run(model.runner, rows, chunk=20, joins=3, seed=1)
     model.check(rows)
 
 
@@ -173,8 +172,8 @@ def test_a_step_may_be_repeated(model: Model) -> None:
     rows = _rows()
     counts = [row.length for row in rows]
     once = model.runner.step(plan(rows, counts))
-    again = model.runner.step(plan(rows[3:9], counts[3:9]))
-    assert [r.token_ids for r in once.rows[3:9]] == [r.token_ids for r in again.rows]
+    again = model.runner.step(plan(rows[3:7], counts[3:7]))
+    assert [r.token_ids for r in once.rows[3:7]] == [r.token_ids for r in again.rows]
     assert all(row.computed == 0 for row in rows)
     model.recorder.by_place.clear()
 
@@ -191,10 +190,10 @@ def test_bfloat16_stays_near(checkpoint: Checkpoint) -> None:
         folder = checkpoint(family)
         runner, recorder = load(folder, dtype="bfloat16")
         assert runner.info.dtype == "bfloat16"
-        rows = _rows()
-        run(runner, rows, chunk=16, joins=4)
+        rows = _rows()[::3]
+        run(runner, rows, chunk=16, joins=2)
         golden = Golden(folder)
-        for row in rows[::5]:
+        for row in rows:
             expected = golden.logits(PROMPTS[row.id], generated(row))
             ours = recorder.logits(row.id)
             pairs = torch.stack((ours.flatten(), expected.flatten()))
@@ -214,6 +213,6 @@ def test_beyond_a_sliding_window(checkpoint: Checkpoint, family: str) -> None:
     for row in rows[::3]:
         assert_greedy(golden, recorder, row)
     unbounded, _ = load(checkpoint(family))
-    others = _rows()
-    run(unbounded, others)
-    assert [generated(row) for row in rows] != [generated(row) for row in others]
+    longest = max(_rows(), key=lambda row: row.length)
+    run(unbounded, [longest])
+    assert generated(rows[longest.id]) != generated(longest)
