@@ -4,7 +4,7 @@ codes as a checkpoint has them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,22 @@ from tgi_trio.shard.checkpoint.formats.int8 import RoundedMatrix
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
 from tgi_trio.shard.numba_backend.arena import Arena
-from tgi_trio.shard.numba_backend.kinds.kind import E4M3_NO_NUMBER, Codes, Kind, fill_panels
+from tgi_trio.shard.numba_backend.fillers.blocks import READERS
+from tgi_trio.shard.numba_backend.fillers.filler import Filler, find_filler
+from tgi_trio.shard.numba_backend.kinds.kind import (
+    E4M3_NO_NUMBER,
+    Array,
+    Codes,
+    Kind,
+    fill_panels,
+)
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, Storage
 
 _JOB_BYTES = 4 << 20  # of panels that a thread fills at a time
 _INT8_JOB_BYTES = 128 << 10  # the same of int8, which stays in the cache until it is transposed
-_CODES_AT_ONCE = 256 << 10  # that a thread packs at a time, in its cache
+_CODES_AT_ONCE = 256 << 10  # that a thread packs at a time with numpy, in its cache
+_BLOCKS_AT_ONCE = 1 << 20  # weights of blocks, which are read once
 _UNITS = {"float32": np.float32, "bfloat16": np.uint32, "int8": np.int8}  # of a panel
 
 
@@ -59,18 +68,27 @@ class _CodesJob:
     panels: NDArray[np.uint8]
     packing: Packing
     rows: Sequence[StoredMatrix]
+    filler: Future[Filler | None]
 
     def place(self) -> tuple[Path, int]:
         return self.rows[0].place()
 
     def run(self, bf16: bool) -> None:
+        planes = [part.planes() for part in self.rows]
+        if (filler := self.filler.result()) is None:
+            self._fill(planes)
+        elif not filler.fill(self.panels, [own["blocks"] for own in planes]):
+            raise _no_number(self.rows[0])
+        for part in self.rows:
+            part.release()
+
+    def _fill(self, planes: Sequence[Mapping[str, Array]]) -> None:
+        """Do it with numpy, in several passes."""
         read, arrange = self.packing.stored.read, self.packing.arrange
-        found = [arrange(read(part.planes())) for part in self.rows]
+        found = [arrange(read(own)) for own in planes]
         codes = found[0] if len(found) == 1 else interleave_codes(*found)
         check_codes(self.rows[0], self.packing.kind, codes)
         fill_panels(self.panels, self.packing.kind, codes, self.packing.span)
-        for part in self.rows:
-            part.release()
 
 
 class Packer:
@@ -87,6 +105,7 @@ class Packer:
         self._pool = ThreadPoolExecutor(threads, "packer")
         self._jobs: list[_Job | _CodesJob] = []
         self._under_way: list[Future[None]] = []
+        self._fillers: dict[str, Future[Filler | None]] = {}  # by coding
 
     def __enter__(self) -> Packer:
         return self
@@ -146,16 +165,28 @@ class Packer:
         size = packing.kind.panel_bytes(inputs, packing.span)
         count = counts[0] if paired else sum(counts)
         panels = self._arena.allocate((count, size), np.uint8)
-        step = max(1, _CODES_AT_ONCE // (PANEL * inputs))
+        filler, coding = self._find_filler(parts[0].coding), parts[0].coding
+        most = _BLOCKS_AT_ONCE if coding in READERS else _CODES_AT_ONCE
+        step = max(1, most // (PANEL * inputs))
         together = [parts] if paired else [[part] for part in parts]
         first = 0
         for own, own_count in zip(together, counts, strict=False):
             for begin in range(0, own_count, step):
                 end = min(begin + step, own_count)
                 rows = [part.rows(slice(begin * lanes, end * lanes)) for part in own]
-                self._jobs.append(_CodesJob(panels[first + begin : first + end], packing, rows))
+                part = panels[first + begin : first + end]
+                self._jobs.append(_CodesJob(part, packing, rows, filler))
             first += own_count
         return panels
+
+    def _find_filler(self, coding: str) -> Future[Filler | None]:
+        """Have the program compiled that lays weights of a coding into panels.
+
+        It comes before all jobs, so these never wait for what has not begun.
+        """
+        if coding not in self._fillers:
+            self._fillers[coding] = self._pool.submit(find_filler, coding)
+        return self._fillers[coding]
 
     def _fill(self, panels: NDArray[Any], scales: Floats | None, rows: StoredMatrix) -> None:
         """Fill `panels` [count, in, lanes] with rows [count * lanes, in], a piece per job.
@@ -178,9 +209,12 @@ def check_codes(matrix: StoredMatrix, kind: Kind, codes: Codes) -> None:
         raise ModelLoadError(f"{matrix.place()[0]} holds a weight that is not a number.")
     for numbers in codes.numbers.values():
         if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
-            raise ModelLoadError(
-                f"{matrix.place()[0]} holds a scale that is infinite or not a number."
-            )
+            raise _no_number(matrix)
+
+
+def _no_number(matrix: StoredMatrix) -> ModelLoadError:
+    file = matrix.place()[0]
+    return ModelLoadError(f"{file} holds a scale that is infinite or not a number.")
 
 
 def interleave_codes(gate: Codes, up: Codes) -> Codes:

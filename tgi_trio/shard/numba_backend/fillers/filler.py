@@ -1,0 +1,242 @@
+"""A program that lays rows of blocks into panels, and how it is compiled."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import llvmlite.binding as llvm
+import llvmlite.ir as ir
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.gguf.block_types import BY_NAME
+from tgi_trio.shard.numba_backend.fillers.blocks import READERS, Read
+from tgi_trio.shard.numba_backend.fillers.words import (
+    I8,
+    I16,
+    I32,
+    I64,
+    POINTER,
+    WORDS,
+    Source,
+    any_of,
+    masked,
+    part,
+)
+from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Field, Kind, fill_panels
+from tgi_trio.shard.numba_backend.kinds.table import KINDS
+from tgi_trio.shard.numba_backend.weight_layout import PANEL
+
+_NAME: Final = "fill"
+_ROW: Final = 4 * PANEL  # bytes of a word of every output
+_EXPONENT: Final = 0x7C00  # bits of a float16, all of which are set in what is no number
+_AHEAD: Final = (
+    256  # bytes of a row that are fetched early: 32 rows are more than processors follow
+)
+_ARGUMENTS: Final = [ctypes.c_int64] * 5
+
+
+@dataclass(frozen=True, slots=True)
+class Filler:
+    """The program for one of GGUF's types."""
+
+    _call: Callable[..., int]
+    _engine: Any  # holds the machine code
+
+    def fill(self, panels: NDArray[np.uint8], parts: Sequence[NDArray[np.uint8]]) -> bool:
+        """Lay blocks [out, blocks of a row, bytes] into `panels` uint8 [out / 32, bytes].
+
+        As `kinds.kind.fill_panels`, into zeros; of two parts the rows are interleaved. Other
+        threads of Python go on. Returns False where a scale is infinite or not a number.
+        """
+        rows = np.zeros((-(-sum(map(len, parts)) // PANEL), PANEL), np.int64)  # 0: there is none
+        lanes = PANEL // len(parts)
+        for place, own in enumerate(parts):
+            begins = np.zeros(len(rows) * lanes, np.int64)
+            begins[: len(own)] = own.ctypes.data + np.arange(len(own)) * own.strides[0]
+            rows[:, place * lanes : (place + 1) * lanes] = begins.reshape(-1, lanes)
+        where = panels.ctypes.data, rows.ctypes.data
+        return not self._call(*where, len(rows), panels.strides[0], parts[0].shape[1])
+
+
+def find_filler(coding: str) -> Filler | None:
+    """Return the program for weights of a `StoredMatrix.coding`; None: numpy has to do it.
+
+    That is where there is none, or where it shows that it does not work on this machine.
+    """
+    if coding not in READERS:
+        return None
+    try:
+        made = compile_filler(coding)
+        fault = _find_fault(made, coding)
+    except Exception as error:  # whatever LLVM raises: there is another way
+        fault = f"{type(error).__name__}: {error}"
+    if fault is None:
+        return made
+    print(f"weights of {coding} are packed with numpy: {fault}", file=sys.stderr)
+    return None
+
+
+def compile_filler(coding: str) -> Filler:
+    """Compile the program for one of `READERS`; raises what LLVM raises.
+
+    LLVM's passes are left out: they take as long as all else, and gain a twentieth.
+    """
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = llvm.parse_assembly(str(_write_module(coding, KINDS[coding].kind)))
+    # As numba is told, which has the rest of the machine's instructions from there.
+    features = os.environ.get("NUMBA_CPU_FEATURES")
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten() if features is None else features,
+        opt=2,
+    )
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    call = ctypes.CFUNCTYPE(ctypes.c_int32, *_ARGUMENTS)(engine.get_function_address(_NAME))
+    return Filler(call, engine)
+
+
+def _find_fault(filler: Filler, coding: str) -> str | None:
+    """Return what is wrong with a program on this machine, or None."""
+    stored, (kind, read) = BY_NAME[coding], (KINDS[coding].kind, KINDS[coding].read)
+    blocks = np.random.default_rng(1).integers(
+        0, 256, (PANEL + 1, 2, stored.bytes), np.uint8, endpoint=False
+    )
+    span = kind.span or BLOCK_INPUTS
+    panels, expected = np.zeros((2, 2, kind.panel_bytes(2 * stored.weights, span)), np.uint8)
+    filler.fill(panels, [blocks])
+    fill_panels(expected, kind, read({"blocks": blocks}), span)
+    return None if np.array_equal(panels, expected) else "their codes are not where they belong"
+
+
+def _write_module(coding: str, kind: Kind) -> ir.Module:
+    """Write `fill(panels, rows, count, panel bytes, blocks of a row)`: 1 for a bad scale."""
+    module = ir.Module()
+    module.triple = llvm.get_process_triple()
+    function = ir.Function(module, ir.FunctionType(I32, [I64] * len(_ARGUMENTS)), _NAME)
+    panels, rows, count, panel_bytes, blocks = function.args
+    builder = ir.IRBuilder(function.append_basic_block())
+    flag = builder.alloca(I32)
+    builder.store(I32(0), flag)
+    stored = BY_NAME[coding]
+    groups = stored.weights // BLOCK_INPUTS
+    block_bytes = kind.span_bytes + groups * kind.block_bytes
+    with (
+        _each(builder, count) as panel,
+        _each(builder, blocks) as block,
+        _each(builder, I64(PANEL)) as lane,
+    ):
+        place = builder.add(builder.mul(panel, I64(PANEL)), lane)
+        row = builder.load(_pointer(builder, rows, builder.mul(place, I64(8))), typ=I64)
+        with builder.if_then(builder.icmp_unsigned("!=", row, I64(0))):
+            where = _pointer(builder, row, builder.mul(block, I64(stored.bytes)))
+            _fetch(builder, where)
+            read = READERS[coding](Source(builder, where))
+            target = builder.add(
+                builder.mul(panel, panel_bytes), builder.mul(block, I64(block_bytes))
+            )
+            writer = _Writer(builder, builder.add(panels, target), lane, flag)
+            writer.write(kind, read)
+    builder.ret(builder.load(flag, typ=I32))
+    return module
+
+
+def _pointer(builder: Any, where: Any, offset: Any) -> Any:
+    return builder.inttoptr(builder.add(where, offset), POINTER)
+
+
+def _fetch(builder: Any, where: Any) -> None:
+    """Ask for what comes `_AHEAD` bytes later, if it is memory at all."""
+    kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
+    prefetch = ir.Function(builder.module, kind, "llvm.prefetch.p0")
+    later = builder.gep(where, [I64(_AHEAD)], source_etype=I8)
+    builder.call(prefetch, [later, I32(0), I32(3), I32(1)])  # to read, near, data
+
+
+@contextmanager
+def _each(builder: Any, count: Any) -> Iterator[Any]:
+    """Write the block for each number below `count`, which is not 0."""
+    before = builder.block
+    body = builder.append_basic_block()
+    builder.branch(body)
+    builder.position_at_end(body)
+    number = builder.phi(I64)
+    number.add_incoming(I64(0), before)
+    yield number
+    following = builder.add(number, I64(1))
+    number.add_incoming(following, builder.block)
+    behind = builder.append_basic_block()
+    builder.cbranch(builder.icmp_unsigned("<", following, count), body, behind)
+    builder.position_at_end(behind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes what was read of a block to the place of one output in a panel."""
+
+    builder: Any
+    target: Any  # where the block begins in the panel
+    lane: Any  # the output's place among those of the panel
+    flag: Any  # becomes 1 for a scale that is no number
+
+    def write(self, kind: Kind, read: Read) -> None:
+        self._head(kind.span_head, read, 0, 0)
+        for group, codes in enumerate(read.codes):
+            first = kind.span_bytes + group * kind.block_bytes
+            self._head(kind.head, read, group, first)
+            self._codes(kind.bits, codes, first + kind.head_bytes)
+
+    def _head(self, fields: tuple[Field, ...], read: Read, group: int, first: int) -> None:
+        """Write the numbers of a head that begins at byte `first`."""
+        for field in fields:
+            for place in range(field.parts):
+                number = read.numbers[field.name][group * field.parts + place]
+                if field.number == "f2":
+                    self._check(number)
+                size = number.type.width // 8
+                self._store(number, first + place * PANEL * size, size)
+            first += field.bytes
+
+    def _check(self, half: Any) -> None:
+        builder, all_bits = self.builder, ir.Constant(I16, _EXPONENT)
+        bad = builder.icmp_unsigned("==", builder.and_(half, all_bits), all_bits)
+        found = builder.or_(builder.load(self.flag, typ=I32), builder.zext(bad, I32))
+        builder.store(found, self.flag)
+
+    def _codes(self, bits: int, codes: Any, first: int) -> None:
+        """As `kinds.kind._fill_codes`."""
+        builder = self.builder
+        if bits == 8:
+            self._words(codes, first)
+            return
+        low = masked(builder, codes, 0, 15)
+        upper = part(builder, low, range(4, WORDS))
+        four = ir.Constant(upper.type, [4] * upper.type.count)
+        packed = builder.or_(part(builder, low, range(4)), builder.shl(upper, four))
+        self._words(packed, first)
+        first += 4 * _ROW
+        more = bits - 4  # bits, of `each` words in a plane
+        each = 8 // more if more else 0
+        for plane in range(more):
+            lanes = range(plane * each, (plane + 1) * each)
+            high = masked(builder, part(builder, codes, lanes), 4, (1 << more) - 1)
+            shifts = ir.Constant(high.type, [more * word for word in range(each)])
+            self._store(any_of(builder, builder.shl(high, shifts)), first + plane * _ROW, 4)
+
+    def _words(self, words: Any, first: int) -> None:
+        for place in range(words.type.count):
+            word = self.builder.extract_element(words, I32(place))
+            self._store(word, first + place * _ROW, 4)
+
+    def _store(self, value: Any, first: int, size: int) -> None:
+        """Write a number of the output, `first`: where that of the first output is."""
+        offset = self.builder.add(self.builder.mul(self.lane, I64(size)), I64(first))
+        self.builder.store(value, _pointer(self.builder, self.target, offset))
