@@ -175,7 +175,8 @@ RULES: dict[str, Rule] = {
     "__main__": Rule(
         ours(
             "cli demo errors hub log_levels logs launcher model.facts model.speculators.recognise "
-            "settings signals start_checks timeline cluster.keeper cluster.scaling"
+            "settings signals start_checks timeline cluster.keeper cluster.scaling "
+            "devices ipc.waiting"
         ),
         banned=MODEL,
     ),

@@ -17,6 +17,7 @@ from tgi_trio.settings.records import Options
 
 if TYPE_CHECKING:
     from tgi_trio.hub import Served
+    from tgi_trio.ipc.waiting import WaitingShards
 
 ShardArgv = Callable[[str, str], list[str]]  # see router.shard_process, too heavy to import here
 
@@ -87,6 +88,29 @@ def _start_logging(invocation: Invocation) -> None:
 def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     """Serve until told to stop; `shard` gives another command line for shard processes."""
     # Imported here: `--help` and mistakes in flags answer at once.
+    from tgi_trio.ipc.waiting import waiting_shards
+
+    options = invocation.options
+    count, kind = (0, "") if shard else _likely_shards(options)
+    with waiting_shards(count, kind) as waiting:
+        return _serve(invocation, shard, waiting)
+
+
+def _likely_shards(options: Options) -> tuple[int, str]:
+    """Return how many shards there will be here, and of which kind: a guess, which costs nothing.
+
+    At most as many as there are processors: flags have not been checked.
+    """
+    from tgi_trio.devices import has_driver
+
+    count = max(1, options.num_shard or 1) - options.ranks_elsewhere
+    kind = "torch" if options.cpu_backend == "torch" else "numba"
+    if options.device != "cpu" and options.cpu_backend == "auto" and has_driver():
+        kind = "device"
+    return max(0, min(count, os.cpu_count() or 1)), kind
+
+
+def _serve(invocation: Invocation, shard: ShardArgv | None, waiting: WaitingShards) -> int:
     import logging
 
     from tgi_trio.cli.files import check_cluster_secret, check_tokenizer_config, read_key_file
@@ -136,7 +160,8 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
         for warning in check_start(settings):
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")
-        launcher = Launcher(settings, listeners, timeline, *([shard] if shard else []))
+        own = [shard] if shard else []
+        launcher = Launcher(settings, listeners, timeline, *own, waiting=waiting)
         run_to_its_end(launcher.run)
     return 0
 

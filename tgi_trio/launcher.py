@@ -1,7 +1,8 @@
 """The root nursery: shard group, engine, HTTP server and signals, from first flag to exit code.
 
-The shard is spawned before the router's engine and HTTP modules are imported, so that the model and
-the web stack load side by side; what this module imports is waited for first.
+A shard imports what it needs while this module is imported and the model is looked at
+(`ipc/waiting.py`). It gets the model before the router's engine and HTTP modules are imported, so
+that the model and the web stack load side by side.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tgi_trio.hub import read_pipeline_tag
 from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.ipc.waiting import WaitingShards
 from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
@@ -196,7 +198,9 @@ class Launcher:
         listeners: Listeners,
         timeline: Timeline,
         argv: ShardArgv = real_shard,
+        waiting: WaitingShards | None = None,
     ) -> None:
+        """`argv`: the command line of a shard; `waiting`: what the first ones are made of."""
         self._settings = settings
         self._listeners = listeners
         self._timeline = timeline
@@ -222,7 +226,7 @@ class Launcher:
         told = shard_settings(settings, tokenizer, self._arena)
         self._supervisor = Supervisor(
             self._metrics,
-            LocalGroup.starter(argv, told, settings.spin_us, self._ranks),
+            LocalGroup.starter(argv, told, settings.spin_us, self._ranks, waiting),
             WarmupRequest(
                 max_prefill_tokens=settings.max_batch_prefill_tokens,
                 max_total_tokens=settings.max_total_tokens,

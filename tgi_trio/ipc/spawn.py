@@ -21,6 +21,11 @@ class ShardProcess:
     process: subprocess.Popen[bytes]
     pidfd: int
 
+    @classmethod
+    def of(cls, process: subprocess.Popen[bytes]) -> ShardProcess:
+        """Take over a process of ours that has not been reaped."""
+        return cls(process, os.pidfd_open(process.pid))
+
     @property
     def pid(self) -> int:
         """Process id; never reused before `reap()`."""
@@ -78,4 +83,4 @@ def spawn_shard(
         pass_fds=(*endpoints.spec.fds, *extra_fds),
         process_group=0,  # Ctrl-C in a terminal is the router's to handle: it drains first
     )
-    return ShardProcess(process, os.pidfd_open(process.pid))
+    return ShardProcess.of(process)

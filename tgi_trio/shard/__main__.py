@@ -1,7 +1,7 @@
 """`python -m tgi_trio.shard <channel spec> <settings as JSON>`: one shard process.
 
 Started by the router; the channel spec is `ipc.channel.ChannelSpec.text()`, its descriptors are
-inherited.
+inherited. With `--wait` both come later, see `ipc/waiting.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_output import warn
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.ipc.waiting import WAIT, wait_for_words
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
 from tgi_trio.shard import process
+from tgi_trio.shard.ahead import tasks_ahead
 from tgi_trio.shard.checkpoint.readahead import reading_ahead
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
@@ -36,6 +38,12 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Run the shard; returns the process's exit code."""
+    if argv[:1] == [WAIT] and len(argv) == 4:
+        with pause_collection():
+            words = wait_for_words(int(argv[1]), int(argv[2]), tasks_ahead(argv[3]))
+        if words is None:
+            return 0  # nobody is left to tell
+        argv = words
     if len(argv) != 2:
         print("usage: python -m tgi_trio.shard <channel spec> <settings JSON>", file=sys.stderr)
         return 2

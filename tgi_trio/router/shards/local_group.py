@@ -28,6 +28,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
 from tgi_trio.ipc.tcp import TcpSpec
 from tgi_trio.ipc.tcp_router_end import TcpRouterEnd
+from tgi_trio.ipc.waiting import WaitingShards
 from tgi_trio.router.http.wire.sockets import address_text
 from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.group import Group, Rank, StartGroup
@@ -48,20 +49,27 @@ class LocalGroup:
 
     @staticmethod
     def starter(
-        argv: ShardArgv, settings: ShardSettings, spin_us: int = 0, source: RankSource | None = None
+        argv: ShardArgv,
+        settings: ShardSettings,
+        spin_us: int = 0,
+        source: RankSource | None = None,
+        waiting: WaitingShards | None = None,
     ) -> StartGroup:
         """Return what starts groups of `settings.world_size` ranks.
 
         `spin_us`: how long a reader of a ring stays awake, if there are cores to spare. The arena
         of images is the router's own, one for all groups: rank 0 inherits its descriptor. `source`:
         where the last ranks come from, if some run on other machines; all of them are there.
+        `waiting`: what ranks are made of as long as there is any.
         """
         affordable = affordable_spin_us(spin_us, shards=settings.world_size)
 
         def start(request: WarmupRequest, incarnation: int) -> AbstractContextManager[Group]:
             if source is not None and 0 in source.ranks:
                 return LocalGroup.call_in(settings, request, incarnation, source)
-            return LocalGroup.spawn(argv, settings, request, incarnation, affordable, source)
+            return LocalGroup.spawn(
+                argv, settings, request, incarnation, affordable, source, waiting
+            )
 
         return start
 
@@ -75,6 +83,7 @@ class LocalGroup:
         incarnation: int,
         spin_us: int,
         source: RankSource | None = None,
+        waiting: WaitingShards | None = None,
     ) -> Iterator[LocalGroup]:
         """Start every rank; leaving the block kills what is left. Main thread only."""
         with ExitStack() as stack:
@@ -111,9 +120,8 @@ class LocalGroup:
                 )
                 inherited = [fd for fd in (own.rendezvous, own.image_arena) if fd >= 0]
                 inherited += fds if rank == 0 else []
-                ranks.append(
-                    stack.enter_context(ShardInstance.spawn(argv, own, endpoints, inherited))
-                )
+                start = ShardInstance.spawn(argv, own, endpoints, inherited, waiting)
+                ranks.append(stack.enter_context(start))
             for endpoints in channels:  # not before: rank 0 inherits all of them
                 endpoints.release_child_ends()
             ranks += afar.ranks if afar else []

@@ -19,6 +19,7 @@ from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.shard_output import split_warning
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
+from tgi_trio.ipc.waiting import WaitingShards
 from tgi_trio.ipc.watch import wait_for_death
 
 log = logging.getLogger("tgi_trio.shard")
@@ -57,18 +58,30 @@ class ShardInstance:
     @classmethod
     @contextmanager
     def spawn(
-        cls, argv: ShardArgv, settings: ShardSettings, endpoints: Endpoints, fds: Sequence[int]
+        cls,
+        argv: ShardArgv,
+        settings: ShardSettings,
+        endpoints: Endpoints,
+        fds: Sequence[int],
+        waiting: WaitingShards | None = None,
     ) -> Iterator[ShardInstance]:
         """Start the process at the lower end of `endpoints`; it inherits `fds`, too.
 
-        Leaving the block kills what is left of it. Main thread only.
+        One that is `waiting` is taken instead, if there is any. Leaving the block kills what is
+        left of it. Main thread only.
         """
-        with spawn_shard(
-            argv(endpoints.spec.text(), settings.text()),
-            endpoints,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            extra_fds=fds,
+        words = endpoints.spec.text(), settings.text()
+        early = None if waiting is None else waiting.take(words, (*endpoints.spec.fds, *fds))
+        with (
+            spawn_shard(
+                argv(*words),
+                endpoints,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                extra_fds=fds,
+            )
+            if early is None
+            else ShardProcess.of(early)
         ) as process:
             stdout = process.process.stdout
             if stdout is not None:

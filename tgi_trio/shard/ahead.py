@@ -1,0 +1,56 @@
+"""What a shard can import before it knows its model: by far the most of a start without one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from tgi_trio.devices import hide_devices
+
+# By what is likely to compute: of CPU kernels what `numba_backend/loading.py` imports late. On CPUs
+# torch cannot be told how many threads it is to have once it is there (`__main__.py`).
+_MODULES: Final[dict[str, Sequence[str]]] = {
+    "numba": (
+        "tgi_trio.shard.backend",
+        "tgi_trio.shard.machine.device",
+        "tgi_trio.shard.numba_backend.loading",
+        "tgi_trio.shard.sampling.guides",
+        "numba",
+        "tgi_trio.shard.numba_backend.forward",
+        "tgi_trio.shard.numba_backend.numba_runner",
+        "tgi_trio.shard.numba_backend.verified",
+    ),
+    "torch": ("tgi_trio.shard.backend", "tgi_trio.shard.machine.device"),
+    "device": (
+        "tgi_trio.shard.backend",
+        "tgi_trio.shard.machine.device",
+        "torch",
+        "tgi_trio.shard.torch_backend.torch_loading",
+    ),
+}
+
+
+def tasks_ahead(kind: str) -> Iterator[Callable[[], object]]:
+    """Yield what to do for a `kind` of shard, in pieces between which it may be asked to begin."""
+    hide_devices(os.environ)  # before torch looks
+    for name in _MODULES.get(kind, ()):
+        yield partial(_import, name)
+    if kind == "numba":
+        yield _fill_tables
+
+
+def _import(name: str) -> None:
+    with suppress(ImportError):  # it is missed where it is needed, by somebody who says so
+        importlib.import_module(name)
+
+
+def _fill_tables() -> None:
+    """Have numba fill its tables of types, as it does where the first kernel is loaded."""
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
