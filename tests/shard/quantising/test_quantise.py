@@ -241,6 +241,8 @@ def test_a_gguf_file_has_the_weights_and_the_tokenizer(
     file = tmp_path / "small.gguf"
     quantise_model(replace(job, model=source, output=file, format=f"gguf:{word}"), every)
     read = library.GGUFReader(file)
+    types = read.fields["tokenizer.ggml.token_type"].types  # llama.cpp takes no others
+    assert types == [library.GGUFValueType.ARRAY, library.GGUFValueType.INT32]
     types = {tensor.name: tensor.tensor_type.name for tensor in read.tensors}
     assert types["blk.0.ffn_down.weight"] == word.upper()
     assert types["token_embd.weight"] == "Q8_0" and types["output_norm.weight"] == "F32"

@@ -173,8 +173,13 @@ def _string(text: str) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """Return a value with its type before it: u32, f32, bool, string or a list of one of them."""
+    """Return a value with its type before it: u32, f32, bool, string or a list of one of them.
+
+    Whole numbers of a list are i32: llama.cpp reads the types of tokens as nothing else.
+    """
     if isinstance(value, list):
+        if type(value[0]) is int:
+            return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
         number, _ = _scalar(value[0])
         whole = b"".join(_scalar(each)[1] for each in value)
         return struct.pack("<IIQ", 9, number, len(value)) + whole
