@@ -1,7 +1,8 @@
 """HTTP/1.1 without a connection: bytes in, events out; answers in, bytes out.
 
 No socket and no task is known here. Everything that moves a connection through the table of
-`states.py` is in this file, and nothing else is. httptools is the tokeniser.
+`states.py` is in this file, and nothing else is. httptools is the tokeniser, of all but bodies of a
+known length: there is nothing to be found in them, and it would copy them.
 """
 
 from __future__ import annotations
@@ -140,6 +141,7 @@ class Http1:
         self._target = b""
         self._again = b""  # a head to be read in place of one that asked for an upgrade
         self._refused_with = 400  # status of the answer to what is no HTTP
+        self._body_left = 0  # bytes that are yet to come of a body of known length
         self._incoming: RequestHead | None = None  # whose body is being received
         self._current: RequestHead | None = None  # which is being answered
 
@@ -155,6 +157,10 @@ class Http1:
             data = self._choose_protocol(data)
         if self.client is _HEAD:
             self._head_size += len(data)
+        if left := self.body_left:
+            piece, data = data[:left], data[left:]
+            self._heard.append(BodyPart(piece))
+            self._count_body(len(piece))
         try:
             self._feed(data)
         except httptools.HttpParserError:
@@ -162,6 +168,29 @@ class Http1:
         if self.client is _HEAD and self._head_size > self._longest_head:
             self._refuse(431)
         return self._heard
+
+    @property
+    def body_left(self) -> int:
+        """How many of the bytes that come next are certain to be the incoming request's body."""
+        heard = self.client is _BODY and self.server is not _DRAINING
+        return self._body_left if heard else 0
+
+    def skip_body(self, count: int) -> list[Heard]:
+        """Return what `receive` would of so many bytes of a body, but for that part of it.
+
+        They came past us. Raises ValueError for more than `body_left`.
+        """
+        if count > self.body_left:
+            raise ValueError(f"{count} bytes of a body that has {self.body_left} left")
+        self._heard = []
+        self._count_body(count)
+        return self._heard
+
+    def _count_body(self, count: int) -> None:
+        self._body_left -= count
+        if not self._body_left:
+            self._parser = httptools.HttpRequestParser(self)  # the old one waits for this body
+            self.on_message_complete()
 
     def _choose_protocol(self, data: bytes) -> bytes:
         """Return what is to be read as HTTP/1.1; nothing while it may yet be something else."""
@@ -229,6 +258,8 @@ class Http1:
             version == "1.1" and self._parser.should_keep_alive(),
             headers.get(b"expect", b"").lower() == b"100-continue",
         )
+        length = headers.get(b"content-length", b"")
+        self._body_left = int(length) if length.isdigit() else 0
         self.client = next_state(self.client, _ASK)
         self._heard.append(self._incoming)
 
@@ -243,6 +274,8 @@ class Http1:
     def on_body(self, piece: bytes) -> None:
         """Called by the parser with a part of the request's body."""
         if self.client is _BODY:
+            if self._body_left:
+                self._body_left -= len(piece)
             self._heard.append(BodyPart(piece))
 
     def on_message_complete(self) -> None:
