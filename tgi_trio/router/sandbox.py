@@ -125,7 +125,9 @@ class _Process:
             self._owed -= 1
         self._sending = True  # left so when cancelled half-way
         try:
-            await stdin.send_all(json.dumps({"job": job, "bytes": len(data)}).encode() + b"\n")
+            line = json.dumps({"job": job, "bytes": len(data)}).encode() + b"\n"
+            if left := line[_write_now(stdin, line) :]:
+                await stdin.send_all(left)
             if data:
                 await stdin.send_all(data)
         except trio.BrokenResourceError as error:
@@ -143,13 +145,15 @@ class _Process:
 
     async def _answer(self) -> Answer:
         stdout = self._process.stdout
-        if stdout is None:
+        if not isinstance(stdout, trio.lowlevel.FdStream):
             raise RuntimeError("started without a pipe")
         while b"\n" not in self._rest:
-            data = await stdout.receive_some(_LINE)
-            if not data:
-                raise _Ended
-            self._rest += data
+            await trio.lowlevel.wait_readable(stdout.fileno())  # it never is there at once
+            with suppress(BlockingIOError):
+                data = os.read(stdout.fileno(), _LINE)
+                if not data:
+                    raise _Ended
+                self._rest += data
         self._log_errors()
         line, _, self._rest = self._rest.partition(b"\n")
         return Answer(**json.loads(line))
@@ -188,6 +192,18 @@ class _Process:
                     log.warning("%s | %s", self._name, said)
 
 
+def _write_now(stream: trio.abc.SendStream, line: bytes) -> int:
+    """Write what a pipe takes without waiting; returns how many bytes. Raises _Ended."""
+    if not isinstance(stream, trio.lowlevel.FdStream):
+        return 0
+    try:
+        return os.write(stream.fileno(), line)
+    except BlockingIOError:
+        return 0
+    except BrokenPipeError as error:
+        raise _Ended from error
+
+
 class SandboxPool:
     """The processes of one kind."""
 
@@ -201,10 +217,13 @@ class SandboxPool:
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[Turn]:
         """Wait until a process may be used, and keep it for the block; raises Overloaded."""
-        with trio.move_on_after(_IN_LINE_S) as waiting:
-            await self._limiter.acquire()
-        if waiting.cancelled_caught:
-            raise Overloaded(self._busy, retry_after=_IN_LINE_S)
+        try:
+            self._limiter.acquire_nowait()
+        except trio.WouldBlock:
+            with trio.move_on_after(_IN_LINE_S) as waiting:
+                await self._limiter.acquire()
+            if waiting.cancelled_caught:
+                raise Overloaded(self._busy, retry_after=_IN_LINE_S) from None
         try:
             async with Turn(self) as turn:
                 yield turn
