@@ -8,17 +8,19 @@ import zlib
 from dataclasses import replace
 from typing import Any
 
+import h11
 import orjson
 import pytest
 import trio
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.seeing import FLAGS, PAD, START, STOP, UNIT, seeing_engine
-from tests.router.http.served import Client, served
+from tests.router.http.served import Client, read_until, served, until
 from tests.router.http.wire.test_tls_and_http2 import Http2
 from tests.router.images.image_files import claimed_png, encode, noise
 from tests.router.images.test_fetch import Names, serving
 from tgi_trio.router.http.app import Application
+from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.engine_api import ModelCard
 from tgi_trio.router.images.fetch import FetchLimits, ImageFetcher
 from tgi_trio.router.images.policy import parse_policy
@@ -169,6 +171,70 @@ async def test_large_images_come_over_http2_and_from_other_servers() -> None:
         assert len({each.images[0].key for each in engine.submitted}) == 1
         assert engine.images is not None and engine.images.spool.nbytes
         assert not engine.images.spool.used
+
+
+async def test_images_of_megabytes_are_received_where_they_stay() -> None:
+    """Of several clients at once, with texts around them, and another request right behind."""
+    picture = encode(noise(16 * UNIT, 16 * UNIT)) + bytes(2_000_000)  # no decoder reads behind it
+    flags = replace(FLAGS, max_image_fetch_size=len(picture))
+    settings = HttpSettings(payload_limit=4_000_000)
+    async with seeing_engine(flags=flags) as engine, served(engine, settings) as server:
+        assert engine.images is not None
+
+        async def ask(number: int) -> None:
+            inputs = f"{number}" * 70_000, f"![]({data_url(picture)})"
+            body = orjson.dumps({"inputs": "".join(inputs), "parameters": {"truncate": 66}})
+            short = Client.request("POST", "/generate", b'{"inputs":"x"}', {})
+            client = await server.connect()
+            await client.stream.send_all(Client.request("POST", "/generate", body, {}) + short)
+            for _ in range(2):
+                client.connection = h11.Connection(h11.CLIENT)
+                client.connection.send(
+                    h11.Request(method="GET", target="/", headers=[("host", "")])
+                )
+                answer = await client.answer()
+                assert answer.status == 200 and answer.json() == {"generated_text": "Hi"}
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(ask, number)
+        shown = [each for each in engine.submitted if each.images]
+        assert len(shown) == 3 and len({each.images[0].key for each in shown}) == 1
+        assert engine.images.spool.nbytes and not engine.images.spool.used
+
+
+@pytest.mark.parametrize("end", ["the client leaves", "time is over", "memory is over"])
+async def test_a_body_that_ends_in_the_middle_of_an_image_leaves_nothing(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeout = 0.5 if end == "time is over" else 60.0
+    settings = HttpSettings(payload_limit=4_000_000, body_timeout=timeout)
+    async with seeing_engine() as engine, served(engine, settings) as server:
+        assert engine.images is not None
+        spool = engine.images.spool
+        body = orjson.dumps({"inputs": f"![]({data_url(bytes(2_500_000))})"})
+        request = Client.request("POST", "/generate", body, {})
+        stream = await server.raw()
+        await stream.send_all(request[:1_500_000])
+        await until(lambda: spool.used > 8)
+        if end == "the client leaves":
+            stream.socket.close()
+        elif end == "time is over":
+            assert (await read_until(stream, b"\r\n")).startswith(b"HTTP/1.1 408 ")
+        else:
+
+            def take(count: int) -> list[int]:
+                raise MemoryError
+
+            monkeypatch.setattr(spool, "take", take)
+            await stream.send_all(request[1_500_000:])
+            assert b"HTTP/1.1 500 " in await read_until(stream, b"\r\n")
+        await until(lambda: not spool.used)
+        monkeypatch.undo()
+        good = await (await server.connect()).post(
+            "/generate", {"inputs": f"![]({data_url(LARGE)})"}
+        )
+        assert good.status == 200
 
 
 async def ask_plainly(app: Application, body: bytes, size: int) -> bytes:

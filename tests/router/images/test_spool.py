@@ -47,6 +47,30 @@ def test_images_are_read_as_they_came_wherever_their_pieces_end(spool: Spool) ->
         assert image.written() == text == read_blocks(spool.fd, image.blocks, image.length)
 
 
+def test_images_are_written_where_they_stay(spool: Spool) -> None:
+    """Also to blocks that are no neighbours; what is behind an end is cut off again."""
+    others = [spooled(spool, bytes(BLOCK)) for _ in range(12)]
+    for each in others[::3]:
+        each.let_go()
+    text = random.Random(1).randbytes(7 * BLOCK + 9).replace(b'"', b"_")
+    image = spooled(spool, text[:5])
+    room = image.room(9 * BLOCK)
+    assert len(room) > 1 and sum(map(len, room)) == 9 * BLOCK
+    rest = text[5:] + b'"behind"'
+    for view in room:
+        with view:
+            part, rest = rest[: len(view)], rest[len(view) :]
+            view[: len(part)] = part
+    image.fill(len(text) - 5 + len(b'"behind"'))
+    assert len(image.blocks) == 8, "nothing is kept but what was written"
+    assert image.find(b'"', 5) == len(text) and image.find(b'"', len(text) + 1) == len(text) + 7
+    assert image.find(b"\n", image.length) == -1
+    assert image.cut_off(len(text)) == b'"behind"'
+    assert image.written() == text == read_blocks(spool.fd, image.blocks, image.length)
+    assert image.written(len(text) - 3) == text[-3:]
+    spool.take(200)  # none of the views holds the memory where it is
+
+
 def test_blocks_are_used_again_once_nobody_keeps_the_image(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException
 
+from tgi_trio.router.http.bodies import Body, PacedBody, WholeBody
 from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.dispatch import Cors, RequestIds, answer, to_rejection, unrouted
 from tgi_trio.router.http.engine_api import EngineApi
@@ -80,7 +81,6 @@ ROUTES: tuple[Route, ...] = (
 access = logging.getLogger("tgi_trio.access")  # one line per request, at INFO
 
 _SCOPE_KEY = "tgi_trio.connection"
-_SLICE = 1 << 17  # bytes of a body that are looked at in one turn of the loop
 COUNTED = frozenset(ROUTE_NAMES)
 
 
@@ -191,12 +191,9 @@ class HttpRequest(TrioASGIHTTPConnection):
         if announced > limit:
             raise too_large()
         await self.transport.invite_body()
-        images = self.app.engine.images if route.images else None
-        cutter = None
-        if images is not None:
-            cutter = self.resources.enter_context(BodyCutter(images.spool))
-        # Not pieces to be joined: that would take milliseconds at once, for a body of megabytes.
-        body, size = bytearray(announced if cutter is None else 0), 0
+        body, least = self._choose_body(route, announced)
+        sink = PacedBody(body, self.app.pace)
+        size = 0
         while True:
             message = await self._receive()
             if message["type"] != "http.request":
@@ -207,15 +204,22 @@ class HttpRequest(TrioASGIHTTPConnection):
             if size > limit:
                 raise too_large()
             ended = not message.get("more_body", False) or (announced and size == announced)
-            if ended and size == len(piece) and (cutter is None or size <= SHORTEST):
+            if ended and size == len(piece) < least:
                 return CutBody(piece)
-            if cutter is None:
-                body[size - len(piece) : size] = piece
-            else:
-                await _feed(cutter, piece, self.app.pace)
+            await sink.take(piece)
+            if announced and not ended:
+                size += await self.transport.receive_into(sink)
+                ended = size == announced
             # The message that says that all was said is not worth another turn of the scheduler.
             if ended:
-                return CutBody(body) if cutter is None else cutter.finish()
+                return body.finish()
+
+    def _choose_body(self, route: Route, announced: int) -> tuple[Body, float]:
+        """Return where the body goes, unless all of it comes at once and is smaller than that."""
+        images = self.app.engine.images if route.images else None
+        if images is None:
+            return WholeBody(announced), math.inf
+        return self.resources.enter_context(BodyCutter(images.spool)), SHORTEST
 
     def _end_reading(self) -> None:
         """No more of the body is wanted: from now on the transport tells when the client leaves."""
@@ -347,15 +351,6 @@ class Application(QuartTrio):
         )
         if route.method == "POST" and "<" not in route.path and self.http.shortcut:
             self.shortcuts[route.method, route.path] = route
-
-
-async def _feed(cutter: BodyCutter, piece: bytes, pace: LoopPace) -> None:
-    """Have a cutter take a piece, others running in between where it is a large one."""
-    for start in range(0, len(piece), _SLICE):
-        if start:
-            await trio.lowlevel.checkpoint()
-        await pace.breathe()
-        cutter.feed(piece[start : start + _SLICE])
 
 
 def _connection() -> HttpRequest:

@@ -39,26 +39,36 @@ class Spool:
         """How many bytes the file has."""
         return self._count * BLOCK
 
-    def take(self) -> int:
-        """Return the number of a block that nobody has."""
+    def take(self, count: int) -> list[int]:
+        """Return the numbers of blocks that nobody has, neighbours as far as there are some."""
         if len(self._free) == self._count > _KEPT:
             self._resize(_KEPT)
-        if not self._free:
-            self._resize(self._count + _GROWTH)
-        return self._free.pop()
+        if (missing := count - len(self._free)) > 0:
+            self._resize(self._count + max(missing, _GROWTH))
+        first = len(self._free) - count
+        taken = self._free[first:]
+        del self._free[first:]
+        return taken[::-1]
 
     def give_back(self, blocks: list[int]) -> None:
         """Take back blocks that nobody will read again."""
-        self._free += blocks
+        self._free += blocks[::-1]
 
-    def write(self, block: int, at: int, piece: memoryview) -> None:
-        """Write a piece to a block, `at` bytes behind its beginning."""
-        begin = block * BLOCK + at
-        self._mapped()[begin : begin + len(piece)] = piece
+    def view(self, at: int, count: int) -> memoryview:
+        """Return `count` bytes of the file, from `at` on, to be written.
 
-    def read(self, block: int, count: int) -> bytes:
-        """Return the first bytes of a block."""
-        return self._mapped()[block * BLOCK : block * BLOCK + count]
+        It is to be released before anybody takes a block: memory may move by that.
+        """
+        with memoryview(self._mapped()) as whole:
+            return whole[at : at + count]
+
+    def read(self, at: int, count: int) -> bytes:
+        """Return `count` bytes of the file, from `at` on."""
+        return self._mapped()[at : at + count]
+
+    def find(self, letter: bytes, at: int, count: int) -> int:
+        """Return where in such bytes of the file a letter is first, -1 where it is not."""
+        return self._mapped().find(letter, at, at + count)
 
     def close(self) -> None:
         """Give the memory back; no image is read or written any more."""
@@ -72,14 +82,15 @@ class Spool:
         return self._map
 
     def _resize(self, count: int) -> None:
-        """Have so many blocks: more where all are used, fewer where none is."""
+        """Have so many blocks: more than now, or fewer where none is used."""
         if self._map is None:
             os.ftruncate(self.fd, count * BLOCK)
             self._map = mmap.mmap(self.fd, count * BLOCK)
         else:
             self._map.resize(count * BLOCK)
-        first = self._count if count > self._count else 0
-        self._free = [*range(count - 1, first - 1, -1)]
+        grown = count > self._count
+        first, free = (self._count, self._free) if grown else (0, [])
+        self._free = [*range(count - 1, first - 1, -1), *free]
         self._count = count
 
 
@@ -116,24 +127,63 @@ class EncodedImage:
 
     def append(self, piece: bytes | bytearray) -> None:
         """Take what comes next."""
-        with memoryview(piece) as view:
+        with memoryview(piece) as whole:
             done = 0
-            while done < len(view):
-                at = self.length % BLOCK
-                if not at:
-                    self.blocks.append(self._spool.take())
-                part = view[done : done + BLOCK - at]
-                self._spool.write(self.blocks[-1], at, part)
-                self.length += len(part)
-                done += len(part)
+            for view in self.room(len(piece)):
+                with view:
+                    view[:] = whole[done : done + len(view)]
+                    done += len(view)
+        self.fill(done)
 
-    def written(self) -> bytes:
-        """Return it as it came."""
-        left, parts = self.length, []
-        for block in self.blocks:
-            parts.append(self._spool.read(block, min(left, BLOCK)))
-            left -= BLOCK
-        return b"".join(parts)
+    def room(self, most: int) -> list[memoryview]:
+        """Return where up to `most` of the next bytes are to be written, one behind the other.
+
+        They are to be written at once and told to `fill`, and nothing kept of the views.
+        """
+        end = self.length + most
+        self.blocks += self._spool.take(-(-end // BLOCK) - len(self.blocks))
+        return [self._spool.view(*span) for span in self._spans(self.length, end)]
+
+    def fill(self, count: int) -> None:
+        """Take note that so many bytes have been written to `room`."""
+        self.length += count
+        used = -(-self.length // BLOCK)
+        self._spool.give_back(self.blocks[used:])
+        del self.blocks[used:]
+
+    def find(self, letter: bytes, begin: int) -> int:
+        """Return where a letter is, at or behind `begin`, negative where it is not."""
+        for at, count in self._spans(begin, self.length):
+            found = self._spool.find(letter, at, count)
+            if found >= 0:
+                return begin + found - at
+            begin += count
+        return -1
+
+    def cut_off(self, end: int) -> bytes:
+        """Return what is behind `end`, and have it no more."""
+        rest = self.written(end)
+        self.fill(end - self.length)
+        return rest
+
+    def written(self, begin: int = 0) -> bytes:
+        """Return it as it came, from `begin` on."""
+        return b"".join(self._spool.read(*span) for span in self._spans(begin, self.length))
+
+    def _spans(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield where in the file its bytes are: from where on, how many; neighbours are one."""
+        first = size = 0
+        while begin < end:
+            at = self.blocks[begin // BLOCK] * BLOCK + begin % BLOCK
+            count = min(BLOCK - begin % BLOCK, end - begin)
+            if at != first + size:
+                if size:
+                    yield first, size
+                first, size = at, 0
+            size += count
+            begin += count
+        if size:
+            yield first, size
 
     def text(self) -> str:
         """Return what the JSON string says; raises ValidationError."""

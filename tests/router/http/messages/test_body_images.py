@@ -38,11 +38,22 @@ def all_blocks_are_given_back() -> Iterator[None]:
     assert not SPOOL.used
 
 
-def cut_images(body: bytes, *ends: int) -> CutBody:
-    """Cut a body that comes in pieces with such ends."""
+def cut_images(body: bytes, *ends: int, written: bool = False) -> CutBody:
+    """Cut a body that comes in pieces with such ends; `written`: where there is room for them."""
     cutter = CUTTERS.enter_context(BodyCutter(SPOOL))
     for begin, end in itertools.pairwise([0, *sorted(ends), len(body)]):
-        cutter.feed(body[begin:end])
+        piece = body[begin:end]
+        room = cutter.room(len(piece)) if written else []
+        if not room:
+            cutter.feed(piece)
+            continue
+        done = 0
+        for view in room:
+            with view:
+                view[:] = piece[done : done + len(view)]
+                done += len(view)
+        assert done == len(piece)
+        cutter.fill(done)
     return cutter.finish()
 
 
@@ -97,8 +108,10 @@ def test_large_images_are_cut_and_can_be_had(name: str, indent: int | None) -> N
         assert one.text() == LARGE
         assert decode_text(one.written(), len(DATA)) == DATA
     assert seen(cut) == seen(CutBody(body))
-    pieces = cut_images(body, *range(0, len(body), 1000))
-    assert pieces.body == cut.body and len(pieces.images) == count
+    for written in (False, True):
+        pieces = cut_images(body, *range(0, len(body), 1000), written=written)
+        assert pieces.body == cut.body and len(pieces.images) == count
+        assert [each.text() for each in pieces.images] == [LARGE] * count
 
 
 def seen(cut: CutBody) -> Any:
@@ -128,6 +141,24 @@ def test_what_is_no_image_where_images_are_taken_stays(name: str) -> None:
     body = dump(WHOLE[name])
     assert cut_images(body) == CutBody(body)
     assert not SPOOL.used, "nothing is kept of what is whole again"
+
+
+@pytest.mark.parametrize("beginning", ['"data"', '"data:;base64,"', '"data":"A"'])
+def test_behind_very_many_beginnings_nothing_is_looked_for(
+    beginning: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a moment, in which nothing else of the router runs."""
+    looked: list[int] = []
+
+    def look(text: bytearray, begin: int, in_link: bool) -> int:
+        looked.append(begin)
+        return text.find(b'"', begin)
+
+    monkeypatch.setattr(body_images, "_find_end", look)
+    many = '{"inputs":"' + (beginning * 5000).replace('"', '\\"')
+    for body in (many.encode(), many.replace("\\", "").encode()):
+        assert cut_images(body + f"![]({URL})".encode()).images == ()
+    assert len(looked) <= 2 * body_images.BEGINNINGS
 
 
 @pytest.mark.parametrize("end", [b"", b'"', b'"}', b'"}}]}]}}'])
@@ -213,7 +244,8 @@ def test_a_body_says_the_same_cut_or_whole_wherever_its_pieces_end(data: st.Data
         patch.setattr(body_images, "SHORTEST", 64)
         cut, pieces = cut_images(body), cut_images(body, *ends)
         single = cut_images(body, *range(len(body)))
-    for other in (pieces, single):
+        written = [cut_images(body, *each, written=True) for each in (ends, range(len(body)))]
+    for other in (pieces, single, *written):
         assert other.body == cut.body
         assert [each.written() for each in other.images] == [each.written() for each in cut.images]
     if not cut.images:

@@ -21,6 +21,7 @@ from tgi_trio.router.images.links import ImageLink, split_text
 from tgi_trio.router.images.spool import EncodedImage, Spool
 
 SHORTEST: Final = 1 << 15  # bytes of base64 that are cut out
+BEGINNINGS: Final = 512  # looked at in a body, of which each takes microseconds
 
 # An image begins behind a URL's header, in a string of its own or in a link, or in what the key
 # `data` has, of a `source` in /v1/messages. These are searched for, the rest is matched around.
@@ -89,6 +90,7 @@ class BodyCutter:
         self._spool = spool
         self._rest = bytearray()  # of the body, marks in place of its images
         self._seen = 0  # bytes of it in which no image begins
+        self._beginnings = 0  # of what was no large image
         self._open: _OpenImage | None = None
         self._images: list[EncodedImage] = []
         self._places: list[int] = []  # of the marks in `_rest`
@@ -109,6 +111,22 @@ class BodyCutter:
                 piece = self._read_text(piece)
             else:
                 piece = self._read_image(self._open, piece)
+
+    def room(self, most: int) -> list[memoryview]:
+        """Return where up to `most` of the next bytes are to be written: in the midst of an image.
+
+        As `EncodedImage.room`; nowhere: they are to be fed.
+        """
+        return [] if self._open is None else self._open.room(most)
+
+    def fill(self, count: int) -> None:
+        """Take note that so many bytes have been written to `room`."""
+        if self._open is None:
+            raise RuntimeError("no image has begun")
+        rest = self._open.fill(count)
+        if rest:
+            self._close(self._open, rest[:1])
+            self.feed(rest)
 
     def finish(self) -> CutBody:
         """Return the body, which is whole: as it came where it has no large images."""
@@ -154,9 +172,11 @@ class BodyCutter:
         """Return where in the text an image begins that may be large, and whether in a link.
 
         None: nowhere as far as is known. Each byte is looked at so often, however many there are
-        that begin something small.
+        that begin something small; and behind very many of these nothing is looked for any more.
         """
         rest, seen = self._rest, self._seen
+        if self._beginnings == BEGINNINGS:
+            return None
         marker, key = rest.find(_MARKER, seen), rest.find(_KEY, seen)
         while marker >= 0 or key >= 0:
             found: tuple[int, bool] | None = None
@@ -177,6 +197,9 @@ class BodyCutter:
                 if end < 0 or end - found[0] >= SHORTEST:
                     return found
                 seen = end
+            self._beginnings += 1
+            if self._beginnings == BEGINNINGS:
+                return None
             if 0 <= marker < seen:
                 marker = rest.find(_MARKER, seen)
             if 0 <= key < seen:
@@ -216,11 +239,9 @@ class _OpenImage:
         self._spool = spool
         self._first = bytearray()  # until it is known to be large
         self._image: EncodedImage | None = None
-        self._last = b""  # byte
 
     def append(self, piece: bytes) -> None:
         """Take what comes next."""
-        self._last = piece[-1:] or self._last
         if self._image is not None:
             self._image.append(piece)
             return
@@ -228,13 +249,32 @@ class _OpenImage:
         if len(self._first) >= SHORTEST:
             self._image = EncodedImage(self._spool)
             self._image.append(self._first)
+            self._first.clear()
+
+    def room(self, most: int) -> list[memoryview]:
+        """Return where up to `most` of the next bytes are to be written; nowhere while small."""
+        return [] if self._image is None else self._image.room(most)
+
+    def fill(self, count: int) -> bytes:
+        """Take note of bytes written to `room`; returns what is behind the end, that first."""
+        image = self._image
+        if image is None:
+            raise RuntimeError("it has no room yet")
+        begin = image.length
+        image.fill(count)
+        ends = [image.find(b'"', begin)]
+        if self.in_link:
+            ends.append(image.find(b")", begin))
+        end = min((each for each in ends if each >= 0), default=image.length)
+        return image.cut_off(end)
 
     def cut(self, ending: bytes) -> EncodedImage | None:
         """Return the image, None where it is small or `ending` is not what ends one."""
-        if self.in_link:
-            return self._image if ending == b")" else None
+        image = self._image
+        if image is None or ending != (b")" if self.in_link else b'"'):
+            return None
         # An escape goes on behind the quote.
-        return self._image if ending == b'"' and self._last != b"\\" else None
+        return None if not self.in_link and image.written(image.length - 1) == b"\\" else image
 
     def written(self) -> bytes | bytearray:
         """Return what has come."""

@@ -5,6 +5,7 @@ Nothing is known here of what the bytes say. What it cures, compared with a plai
 * a send that makes no progress is given up after `send_timeout`, so that nobody waits for ever for
   a client that does not read, least of all shutdown;
 * bytes go out without a lock or a scheduler pass while the socket takes them;
+* bytes of which many are to come are waited for until they are many, and written where they stay;
 * one task per connection watches for idleness, whatever the number of requests;
 * closing lingers, so that a client still sending its body reads the answer instead of a reset.
 """
@@ -18,14 +19,19 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
-from tgi_trio.router.http.wire.transport import SEND_TIMEOUT
+from tgi_trio.router.http.wire.transport import SEND_TIMEOUT, inner_socket
 
 _RECEIVED = 1 << 16  # bytes taken from the socket at once
 _MOST_RECEIVED = 1 << 18  # and of a client that has sent as many: each turn of the loop costs
+
+# Of bytes that go to the listener's memory: how many are worth a turn of the loop, and how many are
+# written in one, in half a millisecond.
+_WORTH = 1 << 20
+_MOST_WRITTEN = 1 << 21
 
 # A body larger than this goes out in pieces, each of which has `send_timeout` to leave.
 _PIECE = 1 << 16
@@ -35,6 +41,23 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST and forgets uns
 _HANDSHAKE_TIMEOUT = 10.0  # seconds for TLS
 
 PeerAddress = tuple[str, int]
+
+
+class BodyMemory(Protocol):
+    """Where some of the bytes that come are written, which nobody else need see."""
+
+    @property
+    def wanted(self) -> int:
+        """How many of the bytes that come next may be such."""
+
+    async def ready(self) -> None:
+        """Wait until they may come."""
+
+    def room(self, most: int) -> list[memoryview]:
+        """Return where up to `most` of them are to be written; nowhere: they are to be taken."""
+
+    async def fill(self, count: int) -> bool:
+        """Take note that so many are written; returns whether more may come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +96,8 @@ class Connection:
         self._reader: trio.lowlevel.Task | None = None
         self._reading = trio.CancelScope()
         self._room = _RECEIVED  # bytes that are taken next
+        self._inner = None if self.plain is None else inner_socket(self.plain.socket)
+        self._least = 1  # bytes for which the kernel tells that some have come
         self._lingering = False  # we have said goodbye to a client that is still sending
 
     async def run(self, speak: Callable[[Connection], Awaitable[None]]) -> None:
@@ -164,13 +189,23 @@ class Connection:
 
     # ---- receiving ----------------------------------------------------------------------------
 
-    async def read(self, take: Callable[[bytes], Awaitable[bool]]) -> None:
-        """Give `take` what the client sends until it leaves, we close, or `take` returns False."""
+    async def read(
+        self, take: Callable[[bytes], Awaitable[bool]], memory: BodyMemory | None = None
+    ) -> None:
+        """Give `take` what the client sends until it leaves, we close, or `take` returns False.
+
+        What `memory` wants is written there, where nothing encrypts it.
+        """
         self._reader = trio.lowlevel.current_task()
         try:
             with trio.CancelScope() as self._reading:
-                while not self._lingering and (data := await self._receive()):
-                    if not await take(data):
+                while not self._lingering:
+                    if memory is not None and memory.wanted and self._inner is not None:
+                        more = await self._read_into(memory, self._inner, take)
+                    else:
+                        data = await self._receive()
+                        more = bool(data) and await take(data)
+                    if not more:
                         break
             if self._lingering:
                 with trio.move_on_after(self.limits.linger):
@@ -179,10 +214,38 @@ class Connection:
         finally:
             self._reader = None
 
+    async def _read_into(
+        self, memory: BodyMemory, sock: socket.socket, take: Callable[[bytes], Awaitable[bool]]
+    ) -> bool:
+        """Read what comes next, most of it to `memory`; returns whether more may come."""
+        try:
+            self._wake_for(min(memory.wanted, _WORTH))
+            await trio.lowlevel.wait_readable(sock)
+            await memory.ready()
+            if room := memory.room(_MOST_WRITTEN):
+                count = _write_to(room, sock)
+                return count > 0 and await memory.fill(count)
+            data = sock.recv(_RECEIVED)
+        except BlockingIOError:
+            return True
+        except (OSError, trio.ClosedResourceError):
+            return False
+        return bool(data) and await take(data)
+
+    def _wake_for(self, least: int) -> None:
+        """Have the kernel tell that something has come only when it is so many bytes, or the end.
+
+        Each time costs a turn of the loop, and a body of megabytes may come in a thousand packets.
+        """
+        if self._inner is not None and least != self._least:
+            self._inner.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            self._least = least
+
     async def _receive(self) -> bytes:
         try:
+            self._wake_for(1)
             data = bytes(await self.stream.receive_some(self._room))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
         self._room = _RECEIVED if len(data) < _RECEIVED else _MOST_RECEIVED
         return data
@@ -261,6 +324,18 @@ class IdleWatch:
             if drains or self._deadline <= trio.current_time():
                 await self._connection.hang_up()
                 return
+
+
+def _write_to(room: list[memoryview], sock: socket.socket) -> int:
+    """Write what has come on a socket; returns how many bytes, none where it has ended.
+
+    Nothing is kept of `room`: its memory may move. Raises OSError.
+    """
+    try:
+        return sock.recvmsg_into(room)[0]
+    finally:
+        for view in room:
+            view.release()
 
 
 def _address(name: Any) -> PeerAddress | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,7 +19,7 @@ from tgi_trio.router.http.wire.connection import Connection
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.http.wire.http1 import CONTINUE, Framing, Http1, RequestHead
 from tgi_trio.router.http.wire.states import WireState
-from tgi_trio.router.http.wire.transport import EXTENSION, App, Transport
+from tgi_trio.router.http.wire.transport import EXTENSION, App, BodySink, Transport
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,9 @@ class Http1Request(Transport):
         self._told = False  # the application has been told that the request is whole
         self._gone = False  # the client has left, or has its answer
         self._news = trio.Event()
+        self.sink: BodySink | None = None  # which is given the body, in place of messages
+        self._given = 0  # bytes that it was given
+        self._failure: Exception | None = None  # of giving it any
         self._on_leave: Callable[[], None] | None = None
         # The answer:
         self._unsent = b""  # its head, which leaves with the first bytes of the body
@@ -85,10 +89,55 @@ class Http1Request(Transport):
 
     def add(self, piece: bytes) -> None:
         """Take a part of the body, unless nobody will read it."""
-        if not self._gone:
+        if self.sink is not None:
+            with self._giving(len(piece)) as sink:
+                sink.feed(piece)
+        elif not self._gone:
             self._ahead.take(len(piece))
             self._pieces.append(piece)
             self._news.set()
+
+    def room(self, most: int) -> list[memoryview]:
+        """Return where up to `most` of the next bytes are to be written, if anywhere."""
+        if self.sink is not None:
+            with self._giving(0) as sink:
+                return sink.room(most)
+        return []
+
+    def fill(self, count: int) -> None:
+        """Take note that so many bytes have been written to `room`."""
+        with self._giving(count) as sink:
+            sink.fill(count)
+
+    @contextmanager
+    def _giving(self, count: int) -> Iterator[BodySink]:
+        """Give the sink so many bytes; what it raises is raised by whoever waits for it."""
+        if self.sink is None:
+            raise RuntimeError("nobody has asked for the body")
+        self._given += count
+        try:
+            yield self.sink
+        except Exception as error:
+            self._failure, self.sink = error, None
+            self._news.set()
+
+    async def receive_into(self, sink: BodySink) -> int:
+        self._given = 0
+        while self._pieces:  # the reader was faster
+            piece = self._pieces.popleft()
+            self._ahead.release(len(piece))
+            await sink.ready()
+            sink.feed(piece)
+            self._given += len(piece)
+        if not (self._whole or self._gone):
+            self.sink, self._news = sink, trio.Event()
+            try:
+                await self._news.wait()
+            finally:
+                self.sink = None
+        if self._failure is not None:
+            raise self._failure
+        return self._given
 
     def complete(self) -> None:
         """The body is whole."""

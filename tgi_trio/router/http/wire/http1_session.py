@@ -16,6 +16,7 @@ from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.http.wire.http1 import (
     LONGEST_HEAD,
     BodyPart,
+    Heard,
     Http1,
     Http2Preface,
     Refusal,
@@ -53,14 +54,38 @@ class Http1Session:
         Returns what has come when that tells that the client speaks HTTP/2, otherwise nothing.
         """
         self._connection.on_end(self._hear_end)
-        await self._connection.read(self._take)
+        await self._connection.read(self._take, self)
         if not self._switched:
             await self._hear_end()
         return self._switched
 
     async def _take(self, data: bytes) -> bool:
         """Take what came; returns, when more may come, whether it is for us."""
-        for heard in self._http1.receive(data):
+        return await self._hear(self._http1.receive(data))
+
+    @property
+    def wanted(self) -> int:
+        """How many of the next bytes are a body's that somebody has waiting memory for."""
+        request = self._incoming
+        return 0 if request is None or request.sink is None else self._http1.body_left
+
+    async def ready(self) -> None:
+        """Wait until such bytes may come."""
+        if self._incoming is not None and self._incoming.sink is not None:
+            await self._incoming.sink.ready()
+
+    def room(self, most: int) -> list[memoryview]:
+        """Return where up to `most` of them are to be written; nowhere: they are to be taken."""
+        return [] if self._incoming is None else self._incoming.room(min(most, self.wanted))
+
+    async def fill(self, count: int) -> bool:
+        """Take note of bytes that have been written to `room`; returns as `take` does."""
+        if self._incoming is not None:
+            self._incoming.fill(count)
+        return await self._hear(self._http1.skip_body(count))
+
+    async def _hear(self, said: list[Heard]) -> bool:
+        for heard in said:
             if isinstance(heard, RequestHead):
                 self._add(heard)
             elif isinstance(heard, Refusal):

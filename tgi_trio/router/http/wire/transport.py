@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
@@ -31,6 +31,25 @@ def inner_socket(connected: trio.socket.SocketType) -> socket.socket | None:
     return inner if type(inner) is socket.socket else None
 
 
+class BodySink(Protocol):
+    """Takes the body of a request while it comes."""
+
+    async def ready(self) -> None:
+        """Wait until more may come."""
+
+    def room(self, most: int) -> list[memoryview]:
+        """Return where up to `most` of the next bytes are to be written, one behind the other.
+
+        Nowhere: they are for `feed`. Whoever asks writes at once and says so to `fill`.
+        """
+
+    def fill(self, count: int) -> None:
+        """Take note that so many bytes have been written to `room`."""
+
+    def feed(self, piece: bytes) -> None:
+        """Take what comes next."""
+
+
 class Transport:
     """This base knows nothing of what is below it: everything is plain."""
 
@@ -41,6 +60,14 @@ class Transport:
 
     async def invite_body(self) -> None:
         """Tell a client that asks first (`Expect: 100-continue`) to send its body."""
+
+    async def receive_into(self, sink: BodySink) -> int:
+        """Have `sink` given what is still to come of a body of known length, without messages.
+
+        Returns how many bytes that were: all of them, fewer where the client has left, and none
+        where it cannot be done. Raises what `sink` raises.
+        """
+        return 0
 
     def on_leave(self, callback: Callable[[], None] | None) -> None:
         """Have `callback` called, once and synchronously, when the client leaves.
