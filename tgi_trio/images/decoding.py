@@ -16,14 +16,14 @@ import json
 import mmap
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.images.image_text import BLOCK, decode_text, start_key
+from tgi_trio.images.image_names import ImageNames, read_quoted
+from tgi_trio.images.image_text import decode_quoted
 from tgi_trio.images.processors import PixelProcessor
 from tgi_trio.ipc.images import bundle_bytes, write_bundle
 from tgi_trio.sandbox.zygote import Job, JobLimits, serve_jobs
@@ -59,11 +59,6 @@ def read_pixels(data: bytes, max_pixels: int) -> NDArray[np.uint8]:
     return np.asarray(convert_to_rgb(image, return_numpy=True), np.uint8)
 
 
-def read_blocks(spool: int, blocks: Sequence[int], length: int) -> bytes:
-    """Return what is in blocks of the file `spool`, one behind the other."""
-    return b"".join(os.pread(spool, BLOCK, block * BLOCK) for block in blocks)[:length]
-
-
 def _load(text: str, spool: int, results: int) -> Job:
     """Return the job that decodes images; raises ModelLoadError."""
     settings = json.loads(text)
@@ -76,17 +71,17 @@ def _load(text: str, spool: int, results: int) -> Job:
     PIL.Image.init()  # loads the plugins, once
     processor = PixelProcessor(settings["family"], settings["settings"], settings["given"])
     most = settings["max_pixels"]
+    names = ImageNames(text)
 
     def decode(question: Any, data: bytes) -> Any:
         if question is not None:
             longest = question["most"]
-            written = read_blocks(spool, question["blocks"], question["length"])
-            data = decode_text(written, len(written) if longest is None else longest)
+            quoted = read_quoted(spool, question["blocks"], question["length"])
             if longest is not None:
-                key = start_key(text)
-                key.update(data)
-                return {"key": key.hexdigest(), "bytes": len(data)}
-            del written
+                key, nbytes = names.name(quoted, longest)
+                return {"key": key, "bytes": nbytes}
+            data = decode_quoted(quoted, len(quoted))
+            del quoted
         pixels = read_pixels(data, most)
         del data
         height, width, _ = pixels.shape

@@ -38,14 +38,21 @@ def decode_text(written: bytes, most: int) -> bytes:
 
     Raises ValueError, in TGI's words where it has some; also above `most` bytes.
     """
-    text = read_text(written)
-    size = len(text) // 4 * 3
+    return decode_quoted(b'"%b"' % written, most)
+
+
+def decode_quoted(quoted: bytes | bytearray, most: int) -> bytes:
+    """Do what `decode_text` does with a whole JSON string."""
+    escaped = b"\\" in quoted
+    if escaped:
+        quoted = b'"%b"' % read_text(bytes(quoted[1:-1]))
+    size = (len(quoted) - 2) // 4 * 3
     if size - 2 > most:  # two letters at its end may stand for no byte
         raise ValueError(size_error(size, most))
-    if b"\\" in text:  # it would be an escape of JSON's below
+    if escaped and b"\\" in quoted:  # it would be an escape of JSON's below
         raise ValueError(INVALID)
     try:
-        data: bytes = _BYTES.decode(b'"%b"' % text)
+        data: bytes = _BYTES.decode(quoted)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise ValueError(INVALID) from error
     if len(data) > most:

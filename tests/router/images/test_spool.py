@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tgi_trio.errors import GenerationError, ValidationError
-from tgi_trio.images.decoding import read_blocks
-from tgi_trio.images.image_text import BLOCK, INVALID, decode_text
+from tgi_trio.images import image_names
+from tgi_trio.images.image_names import ImageNames, read_quoted
+from tgi_trio.images.image_text import BLOCK, INVALID, decode_text, start_key
 from tgi_trio.router.images import spool as spool_module
 from tgi_trio.router.images.spool import EncodedImage, Spool, keeping
 
@@ -26,6 +27,13 @@ def spool() -> Iterator[Spool]:
     spool = Spool()
     yield spool
     spool.close()
+
+
+def read_blocks(fd: int, blocks: list[int], length: int) -> bytes:
+    """What a process that decodes reads."""
+    quoted = read_quoted(fd, blocks, length)
+    assert quoted[:1] == quoted[-1:] == b'"'
+    return bytes(quoted[1:-1])
 
 
 def spooled(spool: Spool, written: bytes, *ends: int) -> EncodedImage:
@@ -123,6 +131,43 @@ def test_base64_is_read_as_any_json_writer_escapes_it(
         decode_text(image.written(), 150_000)
     with pytest.raises(ValueError, match="Image size 150003 bytes exceeds"):
         decode_text(image.written(), 1000)
+
+
+def test_a_text_that_has_come_before_is_not_decoded_again(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is that of its bytes, however it is escaped, and of how they are processed."""
+    decoded: list[int] = []
+
+    def decode(quoted: bytearray, most: int) -> bytes:
+        decoded.append(len(quoted))
+        return decode_text(bytes(quoted[1:-1]), most)
+
+    monkeypatch.setattr(image_names, "decode_quoted", decode)
+    monkeypatch.setattr(image_names, "_REMEMBERED", 3)
+    names, others = ImageNames("{}"), ImageNames('{"a": 1}')
+    datas = [random.Random(i).randbytes(1000 + i) for i in range(4)]
+
+    def name(data: bytes, by: ImageNames = names, most: int = 2000) -> tuple[str, int]:
+        written = base64.b64encode(data).replace(b"/", b"\\/" if len(data) % 2 else b"/")
+        image = spooled(spool, written)
+        try:
+            return by.name(read_quoted(spool.fd, image.blocks, image.length), most)
+        finally:
+            image.let_go()
+
+    for data in datas[:3]:
+        key = start_key("{}")
+        key.update(data)
+        assert name(data) == name(data) == (key.hexdigest(), len(data))
+    assert len(decoded) == 3
+    assert name(datas[0], others)[0] != name(datas[0])[0] and len(decoded) == 4
+    with pytest.raises(ValueError, match="Image size 1000 bytes exceeds"):
+        name(datas[0], most=900)
+    name(datas[3])  # the second one has waited longest
+    assert len(decoded) == 5
+    assert name(datas[0])[1] == 1000 and len(decoded) == 5
+    assert name(datas[1])[1] == 1001 and len(decoded) == 6
 
 
 BROKEN = [b"AA\\", b"AA\\qA", b"AA\nA", b"AA\xffA", b"A\\ud800A", b'AA"A', b"AA\\\\u0041A"]
