@@ -4,7 +4,6 @@ by, in little room and when a shard has crashed. The oracle is transformers, its
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
@@ -16,8 +15,9 @@ from typing import Any
 import pytest
 import tokenizers
 
-from tests.router.images.image_files import encode, noise
-from tests.system.client import post
+from tests.router.images.image_files import noise
+from tests.system import image_support
+from tests.system.image_support import interleave, told
 from tests.system.server import ServerProcess, serving
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
@@ -60,22 +60,9 @@ def server(folder: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def interleave(shown: list[str]) -> str:
-    """Return texts with what is shown between them."""
-    return "".join(piece for pair in zip(TEXTS, [*shown, ""], strict=False) for piece in pair)
-
-
 def ask(server: ServerProcess, count: int, **more: Any) -> dict[str, Any]:
     """Return the details of an answer about so many pictures."""
-    urls = [base64.b64encode(encode(each)).decode() for each in PICTURES[:count]]
-    prompt = interleave([f"![](data:image/png;base64,{url})" for url in urls])
-    parameters = {"max_new_tokens": MOST, "details": True, "decoder_input_details": True, **more}
-    answer = post(
-        f"{server.url}/generate", json={"inputs": prompt or "Well", "parameters": parameters}
-    )
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found["details"] | {"text": found["generated_text"]}
+    return image_support.ask(server, TEXTS, PICTURES[:count], **{"max_new_tokens": MOST, **more})
 
 
 def expected(folder: Path, count: int) -> tuple[list[int], list[int]]:
@@ -88,17 +75,13 @@ def expected(folder: Path, count: int) -> tuple[list[int], list[int]]:
     kind = type("AnyProcessor", (MllamaProcessor,), by_any)  # PIL's processor is none of its own
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     processor: Any = kind(MllamaImageProcessorPil(**PROCESSOR), tokenizer)
-    text = interleave([IMAGE] * count)
+    text = interleave(TEXTS, [IMAGE] * count)
     inputs = processor(images=[PICTURES[:count]], text=[text], return_tensors="pt")
     model: Any = MllamaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     found = model.generate(**inputs, max_new_tokens=MOST, do_sample=False, pad_token_id=2)
     ids = inputs["input_ids"][0].tolist()
     return ids, found[0, len(ids) :].tolist()
-
-
-def told(details: dict[str, Any]) -> list[int]:
-    return [token["id"] for token in details["tokens"]]
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -4,7 +4,6 @@ others that leave little room, and when a shard has crashed. The oracle is trans
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
@@ -17,8 +16,9 @@ import pytest
 import tokenizers
 from PIL import Image
 
-from tests.router.images.image_files import encode, noise
-from tests.system.client import post
+from tests.router.images.image_files import noise
+from tests.system import image_support
+from tests.system.image_support import interleave, told
 from tests.system.server import ServerProcess, serving
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
@@ -60,20 +60,9 @@ def server(folder: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def interleave(shown: list[str]) -> str:
-    """Return texts with what is shown between them."""
-    return "".join(piece for pair in zip(TEXTS, [*shown, ""], strict=False) for piece in pair)
-
-
 def ask(server: ServerProcess, count: int, **more: Any) -> dict[str, Any]:
     """Return the details of an answer about so many pictures."""
-    urls = [base64.b64encode(encode(each)).decode() for each in PICTURES[:count]]
-    prompt = interleave([f"![](data:image/png;base64,{url})" for url in urls])
-    parameters = {"max_new_tokens": MOST, "details": True, "decoder_input_details": True, **more}
-    answer = post(f"{server.url}/generate", json={"inputs": prompt, "parameters": parameters})
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found["details"] | {"text": found["generated_text"]}
+    return image_support.ask(server, TEXTS, PICTURES[:count], **{"max_new_tokens": MOST, **more})
 
 
 def expected(folder: Path, pictures: list[Image.Image]) -> tuple[list[int], int]:
@@ -86,16 +75,12 @@ def expected(folder: Path, pictures: list[Image.Image]) -> tuple[list[int], int]
     processor: Any = Gemma3ImageProcessorPil(**PROCESSOR)
     inputs = {"pixel_values": processor(list(pictures), return_tensors="pt")["pixel_values"]}
     shown = f"\n\n{BEGIN}{SOFT * FEATURES}{END}\n\n"
-    ids = torch.tensor([tokenizer.encode(interleave([shown] * len(pictures))).ids])
+    ids = torch.tensor([tokenizer.encode(interleave(TEXTS, [shown] * len(pictures))).ids])
     inputs["token_type_ids"] = (ids == VOCAB_SIZE).long()
     model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     found = model.generate(ids, **inputs, max_new_tokens=MOST, do_sample=False, pad_token_id=2)
     return found[0, ids.shape[1] :].tolist(), ids.shape[1]
-
-
-def told(details: dict[str, Any]) -> list[int]:
-    return [token["id"] for token in details["tokens"]]
 
 
 @pytest.mark.parametrize("count", [1, 2])
