@@ -10,9 +10,10 @@ import pytest
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
+from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.spec import DecoderSpec, HeadSizes
-from tgi_trio.model.split import check_split
+from tgi_trio.model.split import Portion, check_split
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -121,11 +122,21 @@ def test_gates_that_are_cut_together_are_not_split(tmp_path: Path) -> None:
         check_split(spec, 2)
 
 
-def test_tokens_with_tables_of_their_own_are_not_split(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, 3, 33])
+def test_tokens_with_tables_of_their_own_are_split_as_one_vocabulary(
+    tmp_path: Path, ranks: int
+) -> None:
+    """Each rank has so many of the next tokens, the last one what is left."""
     values = SIZES | {"model_type": "idefics", "intermediate_size": 96, "additional_vocab_size": 2}
     spec = spec_of(tmp_path, values | {"cross_layer_interval": 4})
     assert [i for i, layer in enumerate(spec.layers) if layer.crosses] == [0, 5, 10]
     assert (spec.vocab_size, spec.added_tokens) == (66, 2)
-    with pytest.raises(ModelLoadError, match="not split over shards here; use --num-shard 1"):
-        check_split(spec, 2)
-    check_split(spec_of(tmp_path, values | {"additional_vocab_size": 0}), 2)
+    tables = {"model.embed_tokens.weight": 0, "model.embed_tokens.additional_embedding.weight": 64}
+    each = -(-66 // ranks)
+    for rank in range(ranks):
+        share = Portion(rank, ranks).share
+        rows = [
+            range(66)[tables[cut.matrix.name] :][cut.rows]
+            for cut in outer_refs(spec).embedding.cuts(share)
+        ]
+        assert [id for part in rows for id in part] == list(range(66))[each * rank :][:each]

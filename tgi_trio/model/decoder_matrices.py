@@ -155,7 +155,12 @@ def _vocabulary(spec: DecoderSpec, first: MatrixRef, added: str) -> LinearRef:
     if not spec.added_tokens:
         return table
     more = MatrixRef(f"{added}.weight", spec.added_tokens, spec.hidden_size)
-    return LinearRef((*table.pieces, *split_outputs(more, "vocabulary").pieces))
+    before, whole = 0, first.rows + more.rows
+    pieces = []
+    for piece in (*table.pieces, *split_outputs(more, "vocabulary").pieces):
+        pieces.append(replace(piece, outputs=replace(piece.outputs, within=(before, whole))))
+        before += piece.matrix.rows
+    return LinearRef(tuple(pieces))
 
 
 def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:

@@ -36,12 +36,17 @@ class Units:
     starts: Sequence[int]  # the first row or column of each unit
     size: int = 1
     as_they_lie: bool = False  # a rank's units are in the order of their starts
+    # Where they are in a run of several matrices that is divided as one: how many are before them,
+    # and in all of it. None: they are all.
+    within: tuple[int, int] | None = None
 
     def spans(self, mine: slice) -> list[slice]:
         """Return the units `mine` in order, as few slices as there can be."""
         starts = self.starts[mine]
         if self.as_they_lie:
             starts = sorted(starts)
+        if not starts:
+            return []
         if isinstance(starts, range) and starts.step == self.size:  # thousands, at times
             return [slice(starts.start, starts.start + len(starts) * self.size)]
         spans: list[slice] = []

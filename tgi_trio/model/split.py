@@ -64,7 +64,9 @@ def unit_share(units: Units, rank: int, ranks: int) -> slice:
         case "groups":
             return _shared_heads(count, "groups of heads", rank, ranks)
         case "vocabulary":
-            return block_share(count, rank, ranks)
+            before, whole = units.within or (0, count)
+            share = block_share(whole, rank, ranks)
+            return slice(*(min(max(0, at - before), count) for at in (share.start, share.stop)))
 
 
 def even_share(count: int, what: str, rank: int, ranks: int) -> slice:
@@ -123,11 +125,6 @@ def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
         check_gates(spec, ranks)
     for width in sorted(widths):
         even_share(width, "MLP columns", 0, ranks)
-    if isinstance(spec, DecoderSpec) and spec.added_tokens and ranks > 1:
-        raise ModelLoadError(
-            f"The last tokens of model type {spec.family!r} have tables of their own, which are "
-            "not split over shards here; use --num-shard 1."
-        )
     block_share(spec.vocab_size, 0, ranks)
 
 

@@ -101,8 +101,8 @@ Llama 3.2 Vision and Idefics 1 have layers that attend to images (`model/crossin
 `torch_backend/layers/crossing.py`), whose keys and values are the
 [tower's](images.md#which-models) to make. Llama's are passed by in text, and by rows of text beside
 others; of Idefics' the MLP alone adds something there. Eight tokens behind Llama's vocabulary are
-read, an image's among them, and never chosen; Idefics' last ones have tables of their own, and it
-is not split over ranks. Torch computes both.
+read, an image's among them, and never chosen; Idefics' last ones have tables of their own. Torch
+computes both.
 
 Models that read more than text are served as what writes their text (`model/wrappers.py`):
 `text_config` says which family that is, and its weights are found under the names of all versions
@@ -248,8 +248,7 @@ INNER = (
     *("glm4v_moe_text", "glm4v_text", "glm_ocr_text", "mllama_text_model"),
     *("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
 )
-# Types that are tested where their images are, and those that ranks do not divide.
-IMAGED = WHOLE = ("idefics",)
+IMAGED = ("idefics",)  # types that are tested where their images are
 EXACT = ("deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral", "qwen2", "qwen3")
 
 
@@ -279,8 +278,7 @@ def _rows() -> Iterator[tuple[str, str, str, str, str, str]]:
         if family in IMAGED:
             tested = "images"
         reuse = "yes, unless its rotary scaling is by length"
-        split = "no" if family in WHOLE else "yes"
-        yield f"`{family}`", "decoder", split, reuse, "yes", tested
+        yield f"`{family}`", "decoder", "yes", reuse, "yes", tested
     for family in sorted(T5_FAMILIES):
         yield f"`{family}`", "encoder-decoder", "yes", "no", "no", "encoder-decoder"
     for family, way in sorted(THROUGH_TRANSFORMERS.items()):

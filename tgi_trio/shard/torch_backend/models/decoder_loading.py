@@ -26,6 +26,7 @@ from tgi_trio.model.matrices import (
     OwnInputsRefs,
     SharedRefs,
     StreamsRefs,
+    run_of,
 )
 from tgi_trio.model.spec import (
     DecoderSpec,
@@ -127,11 +128,15 @@ class DecoderLoader(WeightLoader):
             embedding_norm=self.optional_norm(outer.embedding_norm),
             final_norm=self.optional_norm(outer.final_norm),
             head=head,
-            vocabulary=self.share(outer.embedding.pieces[0].outputs),
+            vocabulary=self.vocabulary(),
             ranks=self.ranks,
             own_inputs=self.own_inputs(outer.own_inputs, spec.own_inputs),
             streams=self.streams(outer.streams),
         )
+
+    def vocabulary(self) -> slice:
+        """Return the tokens whose rows of the embedding are this rank's."""
+        return self.share(run_of("vocabulary", self.spec.vocab_size))
 
     def stage(self, stage: Stage, neighbours: Ranks) -> StagedDecoder:
         """Return the loader's run of layers as a stage, embedding and head where used."""
