@@ -28,7 +28,6 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.waiting import WaitingShards
 from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import read_config
-from tgi_trio.model.image_rules import image_rules
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
@@ -63,8 +62,6 @@ HUB_SECONDS = 5.0  # that a start may wait for what the hub says of a model, bes
 ELSEWHERE = "the shard is on another machine than the router (--shard, --remote-ranks)"
 # They are computed on rank 0, and prompts begin on another.
 STAGED = "the model is cut into stages (--pipeline-stages)"
-# What their layers read of an image is on rank 0 alone.
-DIVIDED = "its layers attend to images by themselves, which one rank computes (--num-shard)"
 _SKIPPED = "tgi_request_skipped_tokens"
 FAREWELL = 1.0  # seconds for the last error events to be written after a drain ran out of time
 
@@ -146,8 +143,6 @@ def find_unserved(settings: Settings) -> str | None:
         return ELSEWHERE
     if settings.pipeline_stages > 1:
         return STAGED
-    if settings.num_shard > 1 and image_rules(read_config(settings.model_path)).sight == "layers":
-        return DIVIDED
     return None
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from tests.shard.images.images_support import FAMILIES
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.images.processors import PROCESSORS
-from tgi_trio.launcher import DIVIDED, find_images, find_unserved
+from tgi_trio.launcher import find_images
 from tgi_trio.model.image_families import IMAGE_FAMILIES, find_family
 from tgi_trio.router.images.layouts.table import LAYOUTS
 
@@ -64,16 +62,6 @@ def test_a_text_that_is_not_ours_is_known_before_a_shard_starts(tmp_path: Path) 
     (tmp_path / "preprocessor_config.json").write_text('{"image_seq_length": 4}')
     model, why = find_images(tmp_path)
     assert model is None and why is not None and "the text of this gemma4 as a whole" in why
-
-
-@pytest.mark.parametrize(("kind", "why"), [("mllama", DIVIDED), ("llava", None)])
-def test_ranks_are_shown_no_images_that_layers_attend_to(
-    tmp_path: Path, kind: str, why: str | None
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    asked = {"ranks_elsewhere": 0, "pipeline_stages": 1, "model_path": tmp_path}
-    two, one = (cast("Any", SimpleNamespace(num_shard=n, **asked)) for n in (2, 1))
-    assert find_unserved(two) == why and find_unserved(one) is None
 
 
 def test_the_documents_list_them_all() -> None:

@@ -1,5 +1,6 @@
 """Llama 3.2 Vision behind a whole server: its layers attend to images, beside text that passes them
-by, in little room and when a shard has crashed. The oracle is transformers, its processor included.
+by, in little room and when a shard has crashed, and over two ranks. The oracle is transformers, its
+processor included.
 """
 
 from __future__ import annotations
@@ -82,6 +83,18 @@ def expected(folder: Path, count: int) -> tuple[list[int], list[int]]:
     found = model.generate(**inputs, max_new_tokens=MOST, do_sample=False, pad_token_id=2)
     ids = inputs["input_ids"][0].tolist()
     return ids, found[0, len(ids) :].tolist()
+
+
+def test_two_ranks_say_the_same_and_go_on_behind_a_crash(folder: Path) -> None:
+    """Rank 0 alone has a tower; what it made of images is handed around anew."""
+    flags = ("--dtype", "float32", "--num-shard", "2", "--stall-timeout", "600")
+    _, ids = expected(folder, 2)
+    with serving("--model-id", str(folder), *flags) as server:
+        for _ in range(2):
+            tokens = told(ask(server, 2))
+            assert tokens == ids[: len(tokens)] and (len(tokens) == MOST or tokens[-1] == 1)
+            os.kill(server.shards()[1], signal.SIGKILL)
+        server.wait_idle()
 
 
 @pytest.mark.parametrize("count", [1, 2])

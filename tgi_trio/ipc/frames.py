@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 12
+VERSION = 13
 
 WORD = 8
 
@@ -386,7 +386,10 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("width", "block table entries per row"),
             ("deep", "rows of features beside those in the places of embeddings, per token"),
         ),
-        counts=("rows", "tokens", "entries", "unknown", "features", "rotary", "limits", "states"),
+        counts=(
+            *("rows", "tokens", "entries", "unknown", "features", "rotary", "limits", "states"),
+            "images",
+        ),
         columns=(
             Column("query_length", "<u4", "rows", "tokens of this row in the step"),
             Column("context_length", "<u4", "rows", "KV tokens it sees, those included"),
@@ -410,6 +413,12 @@ FRAMES: tuple[FrameSpec, ...] = (
             Column("visible", "<i8", "limits", "last position that each token sees; or none"),
             Column("state_reads", "<i8", "states", "slot of each row's states before; or none"),
             Column("state_writes", "<i8", "states", "and of those behind its last token"),
+            Column("image_row", "<u4", "images", "row with an image that layers attend to"),
+            Column("image_at", "<i8", "images", "its position there"),
+            Column("image_until", "<i8", "images", "position it is not seen from, -1: it is"),
+            Column("image_number", "<u8", "images", "which image; rank 0 hands new ones around"),
+            Column("image_tokens", "<u4", "images", "keys that a layer has of it"),
+            Column("image_visible", "<u4", "images", "and how many are of the image itself"),
         ),
     ),
 )

@@ -127,7 +127,6 @@ CLAIMS: Final[Claims] = {
     "Crossing.together": ANY,
     "Crossing.gate_shape": ANY,
     "Crossing.query_norm": ANY,
-    "Crossing.end_token": ANY,
     "LayerSpec.sizes": ANY,
     "LayerSpec.keys_as_values": ANY,
     "LayerSpec.reads_layer": ANY,

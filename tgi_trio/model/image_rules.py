@@ -19,6 +19,8 @@ class ImageRules:
     # Where tokens turn by their place in the image: patches along a side of what becomes one token.
     # 0: they turn by their place in the prompt.
     merge: int = 0
+    # A token of prompts behind which no image is seen until the next; -1: there is none.
+    end_token: int = -1
 
 
 def image_rules(config: ModelConfig) -> ImageRules:
@@ -31,6 +33,8 @@ def image_rules(config: ModelConfig) -> ImageRules:
         return ImageRules()
     if config.model_type == "gemma4" and config.get("use_bidirectional_attention") != "vision":
         return ImageRules()
+    if config.model_type == "idefics":
+        return ImageRules(family.sight, end_token=int(config.get("eos_token_id", -1)))
     if not family.turns:
         return ImageRules(family.sight)
     vision: Any = config.get("vision_config", {})

@@ -74,7 +74,6 @@ CLAIMS: Final[Claims] = {
     "Crossing.together": ANY,
     "Crossing.gate_shape": ANY,
     "Crossing.query_norm": ANY,
-    "Crossing.end_token": ANY,
     "DecoderSpec.added_tokens": only(0, refusal="the last {} tokens have tables of their own"),
     "DecoderSpec.extra_tokens": only(0, refusal="the last {} tokens are never chosen"),
     "ShortConvolution.channels": _CHANNELS,

@@ -288,8 +288,6 @@ class Crossing:
     together: bool  # a token sees all images whose tokens are neighbours; else the one before it
     gate_shape: tuple[int, ...]
     query_norm: bool  # of each head, whose keys have one as well
-    # A token of prompts behind which no image is seen until the next; -1: there is none.
-    end_token: int = -1
 
 
 @dataclass(frozen=True, slots=True)

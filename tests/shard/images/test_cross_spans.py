@@ -45,9 +45,10 @@ def test_apart_the_last_one_is_seen_to_the_end_of_a_text(ids: list[int]) -> None
         torch.tensor([ids]), tokenizer, "pt"
     )
     places, ends = ([i for i, id in enumerate(ids) if id == one] for one in (IMAGE, END))
+    untils = [next((end + 1 for end in ends if end > place), None) for place in places]
     found = {
         place: list(span.images)
-        for span in cross_spans(places, 0, len(ids), together=False, ends=ends)
+        for span in cross_spans(places, 0, len(ids), together=False, untils=untils)
         for place in range(span.first, span.end)
     }
     wanted = which[0].tolist()

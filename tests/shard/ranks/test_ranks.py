@@ -32,6 +32,8 @@ from tgi_trio.ipc.frame_codec import Frame, frame_bytes
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.images.features import CrossStates, ImageFeatures
+from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE
@@ -144,7 +146,8 @@ def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None
     step = plan(rows, [min(9, row.length) for row in rows])
     frame = encode_plan(step)
     counts = {"rows": len(rows), "tokens": len(step.token_ids), "entries": step.block_tables.size}
-    counts |= dict.fromkeys(("unknown", "features", "rotary", "limits"), 0) | {"states": len(rows)}
+    counts |= dict.fromkeys(("unknown", "features", "rotary", "limits", "images"), 0)
+    counts["states"] = len(rows)
     assert len(frame) == frame_bytes(Kind.PLAN, **counts)
     got = decode_plan(Frame(memoryview(frame)))
     for name in ("token_ids", "positions", "kv_slots", "query_starts", "context_lengths"):
@@ -192,3 +195,25 @@ def test_what_images_do_to_a_plan_survives_its_way_to_another_rank() -> None:
     assert got.rotary_positions is not None and got.visible is not None
     assert got.rotary_positions.tolist() == step.rotary_positions.tolist()
     assert got.visible.tolist() == step.visible.tolist()
+
+
+def test_images_that_layers_attend_to_are_named_on_the_way_to_another_rank() -> None:
+    """What is read of them comes while the step is computed."""
+    rows = rows_for(3)
+    for row, at, until, number in ((0, 2, None, 7), (2, 0, 5, 7), (2, 6, None, 8)):
+        keys = (torch.zeros(6, 2, 4),) * 2
+        states = CrossStates(keys, keys, tokens=6, visible=number - 4, number=number)
+        features = ImageFeatures(np.empty((0, 0), np.float32), states=states)
+        rows[row].images.append(HeldImage(np.array([at]), features, until))
+    got = decode_plan(Frame(memoryview(encode_plan(plan(rows, [9, 9, 9])))))
+
+    def facts(row: ShardSequence) -> list[tuple[object, ...]]:
+        told = [(image, image.features.states) for image in row.images]
+        return [
+            (int(image.positions[0]), image.until, of.number, of.tokens, of.visible)
+            for image, of in told
+            if of is not None
+        ]
+
+    assert [facts(row) for row in got.rows] == [facts(row) for row in rows]
+    assert [len(facts(row)) for row in got.rows] == [1, 0, 2]

@@ -50,7 +50,6 @@ def idefics(config: ModelConfig) -> DecoderSpec | None:
             together=False,
             gate_shape=gates,
             query_norm=normed,
-            end_token=int(config.get("eos_token_id", -1)),
         ),
     )
     spec = llama_spec(

@@ -93,7 +93,10 @@ class LocalGroup:
             here = settings.world_size - (len(source.ranks) if source else 0)
             for rank in range(1, here):
                 follower = Endpoints.create(
-                    rank, incarnation, request_bytes=_plan_ring_bytes(request), spin_us=spin_us
+                    rank,
+                    incarnation,
+                    request_bytes=_plan_ring_bytes(request, settings),
+                    spin_us=spin_us,
                 )
                 channels.append(stack.enter_context(follower))
             ranks: list[Rank] = []
@@ -135,7 +138,7 @@ class LocalGroup:
         """Start a group of one rank, which is on another machine; leaving the block ends it."""
         contact = source.take(0)
         own = replace(settings, rank=0, image_arena=-1)
-        largest = _plan_ring_bytes(request)
+        largest = _plan_ring_bytes(request, settings)
         with (
             RemoteRank.start(contact, own, incarnation, largest) as rank,
             closing(TcpRouterEnd(os.dup(contact.frames_fd), largest, rank.describe)) as end,
@@ -220,7 +223,7 @@ def _start_afar(
     contacts = [source.take(rank) for rank in source.ranks]
     meeting = stack.enter_context(_listen(contacts[0].own_host))
     afar = _Afar([], replace(settings, meeting=address_text(meeting)), meeting.fileno(), [], [])
-    largest = _plan_ring_bytes(request)
+    largest = _plan_ring_bytes(request, settings)
     for rank, contact in zip(source.ranks, contacts, strict=True):
         own = replace(afar.settings, rank=rank, tokenizer_file=None, image_arena=-1)
         start = RemoteRank.start(contact, own, incarnation, largest)
@@ -236,11 +239,12 @@ def _listen(host: str) -> socket.socket:
     return socket.create_server((host, 0), family=family)
 
 
-def _plan_ring_bytes(request: WarmupRequest) -> int:
+def _plan_ring_bytes(request: WarmupRequest, settings: ShardSettings) -> int:
     """Return the bytes of a ring in which a few of the largest plans find room."""
     rows, tokens = request.max_batch_size, max(request.max_prefill_tokens, request.max_batch_size)
     entries = rows * -(-request.max_total_tokens // BLOCK_SIZE)
     images = {"features": tokens, "rotary": 3 * tokens, "limits": tokens}
+    images["images"] = rows * settings.max_images_per_prompt  # that layers attend to
     largest = frame_bytes(
         Kind.PLAN, rows=rows, tokens=tokens, entries=entries, unknown=tokens, states=rows, **images
     )

@@ -16,14 +16,19 @@ class CrossSpan(NamedTuple):
 
 
 def cross_spans(
-    places: Sequence[int], first: int, end: int, *, together: bool, ends: Sequence[int] = ()
+    places: Sequence[int],
+    first: int,
+    end: int,
+    *,
+    together: bool,
+    untils: Sequence[int | None] | None = None,
 ) -> Iterator[CrossSpan]:
     """Yield what the tokens at positions `first` up to `end` see, in their order.
 
     `places` of the sequence's images, rising. A token sees the last image before it, its own token
-    counted; with `together` those as well whose tokens stand right before that image's. Behind one
-    of `ends`, rising, it sees none but the next. As transformers' `get_cross_attention_token_mask`
-    has it, and Idefics' processor.
+    counted; with `together` those as well whose tokens stand right before that image's. From one of
+    `untils` on, which each image has or has not, it sees none but the next. As transformers'
+    `get_cross_attention_token_mask` has it, and Idefics' processor.
     """
     bounds = [0, *places, max(end, places[-1] + 1 if places else 0)]
     begin = 0  # of the neighbours
@@ -31,7 +36,8 @@ def cross_spans(
         image = which - 1
         if not together or (image > 0 and places[image - 1] + 1 < at):
             begin = max(0, image)
-        blind = next((each + 1 for each in ends if at <= each < stop), stop)
+        until = untils[image] if untils and image >= 0 else None
+        blind = stop if until is None else min(until, stop)
         for low, high, images in (
             (at, blind, range(begin, which)),
             (blind, stop, range(which, which)),

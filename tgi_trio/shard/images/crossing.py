@@ -57,6 +57,7 @@ def see_llama(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
     return CrossStates(
         keys=_bring_down([own.k_norm(own.k_proj(states).view(shape)) for own in crossing], dtype),
         values=_bring_down([own.v_proj(states).view(shape) for own in crossing], dtype),
+        tokens=len(states),
         visible=int(mask.sum()) * found.shape[-2],
     )
 
@@ -75,6 +76,7 @@ def see_idefics(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
     return CrossStates(
         keys=_bring_down(keys, dtype),
         values=_bring_down([own.v_proj(states).view(shape) for own in crossing], dtype),
+        tokens=len(states),
         visible=len(states),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,12 +17,15 @@ Bundle = Mapping[str, NDArray[Any]]  # arrays of an image by name, as `ipc.image
 class CrossStates:
     """What layers of the text that attend to images read of one, made once by its tower.
 
-    For each such layer a tensor [S, KV heads, head dim] of torch's in the host's memory.
+    For each such layer a tensor [S, KV heads, head dim] of torch's, on rank 0 in the host's memory.
+    A rank that has yet to be handed them knows all but the tensors, and has none.
     """
 
-    keys: tuple[Any, ...]
-    values: tuple[Any, ...]
+    keys: Sequence[Any]
+    values: Sequence[Any]
+    tokens: int  # S
     visible: int  # of S: those behind them are of tiles that pad the image
+    number: int = 0  # of the image, among all that a tower has seen
 
     @property
     def nbytes(self) -> int:

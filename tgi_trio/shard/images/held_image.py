@@ -17,6 +17,8 @@ class HeldImage:
 
     positions: NDArray[np.int64]  # [N] in the sequence, rising
     features: ImageFeatures
+    # Where layers attend to it: the position from which on no token sees it; None: there is none.
+    until: int | None = None
 
     @property
     def end(self) -> int:

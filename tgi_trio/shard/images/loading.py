@@ -9,7 +9,6 @@ import os
 from collections.abc import Set
 from pathlib import Path
 
-from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_families import find_family
@@ -29,8 +28,7 @@ def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
     ModelLoadError as `find_family` and `load_tower` do.
     """
     config = read_config(settings.model_path)
-    if find_family(config.values).sight == "layers" and settings.world_size > 1:
-        raise ModelLoadError("layers attend to images by themselves, which one rank computes")
+    find_family(config.values)
     device = choose_device(settings.device, settings.rank, settings.world_size)
     on_cpu = device == CPU
     dtype = text_dtype = compute_dtype(settings.dtype, config, on_cpu=on_cpu)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Set
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,6 +61,7 @@ class TorchTower:
         self._cores = cores
         self._see = see
         self._text_dtype = text_dtype
+        self._seen = 0  # images, where layers attend to them
         reads = model.get_image_features if see is None else model.vision_model.forward
         self._taken = frozenset(inspect.signature(reads).parameters)
 
@@ -70,7 +72,9 @@ class TorchTower:
         inputs = {name: self._load(name, bundle[name]) for name in bundle if name in self._taken}
         with running_on(self._cores) if self._cores else nullcontext():
             if self._see is not None:
+                self._seen += 1
                 states = self._see(self._model, inputs, self._text_dtype)
+                states = replace(states, number=self._seen)
                 return ImageFeatures(np.empty((0, 0), np.float32), states=states)
             found = self._model.get_image_features(**inputs)
             if self._project is not None:

@@ -198,11 +198,22 @@ class ImageDesk:
 
     def _give(self, work: _Work, features: ImageFeatures, took: int) -> None:
         which = work.missing.pop(0)
-        work.sequence.images.append(HeldImage(work.images[which].positions(), features))
+        positions = work.images[which].positions()
+        until = self._find_end(work.sequence, int(positions[0]))
+        work.sequence.images.append(HeldImage(positions, features, until))
         self._using[work.sequence.id] = work.sequence
         self.seen[work.sequence.id, which] = took
         if not work.missing:
             del self._waiting[work.sequence.id]
+
+    def _find_end(self, sequence: ShardSequence, first: int) -> int | None:
+        """Return the position behind the text that shows an image at `first`; None: none ends it.
+
+        The last token of a prompt ends nothing: what is written behind it goes on.
+        """
+        said = sequence.token_ids[first : sequence.prompt_length - 1]
+        ends = np.flatnonzero(said == self._rules.end_token)
+        return first + int(ends[0]) + 1 if len(ends) else None
 
     def _fail(self, work: _Work, why: str) -> None:
         self._faults.append(Fault(work.sequence.id, why))

@@ -15,6 +15,8 @@ from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence, StepPlan
+from tgi_trio.shard.images.features import CrossStates, ImageFeatures
+from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.placed_features import PlacedFeatures
 
 
@@ -44,6 +46,7 @@ def encode_plan(plan: StepPlan) -> bytes:
         columns["visible"] = plan.visible
     if plan.state_reads is not None and plan.state_writes is not None:
         columns |= {"state_reads": plan.state_reads, "state_writes": plan.state_writes}
+    columns |= _image_columns(plan)
     deep = 0 if plan.features is None else len(plan.features.deep)
     return encode(Kind.PLAN, {"width": plan.block_tables.shape[1], "deep": deep}, columns)
 
@@ -52,7 +55,8 @@ def decode_plan(frame: Frame) -> StepPlan:
     """Return the plan of a PLAN frame; nothing in it aliases the ring.
 
     Its rows are stand-ins: they have lengths and what asks for logits, but no tokens. So are the
-    features [N, 0]: they come from rank 0 while the step is computed.
+    features [N, 0], and images that layers attend to: they come from rank 0 while the step is
+    computed.
     """
     lengths = frame.column("query_length")
     starts = np.zeros(len(lengths) + 1, np.int32)
@@ -72,8 +76,10 @@ def decode_plan(frame: Frame) -> StepPlan:
     none = np.empty((len(places), 0), np.float32)
     features = PlacedFeatures(places, none, (none,) * frame.word("deep"))
     reads, writes = (frame.column(f"state_{which}").copy() for which in ("reads", "writes"))
+    rows = [_shadow_row(*numbers) for numbers in prompts]
+    _hold_images(rows, frame)
     return StepPlan(
-        rows=[_shadow_row(*numbers) for numbers in prompts],
+        rows=rows,
         token_ids=frame.column("token_ids").copy(),
         positions=frame.column("positions").copy(),
         kv_slots=frame.column("kv_slots").copy(),
@@ -89,6 +95,39 @@ def decode_plan(frame: Frame) -> StepPlan:
         state_reads=reads if len(reads) else None,
         state_writes=writes if len(writes) else None,
     )
+
+
+def _image_columns(plan: StepPlan) -> dict[str, NDArray[Any]]:
+    """Return what the other ranks are told of images that layers attend to."""
+    held = [
+        (i, image, image.features.states)
+        for i, row in enumerate(plan.rows)
+        for image in row.images
+        if image.features.states is not None
+    ]
+    if not held:
+        return {}
+    return {
+        "image_row": np.array([i for i, _, _ in held], np.uint32),
+        "image_at": np.array([image.positions[0] for _, image, _ in held], np.int64),
+        "image_until": np.array(
+            [-1 if image.until is None else image.until for _, image, _ in held], np.int64
+        ),
+        "image_number": np.array([states.number for _, _, states in held], np.uint64),
+        "image_tokens": np.array([states.tokens for _, _, states in held], np.uint32),
+        "image_visible": np.array([states.visible for _, _, states in held], np.uint32),
+    }
+
+
+def _hold_images(rows: list[ShardSequence], frame: Frame) -> None:
+    """Give rows what a frame says of their images."""
+    names = ("row", "at", "until", "number", "tokens", "visible")
+    columns = (frame.column(f"image_{name}").tolist() for name in names)
+    for row, at, until, number, tokens, visible in zip(*columns, strict=True):
+        states = CrossStates((), (), tokens, visible, number)
+        features = ImageFeatures(np.empty((0, 0), np.float32), states=states)
+        place = np.array([at], np.int64)
+        rows[row].images.append(HeldImage(place, features, None if until < 0 else until))
 
 
 # Of rows that want neither prompt log-probabilities nor an adapter: the same for all, since 512 of

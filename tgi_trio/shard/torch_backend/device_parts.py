@@ -31,6 +31,7 @@ from tgi_trio.shard.torch_backend.layers.one_row import Seconds, choose_for_one_
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler, permutation
+from tgi_trio.shard.torch_backend.step_features import ImageStates
 from tgi_trio.shard.torch_backend.step_forward import (
     MOST_CHOICES,
     StagedAdapters,
@@ -90,10 +91,12 @@ def device_parts(
     ranks: Ranks | None = None,
     adapters: KernelAdapters | None = None,
     guesses: Guesses | None = None,
+    images: ImageStates | None = None,
 ) -> tuple[DecodeGraphs | None, DeviceSteps | FollowedSteps | None]:
     """Return what records decodes at batch sizes `sizes`, and what launches steps.
 
-    `guesses`: what is guessed on the device is told to its `last`. Either is None where it cannot
+    `guesses`: what is guessed on the device is told to its `last`. `images`: as `StepFeatures.of`
+    has them. Either is None where it cannot
     be: without a device or Triton, for models whose kernels depend on their tokens, on the rank
     that chooses with a sampler of somebody else's.
     """
@@ -130,6 +133,7 @@ def device_parts(
         device,
         model.keep_positions,
         adapters,
+        images,
     )
     if chooser is None or not isinstance(sampler, Sampler):
         return graphs, FollowedSteps(computes, graphs)

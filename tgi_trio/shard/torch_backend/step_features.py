@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.images.features import CrossStates
@@ -29,8 +27,8 @@ class RowImages:
     tokens: slice  # of the step
     first: int  # position of the first of them
     end: int  # and behind the last
-    said: NDArray[np.int32]  # ids of its prompt, but for the last
     places: tuple[int, ...]  # of its images
+    untils: tuple[int | None, ...]  # of each, see `HeldImage`
     states: tuple[CrossStates, ...]  # of each
 
     @classmethod
@@ -44,8 +42,16 @@ class RowImages:
             start, stop = (int(at) for at in plan.query_starts[i : i + 2])
             first = int(plan.positions[start])
             places = tuple(int(image.positions[0]) for image in row.images)
-            said = row.token_ids[: row.prompt_length - 1]
-            yield cls(slice(start, stop), first, first + stop - start, said, places, seen)
+            untils = tuple(image.until for image in row.images)
+            yield cls(slice(start, stop), first, first + stop - start, places, untils, seen)
+
+
+class ImageStates(Protocol):
+    """What layers read of images, on a rank that keeps its part of it."""
+
+    def find(self, plan: StepPlan) -> tuple[RowImages, ...]:
+        """Return the rows of a plan that attend to images, with what they read here."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +64,15 @@ class StepFeatures:
     seeing: tuple[RowImages, ...] = ()
 
     @classmethod
-    def of(cls, plan: StepPlan, device: torch.device) -> StepFeatures | None:
-        """Return a plan's features, None where it has none."""
-        placed, seeing = plan.features, tuple(RowImages.find(plan))
+    def of(
+        cls, plan: StepPlan, device: torch.device, images: ImageStates | None = None
+    ) -> StepFeatures | None:
+        """Return a plan's features, None where it has none.
+
+        `images`: where layers attend to them and are not to read them where the tower left them.
+        """
+        placed = plan.features
+        seeing = tuple(RowImages.find(plan)) if images is None else images.find(plan)
         if placed is None:
             none = torch.empty(0, dtype=torch.int64, device=device)
             return cls(none, none, (), seeing) if seeing else None
@@ -81,7 +93,11 @@ class StepFeatures:
             whole = rows if ranks.rank == 0 else rows.new_empty((len(rows), hidden))
             return ranks.broadcast(whole.contiguous())
 
-        return StepFeatures(self.places, receive(self.rows), tuple(map(receive, self.deep)))
+        if not len(self.places):
+            return self
+        return StepFeatures(
+            self.places, receive(self.rows), tuple(map(receive, self.deep)), self.seeing
+        )
 
     def place(self, x: torch.Tensor) -> torch.Tensor:
         """Return embeddings `x` [T, hidden] with the features in their places."""

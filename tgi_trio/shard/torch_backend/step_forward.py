@@ -17,7 +17,7 @@ from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.staging import Array, Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StepStates
-from tgi_trio.shard.torch_backend.step_features import StepFeatures
+from tgi_trio.shard.torch_backend.step_features import ImageStates, StepFeatures
 from tgi_trio.shard.torch_backend.token_source import TokenSource
 
 MOST_CHOICES = 4096  # of a step that are made on the device
@@ -61,9 +61,13 @@ class StepForward:
         device: torch.device,
         keep_positions: Callable[[int], None],
         adapters: StagedAdapters | None = None,
+        images: ImageStates | None = None,
     ) -> None:
-        """`forward`, `logits` and `keep_positions` are the model's."""
+        """`forward`, `logits` and `keep_positions` are the model's; `images`: as
+        `StepFeatures.of` has them.
+        """
         self._adapters = adapters
+        self._images = images
         self.device = device
         self._keep_positions = keep_positions
         self._forward = forward
@@ -95,7 +99,7 @@ class StepForward:
         if self._adapters is not None:
             self._adapters.stage()
         batch = self._attention.prepare(plan, cache)
-        features = StepFeatures.of(plan, self.device)
+        features = StepFeatures.of(plan, self.device, self._images)
         states = None if pool is None else StepStates.of(plan, pool, self._slot_staging.send)
         return self._forward(
             ids, positions, every, self._attention, batch, states, features=features

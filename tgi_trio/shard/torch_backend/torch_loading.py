@@ -55,6 +55,7 @@ from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts, tell_no_graphs
 from tgi_trio.shard.torch_backend.eagle import TorchEagle, load_eagle
 from tgi_trio.shard.torch_backend.heads import TorchHeads, load_heads
+from tgi_trio.shard.torch_backend.image_states import CrossShape, KeptStates
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
@@ -226,6 +227,7 @@ def _make_runner(
             in_kernels=model.attends_in_kernels,
         )
     )
+    images = _image_states(settings, model, target)
     last = LastStep()
     guesses = None
     if settings.speculate and isinstance(heads, TorchHeads):
@@ -242,6 +244,7 @@ def _make_runner(
         target.ranks,
         adapters if isinstance(adapters, DeviceAdapters) else None,
         guesses,
+        images,
     )
     if not ahead:
         steps = None
@@ -262,7 +265,17 @@ def _make_runner(
         eagle=heads if isinstance(heads, TorchEagle) else None,
         last=last,
         adapters=adapters,
+        images=images,
     )
+
+
+def _image_states(settings: ShardSettings, model: Decoder, target: _Target) -> KeptStates | None:
+    """Return what keeps what layers read of images; None where it stays where the tower left it."""
+    rank, size = (target.ranks.rank, target.ranks.size) if target.ranks else (0, 1)
+    shape = CrossShape.of(model.spec, target.dtype, rank, size)
+    if shape is None or (size == 1 and target.device.type == "cpu"):
+        return None
+    return KeptStates(shape, target.device, settings.feature_memory, target.ranks)
 
 
 def _may_follow(model: Decoder) -> bool:

@@ -48,7 +48,7 @@ from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.staging import Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StepStates, send_plain
-from tgi_trio.shard.torch_backend.step_features import StepFeatures
+from tgi_trio.shard.torch_backend.step_features import ImageStates, StepFeatures
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
 
 if TYPE_CHECKING:  # it imports Triton
@@ -106,11 +106,13 @@ class TorchRunner:
         eagle: TorchEagle | None = None,
         last: LastStep | None = None,
         adapters: StepAdapters | None = None,
+        images: ImageStates | None = None,
     ) -> None:
         """`speculate`: guesses of a row in a step, at most; `kv_dtype`: of K and V, where it is not
         the model's; `heads`, `eagle`: what guesses for the model, whose `taps` the latter reads;
-        `last`: where `steps` leave their guesses.
+        `last`: where `steps` leave their guesses; `images`: as `StepFeatures.of` has them.
         """
+        self._images = images
         self._eagle = eagle
         self._reader: EagleReader | None = None  # once somebody guesses
         self._heads = heads
@@ -342,7 +344,7 @@ class TorchRunner:
             self._adapters.stage()
         batch = self.attention.prepare(plan, self._cache)
         token_ids = torch.from_numpy(plan.token_ids).to(self.device)
-        features = StepFeatures.of(plan, self.device)
+        features = StepFeatures.of(plan, self.device, self._images)
         if self._keeper is None or self._pool is None:
             return self.model.forward(
                 token_ids, positions, lengths, self.attention, batch, features=features

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch.nn import functional
 
@@ -54,7 +53,7 @@ class Looks:
                 row.first,
                 row.end,
                 together=crossing.together,
-                ends=np.flatnonzero(row.said == crossing.end_token).tolist(),
+                untils=row.untils,
             ):
                 tokens = slice(start + span.first - row.first, start + span.end - row.first)
                 seen = row.states[span.images.start : span.images.stop]

@@ -1,0 +1,121 @@
+"""What layers that attend to images read of them on one rank: its heads, on its device.
+
+Rank 0 alone has a tower. It hands keys and values around when a plan has an image first, and every
+rank keeps its part for the steps to come. All forget by the same rule, in the same steps, so none
+has to be told what the others have.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.split import kv_head_share
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.images.features import CrossStates
+from tgi_trio.shard.torch_backend.step_features import RowImages
+
+
+class Broadcasting(Protocol):
+    """One of several ranks."""
+
+    rank: int
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CrossShape:
+    """What layers that attend to images read of one token of an image."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    mine: slice  # the heads of this rank
+
+    @classmethod
+    def of(
+        cls, spec: DecoderSpec, dtype: torch.dtype, rank: int = 0, ranks: int = 1
+    ) -> CrossShape | None:
+        """Return that of a rank of a model; None where no layer attends to images."""
+        layers = sum(layer.crosses is not None for layer in spec.layers)
+        if not layers:
+            return None
+        mine = kv_head_share(spec, spec.kv_heads, rank, ranks)
+        return cls(layers, spec.kv_heads, spec.head_dim, dtype, mine)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Return the bytes of all heads."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KeptStates:
+    """Images by number, the least recently seen forgotten where they are too many."""
+
+    def __init__(
+        self, shape: CrossShape, device: torch.device, most: int, ranks: Broadcasting | None = None
+    ) -> None:
+        """`most`: bytes of all heads that are kept beyond what a step needs."""
+        self._shape = shape
+        self._device = device
+        self._ranks = ranks
+        self._most = most // shape.bytes_per_token  # tokens of images
+        self._kept: OrderedDict[int, CrossStates] = OrderedDict()
+        self._tokens = 0  # of all that are kept
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The images that are kept, those first that are forgotten first."""
+        return tuple(self._kept)
+
+    def find(self, plan: StepPlan) -> tuple[RowImages, ...]:
+        """Return the rows of a plan that attend to images, with what they read here.
+
+        All ranks call it with every plan, in the same order.
+        """
+        rows = tuple(RowImages.find(plan))
+        if not rows:
+            return ()
+        seen = {states.number: states for row in rows for states in row.states}
+        for number, states in seen.items():
+            if number not in self._kept:
+                self._kept[number] = self._take(states)
+                self._tokens += states.tokens
+            self._kept.move_to_end(number)
+        while self._tokens > self._most and next(iter(self._kept)) not in seen:
+            self._tokens -= self._kept.popitem(last=False)[1].tokens
+        return tuple(
+            replace(row, states=tuple(self._kept[each.number] for each in row.states))
+            for row in rows
+        )
+
+    def _take(self, states: CrossStates) -> CrossStates:
+        """Return this rank's part of what rank 0 has of an image."""
+        layers = range(self._shape.layers)
+        keys, values = (
+            tuple(self._receive(parts, layer, states.tokens) for layer in layers)
+            for parts in (states.keys, states.values)
+        )
+        return replace(states, keys=keys, values=values)
+
+    def _receive(self, parts: Sequence[torch.Tensor], layer: int, tokens: int) -> torch.Tensor:
+        """Return this rank's heads [S, heads, head_dim] of what a layer reads."""
+        shape = self._shape
+        if self._ranks is None or self._ranks.rank == 0:
+            whole = parts[layer].to(self._device, shape.dtype).contiguous()
+        else:
+            size = (tokens, shape.kv_heads, shape.head_dim)
+            whole = torch.empty(size, dtype=shape.dtype, device=self._device)
+        if self._ranks is None:
+            return whole
+        self._ranks.broadcast(whole)
+        if self._ranks.rank == 0 and whole is parts[layer]:
+            return whole[:, shape.mine]  # of what the tower has left, and others hold as well
+        return whole[:, shape.mine].clone()
