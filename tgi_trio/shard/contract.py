@@ -104,6 +104,9 @@ class StepPlan:
     # A row whose first position is 0 reads nothing: its states are zero.
     state_reads: NDArray[np.int64] | None = None
     state_writes: NDArray[np.int64] | None = None
+    # [T] which of `rows` each token is of, where a plan has been made one of decodes alone and has
+    # more tokens than rows. None: rows have the tokens that `query_starts` says.
+    owners: NDArray[np.int64] | None = None
     # What the batch needs to settle the step: [R] the rows' places in its arrays, their known
     # query tokens, and when that was (places move when sequences leave).
     places: NDArray[np.int64] | None = None

@@ -4,39 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
 from tests.shard.ranks.rank_processes import groups
-from tests.shard.torch_backend.models_support import plan, sequence
+from tests.shard.torch_backend.crossing_support import CPU, DIM, HEADS, LAYERS, seeing, states
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.images.features import CrossStates, ImageFeatures
-from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
-from tgi_trio.shard.torch_backend.image_states import CrossShape, KeptStates
+from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource, KeptStates
 from tgi_trio.shard.torch_backend.step_features import RowImages
 
-TOKENS, LAYERS, HEADS, DIM = 6, 2, 4, 8
-CPU = torch.device("cpu")
-
-
-def states(number: int) -> CrossStates:
-    draw = torch.Generator().manual_seed(number)
-    size = (LAYERS, TOKENS, HEADS, DIM)
-    keys, values = (tuple(torch.randn(size, generator=draw)) for _ in range(2))
-    return CrossStates(keys, values, TOKENS, visible=TOKENS - number % 2, number=number)
-
-
-def seeing(*rows: tuple[CrossStates, ...]) -> StepPlan:
-    """Return a plan whose rows have images."""
-    made = [sequence(i, list(range(9)), [1 + i], new=1) for i in range(len(rows))]
-    for row, images in zip(made, rows, strict=True):
-        for at, each in enumerate(images):
-            features = ImageFeatures(np.empty((0, 0), np.float32), states=each)
-            row.images.append(HeldImage(np.array([at]), features))
-    return plan(made, [9] * len(made))
+TOKENS = 6
 
 
 def check(rank: int, plan: StepPlan, found: tuple[RowImages, ...]) -> None:
@@ -56,7 +35,7 @@ def find(kept: list[KeptStates], told: list[StepPlan], rank: int) -> tuple[RowIm
 
 @pytest.mark.parametrize(("room", "handed"), [(0, 6), (2, 4), (3, 3)])
 def test_every_rank_has_its_heads_and_forgets_as_the_others_do(room: int, handed: int) -> None:
-    one, two, three = map(states, (1, 2, 3))
+    one, two, three = (states(number, TOKENS) for number in (1, 2, 3))
     steps = [((one,), ()), ((two,),), ((one, two), (two,)), ((three,),), ((two, one),)]
     with groups(2) as (together, members):
         kept = []
@@ -64,7 +43,7 @@ def test_every_rank_has_its_heads_and_forgets_as_the_others_do(room: int, handed
             mine = slice(2 * rank, 2 * rank + 2)
             shape = CrossShape(LAYERS, HEADS, DIM, torch.float32, mine)
             most = room * TOKENS * shape.bytes_per_token
-            kept.append(KeptStates(shape, CPU, most, members[rank]))
+            kept.append(KeptStates(ImageSource(shape, CPU, members[rank]), most))
         sent = 0
         for step in steps:
             before, plan = set(kept[0].numbers), seeing(*step)

@@ -5,7 +5,7 @@ the places left over decode nothing: token 0 at position 0, its K and V in the n
 step changes is copied into memory that stays where it is, the only one a graph reads. Where tokens
 are chosen on the device, that is recorded as well: the whole step is one launch.
 Where adapters are served, steps that have any have a recording of their own: the others launch
-nothing for them.
+nothing for them. So have steps with rows that attend to images, where layers do.
 Guesses are decodes, too: each reads the blocks of its sequence up to its own place. Where layers
 keep states, the slots that a row reads and writes change like its blocks, and guesses, which follow
 one another there, are computed without graphs. So is a step with a prefill chunk, which has another
@@ -15,10 +15,10 @@ shape each time.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from tgi_trio.shard.torch_backend.decode_plans import (
     pad_plan,
     turning_position,
 )
+from tgi_trio.shard.torch_backend.image_pages import RecordedImages
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
 from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, split
@@ -87,6 +88,22 @@ class RecordedAdapters(Protocol):
     def refill(self, size: int) -> None: ...
 
 
+class PagedImages(Protocol):
+    """Images that layers attend to, as recordings have them; each reads what `refill` tells it."""
+
+    def wants(self, plan: StepPlan) -> bool: ...  # a row of it attends to some
+    def fits(self, plan: StepPlan) -> bool: ...  # what its decodes see has its place
+    def reserve(self, size: int) -> RecordedImages: ...  # what one of `size` decodes reads
+    def refill(self, recorded: RecordedImages, plan: StepPlan) -> None: ...
+
+
+class _Kind(NamedTuple):
+    """What some of a step's rows have."""
+
+    adapted: bool = False
+    crossed: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Ends:
     """What a recorded step begins and ends with: tokens of the step before, logits, a choice."""
@@ -127,8 +144,8 @@ class _Recorded:
     batch: Any  # the attention's own
     asked: Reserved | None  # the sampler's own
     links: Links | None  # the chain's own
-    plain: _Step
-    adapted: _Step | None  # where adapters are served
+    images: RecordedImages | None  # the pages' own
+    steps: Mapping[_Kind, _Step]  # of those kinds that there may be
     masked: _MaskedChoice | None
 
 
@@ -155,11 +172,14 @@ class DecodeGraphs:
         adapters: RecordedAdapters | None = None,
         *,
         before: Callable[[], None] | None = None,
+        images: PagedImages | None = None,
     ) -> None:
         """`sizes`: batch sizes to record, in any order; none: `forward` always returns None.
 
-        `before` is called before any is: what it chooses is recorded.
+        `before` is called before any is: what it chooses is recorded. `images`: where layers attend
+        to some.
         """
+        self._images = images
         self._adapters = adapters
         self._before = before
         self._compute = forward
@@ -272,6 +292,8 @@ class DecodeGraphs:
         size = self._usable[place]
         if self._adapters is not None and self._adapters.used and not self._adapters.fits(size):
             return None
+        if self._images is not None and self._images.wants(plan) and not self._images.fits(plan):
+            return None
         return self._recorded[size]
 
     def _refill(self, recorded: _Recorded, plan: StepPlan, lengths: Array) -> _Step:
@@ -279,10 +301,13 @@ class DecodeGraphs:
         step = pad_plan(plan, recorded.size)
         self._staging.fill(recorded.tokens, self._token_arrays(step, lengths))
         self._attention.refill(recorded.batch, step)
-        if self._adapters is None or recorded.adapted is None or not self._adapters.used:
-            return recorded.plain
-        self._adapters.refill(recorded.size)
-        return recorded.adapted
+        adapted = self._adapters is not None and self._adapters.used
+        if self._adapters is not None and adapted:
+            self._adapters.refill(recorded.size)
+        crossed = self._images is not None and self._images.wants(step)
+        if self._images is not None and recorded.images is not None and crossed:
+            self._images.refill(recorded.images, step)
+        return recorded.steps[_Kind(adapted, crossed)]
 
     def _token_arrays(self, plan: StepPlan, lengths: Array) -> list[Array]:
         """Return a plan's tokens as they are sent; `lengths` of the first of them."""
@@ -311,9 +336,15 @@ class DecodeGraphs:
         asked = sampler.reserve(size) if sampler else None
         chain = None if ends is None else ends.chain
         links = None if chain is None else chain.reserve(size)
+        images = None if self._images is None else self._images.reserve(size)
+        features: StepFeatures | None = None
         made: list[Chosen] = []
 
-        def record() -> _Step:
+        def record(*, crossed: bool) -> _Step:
+            nonlocal features
+            features = None
+            if images is not None and crossed:
+                features = StepFeatures.recorded(images.sight, self._device)
             made.clear()
             graph, hidden = self._capture(compute)
             return _Step(graph, hidden, made[0] if made else None)
@@ -323,7 +354,9 @@ class DecodeGraphs:
             if chain is not None and links is not None and asked is not None:
                 places = self._attention.places(batch)
                 tokens = chain.move(known, positions, places, links, asked.asked.uniforms)
-            hidden = self._compute(tokens, positions, lengths, self._attention, batch, states)
+            hidden = self._compute(
+                tokens, positions, lengths, self._attention, batch, states, features=features
+            )
             logits = ends.logits(hidden) if ends else None
             if sampler is not None and asked is not None and logits is not None:
                 scores = self._own_scores(logits)
@@ -334,13 +367,16 @@ class DecodeGraphs:
                 made[:] = [Chosen(scores, found, ids=known)]
             return hidden
 
-        plain, adapted, masked = record(), None, None
+        kinds = (False,) if images is None else (False, True)
+        made_of = {_Kind(crossed=crossed): record(crossed=crossed) for crossed in kinds}
+        plain, masked = made_of[_Kind()], None
         if plain.chosen is not None and sampler is not None and asked is not None:
             masked = self._record_masked(plain.chosen.scores, sampler, asked)
         if self._adapters is not None:
             with self._adapters.recording(size):
-                adapted = record()
-        return _Recorded(size, tokens, batch, asked, links, plain, adapted, masked)
+                for crossed in kinds:
+                    made_of[_Kind(adapted=True, crossed=crossed)] = record(crossed=crossed)
+        return _Recorded(size, tokens, batch, asked, links, images, made_of, masked)
 
     def _record_masked(
         self, scores: torch.Tensor, sampler: DeviceSampler, asked: Reserved

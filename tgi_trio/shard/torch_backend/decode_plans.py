@@ -66,6 +66,7 @@ def as_decodes(plan: StepPlan) -> StepPlan | None:
         inputs=plan.inputs,
         moves=plan.moves,
         rotary_positions=plan.rotary_positions,
+        owners=np.repeat(np.arange(len(counts)), counts),
     )
 
 
@@ -96,6 +97,7 @@ def pad_plan(plan: StepPlan, size: int) -> StepPlan:
         ),
         state_reads=None if reads is None else filled(reads, NULL_SLOT),
         state_writes=None if writes is None else filled(writes, NULL_SLOT),
+        owners=plan.owners,
     )
 
 

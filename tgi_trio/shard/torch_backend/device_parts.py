@@ -25,6 +25,7 @@ from tgi_trio.shard.torch_backend.decode_graphs import (
 from tgi_trio.shard.torch_backend.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
 from tgi_trio.shard.torch_backend.heads import TorchHeads
+from tgi_trio.shard.torch_backend.image_pages import ImagePages
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.one_row import Seconds, choose_for_one_row
@@ -120,8 +121,11 @@ def device_parts(
     elif sizes:
         capture = CudaCapture(device, alone=ranks is None)
         choose = _row_choice(model, RecordedTime(device, capture)) if has_triton() else None
+        pages = images if isinstance(images, ImagePages) else None
         graphs = DecodeGraphs(
-            model.forward, capturable, capture, sizes, device, ends, adapters, before=choose
+            *(model.forward, capturable, capture, sizes, device, ends, adapters),
+            before=choose,
+            images=pages,
         )
     if ends is None:
         return graphs, None

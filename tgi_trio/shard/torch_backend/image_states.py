@@ -56,19 +56,54 @@ class CrossShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
+class ImageSource:
+    """Where a rank has keys and values of images from: rank 0's tower."""
+
+    def __init__(
+        self, shape: CrossShape, device: torch.device, ranks: Broadcasting | None = None
+    ) -> None:
+        self.shape = shape
+        self.device = device
+        self._ranks = ranks
+
+    def take(self, states: CrossStates) -> CrossStates:
+        """Return this rank's part of what rank 0 has of an image; all ranks call it alike."""
+        keys, values = (
+            tuple(self._receive(parts, layer, states.tokens) for layer in range(self.shape.layers))
+            for parts in (states.keys, states.values)
+        )
+        return replace(states, keys=keys, values=values)
+
+    def _receive(self, parts: Sequence[torch.Tensor], layer: int, tokens: int) -> torch.Tensor:
+        """Return this rank's heads [S, heads, head_dim] of what a layer reads."""
+        shape = self.shape
+        if self._ranks is None or self._ranks.rank == 0:
+            whole = parts[layer].to(self.device, shape.dtype).contiguous()
+        else:
+            size = (tokens, shape.kv_heads, shape.head_dim)
+            whole = torch.empty(size, dtype=shape.dtype, device=self.device)
+        if self._ranks is None:
+            return whole
+        self._ranks.broadcast(whole)
+        if self._ranks.rank == 0 and whole is parts[layer]:
+            return whole[:, shape.mine]  # of what the tower has left, and others hold as well
+        return whole[:, shape.mine].clone()
+
+
 class KeptStates:
     """Images by number, the least recently seen forgotten where they are too many."""
 
-    def __init__(
-        self, shape: CrossShape, device: torch.device, most: int, ranks: Broadcasting | None = None
-    ) -> None:
+    def __init__(self, source: ImageSource, most: int) -> None:
         """`most`: bytes of all heads that are kept beyond what a step needs."""
-        self._shape = shape
-        self._device = device
-        self._ranks = ranks
-        self._most = most // shape.bytes_per_token  # tokens of images
+        self._source = source
+        self._most = most // source.shape.bytes_per_token  # tokens of images
         self._kept: OrderedDict[int, CrossStates] = OrderedDict()
         self._tokens = 0  # of all that are kept
+
+    def make_room(self) -> None:
+        """Forget everything: what is kept takes memory when it comes."""
+        self._kept.clear()
+        self._tokens = 0
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -86,7 +121,7 @@ class KeptStates:
         seen = {states.number: states for row in rows for states in row.states}
         for number, states in seen.items():
             if number not in self._kept:
-                self._kept[number] = self._take(states)
+                self._kept[number] = self._source.take(states)
                 self._tokens += states.tokens
             self._kept.move_to_end(number)
         while self._tokens > self._most and next(iter(self._kept)) not in seen:
@@ -95,27 +130,3 @@ class KeptStates:
             replace(row, states=tuple(self._kept[each.number] for each in row.states))
             for row in rows
         )
-
-    def _take(self, states: CrossStates) -> CrossStates:
-        """Return this rank's part of what rank 0 has of an image."""
-        layers = range(self._shape.layers)
-        keys, values = (
-            tuple(self._receive(parts, layer, states.tokens) for layer in layers)
-            for parts in (states.keys, states.values)
-        )
-        return replace(states, keys=keys, values=values)
-
-    def _receive(self, parts: Sequence[torch.Tensor], layer: int, tokens: int) -> torch.Tensor:
-        """Return this rank's heads [S, heads, head_dim] of what a layer reads."""
-        shape = self._shape
-        if self._ranks is None or self._ranks.rank == 0:
-            whole = parts[layer].to(self._device, shape.dtype).contiguous()
-        else:
-            size = (tokens, shape.kv_heads, shape.head_dim)
-            whole = torch.empty(size, dtype=shape.dtype, device=self._device)
-        if self._ranks is None:
-            return whole
-        self._ranks.broadcast(whole)
-        if self._ranks.rank == 0 and whole is parts[layer]:
-            return whole[:, shape.mine]  # of what the tower has left, and others hold as well
-        return whole[:, shape.mine].clone()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -34,7 +34,9 @@ class RowImages:
     @classmethod
     def find(cls, plan: StepPlan) -> Iterator[RowImages]:
         """Yield those of a plan."""
-        for i, row in enumerate(plan.rows):
+        owners = range(len(plan.rows)) if plan.owners is None else plan.owners.tolist()
+        for i, owner in enumerate(owners):
+            row = plan.rows[owner]
             states = tuple(image.features.states for image in row.images)
             seen = tuple(each for each in states if each is not None)
             if not seen or len(seen) < len(states):
@@ -46,11 +48,23 @@ class RowImages:
             yield cls(slice(start, stop), first, first + stop - start, places, untils, seen)
 
 
+class RecordedSight(Protocol):
+    """What layers that attend to images compute of a recorded step; see `layers/crossing.py`."""
+
+    def cast(self, dtype: torch.dtype) -> Any:
+        """Return it for hidden states of a dtype, as the layers have it."""
+        ...
+
+
 class ImageStates(Protocol):
     """What layers read of images, on a rank that keeps its part of it."""
 
     def find(self, plan: StepPlan) -> tuple[RowImages, ...]:
         """Return the rows of a plan that attend to images, with what they read here."""
+        ...
+
+    def make_room(self) -> None:
+        """Take what memory it has at once, before what is left is measured."""
         ...
 
 
@@ -62,6 +76,13 @@ class StepFeatures:
     rows: torch.Tensor  # float32 [N, hidden]
     deep: tuple[torch.Tensor, ...]  # float32 [N, hidden] each
     seeing: tuple[RowImages, ...] = ()
+    sight: RecordedSight | None = None  # of a recorded step whose rows may attend to images
+
+    @classmethod
+    def recorded(cls, sight: RecordedSight, device: torch.device) -> StepFeatures:
+        """Return those of a recorded step, which has none in the places of embeddings."""
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        return cls(none, none, (), sight=sight)
 
     @classmethod
     def of(

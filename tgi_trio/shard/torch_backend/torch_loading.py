@@ -48,15 +48,16 @@ from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.adapters import TorchAdapters, refuse_adapters
-from tgi_trio.shard.torch_backend.attention.choice import choose_attention
+from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
 from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts, tell_no_graphs
 from tgi_trio.shard.torch_backend.eagle import TorchEagle, load_eagle
 from tgi_trio.shard.torch_backend.heads import TorchHeads, load_heads
-from tgi_trio.shard.torch_backend.image_states import CrossShape, KeptStates
-from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
+from tgi_trio.shard.torch_backend.image_pages import ImagePages
+from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource, KeptStates
+from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVShape
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.decoder_loading import (
@@ -227,7 +228,7 @@ def _make_runner(
             in_kernels=model.attends_in_kernels,
         )
     )
-    images = _image_states(settings, model, target)
+    images = _image_states(settings, model, target, records=bool(graph_sizes))
     last = LastStep()
     guesses = None
     if settings.speculate and isinstance(heads, TorchHeads):
@@ -269,13 +270,24 @@ def _make_runner(
     )
 
 
-def _image_states(settings: ShardSettings, model: Decoder, target: _Target) -> KeptStates | None:
-    """Return what keeps what layers read of images; None where it stays where the tower left it."""
+def _image_states(
+    settings: ShardSettings, model: Decoder, target: _Target, *, records: bool
+) -> KeptStates | ImagePages | None:
+    """Return what keeps what layers read of images; None where it stays where the tower left it.
+
+    `records`: decodes are to be recorded.
+    """
     rank, size = (target.ranks.rank, target.ranks.size) if target.ranks else (0, 1)
     shape = CrossShape.of(model.spec, target.dtype, rank, size)
     if shape is None or (size == 1 and target.device.type == "cpu"):
         return None
-    return KeptStates(shape, target.device, settings.feature_memory, target.ranks)
+    source = ImageSource(shape, target.device, target.ranks)
+    pages = KVShape(shape.layers, shape.mine.stop - shape.mine.start, shape.head_dim)
+    attention = capturable_attention(target.device, pages) if records else None
+    if attention is None or not model.capturable:
+        return KeptStates(source, settings.feature_memory)
+    crossing = next(layer.crosses for layer in model.spec.layers if layer.crosses)
+    return ImagePages(source, crossing, attention, settings.feature_memory)
 
 
 def _may_follow(model: Decoder) -> bool:

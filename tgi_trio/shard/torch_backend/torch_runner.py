@@ -180,6 +180,8 @@ class TorchRunner:
         if self._steps:
             positions = request.max_total_tokens or self._info.max_positions
             self._steps.make_room(request.max_batch_size, positions)
+        if self._images:
+            self._images.make_room()
         if largest is not None:
             plan = largest.plan
             self._cache, self._pool = self._new_cache(largest.blocks), self._new_pool(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -17,6 +17,39 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.step_features import RowImages
 
 
+class CrossLayer(NamedTuple):
+    """Static facts of a layer that attends to images, as this rank computes it."""
+
+    number: int  # among those layers
+    heads: int
+    head_dim: int
+    scale: float
+
+
+class Sight(Protocol):
+    """What the layers of a step that attend to images compute: N of its tokens."""
+
+    def pick(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the N of `x` [T, hidden]."""
+        ...
+
+    def see(self, layer: CrossLayer, query: torch.Tensor) -> torch.Tensor:
+        """Return what they see, [N, heads * head_dim], for `query` [N, heads, head_dim]."""
+        ...
+
+    def show(self, attended: torch.Tensor) -> torch.Tensor:
+        """Return what attention adds, [N, hidden], without that of tokens that see nothing."""
+        ...
+
+    def feed(self, found: torch.Tensor) -> torch.Tensor:
+        """Return what the MLP adds, [N, hidden], without that of tokens it leaves alone."""
+        ...
+
+    def place(self, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        """Return `x` [T, hidden] with what became of the N."""
+        ...
+
+
 class Look(NamedTuple):
     """Tokens that attend to the same images."""
 
@@ -27,7 +60,7 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Looks:
-    """What the layers of a step that attend to images compute: N of its tokens."""
+    """A `Sight` whose tokens are computed look by look."""
 
     tokens: torch.Tensor | None  # int64 [N] which they are; None: all of the step's
     looks: tuple[Look, ...]  # those in none attend to nothing
@@ -66,30 +99,42 @@ class Looks:
             return cls(None, tuple(looks), None)
         return cls(torch.cat(places), tuple(looks), torch.cat(feeding))
 
+    def pick(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.tokens is None else x.index_select(0, self.tokens)
+
+    def see(self, layer: CrossLayer, query: torch.Tensor) -> torch.Tensor:
+        seen = torch.zeros_like(query)
+        for look in self.looks:
+            seen[look.tokens] = _see(layer, query[look.tokens], look)
+        return seen.flatten(1)
+
+    def show(self, attended: torch.Tensor) -> torch.Tensor:
+        return attended  # what sees nothing has seen zeros
+
+    def feed(self, found: torch.Tensor) -> torch.Tensor:
+        return found if self.feeding is None else found * self.feeding
+
+    def place(self, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        return own if self.tokens is None else x.index_copy(0, self.tokens, own)
+
 
 @dataclass(slots=True)
 class CrossAttention:
     """The weights of a layer's attention to images, and the gates of what the layer adds."""
 
-    number: int  # among the layers that attend to images
-    heads: int
-    head_dim: int
-    scale: float
+    layer: CrossLayer
     query: Linear
     query_norm: Norm | None  # of a head
     output: Linear
     gate: torch.Tensor  # [1] or [hidden]
     mlp_gate: torch.Tensor  # the same
 
-    def attend(self, x: torch.Tensor, looks: Looks) -> torch.Tensor:
+    def attend(self, x: torch.Tensor, sight: Sight) -> torch.Tensor:
         """Return what the tokens `x` [N, hidden] see in their images, [N, hidden]."""
-        query = self.query(x).view(len(x), self.heads, self.head_dim)
+        query = self.query(x).view(len(x), self.layer.heads, self.layer.head_dim)
         if self.query_norm is not None:
             query = self.query_norm(query)
-        seen = torch.zeros_like(query)
-        for look in looks.looks:
-            seen[look.tokens] = self._see(query[look.tokens], look)
-        return self.output(seen.flatten(1))
+        return self.output(sight.see(self.layer, query))
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
@@ -101,20 +146,19 @@ class CrossAttention:
         gates = self.gate.nbytes + self.mlp_gate.nbytes
         return self.query.nbytes() + self.output.nbytes() + norm + gates
 
-    def _see(self, query: torch.Tensor, look: Look) -> torch.Tensor:
-        """Return [Q, heads, head_dim] for `query` of the same shape."""
-        ends = [None if look.whole else image.visible for image in look.images]
-        pairs = list(zip(look.images, ends, strict=True))
-        key = _join([image.keys[self.number][:end] for image, end in pairs], query)
-        value = _join([image.values[self.number][:end] for image, end in pairs], query)
-        count, kv_heads = len(query), key.shape[1]
-        group = self.heads // kv_heads  # as in `attention/reference.py`: no copy of K and V
-        part = query.view(count, kv_heads, group, self.head_dim).permute(1, 2, 0, 3)
-        key, value = (
-            each.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for each in (key, value)
-        )
-        out = functional.scaled_dot_product_attention(part, key, value, scale=self.scale)
-        return out.permute(2, 0, 1, 3).reshape(count, self.heads, self.head_dim)
+
+def _see(layer: CrossLayer, query: torch.Tensor, look: Look) -> torch.Tensor:
+    """Return [Q, heads, head_dim] for `query` of the same shape."""
+    ends = [None if look.whole else image.visible for image in look.images]
+    pairs = list(zip(look.images, ends, strict=True))
+    key = _join([image.keys[layer.number][:end] for image, end in pairs], query)
+    value = _join([image.values[layer.number][:end] for image, end in pairs], query)
+    count, kv_heads = len(query), key.shape[1]
+    group = layer.heads // kv_heads  # as in `attention/reference.py`: no copy of K and V
+    part = query.view(count, kv_heads, group, layer.head_dim).permute(1, 2, 0, 3)
+    key, value = (each.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for each in (key, value))
+    out = functional.scaled_dot_product_attention(part, key, value, scale=layer.scale)
+    return out.permute(2, 0, 1, 3).reshape(count, layer.heads, layer.head_dim)
 
 
 def _join(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:

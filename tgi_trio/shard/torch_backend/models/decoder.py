@@ -18,7 +18,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
-from tgi_trio.shard.torch_backend.layers.crossing import Looks
+from tgi_trio.shard.torch_backend.layers.crossing import Looks, Sight
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -133,10 +133,9 @@ class Decoder:
     def capturable(self) -> bool:
         """Whether decodes run the same kernels whatever the tokens are.
 
-        Not where experts are looked up one by one, where no kernel attends, nor where what some
-        layers do depends on a row's images.
+        Not where experts are looked up one by one, nor where no kernel attends.
         """
-        if not self.attends_in_kernels or any(layer.crosses for layer in self.spec.layers):
+        if not self.attends_in_kernels:
             return False
         mlps = [layer.mlp for layer in self.layers]
         return not any(isinstance(mlp, ExpertsMlp) and mlp.grouped is None for mlp in mlps)
@@ -212,14 +211,14 @@ class Decoder:
         first = x  # what the first layer gets
         addends: Addends | None = None
         tapped: dict[int, torch.Tensor] = {}
-        looks = self._look(features, x)
+        sight = self._look(features, x)
         for i in range(len(self.layers)):
             if i in self.taps:  # beside what the layer adds up itself, which stays as it is
                 tapped[i] = add_and_normalise(x, addends, None)[0]
             if (crossing := self.layers[i].crossing) is not None:
-                if looks is not None:
+                if sight is not None:
                     x, addends = add_and_normalise(x, addends, None)[0], None
-                    x = cross(self.layers[i], crossing, x, looks, self._all_reduce)
+                    x = cross(self.layers[i], crossing, x, sight, self._all_reduce)
             elif self.layers[i].shared is None:
                 x, addends = self._layer(i, x, addends, tables, attention, batch, states)
             else:
@@ -274,11 +273,14 @@ class Decoder:
             total += self.streams.nbytes()
         return total + (self.positions.nbytes if self.positions is not None else 0)
 
-    def _look(self, features: StepFeatures | None, like: torch.Tensor) -> Looks | None:
+    def _look(self, features: StepFeatures | None, like: torch.Tensor) -> Sight | None:
         """Return what layers that attend to images compute of a step; None: nothing."""
         crossing = next((layer.crosses for layer in self.spec.layers if layer.crosses), None)
         if crossing is None:
             return None
+        if features is not None and features.sight is not None:
+            sight: Sight = features.sight.cast(like.dtype)
+            return sight
         return Looks.of(crossing, () if features is None else features.seeing, like)
 
     def _layer(

@@ -46,7 +46,7 @@ from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation, activation
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
-from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention
+from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention, CrossLayer
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -238,10 +238,12 @@ class DecoderLoader(WeightLoader):
             return None
         gate, mlp_gate = (self.tensor(ref).tanh().flatten() for ref in (refs.gate, refs.mlp_gate))
         return CrossAttention(
-            number=sum(each.crosses is not None for each in self.spec.layers[:index]),
-            heads=self.heads.stop - self.heads.start,
-            head_dim=self.spec.head_dim,
-            scale=layer.scale,
+            CrossLayer(
+                number=sum(each.crosses is not None for each in self.spec.layers[:index]),
+                heads=self.heads.stop - self.heads.start,
+                head_dim=self.spec.head_dim,
+                scale=layer.scale,
+            ),
             query=self.linear(refs.query),
             query_norm=self.optional_norm(refs.query_norm),
             output=self.linear(refs.output),

@@ -1,0 +1,53 @@
+"""Attention of recorded decodes to images, whose keys and values lie in pages on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
+from tgi_trio.shard.torch_backend.layers.crossing import CrossLayer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedSight:
+    """A `Sight` of decodes that reads nothing but tensors that stay where they are.
+
+    All tokens are computed. One that sees nothing attends to a null block, and that is forgotten.
+    """
+
+    attention: AttentionBackend
+    batch: Any  # the attention's own, over the pages
+    kv_heads: int
+    seeing: torch.Tensor  # [T, 1] 1 for tokens that see an image, else 0
+    feeds: bool  # the MLP adds something to the others as well
+
+    def cast(self, dtype: torch.dtype) -> PagedSight:
+        """Return it for hidden states of another dtype."""
+        return replace(self, seeing=self.seeing.to(dtype))
+
+    def pick(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def see(self, layer: CrossLayer, query: torch.Tensor) -> torch.Tensor:
+        own = AttentionLayer(
+            index=layer.number,
+            heads=layer.heads,
+            kv_heads=self.kv_heads,
+            head_dim=layer.head_dim,
+            scale=layer.scale,
+            reads_only=True,
+        )
+        none = query[:, :0]
+        return self.attention.attend(own, query, none, none, self.batch)
+
+    def show(self, attended: torch.Tensor) -> torch.Tensor:
+        return attended * self.seeing
+
+    def feed(self, found: torch.Tensor) -> torch.Tensor:
+        return found if self.feeds else found * self.seeing
+
+    def place(self, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        return own

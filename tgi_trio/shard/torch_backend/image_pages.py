@@ -1,0 +1,249 @@
+"""What layers that attend to images read of them on a device that records steps: in pages that stay
+where they are, over which decodes attend as over a cache.
+
+Pages hold images, and images that some row sees together, one behind the other. Those that have
+been seen least recently give way, and every rank does the same in the same steps. What finds no
+room is sent for the step alone, which is launched then.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tgi_trio.model.spec import Crossing
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.images.cross_spans import cross_spans
+from tgi_trio.shard.images.features import CrossStates
+from tgi_trio.shard.torch_backend.attention.crossing import PagedSight
+from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
+from tgi_trio.shard.torch_backend.decode_plans import idle_plan
+from tgi_trio.shard.torch_backend.image_states import ImageSource
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK, KVCache, KVShape
+from tgi_trio.shard.torch_backend.staging import Staging, packed_size, split
+from tgi_trio.shard.torch_backend.step_features import RowImages
+
+Group = tuple[int, ...]  # numbers of images that are seen together
+_SENDS = 16  # copies of slots that may be on their way: a few for each new image
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pages:
+    """Where a group lies, and how much of it there is to see."""
+
+    blocks: NDArray[np.int32]
+    tokens: int
+    visible: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gathered(Sequence[torch.Tensor]):
+    """K or V of an image [S, heads, head_dim] by layer, fetched when it is asked for."""
+
+    slots: Sequence[torch.Tensor]  # of the pages, by layer
+    places: torch.Tensor  # int64 [S]
+
+    def __getitem__(self, layer: int) -> torch.Tensor:  # type: ignore[override]
+        return self.slots[layer].index_select(0, self.places)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedImages:
+    """What a recording reads of the images of its rows."""
+
+    sight: PagedSight
+    memory: torch.Tensor  # uint8: where `sight.seeing` lies
+
+
+class ImagePages:
+    """Keys and values of images on one rank's device; see `KeptStates`."""
+
+    def __init__(
+        self, source: ImageSource, crossing: Crossing, attention: CapturableAttention, most: int
+    ) -> None:
+        """`attention`: of its own; `most`: bytes of all heads that pages hold."""
+        self._source = source
+        self._crossing = crossing
+        self._attention = attention
+        shape = source.shape
+        self._blocks = 1 + most // (shape.bytes_per_token * BLOCK_SIZE)
+        self._kv_heads = shape.mine.stop - shape.mine.start
+        self._staging = Staging(source.device)
+        self._slot_staging = Staging(source.device, turns=_SENDS)
+        self._cache: KVCache | None = None  # set by `make_room`
+        self._free: list[int] = []
+        self._held: OrderedDict[Group, _Pages] = OrderedDict()
+
+    @property
+    def numbers(self) -> tuple[Group, ...]:
+        """The groups that are held, those first that give way first."""
+        return tuple(self._held)
+
+    def make_room(self) -> None:
+        """Take the memory of all pages, before what is left is measured; nothing is held."""
+        self._cache = None  # that of an earlier warm-up: two may not fit
+        shape = self._source.shape
+        pages = KVShape(shape.layers, self._kv_heads, shape.head_dim)
+        self._cache = KVCache(pages, self._blocks, shape.dtype, self._source.device)
+        self._free = list(range(self._blocks - 1, NULL_BLOCK, -1))
+        self._held.clear()
+
+    # --- launched steps: see `ImageStates` -----------------------------------------------------
+
+    def find(self, plan: StepPlan) -> tuple[RowImages, ...]:
+        """Return the rows of a plan that attend to images, with what they read here."""
+        rows = tuple(RowImages.find(plan))
+        if not rows:
+            return ()
+        seen = {states.number: states for row in rows for states in row.states}
+        wanted: set[Group] = {(number,) for number in seen}
+        here = {number: self._find_one(states, wanted) for number, states in seen.items()}
+        return tuple(
+            replace(row, states=tuple(here[each.number] for each in row.states)) for row in rows
+        )
+
+    def _find_one(self, states: CrossStates, wanted: set[Group]) -> CrossStates:
+        """Return an image as layers read it, from its pages if it finds room there."""
+        group = (states.number,)
+        if group not in self._held:
+            taken = self._source.take(states)
+            if not self._hold(group, [taken], states.tokens, states.visible, wanted):
+                return taken
+        self._held.move_to_end(group)
+        cache, (places,) = self._room, self._slot_staging.send([_slots(self._held[group])])
+        keys, values = _Gathered(cache.key_slots, places), _Gathered(cache.value_slots, places)
+        return replace(states, keys=keys, values=values)
+
+    # --- recorded steps: see `PagedImages` -----------------------------------------------------
+
+    def wants(self, plan: StepPlan) -> bool:
+        """Return whether any row of a plan attends to images."""
+        return any(True for _ in RowImages.find(plan))
+
+    def fits(self, plan: StepPlan) -> bool:
+        """Have pages hold all that the tokens of a plan of decodes see; False: they cannot.
+
+        Nor where a token before all images sees what pads them.
+        """
+        seen = list(self._seen_by(plan))
+        if any(not group and self._crossing.blind == "reads all" for _, group, _ in seen):
+            return False
+        wanted = {group for _, group, _ in seen if group}
+        for _, group, states in seen:
+            if group and not self._hold_group(group, states, wanted):
+                return False
+        return True
+
+    def reserve(self, size: int) -> RecordedImages:
+        """Return what a recording of `size` decodes reads of images."""
+        seeing = [np.zeros((size, 1), np.float32)]
+        memory = torch.zeros(packed_size(seeing), dtype=torch.uint8, device=self._source.device)
+        batch = self._attention.reserve(idle_plan(size, self._blocks), self._room)
+        sight = PagedSight(
+            self._attention,
+            batch,
+            self._kv_heads,
+            seeing=split(memory, seeing)[0],
+            feeds=self._crossing.blind == "feeds",
+        )
+        return RecordedImages(sight, memory)
+
+    def refill(self, recorded: RecordedImages, plan: StepPlan) -> None:
+        """Tell a recording what the tokens of a plan see that `fits`, padded to its size."""
+        size = len(plan.token_ids)
+        found = {token: self._held[group] for token, group, _ in self._seen_by(plan) if group}
+        width = max((len(pages.blocks) for pages in found.values()), default=1)
+        own = idle_plan(size, width)
+        seeing = np.zeros((size, 1), np.float32)
+        for token, pages in found.items():
+            seeing[token] = 1.0
+            own.context_lengths[token] = pages.visible
+            own.block_tables[token, : len(pages.blocks)] = pages.blocks
+        self._staging.fill(recorded.memory, [seeing])
+        self._attention.refill(recorded.sight.batch, own)
+
+    def _seen_by(self, plan: StepPlan) -> Iterator[tuple[int, Group, tuple[CrossStates, ...]]]:
+        """Yield (token, what it sees) of rows with images, whose tokens are decodes."""
+        for row in RowImages.find(plan):
+            (span,) = cross_spans(
+                row.places,
+                row.first,
+                row.end,
+                together=self._crossing.together,
+                untils=row.untils,
+            )
+            states = row.states[span.images.start : span.images.stop]
+            yield row.tokens.start, tuple(each.number for each in states), states
+
+    # --- pages ---------------------------------------------------------------------------------
+
+    @property
+    def _room(self) -> KVCache:
+        if self._cache is None:
+            raise RuntimeError("no pages have been made")
+        return self._cache
+
+    def _hold_group(
+        self, group: Group, states: tuple[CrossStates, ...], wanted: set[Group]
+    ) -> bool:
+        """Have pages hold what is seen of a group; False: they have no room."""
+        if group not in self._held:
+            if len(group) == 1:
+                parts, tokens = [self._source.take(states[0])], states[0].tokens
+            else:
+                both = wanted | {(each.number,) for each in states}
+                parts = [self._find_one(each, both) for each in states]
+                tokens = sum(each.visible for each in states)
+            visible = sum(each.visible for each in states)
+            if not self._hold(group, parts, tokens, visible, wanted):
+                return False
+        self._held.move_to_end(group)
+        return True
+
+    def _hold(
+        self,
+        group: Group,
+        parts: Sequence[CrossStates],
+        tokens: int,
+        visible: int,
+        wanted: set[Group],
+    ) -> bool:
+        """Write a group's parts into pages, all of one and what is seen of several.
+
+        False: they have no room beside those that are `wanted`.
+        """
+        count = -(-tokens // BLOCK_SIZE)
+        others = [each for each in self._held if each not in wanted]
+        room = len(self._free) + sum(len(self._held[each].blocks) for each in others)
+        if count > room:
+            return False
+        for each in others:
+            if len(self._free) >= count:
+                break
+            self._free += self._held.pop(each).blocks.tolist()
+        blocks = np.array([self._free.pop() for _ in range(count)], np.int32)
+        pages = self._held[group] = _Pages(blocks, tokens, visible)
+        (slots,) = self._slot_staging.send([_slots(pages)])
+        ends = [None if len(parts) == 1 else part.visible for part in parts]
+        for layer in range(self._source.shape.layers):
+            keys, values = (
+                torch.cat([read[layer][:end] for read, end in zip(of, ends, strict=True)])
+                for of in ([part.keys for part in parts], [part.values for part in parts])
+            )
+            self._room.key_slots[layer].index_copy_(0, slots, keys)
+            self._room.value_slots[layer].index_copy_(0, slots, values)
+        return True
+
+
+def _slots(pages: _Pages) -> NDArray[np.int64]:
+    """Return where the tokens of a group lie."""
+    slots = pages.blocks.astype(np.int64)[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)
+    return slots.reshape(-1)[: pages.tokens]
