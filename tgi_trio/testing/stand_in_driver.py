@@ -9,6 +9,8 @@ See `stand_in_device.py`. Each replacement asks for the stand-in of its thread.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +19,8 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+from tgi_trio.testing.stand_in_tensor import RecordingBroken
 
 MEMORY = 8 << 30  # bytes that the device says it has
 NAME = "a device that is not there"
@@ -153,6 +157,7 @@ def _device_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any
 def _graph_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]]:
     """Return what has to do with streams, events and recordings."""
     cuda, stream = torch.cuda, Stream(current)
+    handles, pools = itertools.count(1), dict[object, weakref.WeakSet[Graph]]()
 
     def record(
         graph: Graph,
@@ -160,6 +165,9 @@ def _graph_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]
         stream: object = None,
         capture_error_mode: str = "global",
     ) -> contextlib.AbstractContextManager[None]:
+        if pool in pools and not pools[pool]:
+            raise RecordingBroken("into the memory of graphs that are all gone")
+        pools.setdefault(pool, weakref.WeakSet()).add(graph)
         return current().record(graph)
 
     class AnyEvent:  # a class, as torch derives from it where that is imported late
@@ -175,7 +183,7 @@ def _graph_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]
         (torch, "Event", AnyEvent),
         (cuda, "graph", record),
         (cuda, "CUDAGraph", lambda: Graph(current())),
-        (cuda, "graph_pool_handle", lambda: (0, 0)),
+        (cuda, "graph_pool_handle", lambda: (0, next(handles))),
     ]
 
 

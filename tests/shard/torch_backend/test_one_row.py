@@ -91,3 +91,5 @@ def test_work_is_timed_as_it_is_recorded() -> None:
         seconds = RecordedTime(device, CudaCapture(device))
         assert seconds(lambda: x + 1) == 0.0
         assert stand_in.counts.recordings == 1 and stand_in.counts.replays > 1
+        # That recording is gone, and with it the memory that others may share.
+        assert seconds(lambda: x + 2) == 0.0

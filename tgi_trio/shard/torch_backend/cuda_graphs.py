@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from tgi_trio.shard.machine.accelerator import record_event
@@ -36,7 +38,11 @@ class RecordedTime:
 
 
 class CudaCapture:
-    """See `decode_graphs.Capture`. All graphs of one share their memory: one replays at a time."""
+    """See `decode_graphs.Capture`. All graphs of one share their memory: one replays at a time.
+
+    That memory is shared with a graph that is alive: torch ends the process's recording with an
+    internal error where the last graph of a pool has gone, and another is recorded into it.
+    """
 
     def __init__(self, device: torch.device, *, alone: bool = True) -> None:
         """`alone`: there are no other ranks, whose collectives are watched by threads of torch's.
@@ -46,7 +52,8 @@ class CudaCapture:
         self._mode = "global" if alone else "thread_local"
         self._device = device
         self._runs = _FIRST_WARM_UPS
-        self._pool = torch.cuda.graph_pool_handle()
+        self._alive: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        self._pool: tuple[int, int] | None = None  # of those that are alive
         # One for all: libraries keep a workspace for every stream they have seen.
         self._aside = torch.cuda.Stream(device)
 
@@ -59,9 +66,12 @@ class CudaCapture:
                     compute()
                 self._runs = _WARM_UPS
             torch.cuda.current_stream().wait_stream(aside)
+            if self._pool is None or not self._alive:
+                self._pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=aside, capture_error_mode=self._mode
             ):
                 output = compute()
+            self._alive.add(graph)
         return graph, output
