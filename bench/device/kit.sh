@@ -1,10 +1,13 @@
 #!/bin/bash
-# Everything that a machine with a device can say, within ten minutes. From the root of a checkout:
-#     bash bench/device/kit.sh [stage ...]        # env tests codes adapters bench; none named: all
-# Writes to $OUT (bench/out/device): log.txt, tests.xml, codes.xml, adapters.xml, device.json, Chrome traces.
+# Everything that a machine with a device can say, in two times ten minutes. From a checkout's root:
+#     bash bench/device/kit.sh                    # env plain tests: what is most wanted
+#     bash bench/device/kit.sh env kernels more   # kernels' tests; codes, adapters, mixture, peers
+#     bash bench/device/kit.sh STAGE ...          # any of them, in this order
+# Each stage, and each part of a benchmark, is a process of its own with a time of its own: one that
+# crashes or hangs costs no other. Writes to $OUT (bench/out/device), as it goes: log.txt, plain.json
+# and more.json with their rows beside them, tests.xml, kernels.xml, traces.tar. Eight files at most.
 # KIT_WHEELS: a folder of wheels that are installed beside the checkout first, where there is no
-# network: `pip download -d FOLDER --no-deps NAME==VERSION ...` of what constraints.txt pins and the
-# machine lacks. KIT_DRY=1: without a device, over the stand-in.
+# network: `wheels.sh` fetches them. KIT_DRY=1: without a device, over the stand-in.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root" || exit 1
@@ -13,15 +16,16 @@ mkdir -p "$OUT"
 log=$OUT/log.txt
 : >"$log"
 python=${PYTHON:-python3}
-wanted=" ${*:-env tests codes adapters bench} "
+wanted=" ${*:-env plain tests} "
 began=$SECONDS
 failed=0
 patience=$((${KIT_DRY:+9} + 1)) # a dry run may share its machine with others
+seconds=${KIT_SECONDS:-570}     # of all stages
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-stage() { # name, seconds, command...: run it, no longer than that and than ten minutes leave
-    local name=$1 limit=$2 at=$SECONDS left=$((580 * patience - (SECONDS - began))) rc
+stage() { # name, seconds, command...: run it, no longer than that and than there is time
+    local name=$1 limit=$2 at=$SECONDS left=$((seconds * patience - (SECONDS - began))) rc
     limit=$((limit * patience))
     shift 2
     case $wanted in *" $name "*) ;; *) return 0 ;; esac
@@ -31,39 +35,49 @@ stage() { # name, seconds, command...: run it, no longer than that and than ten 
         failed=1
         return 0
     fi
-    timeout -k 5 "$limit" "$@" 2>&1 | tee -a "$log" | tail -n 40
-    rc=${PIPESTATUS[0]}
+    timeout -k 5 "$limit" "$@" >"$log.$name" 2>&1
+    rc=$?
+    tail -c 2000000 "$log.$name" >>"$log" # a larger file may not come back
+    tail -n 30 "$log.$name" | cut -c 1-200
+    rm "$log.$name"
     [ "$rc" -eq 0 ] || failed=1
     echo "$name: exit $rc after $((SECONDS - at)) s" | tee -a "$log"
 }
 
 if [ -n "${KIT_WHEELS:-}" ]; then
     site=$(mktemp -d)
-    "$python" -m pip install -q --no-index --no-deps --no-compile --target "$site" \
+    "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" \
         "$KIT_WHEELS"/*.whl || exit 1
     export PYTHONPATH=$site:$PYTHONPATH
 fi
 
-tests=(tests/gpu tests/shard/torch_backend/test_paged_attention.py
-    tests/shard/torch_backend/test_device_sampler.py)
-bench=(--peers --json "$OUT/device.json" --traces "$OUT")
+device=("$python" -m bench.device)
+plain=(--weights plain --traces "$OUT")
+more=(--shapes mixture 8B 1B --only mixture '8B int4' '8B fp8' '8B q4_k' '1B adapters' --peers)
 if [ -n "${KIT_DRY:-}" ]; then
-    tests=(tests/gpu)
-    bench=(--dry-run --json "$OUT/device.json" --traces "$OUT")
+    device+=(--dry-run)
+    plain=(--weights plain --adapters 0 --traces "$OUT")
+    more=(--only 'dry int4' 'dry adapters')
 fi
-stage env 60 bash -c 'nvidia-smi || rocm-smi; uname -a; nproc; "$0" -c "
-import sys, torch, numpy
-print(sys.version, torch.__version__, numpy.__version__)
+# Tests are compiled for, some seconds each, beside each other where pytest can.
+tests=(env OMP_NUM_THREADS=2 "$python" -m pytest -q -p no:cacheprovider)
+"$python" -c "import xdist" 2>>"$log" && tests+=(-n "${KIT_WORKERS:-6}")
+of=tests/shard/torch_backend
+
+stage env 40 bash -c 'nvidia-smi || rocm-smi; uname -a; nproc; free -g | head -2; "$0" -c "
+import sys, torch, numpy, transformers
+print(sys.version, torch.__version__, numpy.__version__, transformers.__version__)
 print(torch.accelerator.current_accelerator(check_available=True))
-import tgi_trio.shard.torch_backend.torch_loading, triton
+import tgi_trio.shard.torch_backend.torch_loading, tgi_trio.launcher, triton
 print(triton.__version__)"' "$python"
-stage tests 150 "$python" -m pytest -q -p no:cacheprovider "${tests[@]}" --junitxml "$OUT/tests.xml"
-if [ -z "${KIT_DRY:-}" ]; then # each kind is compiled, some seconds of them
-    stage codes 80 "$python" -m pytest -q -p no:cacheprovider \
-        tests/shard/torch_backend/test_coded_products.py \
-        -k "gguf or formats or half or eight" --junitxml "$OUT/codes.xml"
-    stage adapters 50 "$python" -m pytest -q -p no:cacheprovider \
-        tests/shard/torch_backend/test_adapter_kernels.py --junitxml "$OUT/adapters.xml"
-fi
-stage bench 400 "$python" -m bench.device --budget 330 "${bench[@]}"
+stage plain 400 "${device[@]}" --budget $((385 * patience)) --adapters 0 "${plain[@]}" \
+    --json "$OUT/plain.json"
+stage tests 160 "${tests[@]}" tests/gpu --junitxml "$OUT/tests.xml"
+stage kernels 170 "${tests[@]}" "$of/test_paged_attention.py" "$of/test_device_sampler.py" \
+    "$of/test_lookup_kernel.py" "$of/test_routing_kernel.py" "$of/test_adapter_kernels.py" \
+    "$of/test_fused_kernels.py" "$of/test_coded_products.py" --junitxml "$OUT/kernels.xml"
+stage more 390 "${device[@]}" --budget $((375 * patience)) "${more[@]}" --json "$OUT/more.json"
+(cd "$OUT" && ls trace-*.json.gz >/dev/null 2>&1 && tar -cf traces.tar trace-*.json.gz &&
+    rm trace-*.json.gz)
+ls -l "$OUT"
 exit $failed

@@ -73,6 +73,7 @@ _DRY: dict[str, Any] = SMALL_SHAPES["tiny"] | {
 }
 SHAPES = {
     "dry": _DRY,
+    "tiny": SMALL_SHAPES["tiny"],
     "1B": SMALL_SHAPES["L"],
     "8B": _EIGHT_BILLION,
     "mixture": _MIXTURE,
@@ -177,9 +178,14 @@ def bytes_of_weight(shape: str, dtype: torch.dtype, rounded: str) -> float:
     return rounded_slab(inputs, rounded).nbytes() / (_SLAB * inputs)
 
 
+def values_of(shape: str) -> dict[str, Any]:
+    """Return what the config.json of a key of SHAPES would say."""
+    return {"hidden_act": "silu", "tie_word_embeddings": True} | SHAPES[shape]
+
+
 def config_of(shape: str) -> ModelConfig:
     """Return the configuration of a key of SHAPES; no token ends a sequence."""
-    values: dict[str, Any] = {"hidden_act": "silu", "tie_word_embeddings": True} | SHAPES[shape]
+    values = values_of(shape)
     return ModelConfig(
         folder=Path(shape),
         model_type=values["model_type"],

@@ -103,13 +103,14 @@ class Size:
 def measure_ceiling(timer: Timer, dtype: torch.dtype, *, small: bool = False) -> Ceiling:
     """Measure the bandwidth of a copy and the rate of a square product in `dtype`.
 
+    Of random numbers, as products of zeros or ones take less power and run at higher clocks.
     `small`: for a dry run.
     """
     side = 64 if small else _SIDE
     source = torch.empty(1 << 16 if small else _COPIED, dtype=torch.uint8, device=timer.device)
     target = torch.empty_like(source)
     copied = timer.best(lambda: target.copy_(source))
-    one = torch.ones((side, side), dtype=dtype, device=timer.device)
+    one = torch.empty((side, side), dtype=dtype, device=timer.device).normal_()
     out = torch.empty_like(one)
-    multiplied = timer.best(lambda: torch.mm(one, one, out=out))
+    multiplied = timer.median(lambda: torch.mm(one, one, out=out))
     return Ceiling(2 * source.numel() / copied, 2 * side**3 / multiplied)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ import torch
 
 from bench.device.models import PLAIN, bytes_of_weight, config_of, make_runner
 from bench.device.roofline import Ceiling, Size, Work
+from bench.device.timing import Timer
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import BLOCK_SIZE, Pending, StepPlan
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.machine.accelerator import synchronize
+from tgi_trio.shard.torch_backend.decode_graphs import Compute, Graph
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 _SETTLE = 2  # steps that nobody counts
@@ -44,6 +48,7 @@ class Bench:
     runner: TorchRunner
     plan: Plan
     warm_up_s: float
+    recorded: dict[str, float]  # seconds of the warm-up that recordings took, and how many they are
 
     @classmethod
     def start(
@@ -60,9 +65,10 @@ class Bench:
         request = WarmupRequest(plan.prompt, longest, most, blocks * BLOCK_SIZE)
         synchronize(device)
         began = time.perf_counter()
-        runner.warm_up(request)
-        synchronize(device)
-        return cls(shape, runner, plan, time.perf_counter() - began)
+        with _timed_recordings(runner) as recorded:
+            runner.warm_up(request)
+            synchronize(device)
+        return cls(shape, runner, plan, time.perf_counter() - began, recorded)
 
     def decode(
         self, rows: int, ceiling: Ceiling, trace: Path | None = None, adapters: int | None = None
@@ -80,13 +86,30 @@ class Bench:
             return {}
         took, busy = self._run(batch, self.plan.steps + _SETTLE)
         step, device = statistics.median(took[_SETTLE:]), statistics.median(busy[_SETTLE:])
-        return {
+        found = {
             "what": f"decode {rows} x {self.plan.context}{_told(adapters)}",
             "step_ms": step * 1e3,
             "device_ms": device * 1e3,
-            "gap_us": max(0.0, step - device) * 1e6,
             **_beside(work, ceiling, step),
         }
+        replay = self._replay(rows, adapters=bool(adapters))
+        if replay is None:
+            return found
+        return found | {"replay_ms": replay * 1e3, "gap_us": (step - replay) * 1e6}
+
+    def _replay(self, rows: int, *, adapters: bool) -> float | None:
+        """Return the seconds of the bare recording that the last decodes of `rows` rows took.
+
+        Of what it has been told last, again and again: nothing goes up or comes down in between.
+        None: there is none.
+        """
+        graphs = self.runner._graphs
+        recorded = None if graphs is None else graphs._recorded.get(rows)
+        step = None if recorded is None else recorded.adapted if adapters else recorded.plain
+        if step is None:
+            return None
+        timer = Timer(self.runner.device, self.plan.steps)
+        return timer.median(step.graph.replay)
 
     def prefill(self, ceiling: Ceiling) -> dict[str, Any]:
         """Prefill one prompt, several times."""
@@ -159,6 +182,30 @@ class Bench:
         with torch.profiler.profile() as profile:
             self._run(batch, 4)
         profile.export_chrome_trace(str(path))
+
+
+@contextmanager
+def _timed_recordings(runner: TorchRunner) -> Iterator[dict[str, float]]:
+    """Yield what becomes the seconds that recordings take, and how many there are."""
+    found = {"recordings_s": 0.0, "recordings": 0.0}
+    graphs = runner._graphs
+    if graphs is None:
+        yield found
+        return
+    capture = graphs._capture
+
+    def timed(compute: Compute) -> tuple[Graph, torch.Tensor]:
+        began = time.perf_counter()
+        made = capture(compute)
+        found["recordings_s"] += time.perf_counter() - began
+        found["recordings"] += 1
+        return made
+
+    graphs._capture = timed
+    try:
+        yield found
+    finally:
+        graphs._capture = capture
 
 
 def _land(

@@ -147,7 +147,7 @@ def make(shape: str, folder: Path, *, seed: int = 0) -> Path:
     make_tokenizer(folder, config["vocab_size"])
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
-    for name, size in _sizes(config).items():
+    for name, size in tensor_sizes(config).items():
         if len(size) == 1:
             value = 0.0 if name.endswith("bias") else 1.0
             tensors[name] = torch.full(size, value, dtype=torch.bfloat16)
@@ -160,12 +160,14 @@ def make(shape: str, folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def _sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor; the head is tied and so not among them."""
+def tensor_sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of what SHAPES describes, by name."""
     sizes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config["vocab_size"], config["hidden_size"]),
         "model.norm.weight": (config["hidden_size"],),
     }
+    if not config["tie_word_embeddings"]:
+        sizes["lm_head.weight"] = (config["vocab_size"], config["hidden_size"])
     attention, mlp = _attention_sizes(config), _mlp_sizes(config)
     kinds = config.get("layer_types", ["full_attention"] * config["num_hidden_layers"])
     for index, kind in enumerate(kinds):

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.device.models import SHAPES, config_of, make_runner
+from bench.device.models import SHAPES, config_of, make_runner, values_of
+from bench.device.parts import Part, Row, choose_parts, read_rows, run_parts
+from bench.device.random_server import write_folder
 from bench.device.roofline import Ceiling, Size, Work
+from tgi_trio.model.check import check_checkpoint, model_spec
+from tgi_trio.model.config import read_config
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -51,17 +55,69 @@ def test_the_slower_of_memory_and_matrices_sets_the_pace() -> None:
     assert ceiling.seconds(Work(moved=20, operations=500)) == 5.0
 
 
+@pytest.mark.parametrize("shape", ["tiny", "8B"])
+def test_a_server_finds_all_weights_of_a_shape_that_has_none(tmp_path: Path, shape: str) -> None:
+    folder = write_folder(shape, tmp_path)
+    config = read_config(folder)
+    check_checkpoint(config, model_spec(config))
+    assert config.get("hidden_size") == values_of(shape)["hidden_size"]
+    assert sum(path.stat().st_blocks * 512 for path in folder.iterdir()) < 64 << 20
+
+
+def test_the_most_wanted_parts_come_first() -> None:
+    parts = choose_parts(["8B", "1B"], ["plain", "fp8"], adapters=True, server="8B", peers=["vllm"])
+    assert [part.name for part in parts] == [
+        *("8B", "1B", "server 8B", "broken device 8B"),
+        *("8B fp8", "1B fp8", "1B adapters", "vllm"),
+    ]
+
+
+def test_a_part_that_fails_or_hangs_costs_no_other(tmp_path: Path) -> None:
+    row = json.dumps({"shape": "8B", "what": "decode", "step_ms": 1.0})
+    found = f"from pathlib import Path; Path({str(tmp_path / 'rows')!r}).open('a').write({row!r}"
+    codes = {
+        "cut off": f"{found} + '\\n{{'); raise SystemExit('CUDA error: it is gone')",
+        "hangs": "import time; time.sleep(60)",
+        "fine": f"{found} + '\\n')",
+        "late": "",
+    }
+    parts = [Part(name, "steps", "8B", 1.0 if name == "hangs" else 60.0) for name in codes]
+    told: list[list[Row]] = []
+    argv = [sys.executable, "-c"]
+    run_parts(
+        parts[:3], lambda p: [*argv, codes[p.name]], tmp_path / "rows", 60.0, told.append, least=0.5
+    )
+    run_parts(parts[3:], lambda p: [*argv, codes[p.name]], tmp_path / "rows", 0.0, told.append)
+    assert len(told) == 4 and told[-1] == read_rows(tmp_path / "rows")
+    whys = {row["shape"]: row["why"] for row in told[-1] if "why" in row}
+    assert whys == {
+        "cut off": "exit 1: CUDA error: it is gone",
+        "hangs": "not done within 1 s",
+        "late": "not begun, the time was up",
+    }
+    assert sum("step_ms" in row for row in told[0]) == 1  # what it had found is kept
+    assert sum("step_ms" in row for row in told[-1]) == 2
+
+
 @pytest.mark.system
 def test_the_kit_runs_without_a_device(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     env = os.environ | {"KIT_DRY": "1", "OUT": str(tmp_path), "PYTHON": sys.executable}
-    kit = ["bash", str(ROOT / "bench/device/kit.sh"), "env", "bench"]
+    kit = ["bash", str(ROOT / "bench/device/kit.sh"), "env", "plain", "more"]
     done = subprocess.run(kit, capture_output=True, text=True, timeout=1500, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "device.json").read_text())
-    assert (found["schema"], found["bench"]) == (1, "device")
-    assert "failed" not in found and "machine" in found
-    told = {row["what"].split()[0] for row in found["results"]}
-    assert told == {"warm-up", "decode", "prefill", "load", "server,"} and found["gb_per_s"] > 0
+    told: set[str] = set()
+    for name in ("plain", "more"):
+        found = json.loads((tmp_path / f"{name}.json").read_text())
+        assert (found["schema"], found["bench"]) == (2, "device") and found["gb_per_s"] > 0
+        assert not any("why" in row for row in found["results"]) and "machine" in found
+        told |= {row["what"].split()[0] for row in found["results"]}
+    assert told == {"warm-up", "decode", "prefill", "load", "server,", "a"}
     assert any(row["what"].endswith(", 2 adapters") for row in found["results"])
-    assert "dry" in SHAPES and len(list(tmp_path.glob("trace-dry-*.json.gz"))) == 2
+    (broken,) = [
+        row
+        for row in json.loads((tmp_path / "plain.json").read_text())["results"]
+        if row["what"].startswith("a device that breaks")
+    ]
+    assert broken["broken"] and broken["completed"] == broken["streams"] and not broken["errors"]
+    assert "dry" in SHAPES and len(list(tmp_path.iterdir())) <= 8 and (tmp_path / "traces.tar")

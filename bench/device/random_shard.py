@@ -1,0 +1,49 @@
+"""A shard of a real shape with random weights made on its device: no checkpoint is read.
+
+    python -m bench.device.random_shard CHANNEL_SPEC '{"shape": "8B"}' SHARD_SETTINGS
+
+It takes the place of `python -m tgi_trio.shard`; see `random_server.py`. Options: "shape", a key of
+`models.SHAPES`; "device", as for --device; "break_at", a step at which the device is broken for
+good, and "broken", a file that says that it has been: the shard that comes next is sound.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.shard import process
+from tgi_trio.shard.contract import Runner
+
+
+def load(options: dict[str, Any], settings: ShardSettings) -> Runner:
+    """Make the model that the options name, in the dtype that is its own on the device."""
+    import torch
+
+    from bench.device.breaking import BreakingRunner
+    from bench.device.models import make_runner
+    from tgi_trio.shard.machine.device import choose_device, graph_sizes
+    from tgi_trio.shard.torch_backend.torch_device import resolve_device
+
+    device = choose_device(options.get("device", "auto"))
+    sizes = graph_sizes(device, settings.cuda_graphs)
+    where = resolve_device(device)
+    dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
+    runner = make_runner(options["shape"], where, dtype, sizes)
+    broken = Path(options.get("broken", "/"))
+    if "break_at" not in options or broken.exists():
+        return runner
+    return BreakingRunner(runner, options["break_at"], broken)
+
+
+def main(argv: list[str]) -> int:
+    """Serve the channel named on the command line; return an exit code."""
+    spec, options, told = argv[0], json.loads(argv[1]), ShardSettings.parse(argv[2])
+    return process.serve(spec, lambda: load(options, told), told)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
