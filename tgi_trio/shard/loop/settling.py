@@ -35,7 +35,12 @@ class Settler:
             raise ValueError("guesses through states, or a second step, cannot be expected")
         if plan.taken is None:
             raise ValueError("only a plan of this batch can be expected")
-        table, places = self._table, self._table.places(plan)
+        table = self._table
+        if plan.uniform and plan.moment == table.moment:
+            self._count_all(plan, UNKNOWN)
+            self.expected = plan
+            return
+        places = table.places(plan)
         there = places >= 0
         table.computed[places[there]] += plan.taken[there]
         if plan.state_writes is not None:
@@ -53,7 +58,8 @@ class Settler:
         token: the length limit is tested before EOS, as TGI does. Who has finished or failed is
         dropped from the batch, and is void in a step that was planned meanwhile.
         """
-        uniform = plan.uniform and self.expected is None and plan.moment == self._table.moment
+        uniform = plan.uniform and plan.moment == self._table.moment
+        uniform = uniform and (self.expected is None or self.expected is plan)
         if uniform and (done := self._settle_uniform(plan, result)) is not None:
             return done
         expected, self.expected = self.expected is plan, None
@@ -86,17 +92,26 @@ class Settler:
             return None
         if self._is_eos(tokens).any():
             return None
-        table.computed[:rows] += 1
-        table.length[:rows] += 1
-        table.remaining[:rows] -= 1
-        table.last[:rows] = tokens
-        if plan.state_writes is not None:
-            table.move_states(plan.places, plan.state_writes)
+        if self.expected is None:
+            self._count_all(plan, tokens)
+        else:  # they have moved, but for the tokens
+            table.last[:rows] = tokens
+            self.expected = None
         _append_each(plan.rows, tokens.tolist(), table.length[:rows].tolist())
         moved = MovedRows(
             plan.places, table.id[:rows], table.computed[:rows], *ones_and_zeros(rows)
         )
         return Moved(to_columns(moved, choices, result.prompts))
+
+    def _count_all(self, plan: StepPlan, last: NDArray[np.int64] | int) -> None:
+        """Move all rows of a uniform plan by a token; `last` [R] are those, or what all are."""
+        table, rows = self._table, len(plan.rows)
+        table.computed[:rows] += 1
+        table.length[:rows] += 1
+        table.remaining[:rows] -= 1
+        table.last[:rows] = last
+        if plan.state_writes is not None and plan.places is not None:
+            table.move_states(plan.places, plan.state_writes)
 
     def _settle_plain(
         self, plan: StepPlan, places: NDArray[np.int64], tokens: NDArray[np.int64], expected: bool

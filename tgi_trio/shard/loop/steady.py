@@ -23,6 +23,7 @@ class SteadyDecode:
 
     version: int  # of the table: a command ends it
     steps: int  # that may still be planned, until a row needs another block or chooses its last
+    reach: int  # the largest context of the next plan, at most: each has one token more
     rows: list[ShardSequence]
     ones: NDArray[np.int64]  # [R]
     places: NDArray[np.int64]  # [R] in the table
@@ -51,6 +52,7 @@ class SteadyDecode:
         return cls(
             version=table.version,
             steps=int(left.min()) - 1,
+            reach=int(plan.context_lengths.max()) + 1,
             rows=plan.rows,
             ones=np.ones(rows, np.int64),
             places=plan.places,
@@ -74,6 +76,7 @@ class SteadyDecode:
     def plan(self, table: RowTable, expected: StepPlan | None = None) -> StepPlan:
         """Return the next plan; the batch has settled the one before, or expects it."""
         self.steps -= 1
+        width, self.reach = -(-self.reach // table.block_size), self.reach + 1
         places, size = self.places, table.block_size
         positions = self._own(table.computed)
         context = (positions + 1).astype(np.int32)
@@ -91,7 +94,7 @@ class SteadyDecode:
             kv_slots=own * size + offsets,
             query_starts=self.starts,
             context_lengths=context,
-            block_tables=self._own(table.blocks[:, : int(blocks.max()) + 1]),
+            block_tables=self._own(table.blocks[:, :width]),
             samples=self.samples,
             prefills=self.prefills,
             inputs=None if expected is None else self.inputs,
