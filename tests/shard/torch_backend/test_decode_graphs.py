@@ -48,6 +48,7 @@ from tgi_trio.shard.torch_backend.decode_graphs import (
 from tgi_trio.shard.torch_backend.decode_plans import idle_plan, only_decodes, pad_plan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
+from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, rest, split
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
@@ -62,26 +63,23 @@ class FixedAttention(CapturableAttention):
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> Batch:
         assert only_decodes(plan)
-        return {
-            "cache": cache,
-            "slots": torch.from_numpy(plan.kv_slots.copy()),
-            "tables": torch.from_numpy(plan.block_tables.astype(np.int64)),
-            "contexts": torch.from_numpy(plan.context_lengths.copy()),
-        }
+        memory = torch.zeros(packed_size(self.arrays(plan)), dtype=torch.uint8)
+        Staging(CPU).fill(memory, self.arrays(plan))
+        return self.reserve(plan, cache, memory)
 
-    def reserve(self, plan: StepPlan, cache: KVCache) -> Batch:
-        return self.prepare(plan, cache)
+    def arrays(self, plan: StepPlan) -> list[Array]:
+        width = np.array([plan.block_tables.shape[1]], np.int32)
+        return [plan.kv_slots, plan.context_lengths, width, plan.block_tables]
 
-    def refill(self, batch: Batch, plan: StepPlan) -> None:
-        batch["slots"].copy_(torch.from_numpy(plan.kv_slots))
-        batch["contexts"].copy_(torch.from_numpy(plan.context_lengths))
-        width = plan.block_tables.shape[1]
-        batch["tables"].fill_(10**6)  # what a plan does not name must not be read
-        batch["tables"][:, :width].copy_(torch.from_numpy(plan.block_tables))
+    def reserve(self, plan: StepPlan, cache: KVCache, memory: torch.Tensor) -> Batch:
+        fixed = self.arrays(plan)[:-1]
+        slots, contexts, width = split(memory, fixed)
+        tables = rest(memory, fixed, torch.int32)
+        names = ("slots", "contexts", "width", "tables")
+        return dict(zip(names, (slots, contexts, width, tables), strict=True)) | {"cache": cache}
 
     def places(self, batch: Batch) -> DecodePlaces:
-        width = torch.tensor([batch["tables"].shape[1]], dtype=torch.int32)
-        return DecodePlaces(batch["slots"], batch["contexts"], batch["tables"], width)
+        return DecodePlaces(batch["slots"], batch["contexts"], batch["tables"], batch["width"])
 
     def attend(
         self,
@@ -97,7 +95,8 @@ class FixedAttention(CapturableAttention):
         out = torch.empty(query.shape)
         for row, context in enumerate(batch["contexts"].tolist()):
             places = torch.arange(context)
-            slots = batch["tables"][row, places // BLOCK] * BLOCK + places % BLOCK
+            table = batch["tables"][row * int(batch["width"]) :]
+            slots = table[places // BLOCK].long() * BLOCK + places % BLOCK
             k, v = cache.key_slots[layer.index][slots], cache.value_slots[layer.index][slots]
             group = layer.heads // layer.kv_heads
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)

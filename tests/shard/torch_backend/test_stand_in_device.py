@@ -147,7 +147,10 @@ def test_a_step_is_computed_from_tokens_that_nobody_has_read(
     while True:
         step = batch.plan(100)
         assert step is None or runner.runs_ahead(step)
+        device.counts = Counts()
         pending = None if step is None else runner.launch(step)
+        if flying is not None and step is not None:  # which the device waits for in between
+            assert (device.counts.sent, device.counts.received) == (1, 1)
         if flying is not None:
             batch.settle(flying[0], flying[1].result())
         if step is None or pending is None:

@@ -34,7 +34,7 @@ from tgi_trio.shard.torch_backend.decode_plans import (
 from tgi_trio.shard.torch_backend.image_pages import RecordedImages
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
-from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, split
+from tgi_trio.shard.torch_backend.staging import Array, Staging, cut, packed_size, split
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StateSteps, StepStates, state_arrays
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
@@ -140,7 +140,9 @@ class _Recorded:
     """The graphs of a batch size and the memory they read."""
 
     size: int
-    tokens: torch.Tensor  # uint8: token ids, positions, lengths, inputs, and slots of states
+    # uint8: token ids, positions, lengths, inputs and slots of states; what the chain, the sampler
+    # and at last the attention are told. One copy fills it.
+    told: torch.Tensor
     batch: Any  # the attention's own
     asked: Reserved | None  # the sampler's own
     links: Links | None  # the chain's own
@@ -230,7 +232,7 @@ class DecodeGraphs:
         recorded = self._find(plan)
         if recorded is None:
             return None
-        step = self._refill(recorded, plan, lengths)
+        step = self._refill(recorded, plan, lengths, None)
         step.graph.replay()
         return step.hidden[: len(plan.token_ids)]
 
@@ -251,12 +253,10 @@ class DecodeGraphs:
         if recorded is None or sampler is None or recorded.asked is None:
             return None
         rows = len(plan.token_ids)
-        step = self._refill(recorded, plan, lengths)
+        step = self._refill(recorded, plan, lengths, told, links)
         if step.chosen is None:
             return None
-        sampler.refill(recorded.asked, told or recorded.asked.idle)
-        if recorded.links is not None and self._ends is not None and self._ends.chain is not None:
-            self._ends.chain.refill(recorded.links, links)
+        sampler.refill_entries(recorded.asked, told or recorded.asked.idle)
         step.graph.replay()
         found = None
         if told is not None and step.chosen.found is not None:
@@ -296,11 +296,25 @@ class DecodeGraphs:
             return None
         return self._recorded[size]
 
-    def _refill(self, recorded: _Recorded, plan: StepPlan, lengths: Array) -> _Step:
-        """Make what a graph reads that of `plan`; return which of them computes it."""
-        step = pad_plan(plan, recorded.size)
-        self._staging.fill(recorded.tokens, self._token_arrays(step, lengths))
-        self._attention.refill(recorded.batch, step)
+    def _refill(
+        self,
+        recorded: _Recorded,
+        plan: StepPlan,
+        lengths: Array,
+        told: Told | None,
+        links: Sequence[Array] = (),
+    ) -> _Step:
+        """Make what a graph reads that of `plan`; return which of them computes it.
+
+        All of it but entries goes up in one copy: the device waits for each between two steps.
+        """
+        step, groups = pad_plan(plan, recorded.size), list[Sequence[Array]]()
+        if recorded.links is not None and self._ends is not None and self._ends.chain is not None:
+            groups.append(self._ends.chain.pad(links, recorded.size))
+        if recorded.asked is not None:
+            groups.append((told or recorded.asked.idle).arrays)
+        groups = [self._token_arrays(step, lengths), *groups, self._attention.arrays(step)]
+        self._staging.fill(recorded.told, [array for group in groups for array in group])
         adapted = self._adapters is not None and self._adapters.used
         if self._adapters is not None and adapted:
             self._adapters.refill(recorded.size)
@@ -322,20 +336,28 @@ class DecodeGraphs:
 
     def _record(self, size: int, cache: KVCache, width: int) -> _Recorded:
         plan = idle_plan(size, width)
-        arrays = self._token_arrays(plan, plan.context_lengths.astype(np.int64))
-        tokens = torch.zeros(packed_size(arrays), dtype=torch.uint8, device=self._device)
-        self._staging.fill(tokens, arrays)
-        ids, positions, lengths, inputs, *slots = split(tokens, arrays)
+        ends, sampler = self._ends, self._sampler
+        chain = None if ends is None else ends.chain
+        tokens = self._token_arrays(plan, plan.context_lengths.astype(np.int64))
+        groups = [
+            tokens,
+            [] if chain is None else chain.pad([], size),
+            [] if sampler is None else sampler.ask_nothing(size).arrays,
+            self._attention.arrays(plan),
+        ]
+        every = [array for group in groups for array in group]
+        told = torch.zeros(packed_size(every), dtype=torch.uint8, device=self._device)
+        self._staging.fill(told, every)
+        own, of_links, of_choices, of_attention = cut(told, groups)
+        ids, positions, lengths, inputs, *slots = split(own, tokens)
         states: StepStates | None = None
         if self._pool is not None:
             reads, writes, fresh = slots
             steps = StateSteps(list(range(size + 1)), reads, writes, fresh)
             states = StepStates(self._pool.layers, steps)
-        batch = self._attention.reserve(plan, cache)
-        ends, sampler = self._ends, self._sampler
-        asked = sampler.reserve(size) if sampler else None
-        chain = None if ends is None else ends.chain
-        links = None if chain is None else chain.reserve(size)
+        batch = self._attention.reserve(plan, cache, of_attention)
+        asked = None if sampler is None else sampler.reserve(size, of_choices)
+        links = None if chain is None else chain.reserve(size, of_links)
         images = None if self._images is None else self._images.reserve(size)
         features: StepFeatures | None = None
         made: list[Chosen] = []
@@ -376,7 +398,7 @@ class DecodeGraphs:
             with self._adapters.recording(size):
                 for crossed in kinds:
                     made_of[_Kind(adapted=True, crossed=crossed)] = record(crossed=crossed)
-        return _Recorded(size, tokens, batch, asked, links, images, made_of, masked)
+        return _Recorded(size, told, batch, asked, links, images, made_of, masked)
 
     def _record_masked(
         self, scores: torch.Tensor, sampler: DeviceSampler, asked: Reserved

@@ -12,7 +12,7 @@ Not where a choice depends on tokens in other ways: penalties, minimums, grammar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -28,14 +28,13 @@ from tgi_trio.shard.torch_backend.kernels.following import judge_guesses, move_r
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing, Settings
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
-from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, split
+from tgi_trio.shard.torch_backend.staging import Array, split
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
     """How the decodes of a recording follow the step before, in memory that stays where it is."""
 
-    memory: torch.Tensor  # uint8: all of it
     follows: torch.Tensor  # int32 [size], as `move_rows` wants them
     aheads: torch.Tensor
     slots: torch.Tensor  # int32 [size], as `DeviceTexts.arrays` says; -1: nobody's text
@@ -60,7 +59,6 @@ class DeviceChain:
         self._most = most
         self._moved = torch.zeros(rows, dtype=torch.int32, device=device)
         self._guessed = torch.zeros((rows, most), dtype=torch.int64, device=device)
-        self._staging = Staging(device)
 
     @property
     def looks_up(self) -> bool:
@@ -103,17 +101,9 @@ class DeviceChain:
             texts = self._texts.arrays(plan, choosing)
         return [follows, choosing.aheads.astype(np.int32), *texts, numbers]
 
-    def reserve(self, size: int) -> Links:
-        """Return memory for the links of `size` decodes, which follow nothing."""
-        arrays = self._padded([], size)
-        device = self._chosen.device
-        memory = torch.zeros(packed_size(arrays), dtype=torch.uint8, device=device)
-        self._staging.fill(memory, arrays)
-        return Links(memory, *split(memory, arrays))
-
-    def refill(self, links: Links, arrays: Iterable[Array]) -> None:
-        """Replace links by those that `arrays` has returned; none: nothing is followed."""
-        self._staging.fill(links.memory, self._padded(list(arrays), len(links.follows)))
+    def reserve(self, size: int, memory: torch.Tensor) -> Links:
+        """Return the links of `size` decodes over memory that has what `pad` returns."""
+        return Links(*split(memory, self.pad([], size)))
 
     def move(
         self, ids: torch.Tensor, positions: torch.Tensor, places: DecodePlaces,
@@ -156,8 +146,11 @@ class DeviceChain:
         )
         return replace(found, guesses=self._texts.look_up(judged, self._guessed))
 
-    def _padded(self, arrays: list[Array], size: int) -> list[Array]:
-        """Return the arrays of as many decodes, those behind the given ones of nobody."""
+    def pad(self, arrays: Sequence[Array], size: int) -> list[Array]:
+        """Return what `arrays` has returned, of as many decodes: those behind follow nothing.
+
+        None: all do.
+        """
         if not arrays:
             empty: NDArray[np.float64] = np.zeros((0, self._most + 1))
             arrays = [*[np.zeros(0, np.int32)] * 4, empty]

@@ -25,7 +25,7 @@ from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.decode_plans import idle_plan
 from tgi_trio.shard.torch_backend.image_states import ImageSource
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK, KVCache, KVShape
-from tgi_trio.shard.torch_backend.staging import Staging, packed_size, split
+from tgi_trio.shard.torch_backend.staging import Staging, cut, packed_size, split
 from tgi_trio.shard.torch_backend.step_features import RowImages
 
 Group = tuple[int, ...]  # numbers of images that are seen together
@@ -60,7 +60,7 @@ class RecordedImages:
     """What a recording reads of the images of its rows."""
 
     sight: PagedSight
-    memory: torch.Tensor  # uint8: where `sight.seeing` lies
+    memory: torch.Tensor  # uint8: where all of it lies that `refill` tells
 
 
 class ImagePages:
@@ -144,14 +144,18 @@ class ImagePages:
 
     def reserve(self, size: int) -> RecordedImages:
         """Return what a recording of `size` decodes reads of images."""
-        seeing = [np.zeros((size, 1), np.float32)]
-        memory = torch.zeros(packed_size(seeing), dtype=torch.uint8, device=self._source.device)
-        batch = self._attention.reserve(idle_plan(size, self._blocks), self._room)
+        plan, seeing = idle_plan(size, self._blocks), [np.zeros((size, 1), np.float32)]
+        told = self._attention.arrays(plan)
+        every = [*seeing, *told]
+        memory = torch.zeros(packed_size(every), dtype=torch.uint8, device=self._source.device)
+        self._staging.fill(memory, every)
+        own, of_attention = cut(memory, [seeing, told])
+        batch = self._attention.reserve(plan, self._room, of_attention)
         sight = PagedSight(
             self._attention,
             batch,
             self._kv_heads,
-            seeing=split(memory, seeing)[0],
+            seeing=split(own, seeing)[0],
             feeds=self._crossing.blind == "feeds",
         )
         return RecordedImages(sight, memory)
@@ -167,8 +171,7 @@ class ImagePages:
             seeing[token] = 1.0
             own.context_lengths[token] = pages.visible
             own.block_tables[token, : len(pages.blocks)] = pages.blocks
-        self._staging.fill(recorded.memory, [seeing])
-        self._attention.refill(recorded.sight.batch, own)
+        self._staging.fill(recorded.memory, [seeing, *self._attention.arrays(own)])
 
     def _seen_by(self, plan: StepPlan) -> Iterator[tuple[int, Group, tuple[CrossStates, ...]]]:
         """Yield (token, what it sees) of rows with images, whose tokens are decodes."""

@@ -113,6 +113,18 @@ def split(target: torch.Tensor, arrays: Sequence[Array]) -> list[torch.Tensor]:
     return found
 
 
+def cut(target: torch.Tensor, groups: Sequence[Sequence[Array]]) -> list[torch.Tensor]:
+    """Return where `Staging.fill` puts each group of arrays, all of them one behind the other.
+
+    The last group has all that is left: its last array may grow.
+    """
+    found, at = [], 0
+    for group in groups:
+        found.append(target[at : at + packed_size(group)])
+        at += packed_size(group)
+    return [*found[:-1], target[at - packed_size(groups[-1]) :]]
+
+
 def rest(target: torch.Tensor, arrays: Sequence[Array], dtype: torch.dtype) -> torch.Tensor:
     """Return all of `target` behind the arrays, flat: where one more of any length may go."""
     return target[packed_size(arrays) :].view(dtype)

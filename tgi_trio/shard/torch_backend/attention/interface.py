@@ -17,6 +17,7 @@ from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.staging import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,12 +152,18 @@ class CapturableAttention(AttentionBackend, Protocol):
     the batch that stay where they are.
     """
 
-    def reserve(self, plan: StepPlan, cache: KVCache) -> Any:
-        """Return what `prepare` does, in memory of its own that `refill` writes to."""
+    def arrays(self, plan: StepPlan) -> list[Array]:
+        """Return what a batch is told of decodes, their block tables last: the others have the same
+        sizes for as many decodes.
+        """
         ...
 
-    def refill(self, batch: Any, plan: StepPlan) -> None:
-        """Make `batch`, reserved for as many decodes with tables no narrower, that of `plan`."""
+    def reserve(self, plan: StepPlan, cache: KVCache, memory: torch.Tensor) -> Any:
+        """Return what `prepare` does, over `memory`, uint8.
+
+        It has at its beginning what `Staging.fill` puts there of `arrays(plan)`; later those of
+        plans of as many decodes, whose tables are no wider.
+        """
         ...
 
     def places(self, batch: Any) -> DecodePlaces:

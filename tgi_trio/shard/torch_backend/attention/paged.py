@@ -28,7 +28,7 @@ from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, rest, split
+from tgi_trio.shard.torch_backend.staging import Array, Staging, rest, split
 from tgi_trio.shard.torch_backend.torch_device import generation
 
 # Programs up to which a tile is divided: a few for each multiprocessor of a large device. An H100
@@ -51,7 +51,6 @@ class PagedBatch:
     counts: NDArray[np.int32]  # [R] queries per row
     lasts: torch.Tensor | None  # int32 [T] the last position each query sees; None: its own
     staging: Staging
-    memory: torch.Tensor | None = None  # where all of this lies, if it is to be replaced
     tiles: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def tiles_of(self, lanes: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,27 +90,21 @@ class PagedAttention(CapturableAttention):
         self._tile_staging = Staging(device)
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> PagedBatch:
-        arrays = [*_fixed(plan), plan.block_tables]
+        arrays = self.arrays(plan)
         if plan.visible is None:
             return self._batch(plan, cache, self._staging.upload(arrays))
         *views, lasts = self._staging.upload([*arrays, plan.visible.astype(np.int32)])
         return self._batch(plan, cache, views, lasts)
 
-    def reserve(self, plan: StepPlan, cache: KVCache) -> PagedBatch:
+    def arrays(self, plan: StepPlan) -> list[Array]:
+        """See CapturableAttention."""
+        return [*_fixed(plan), plan.block_tables]
+
+    def reserve(self, plan: StepPlan, cache: KVCache, memory: torch.Tensor) -> PagedBatch:
         """See CapturableAttention."""
         fixed = _fixed(plan)
-        size = packed_size([*fixed, plan.block_tables])
-        memory = torch.zeros(size, dtype=torch.uint8, device=cache.key.device)
-        self._staging.fill(memory, [*fixed, plan.block_tables])
         views = [*split(memory, fixed), rest(memory, fixed, torch.int32)]
-        batch = self._batch(plan, cache, views)
-        batch.memory = memory
-        return batch
-
-    def refill(self, batch: PagedBatch, plan: StepPlan) -> None:
-        """See CapturableAttention."""
-        assert batch.memory is not None  # it comes from `reserve`
-        self._staging.fill(batch.memory, [*_fixed(plan), plan.block_tables])
+        return self._batch(plan, cache, views)
 
     def places(self, batch: PagedBatch) -> DecodePlaces:
         """See CapturableAttention."""

@@ -111,8 +111,9 @@ class Told:
 class Reserved:
     """Memory for what choices ask, that stays where it is."""
 
-    memory: torch.Tensor  # uint8
-    asked: _Asked  # views of it
+    memory: torch.Tensor  # uint8: the arrays of `Told`
+    entries: torch.Tensor  # uint8: its entries
+    asked: _Asked  # views of both
     idle: Told  # of choices of nobody
     standing: Settings | None = None  # whose biases are in it
 
@@ -231,32 +232,43 @@ class DeviceSampler:
         standing = settings if edits.standing else None
         return Told(arrays, edits.entries, standing, int(settings.listed.max(initial=0)))
 
+    def ask_nothing(self, size: int) -> Told:
+        """Return what the kernels are to be told of `size` choices of nobody."""
+        return self.ask(nobody(), size)
+
     def upload(self, told: Told) -> _Asked:
         """Return on the device what `ask` returned."""
         some = told.entries if len(told.entries) else np.zeros((1, 2), np.int32)
         room = max(_ROOM, 2 << max(0, told.widest - 1).bit_length())
         return _Asked(*self._staging.upload([*told.arrays, some]), room=room)
 
-    def reserve(self, size: int) -> Reserved:
-        """Return memory for what `size` choices ask."""
-        idle = self.ask(nobody(), size)
-        arrays = idle.arrays
-        memory = torch.zeros(
-            packed_size(arrays) + 8 * _KNOWN_ENTRIES, dtype=torch.uint8, device=self._device
-        )
-        views = [*split(memory, arrays), rest(memory, arrays, torch.int32).view(-1, 2)]
-        self._staging.fill(memory, arrays)
-        return Reserved(memory, _Asked(*views), idle)
+    def reserve(self, size: int, memory: torch.Tensor | None = None) -> Reserved:
+        """Return memory for what `size` choices ask.
+
+        `memory`: where the arrays of `ask` go; None: it is taken, and filled.
+        """
+        idle = self.ask_nothing(size)
+        if memory is None:
+            memory = torch.zeros(packed_size(idle.arrays), dtype=torch.uint8, device=self._device)
+            self._staging.fill(memory, idle.arrays)
+        entries = torch.zeros(8 * _KNOWN_ENTRIES, dtype=torch.uint8, device=self._device)
+        views = [*split(memory, idle.arrays), entries.view(torch.int32).view(-1, 2)]
+        return Reserved(memory, entries, _Asked(*views), idle)
 
     def fits(self, told: Told) -> bool:
         """Return whether memory that is reserved has room for this."""
         return len(told.entries) <= _KNOWN_ENTRIES and 2 * told.widest <= _ROOM
 
     def refill(self, reserved: Reserved, told: Told) -> None:
-        """Replace what is asked; biases that are there already are not sent again."""
+        """Replace what is asked."""
+        self._staging.fill(reserved.memory, told.arrays)
+        self.refill_entries(reserved, told)
+
+    def refill_entries(self, reserved: Reserved, told: Told) -> None:
+        """Replace what is asked but for its arrays; biases that are there are not sent again."""
         there = told.standing is not None and reserved.standing is told.standing
-        some = [] if there or not len(told.entries) else [told.entries]
-        self._staging.fill(reserved.memory, [*told.arrays, *some])
+        if len(told.entries) and not there:
+            self._staging.fill(reserved.entries, [told.entries])
         reserved.standing = told.standing
 
     def upload_masks(self, masks: Masks) -> DeviceMasks:
