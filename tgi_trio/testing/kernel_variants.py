@@ -34,6 +34,7 @@ from tgi_trio.shard.torch_backend.layers.grouped_experts import (
 )
 from tgi_trio.shard.torch_backend.layers.one_row import TILES
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.sampling.device_sampler import CHOSEN_BLOCK, CHOSEN_WARPS
 from tgi_trio.shard.torch_backend.torch_device import Generation
 
 TYPES: Final[dict[torch.dtype, str]] = {
@@ -351,8 +352,8 @@ def _sampler() -> Iterator[Variant]:
         "choose_tokens",
         choosing.choose_tokens,
         (F64, I64, I64, F32, *asked),
-        {"FEW": 512, "BLOCK": 2048},
-        warps=8,
+        {"FEW": 512, "BLOCK": CHOSEN_BLOCK},
+        warps=CHOSEN_WARPS,
     )
     yield Variant(
         "list_best",

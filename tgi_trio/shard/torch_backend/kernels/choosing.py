@@ -32,16 +32,23 @@ _ABOVE_BEST = tl.constexpr(1)  # a key; the best's is 0
 
 @triton.jit
 def _look_over(base, vocab, BLOCK: tl.constexpr):
-    """Return (best score, why nothing can be chosen)."""
+    """Return (best score, the first token that has it, why nothing can be chosen).
+
+    Lanes keep what they have seen, and meet once: a program waits for all of them each time.
+    """
     place = tl.arange(0, BLOCK)
-    best = tl.full([], float("-inf"), tl.float32)
-    broken = tl.full([], 0, tl.int32)
+    bests = tl.full([BLOCK], float("-inf"), tl.float32)
+    firsts = tl.zeros([BLOCK], tl.int32)
+    broken = tl.zeros([BLOCK], tl.int32)
     for low in range(0, vocab, BLOCK):
         s = tl.load(base + low + place, mask=low + place < vocab, other=float("-inf"))
-        broken += tl.sum((s != s).to(tl.int32), 0)
-        best = tl.maximum(best, tl.max(s, 0))
+        broken = broken | (s != s).to(tl.int32)
+        firsts = tl.where(s > bests, low + place, firsts)
+        bests = tl.where(s > bests, s, bests)
+    best = tl.max(bests, 0)
+    first = tl.min(tl.where(bests == best, firsts, vocab), 0)
     fault = tl.where(best == float("inf"), 3, tl.where(best == float("-inf"), 1, 0))
-    return best, tl.where(broken > 0, 2, fault)
+    return best, first, tl.where(tl.max(broken, 0) > 0, 2, fault)
 
 
 # fmt: off
@@ -160,7 +167,7 @@ def choose_tokens(
     if target < 0:
         return
     base = scores + row.to(tl.int64) * stride
-    best, fault = _look_over(base, vocab, BLOCK)
+    best, first, fault = _look_over(base, vocab, BLOCK)
     token, logprob = tl.full([], 0, tl.int32), tl.full([], 0.0, tl.float64)
     if fault == 0:
         heat = tl.load(temperatures + row)
@@ -174,10 +181,13 @@ def choose_tokens(
                 base, vocab, best, heat, least, last_tie, center, within, none, above, k,
                 1, 0, BLOCK,
             )
-        total, number = tally(
-            base, vocab, best, heat, least, last_tie, center, within, none, least, 1, BLOCK
-        )
-        few = (k > 0) & (number < FEW)
+        cut = (k > 0) | (p < 1.0) | (typical < 1.0)
+        total, few = tl.full([], 0.0, tl.float64), k < 0
+        if cut:  # each pass over a row takes as long as a layer's smaller kernels
+            total, number = tally(
+                base, vocab, best, heat, least, last_tie, center, within, none, least, 1, BLOCK
+            )
+            few = (k > 0) & (number < FEW)
         if p < 1.0:
             wanted = p * total
             low = highest(
@@ -211,17 +221,20 @@ def choose_tokens(
                     1, BLOCK,
                 )
                 few = number < FEW
-        top = _best_left(base, vocab, best, heat, least, last_tie, center, within, BLOCK)
+        top = tl.full([], 0.0, tl.float32)  # the best, unless typical-p takes it
+        if typical < 1.0:
+            top = _best_left(base, vocab, best, heat, least, last_tie, center, within, BLOCK)
         floor = top.to(tl.float64) + tl.load(floors + row)
         total, _ = tally(
             base, vocab, best, heat, least, last_tie, center, within, floor, least, 0, BLOCK
         )
-        cut = (k > 0) | (p < 1.0) | (typical < 1.0)
-        token = _take(
-            base, vocab, best, heat, least, last_tie, center, within, floor, top,
-            tl.load(uniforms + row) * total, tl.load(samples + row),
-            (cut & (few | (vocab <= FEW))).to(tl.int32), BLOCK,
-        )
+        token, draws = first, tl.load(samples + row)
+        if (draws != 0) | (typical < 1.0):
+            token = _take(
+                base, vocab, best, heat, least, last_tie, center, within, floor, top,
+                tl.load(uniforms + row) * total, draws,
+                (cut & (few | (vocab <= FEW))).to(tl.int32), BLOCK,
+            )
         mass = tl.log(total)
         logprob = ((tl.load(base + token) - best) / heat).to(tl.float64) - mass
         if tl.load(lists + row) > 0:

@@ -55,17 +55,18 @@ def tally(
     `COUNT_ALL`: the number is of all tokens with such a key instead.
     """
     place = tl.arange(0, BLOCK)
-    mass = tl.full([], 0.0, tl.float64)
-    number = tl.full([], 0, tl.int32)
+    # By lane, and added up once: a program waits for all of its lanes each time.
+    mass = tl.zeros([BLOCK], tl.float64)
+    number = tl.zeros([BLOCK], tl.int32)
     for low in range(0, vocab, BLOCK):
         at = low + place
         x = relative(base, at, vocab, best, heat)
         above = key_of(x) >= lowest
         keep = above & kept(x, at, least, last_tie, center, within, floor)
-        mass += tl.sum(tl.where(keep, tl.exp(x), 0.0), 0).to(tl.float64)
+        mass += tl.where(keep, tl.exp(x), 0.0).to(tl.float64)
         counted = above if COUNT_ALL else keep
-        number += tl.sum(counted.to(tl.int32), 0)
-    return mass, number
+        number += counted.to(tl.int32)
+    return tl.sum(mass, 0), tl.sum(number, 0)
 
 
 # fmt: off
@@ -165,5 +166,5 @@ def draw_in_order(
         first = tl.min(tl.where(hit, at, vocab), 0)
         token = tl.where((token < 0) & (first < vocab), first, token)
         last = tl.maximum(last, tl.max(tl.where(weight > 0.0, at, 0), 0))
-        before += tl.sum(weight, 0).to(tl.float64)
+        before += tl.sum(weight.to(tl.float64), 0)
     return tl.where(token < 0, last, token)  # rounding has eaten the rest

@@ -37,6 +37,8 @@ from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, Resident
 from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, rest, split
 
 _BLOCK = 2048  # scores looked at together
+# By those who choose, who wait for memory most of the time: what registers hold without a spill.
+CHOSEN_BLOCK, CHOSEN_WARPS = 4096, 8
 _ENTRIES = 1024  # of them edited together
 _KNOWN_ENTRIES = 1 << 16  # that a recording has room for
 _ROOM = 256  # tokens that can be listed beside a choice, of which half are wanted at most
@@ -170,7 +172,8 @@ class DeviceSampler:
         self._eos_count = len(eos)
         self._eos = torch.from_numpy(eos if len(eos) else np.zeros(1, np.int32)).to(device)
         self._settings: Settings | None = None
-        self._block = min(_BLOCK, max(16, 1 << (vocab_size - 1).bit_length()))
+        padded = max(16, 1 << (vocab_size - 1).bit_length())
+        self._block, self._chosen_block = min(_BLOCK, padded), min(CHOSEN_BLOCK, padded)
         # The tokens of the last step by its rows.
         self.chosen = torch.zeros(most_rows, dtype=torch.int64, device=device)
         self.make_room(1)
@@ -328,8 +331,8 @@ class DeviceSampler:
             scores.stride(0),
             self.vocab_size,
             FEW=WIDTHS[-1],
-            BLOCK=self._block,
-            num_warps=8,
+            BLOCK=self._chosen_block,
+            num_warps=CHOSEN_WARPS,
         )
         listing.list_best[(count,)](
             listed,
