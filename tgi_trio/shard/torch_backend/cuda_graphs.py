@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 
@@ -53,7 +54,7 @@ class CudaCapture:
         self._device = device
         self._runs = _FIRST_WARM_UPS
         self._alive: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
-        self._pool: tuple[int, int] | None = None  # of those that are alive
+        self._pool: Any = None  # a handle: of those that are alive
         # One for all: libraries keep a workspace for every stream they have seen.
         self._aside = torch.cuda.Stream(device)
 
