@@ -27,6 +27,7 @@ from tgi_trio.shard.torch_backend.decode_plans import pad_plan
 from tgi_trio.shard.torch_backend.image_pages import ImagePages
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.staging import Array, rest, split
 
 SHAPE = CrossShape(LAYERS, HEADS, DIM, torch.float32, slice(0, HEADS))
 IMAGES = [states(number, 6 + 9 * (number % 3)) for number in range(5)]
@@ -35,13 +36,17 @@ ROWS = st.lists(st.lists(st.sampled_from(IMAGES), max_size=3).map(tuple), min_si
 
 
 class NoAttention:
-    """Keeps what a recording was told."""
+    """Has what a recording was told in its batch."""
 
-    def reserve(self, plan: StepPlan, cache: KVCache) -> SimpleNamespace:
-        return SimpleNamespace(cache=cache, plan=plan)
+    def arrays(self, plan: StepPlan) -> list[Array]:
+        width = np.array([plan.block_tables.shape[1]], np.int32)
+        return [plan.context_lengths.astype(np.int32), width, plan.block_tables]
 
-    def refill(self, batch: SimpleNamespace, plan: StepPlan) -> None:
-        batch.plan = plan
+    def reserve(self, plan: StepPlan, cache: KVCache, memory: torch.Tensor) -> SimpleNamespace:
+        fixed = self.arrays(plan)[:-1]
+        contexts, width = split(memory, fixed)
+        tables = rest(memory, fixed, torch.int32)
+        return SimpleNamespace(cache=cache, contexts=contexts, width=width, tables=tables)
 
 
 def pages_of(blocks: int, blind: Any = "feeds") -> ImagePages:
@@ -73,8 +78,8 @@ def check_recorded(plan: StepPlan, pages: ImagePages, rows: list[Row]) -> None:
     assert recorded.sight.seeing[:, 0].tolist() == [*(float(bool(row)) for row in rows), 0.0]
     batch = recorded.sight.batch
     for i, row in enumerate(rows):
-        count = int(batch.plan.context_lengths[i])
-        table = torch.from_numpy(batch.plan.block_tables[i].astype(np.int64))
+        count, width = int(batch.contexts[i]), int(batch.width)
+        table = batch.tables[i * width : (i + 1) * width].long()
         for layer in range(LAYERS):
             keys, values = (
                 of[layer][table].flatten(0, 1)[:count]
