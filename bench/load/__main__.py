@@ -7,14 +7,17 @@
 Two floors: `read`, the same bytes into one small buffer again and again, and `kept`, into memory
 that nobody has used yet, which is the least a loader can do. Each load is a shard's own, in a
 process of its own: `load` is the part after the imports, `ready` everything from the start of the
-process. With --server the whole command, until /health says 200, is measured as well, and when each
-of its phases ended.
+process; a process that imports numba, or torch, and does nothing is beside it. With --server the
+whole command, until /health says 200, is measured as well, and when each of its phases ended.
+`processor`: seconds of processor time of all that was started, which other work on the machine
+changes least. Byte code is kept and used, as on a machine where this has been started before.
 
 Warm: the file is in the page cache. Cold: the kernel was asked to forget it (POSIX_FADV_DONTNEED);
 libraries stay warm, and a cache below the file system may remember. Everything takes turns.
 With --gguf the shape's weights are rounded into one file of llama.cpp's first, and that is loaded;
 `check` is what the launcher does with it before it starts a shard, and `describe` what it does the
-first time.
+first time. With --llama llama.cpp loads the same file in a process of its own: until it has, and
+until it has computed a token.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ import argparse
 import multiprocessing
 import os
 import re
+import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,7 +44,9 @@ from tqdm import tqdm
 from bench.harness import checkpoints
 from bench.harness.server import running
 from bench.harness.stats import add_output_flags, reporting, table_of
-from bench.load.in_process import load_here
+from bench.load.in_process import load_here, load_llama_here
+from bench.peers import llama_package
+from bench.peers.environment import HOME
 from tgi_trio.model.check import check_checkpoint, model_spec
 from tgi_trio.model.config import read_config
 from tgi_trio.model.gguf.folder import gguf_folder
@@ -50,6 +57,7 @@ from tgi_trio.shard.quantising.gguf_file import write_gguf
 _BUFFER = 16 << 20
 _TEXT = "It is 12 o'clock; 3.5 of them say so."  # that the file's tokenizer is tried on
 _BACKENDS = ("numba", "torch")
+_FLOORS = ("read", "kept", "read, processor", "kept, processor")
 _LOG = 1 << 20  # bytes of it that are read
 _PHASES = re.compile(r"start-up: (.*)")  # in a server's log
 
@@ -91,6 +99,28 @@ def load(folder: Path, dtype: str, backend: str) -> Times:
         loaded = pool.submit(load_here, folder, dtype, backend).result()
         ready = time.perf_counter() - began
     return {f"{backend} load": loaded, f"{backend} ready": ready}
+
+
+def bare(module: str) -> Times:
+    """Start a process that imports a library and ends."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
+    return {f"import {module}": time.perf_counter() - began}
+
+
+def load_llama(libraries: Path, file: Path) -> Times:
+    """Load with llama.cpp in a new process; its start and its end count."""
+    began = time.perf_counter()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        loaded, first = pool.submit(load_llama_here, libraries, file).result()
+        total = time.perf_counter() - began
+    return {"llama.cpp load": loaded, "llama.cpp load and token": first, "llama.cpp process": total}
+
+
+def processor_seconds() -> float:
+    """Return the processor time of this process and of all that it has waited for."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def check(folder: Path) -> Times:
@@ -145,7 +175,10 @@ def measure(
     actions: list[Callable[[], Times]] = [partial(read, file), partial(keep, file)]
     if options.gguf:
         actions += [partial(check, folder), partial(describe, file)]
+    if options.llama:
+        actions.append(partial(load_llama, llama_package.find_libraries(HOME), file))
     for backend in options.backends:
+        actions.append(partial(bare, backend))
         actions.append(partial(load, folder, options.dtype, backend))
         if options.server:
             actions.append(partial(serve, folder, options.dtype, backend))
@@ -157,7 +190,10 @@ def measure(
         for action in actions[first:] + actions[:first]:
             if cold:
                 forget(file)
-            for name, seconds in action().items():
+            before = processor_seconds()
+            found = action()
+            found[f"{list(found)[-1]}, processor"] = processor_seconds() - before
+            for name, seconds in found.items():
                 times.setdefault(name, []).append(seconds)
 
 
@@ -180,7 +216,7 @@ def medians_of(cache: str, times: dict[str, list[float]]) -> list[dict[str, Any]
             "/ kept": ratio(name, "kept"),
         }
         for name, median in medians.items()
-        if name not in ("read", "kept")
+        if name not in _FLOORS
     ]
 
 
@@ -193,9 +229,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--backends", choices=_BACKENDS, nargs="+", default=list(_BACKENDS))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--server", action="store_true", help="start the whole server, too")
+    parser.add_argument("--llama", action="store_true", help="load the file with llama.cpp, too")
     parser.add_argument("--folder", type=Path, help="where the checkpoint is, or is made")
     add_output_flags(parser)
     options = parser.parse_args(argv)
+    if options.llama and not options.gguf:
+        parser.error("--llama: llama.cpp reads files of GGUF alone, see --gguf")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # of what is started: a second of each start
     with tempfile.TemporaryDirectory() as spare:
         folder = checkpoints.make(options.shape, options.folder or Path(spare) / options.shape)
         file = folder / "model.safetensors"
