@@ -160,8 +160,7 @@ def _serve(invocation: Invocation, shard: ShardArgv | None, waiting: WaitingShar
         for warning in check_start(settings):
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")
-        own = [shard] if shard else []
-        launcher = Launcher(settings, listeners, timeline, *own, waiting=waiting)
+        launcher = Launcher(settings, listeners, timeline, shard, waiting)
         run_to_its_end(launcher.run)
     return 0
 

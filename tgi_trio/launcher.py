@@ -192,10 +192,12 @@ class Launcher:
         settings: Settings,
         listeners: Listeners,
         timeline: Timeline,
-        argv: ShardArgv = real_shard,
+        argv: ShardArgv | None = None,
         waiting: WaitingShards | None = None,
     ) -> None:
-        """`argv`: the command line of a shard; `waiting`: what the first ones are made of."""
+        """`argv`: the command line of a shard, None: of one that serves a model; `waiting`: what
+        the first ones are made of.
+        """
         self._settings = settings
         self._listeners = listeners
         self._timeline = timeline
@@ -221,7 +223,7 @@ class Launcher:
         told = shard_settings(settings, tokenizer, self._arena)
         self._supervisor = Supervisor(
             self._metrics,
-            LocalGroup.starter(argv, told, settings.spin_us, self._ranks, waiting),
+            LocalGroup.starter(argv or real_shard, told, settings.spin_us, self._ranks, waiting),
             WarmupRequest(
                 max_prefill_tokens=settings.max_batch_prefill_tokens,
                 max_total_tokens=settings.max_total_tokens,
