@@ -5,8 +5,9 @@
 The server runs as it always does, with the turns of the router's loop timed. Its model is made on
 the spot and knows nothing; its tower sees `--side` pixels, 16 x 16 of which are a token. Every
 image is new to the server except in the second questions. CPU time of an image is that of the
-router's process less what a text of as many tokens takes; what receiving as many bytes takes, of
-a body that is no image, is measured beside it.
+router's process less what a text of as many tokens takes. Beside it: what receiving as many bytes
+takes the router, of a body that is refused by its type (less what one of few bytes takes), and a
+thread that does nothing but read them.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from bench.images.asking import (
     post,
     stream,
 )
+from bench.images.bare_receiver import bare_receiver
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
 from tgi_trio.demo.vision import make_vision_model
@@ -158,10 +160,14 @@ async def cost_of(
         await post(client, "/v1/chat/completions", orjson.dumps(body))
     text = (cpu_seconds(server.pid) - cpu) / args.images
 
-    body_bytes, cpu = orjson.dumps(chat(picture)), cpu_seconds(server.pid)
-    for _ in range(args.images):  # read to its end, and refused for its type
-        await post(client, "/tokenize", body_bytes, "text/plain")
-    received = (cpu_seconds(server.pid) - cpu) / args.images
+    large = orjson.dumps(chat(picture))
+    received = await receiving(server, client, large, args.images)
+    received -= await receiving(server, client, b"{}", args.images)
+    with bare_receiver() as bare:
+        other = Client(Address("127.0.0.1", bare.port))
+        for _ in range(args.images):
+            await post(other, "/", large)
+        least = bare.cpu / args.images
 
     found.rows.append(
         {
@@ -170,8 +176,18 @@ async def cost_of(
             "CPU, ms": 1e3 * (whole - text),
             "receiving": 1e3 * received,
             "beside it": 1e3 * (whole - text - received),
+            "a bare reader": 1e3 * least,
+            "beside that": 1e3 * (whole - text - least),
         }
     )
+
+
+async def receiving(server: Server, client: Client, body: bytes, times: int) -> float:
+    """Return the router's CPU time, in seconds, for a body that it reads and refuses."""
+    cpu = cpu_seconds(server.pid)
+    for _ in range(times):
+        await post(client, "/tokenize", body, "text/plain")
+    return (cpu_seconds(server.pid) - cpu) / times
 
 
 def random_ids(rng: random.Random, count: int) -> list[int]:
