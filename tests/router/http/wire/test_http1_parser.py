@@ -135,6 +135,23 @@ def test_what_a_request_says() -> None:
     assert state is WireState.IDLE
 
 
+@pytest.mark.parametrize("close", [False, True])
+def test_a_body_that_comes_past_the_protocol_ends_all_the_same(close: bool) -> None:
+    head = b"POST / HTTP/1.1\r\nhost: t\r\ncontent-length: 10\r\n"
+    head += b"connection: close\r\n\r\n" if close else b"\r\n"
+    http1 = Http1()
+    assert http1.receive(head + b"abc")[1:] == [BodyPart(b"abc")]
+    assert http1.body_left == 7
+    assert http1.skip_body(4) == [] and http1.body_left == 3
+    assert http1.receive(b"h") == [BodyPart(b"h")]
+    with pytest.raises(ValueError, match="3 bytes of a body that has 2 left"):
+        http1.skip_body(3)
+    assert http1.skip_body(2) == [RequestEnd()] and http1.body_left == 0
+    following = http1.receive(b"GET /next HTTP/1.1\r\nhost: t\r\n\r\n")
+    targets = [each.target for each in following if isinstance(each, RequestHead)]
+    assert targets == ([] if close else [b"/next"])
+
+
 @given(cut=st.integers(1, len(PREFACE) - 1))
 def test_a_client_that_speaks_http2_is_recognised_with_all_it_said(cut: int) -> None:
     http1 = Http1()
