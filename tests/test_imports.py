@@ -93,6 +93,11 @@ RULES: dict[str, Rule] = {
     # The only file that knows hypercorn.
     "router.http.wire.http2": Rule(ours("router.http.wire"), only=ours("trio hypercorn")),
     "shard": Rule(ours("errors settings model devices grammars logs ipc"), banned=SHARD_ALONE),
+    # The only file of it that makes pixels: of a black image, to see what a tower takes.
+    "shard.images.largest": Rule(
+        ours("errors ipc images.processors shard.images.features shard.machine"),
+        banned=SHARD_ALONE,
+    ),
     "signals": Rule(NOTHING, only=ours("trio")),
     "launcher": Rule(
         ours("errors settings model logs hub demo ipc router signals start_tables timeline"),

@@ -147,12 +147,19 @@ def find_unserved(settings: Settings) -> str | None:
 
 
 def shard_settings(
-    settings: Settings, tokenizer: Path, arena: ImageArena | None = None
+    settings: Settings,
+    tokenizer: Path,
+    arena: ImageArena | None = None,
+    images: ImageModel | None = None,
 ) -> ShardSettings:
     """Return what every rank is told on its command line, but for its place in the group.
 
-    `tokenizer`: the tokenizer.json that grammars are compiled for; `arena`: of pixels.
+    `tokenizer`: the tokenizer.json that grammars are compiled for; `arena`: of pixels; `images`:
+    how the model takes them, where they are served.
     """
+    largest = ""
+    if images is not None:
+        largest = images.describe_largest(settings.max_image_pixels, settings.max_input_tokens)
     return ShardSettings.of(
         settings,
         model_path=settings.model_path,
@@ -162,6 +169,7 @@ def shard_settings(
         max_lora_rank=settings.max_lora_rank if settings.serves_adapters else 0,
         max_loaded_adapters=_most_adapters(settings),
         image_arena=-1 if arena is None else arena.fd,
+        largest_image=largest,
     )
 
 
@@ -220,7 +228,7 @@ class Launcher:
             grows=settings.adapter_updates,
         )
         self._ranks = _find_ranks(settings, listeners)
-        told = shard_settings(settings, tokenizer, self._arena)
+        told = shard_settings(settings, tokenizer, self._arena, self._image_model)
         self._supervisor = Supervisor(
             self._metrics,
             LocalGroup.starter(argv or real_shard, told, settings.spin_us, self._ranks, waiting),
@@ -229,6 +237,7 @@ class Launcher:
                 max_total_tokens=settings.max_total_tokens,
                 max_batch_size=settings.max_batch_size,
                 max_batch_total_tokens=settings.max_batch_total_tokens,
+                max_images=settings.max_images_per_prompt if self._image_model else 0,
             ),
             watch=Watch(settings.stall_timeout, settings.shard_restart_limit),
             on_move=self._note_start,

@@ -44,6 +44,7 @@ ORIGINS = {
     "world_size": "--num-shard or --sharded",
     "followers": "the group, which makes the channels",
     "image_arena": "the launcher, which makes it for models with images",
+    "largest_image": "the launcher, by the limits of --max-image-pixels and --max-input-tokens",
     "rendezvous": "the group, which opens the file",
     "meeting": "the group, which listens where ranks of several machines meet",
     "frames": "the program that starts a rank on another machine",

@@ -220,6 +220,8 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("max_batch_size", "most sequences in a batch"),
             ("max_batch_total_tokens", "KV tokens wanted; 0 = as many as memory allows"),
             ("adapters_to_come", "LoRA adapters that may be loaded later"),
+            ("max_images", "most images of a sequence"),
+            ("tower_bytes", "of a device, for the largest image: rank 0 tells the other ranks"),
         ),
     ),
     FrameSpec(

@@ -28,6 +28,8 @@ class ShardSettings(ShardOptions):
     max_lora_rank: int = 0  # of adapters; 0: none are ever loaded
     max_loaded_adapters: int = 32  # of those, at a time
     image_arena: int = -1  # descriptor of the arena of images, for rank 0; -1: it computes none
+    # The largest image that may come, and what makes its pixels (`shard.images.largest` reads it).
+    largest_image: str = ""
     # With several ranks: descriptor of the file they meet at; over several machines rank 0's of the
     # socket at which it listens, and `meeting` is that one's address, host:port, for all of them.
     rendezvous: int = -1

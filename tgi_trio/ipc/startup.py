@@ -76,6 +76,8 @@ class WarmupRequest:
     max_batch_size: int
     max_batch_total_tokens: int  # 0 = as many as memory allows
     adapters_to_come: int = 0  # that may be loaded later, beside those that are in memory by then
+    max_images: int = 0  # of a sequence
+    tower_bytes: int = 0  # that a tower takes of a device for the largest image, between two steps
 
 
 @dataclass(frozen=True, slots=True)

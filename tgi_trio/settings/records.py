@@ -56,7 +56,6 @@ class ShardOptions:
     draft_model: Path | None = None  # folder of what guesses: heads, or a smaller model
     watermark_gamma: float = 0.5  # share of the vocabulary that a watermark prefers
     watermark_delta: float = 2.0  # what it adds to their logits
-    max_images_per_prompt: int = 8
     feature_memory: int = 2**28  # bytes of images' features that are kept for who asks again
 
     @property
@@ -99,6 +98,7 @@ class AsGiven(ShardOptions):
     image_urls: str = "public"  # which are fetched: none, public, or hosts, networks and ports
     max_image_fetch_size: int = 20 * 2**20  # bytes of a compressed image
     max_image_pixels: int = 20_000_000  # of an image as it comes
+    max_images_per_prompt: int = 8
     max_image_bytes: int = 128 * 2**20  # of all requests' images, as they came
     image_memory: int = 256 * 2**20  # bytes of all images' pixels on their way to the shard
     waiting_served_ratio: float = 0.3

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Set
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,6 +134,7 @@ def find_image_source(settings: ShardSettings) -> ImageSource | None:
         return None
 
     def load_desk(cores: Set[int]) -> ImageDesk:
+        from tgi_trio.shard.images.largest import measure_largest
         from tgi_trio.shard.images.loading import load_encoder
 
         try:
@@ -142,7 +144,8 @@ def find_image_source(settings: ShardSettings) -> ImageSource | None:
             return ImageDesk(None, None, 0, refusal=f"its images are not served: {error}")
         arena = ImageArena.open(settings.image_arena)
         rules = image_rules(read_config(settings.model_path))
-        return ImageDesk(encoder, arena, settings.feature_memory, rules)
+        peak = partial(measure_largest, encoder, settings)
+        return ImageDesk(encoder, arena, settings.feature_memory, rules, peak=peak)
 
     return load_desk
 

@@ -18,6 +18,7 @@ from transformers.image_utils import SizeDict
 from tests.router.images.torchvision_processors import TorchProcessor, inherited_processor
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.model.image_families import IMAGE_FAMILIES, find_family
+from tgi_trio.router.images.image_model import find_largest
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings, ImageSize
 from tgi_trio.router.images.layouts.table import LAYOUTS
 
@@ -410,6 +411,29 @@ def test_counts_are_those_of_the_processor(name: str, size: ImageSize) -> None:
         return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     assert outcome(counted) == outcome(expected)
+
+
+@pytest.mark.parametrize("name", ["idefics3", "internvl", "llava", "llava_next", "qwen2_vl"])
+@given(sides=st.tuples(st.integers(1, 1500), st.integers(1, 1500)))
+def test_no_image_that_may_come_takes_many_more_tokens_than_the_largest(
+    name: str, sides: tuple[int, int]
+) -> None:
+    layout, pixels, most, size = ours(name), 1_000_000, 2500, ImageSize(*sides)
+    largest = find_largest(layout, pixels, most)
+    assert largest is not None and largest.pixels <= pixels
+    found = layout.count_features(largest)
+    assert found <= most
+    if size.pixels <= pixels and max(sides) <= 2 * min(sides):
+        tokens = layout.count_features(size)
+        assert tokens > most or tokens <= 1.25 * found
+
+
+def test_every_family_has_a_largest_image_unless_no_prompt_has_room() -> None:
+    for name in FAMILIES:
+        layout = ours(name)
+        largest = find_largest(layout, 20_000_000, 100_000)
+        assert largest is not None and 0 < layout.count_features(largest) <= 100_000
+    assert find_largest(ours("llava"), 1_000_000, 100) is None
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

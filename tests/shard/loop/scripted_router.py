@@ -114,6 +114,8 @@ class ScriptedRouter:
             max_batch_size=64,
             max_batch_total_tokens=(blocks - 1) * BLOCK,
             adapters_to_come=0,
+            max_images=0,
+            tower_bytes=0,
         )
 
     # --- replies ---

@@ -12,10 +12,12 @@ from tests.shard.loop.scripted_router import answer, fake_shard
 from tests.shard.loop.scripted_router import row as prefill
 from tgi_trio.ipc.images import ArenaPlace, ImageArena, SequenceImage, write_bundle
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.images.features import Bundle, FeatureStore, ImageFeatures
 from tgi_trio.shard.loop.image_desk import ImageDesk
+from tgi_trio.testing.fake_model import FakeRunner
 
 EACH = 4 * 4 * 8  # bytes of an image's features
 
@@ -128,6 +130,21 @@ def test_features_that_layers_attend_to_stay_to_the_end(arena: ImageArena) -> No
     assert turns(desk, tower, 2) == [0, 0] and rows[2].images
     desk.drop(2)
     assert desk.is_waiting and turns(desk, tower, 1) == [1] and 3 not in desk
+
+
+def test_what_the_largest_image_takes_is_told_before_the_cache_is_sized(
+    arena: ImageArena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    warm_up = FakeRunner.warm_up
+
+    def note(runner: FakeRunner, request: WarmupRequest) -> WarmupResult:
+        told.append(request.tower_bytes)
+        return warm_up(runner, request)
+
+    monkeypatch.setattr(FakeRunner, "warm_up", note)
+    with fake_shard(images=lambda cores: ImageDesk(FakeTower(), arena, EACH, peak=lambda: 7)):
+        assert told == [7]
 
 
 def test_memory_for_features_is_bounded(arena: ImageArena) -> None:

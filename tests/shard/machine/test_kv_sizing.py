@@ -49,6 +49,13 @@ def test_room_is_left_for_adapters_that_may_be_loaded_later() -> None:
             tokens(9, wanted)
 
 
+def test_room_is_left_for_the_larger_of_a_step_and_an_image() -> None:
+    """A tower computes between two steps."""
+    request = WarmupRequest(64, 1000, 9, 0, tower_bytes=4_000_000)
+    for activation, tokens in ((0, 5000), (3_000_000, 5000), (5_000_000, 4000)):
+        assert kv_tokens(request, INFO, 10_000_000, activation, host=False)[0] == tokens
+
+
 @pytest.mark.parametrize("host", [True, False])
 def test_a_model_without_attention_keeps_tokens_for_nothing(host: bool) -> None:
     """What bounds it is its states: beside them there is room for all that may run."""

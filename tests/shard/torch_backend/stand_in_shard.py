@@ -77,6 +77,8 @@ def device_shard(
             max_batch_size=4,
             max_batch_total_tokens=(BLOCKS - 1) * BLOCK,
             adapters_to_come=0,
+            max_images=0,
+            tower_bytes=0,
         )
         assert router.receive().word("blocks") == BLOCKS
         router.end.release()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.model.config import read_json, read_values
 from tgi_trio.model.image_families import find_family
 from tgi_trio.router.images.decoder import DecoderSettings
-from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
+from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings, ImageSize
 from tgi_trio.router.images.layouts.table import LAYOUTS
 
+_SHAPES: Final = (1.0, 4 / 3, 3 / 4, 2.0, 1 / 2)  # width over height
+_STEP: Final = 16  # the part of its pixels by which an image is made smaller at a time
 # Of an image processor's settings, what names it and how it was saved.
 _NAMES: Final = ("image_processor_type", "processor_class", "feature_extractor_type", "auto_map")
 
@@ -30,6 +34,36 @@ class ImageModel:
         """Return how its images are decoded."""
         options = self.layout.processor_options
         return DecoderSettings(self.family, self.processor, options, max_pixels)
+
+    def describe_largest(self, max_pixels: int, max_tokens: int) -> str:
+        """Return the largest image that may come, and what makes its pixels, as JSON; "": none."""
+        size = find_largest(self.layout, max_pixels, max_tokens)
+        if size is None:
+            return ""
+        made = json.loads(self.decoder_settings(max_pixels).dump())
+        return json.dumps(made | {"height": size.height, "width": size.width})
+
+
+def find_largest(layout: ImageLayout, max_pixels: int, max_tokens: int) -> ImageSize | None:
+    """Return the size of an image that takes about as many tokens as any may; None: none may come.
+
+    An image becomes a grid of tiles or patches by its shape: common ones are tried.
+    """
+    best, most = None, 0
+    for shape in _SHAPES:
+        pixels = max_pixels
+        while pixels > 0:
+            height = max(1, math.isqrt(int(pixels / shape)))
+            size = ImageSize(height, max(1, pixels // height))
+            try:
+                tokens = layout.count_features(size)
+            except ValidationError:
+                break
+            if tokens <= max_tokens:
+                best, most = (size, tokens) if tokens > most else (best, most)
+                break
+            pixels -= max(1, pixels // _STEP)
+    return best
 
 
 def read_image_settings(folder: Path) -> ImageSettings:

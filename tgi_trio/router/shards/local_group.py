@@ -95,7 +95,7 @@ class LocalGroup:
                 follower = Endpoints.create(
                     rank,
                     incarnation,
-                    request_bytes=_plan_ring_bytes(request, settings),
+                    request_bytes=_plan_ring_bytes(request),
                     spin_us=spin_us,
                 )
                 channels.append(stack.enter_context(follower))
@@ -138,7 +138,7 @@ class LocalGroup:
         """Start a group of one rank, which is on another machine; leaving the block ends it."""
         contact = source.take(0)
         own = replace(settings, rank=0, image_arena=-1)
-        largest = _plan_ring_bytes(request, settings)
+        largest = _plan_ring_bytes(request)
         with (
             RemoteRank.start(contact, own, incarnation, largest) as rank,
             closing(TcpRouterEnd(os.dup(contact.frames_fd), largest, rank.describe)) as end,
@@ -223,7 +223,7 @@ def _start_afar(
     contacts = [source.take(rank) for rank in source.ranks]
     meeting = stack.enter_context(_listen(contacts[0].own_host))
     afar = _Afar([], replace(settings, meeting=address_text(meeting)), meeting.fileno(), [], [])
-    largest = _plan_ring_bytes(request, settings)
+    largest = _plan_ring_bytes(request)
     for rank, contact in zip(source.ranks, contacts, strict=True):
         own = replace(afar.settings, rank=rank, tokenizer_file=None, image_arena=-1)
         start = RemoteRank.start(contact, own, incarnation, largest)
@@ -239,12 +239,12 @@ def _listen(host: str) -> socket.socket:
     return socket.create_server((host, 0), family=family)
 
 
-def _plan_ring_bytes(request: WarmupRequest, settings: ShardSettings) -> int:
+def _plan_ring_bytes(request: WarmupRequest) -> int:
     """Return the bytes of a ring in which a few of the largest plans find room."""
     rows, tokens = request.max_batch_size, max(request.max_prefill_tokens, request.max_batch_size)
     entries = rows * -(-request.max_total_tokens // BLOCK_SIZE)
     images = {"features": tokens, "rotary": 3 * tokens, "limits": tokens}
-    images["images"] = rows * settings.max_images_per_prompt  # that layers attend to
+    images["images"] = rows * request.max_images  # that layers attend to
     largest = frame_bytes(
         Kind.PLAN, rows=rows, tokens=tokens, entries=entries, unknown=tokens, states=rows, **images
     )

@@ -53,12 +53,14 @@ class ImageDesk:
         feature_memory: int,
         rules: ImageRules = _PLAIN,
         refusal: str = _NO_TOWER,
+        peak: Callable[[], int] = lambda: 0,
     ) -> None:
         """`rules`: of the model. `feature_memory`: bytes of features that are kept by content;
         those of sequences whose prompts are being computed, or that attend to images to their
         ends, may be as many again, and one sequence's more: others wait. `refusal`: what is said of
-        sequences with images where there is no encoder.
+        sequences with images where there is no encoder. `peak`: measures what `measure` returns.
         """
+        self._peak = peak
         self._refusal = refusal
         self._encoder = encoder
         self._arena = arena
@@ -85,6 +87,13 @@ class ImageDesk:
     def is_busy(self) -> bool:
         """Whether there is anything for `advance` to do."""
         return bool(self._waiting or self._using)
+
+    def measure(self) -> int:
+        """Return the bytes of its device that the encoder takes for the largest image.
+
+        Raises ConfigurationError where there are not as many.
+        """
+        return self._peak()
 
     def take_seen(self) -> Columns:
         """Return what is `seen` as columns of a STEP frame, and forget it."""

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.adapters import decode_adapter, encode_adapter_reply
@@ -208,6 +208,7 @@ class Worker:
         request = decode_warmup(frame)
         self._install_adapters(wait=True)  # the memory that they take is no KV cache's
         self._drop(self._batch.clear())
+        request = replace(request, tower_bytes=self._images.measure())
         found = self._runner.warm_up(request)
         if self._successor:
             prove_sound(self._runner)

@@ -88,7 +88,8 @@ def kv_tokens(
 
 
 def _spare(request: WarmupRequest, free: int, activation: int, adapter: int) -> int:
-    return max(0, int(free * _MEMORY_SHARE) - activation - request.adapters_to_come * adapter)
+    largest = max(activation, request.tower_bytes)  # a tower computes between two steps
+    return max(0, int(free * _MEMORY_SHARE) - largest - request.adapters_to_come * adapter)
 
 
 def _too_small(

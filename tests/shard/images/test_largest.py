@@ -1,0 +1,73 @@
+"""What a tower takes of a device for the largest image, over the stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.shard.images.images_support import PROCESSOR, make_folder
+from tests.shard.torch_backend.interpreter import need_triton
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.shard.images import largest
+from tgi_trio.shard.images.features import Bundle, ImageEncoder, ImageFeatures
+from tgi_trio.shard.images.largest import measure_largest
+from tgi_trio.shard.images.loading import load_encoder
+
+need_triton()
+
+from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402  (it imports Triton)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CUT = {"do_resize": True, "size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
+
+
+class Noting:
+    """An encoder that keeps what it was shown."""
+
+    def __init__(self, encoder: ImageEncoder | None) -> None:
+        self._encoder = encoder
+        self.shown: list[tuple[int, ...]] = []
+
+    def encode(self, bundle: Bundle) -> ImageFeatures:
+        if self._encoder is None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.shown.append(bundle["pixel_values"].shape)
+        return self._encoder.encode(bundle)
+
+
+def settings(folder: Path, device: str, family: str = "llava") -> ShardSettings:
+    told: dict[str, Any] = {"family": family, "settings": PROCESSOR | CUT, "given": {}}
+    image = json.dumps(told | {"height": 40, "width": 60})
+    return ShardSettings(model_path=folder, device=device, dtype="float32", largest_image=image)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(largest, "reset_peak", lambda device: 1000)
+    monkeypatch.setattr(largest, "peak_bytes", lambda device: 5000)
+    return make_folder(tmp_path, "llava")
+
+
+def test_the_peak_is_measured_where_the_tower_is(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with StandInDevice():
+        asked = settings(folder, "cuda")
+        with torch.inference_mode():  # the stand-in makes no views of parameters there
+            encoder = Noting(load_encoder(asked, os.sched_getaffinity(0)))
+        assert measure_largest(encoder, asked) == 4000 and encoder.shown == [(1, 3, 16, 16)]
+        assert measure_largest(encoder, settings(folder, "cuda", "none")) == 0
+        with pytest.raises(ConfigurationError, match="lower --max-image-pixels or --max-input-"):
+            measure_largest(Noting(None), asked)
+    assert "of the device is not counted: no image processor is known" in capfd.readouterr().err
+
+
+def test_on_a_cpu_nothing_is_computed(folder: Path) -> None:
+    encoder = Noting(None)
+    assert measure_largest(encoder, settings(folder, "cpu")) == 0

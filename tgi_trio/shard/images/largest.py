@@ -1,0 +1,54 @@
+"""What a tower takes of its device for the largest image that may come: a black one shows it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import torch
+
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.images.processors import PixelProcessor
+from tgi_trio.ipc.shard_output import warn
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.shard.images.features import Bundle, ImageEncoder
+from tgi_trio.shard.machine.accelerator import synchronize
+from tgi_trio.shard.machine.device import CPU, choose_device
+from tgi_trio.shard.machine.device_memory import peak_bytes, reset_peak
+
+
+def make_largest(text: str) -> Bundle:
+    """Return the bundle of an image of the size that `ShardSettings.largest_image` says.
+
+    Raises ModelLoadError as `PixelProcessor` does, and ValueError.
+    """
+    told = json.loads(text)
+    processor = PixelProcessor(told["family"], told["settings"], told["given"])
+    return processor.process(np.zeros((told["height"], told["width"], 3), np.uint8))
+
+
+def measure_largest(encoder: ImageEncoder, settings: ShardSettings) -> int:
+    """Return the bytes that the largest image takes while a tower computes it; 0 on a CPU, whose
+    memory is not sized so closely.
+
+    Raises ConfigurationError where the device has not as many.
+    """
+    name = choose_device(settings.device, settings.rank, settings.world_size)
+    if name == CPU or not settings.largest_image:
+        return 0
+    device = torch.device(name)
+    try:
+        bundle = make_largest(settings.largest_image)
+    except (ModelLoadError, ValueError) as error:
+        warn(f"what images take of the device is not counted: {error}")
+        return 0
+    before = reset_peak(device)
+    try:
+        encoder.encode(bundle)
+        synchronize(device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigurationError(
+            "The largest image that may come takes more memory than the device has left; lower "
+            "--max-image-pixels or --max-input-tokens."
+        ) from error
+    return max(0, peak_bytes(device) - before)
