@@ -20,7 +20,8 @@ from tgi_trio.shard.contract import StepPlan, StepResult
 
 need_triton()
 
-from tests.shard.torch_backend.stand_in_support import start  # noqa: E402  (it imports Triton)
+from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402  (it imports Triton)
+from tests.shard.torch_backend.stand_in_support import start  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
@@ -82,3 +83,19 @@ def test_decodes_are_recorded_whatever_their_rows_see(
     assert all(counts.launches.keys() <= ONCE and not counts.waits for counts in recorded)
     joined = [counts for counts in recorded if counts.launches["cat"]]
     assert len(joined) == (family == "mllama" and memory > 0)
+
+
+def test_every_rank_records_its_heads(model: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged, "_PROGRAMS", 4)
+    own = model("mllama", num_attention_heads=2, num_key_value_heads=2)
+    prompts = [Prompt.of(5, picture("mllama", 1), 6), Prompt.of(7, 8, 9)]
+    expected = [own.golden.generate(each, NEW) for each in prompts]
+    with StandInDevice() as device, arena() as pixels:
+        with two_ranks(own.folder, device, (2,), feature_memory=2**17) as (runner, follower):
+            counting = Counting(runner, device)
+            shard = Shard(counting, own.tower, pixels, rules=own.rules)
+            rows = [shard.add(i, each, NEW) for i, each in enumerate(prompts)]
+            shard.run()
+    assert [generated(row) for row in rows] == expected
+    for counts in (*counting.decodes, *follower[-NEW + 1 :]):
+        assert counts.replays == 1 and not counts.launches and not counts.waits

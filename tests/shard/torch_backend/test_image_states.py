@@ -55,3 +55,4 @@ def test_every_rank_has_its_heads_and_forgets_as_the_others_do(room: int, handed
             for rank, rows in enumerate(found):
                 check(rank, plan, rows)
     assert sent == handed
+    assert all(each.bytes_to_come == most // 2 for each in kept), "half of the heads are its own"

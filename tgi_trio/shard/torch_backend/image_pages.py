@@ -96,6 +96,11 @@ class ImagePages:
         self._free = list(range(self._blocks - 1, NULL_BLOCK, -1))
         self._held.clear()
 
+    @property
+    def bytes_to_come(self) -> int:
+        """The memory that it takes later: all of it is taken at once."""
+        return 0
+
     # --- launched steps: see `ImageStates` -----------------------------------------------------
 
     def find(self, plan: StepPlan) -> tuple[RowImages, ...]:

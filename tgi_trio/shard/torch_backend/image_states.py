@@ -106,6 +106,13 @@ class KeptStates:
         self._tokens = 0
 
     @property
+    def bytes_to_come(self) -> int:
+        """The memory that this rank's part of all that is kept takes, once it is there."""
+        shape = self._source.shape
+        mine: int = shape.mine.stop - shape.mine.start
+        return self._most * shape.bytes_per_token * mine // shape.kv_heads
+
+    @property
     def numbers(self) -> tuple[int, ...]:
         """The images that are kept, those first that are forgotten first."""
         return tuple(self._kept)

@@ -67,6 +67,11 @@ class ImageStates(Protocol):
         """Take what memory it has at once, before what is left is measured."""
         ...
 
+    @property
+    def bytes_to_come(self) -> int:
+        """The memory that it takes later."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepFeatures:

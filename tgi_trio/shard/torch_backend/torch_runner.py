@@ -191,6 +191,8 @@ class TorchRunner:
         self._cache = self._pool = None  # before the real ones: both may not fit
         size = self._ranks.size if self._ranks else 1
         free, host = free_bytes(self.device, size), self.device.type == "cpu"
+        if self._images:
+            free = max(0, free - self._images.bytes_to_come)
         adapter = self.bytes_per_adapter
         slots = state_slots(request, self._info, free, activation, adapter=adapter)
         tokens, spare = kv_tokens(
