@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -202,8 +203,13 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield ".".join(parts), path
 
 
-def imports(name: str, path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted name) of everything a module imports, inside functions too."""
+@cache
+def imports(name: str, path: Path) -> list[tuple[int, str]]:
+    """Return (line, dotted name) of everything a module imports, inside functions too."""
+    return list(_read_imports(name, path))
+
+
+def _read_imports(name: str, path: Path) -> Iterator[tuple[int, str]]:
     package = ["tgi_trio", *name.split(".")]
     if path.name != "__init__.py":
         package.pop()
