@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from tests.shard.torch_backend.interpreter import need_triton
 from tgi_trio.shard.contract import Runner
@@ -18,6 +16,7 @@ need_triton()
 
 from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it imports Triton)
     Said,
+    blinded,
     drive,
     start,
 )
@@ -36,14 +35,7 @@ def made(
     """Return checkpoints whose tokens follow from the ones before alone: what is said is known."""
 
     def make(family: str) -> Path:
-        folder = shutil.copytree(checkpoint(family, num_hidden_layers=1), tmp_path / family)
-        tensors = load_file(folder / "model.safetensors")
-        for name, tensor in tensors.items():
-            if "o_proj" in name:
-                tensor.zero_()
-        save_file(tensors, folder / "new", {"format": "pt"})
-        (folder / "new").replace(folder / "model.safetensors")
-        return folder
+        return blinded(checkpoint(family, num_hidden_layers=1), tmp_path / family)
 
     from tgi_trio.shard.torch_backend.attention import paged
 
