@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.device.__main__ import command, parse
 from bench.device.models import SHAPES, config_of, make_runner, values_of
 from bench.device.parts import Part, Row, choose_parts, read_rows, run_parts
 from bench.device.random_server import write_folder
@@ -99,11 +100,21 @@ def test_a_part_that_fails_or_hangs_costs_no_other(tmp_path: Path) -> None:
     assert sum("step_ms" in row for row in told[-1]) == 2
 
 
+def test_a_part_is_told_to_its_process(tmp_path: Path) -> None:
+    part = choose_parts(["8B"], ["plain"], adapters=False, server="", peers=[])[0]
+    argv = command(["--steps", "4", "--budget", "60"], part, tmp_path / "rows")
+    assert argv[:3] == [sys.executable, "-m", "bench.device"]
+    args = parse(argv[3:])
+    assert Part(**json.loads(args.part)) == part
+    assert (args.rows, args.steps) == (tmp_path / "rows", 4)
+
+
 @pytest.mark.system
+@pytest.mark.timeout(1500)
 def test_the_kit_runs_without_a_device(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     env = os.environ | {"KIT_DRY": "1", "OUT": str(tmp_path), "PYTHON": sys.executable}
-    kit = ["bash", str(ROOT / "bench/device/kit.sh"), "env", "plain", "more"]
+    kit = ["bash", str(ROOT / "bench/device/kit.sh"), "plain", "more"]
     done = subprocess.run(kit, capture_output=True, text=True, timeout=1500, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     told: set[str] = set()
