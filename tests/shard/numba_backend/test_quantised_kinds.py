@@ -66,7 +66,7 @@ def unpack(name: str, weights: Codes, span: int) -> tuple[np.ndarray, np.ndarray
     return np.concatenate(codes)[:outputs], np.concatenate(scales)[:outputs] * 2**raised
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(WHOLE), st.integers(1, 70), st.integers(1, 3), st.integers(0, 2**31))
 def test_what_is_packed_is_unpacked(name: str, outputs: int, count: int, seed: int) -> None:
     draw, kind = np.random.default_rng(seed), ALL[name]
