@@ -21,7 +21,7 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import BLOCK_SIZE, Pending, StepPlan
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.machine.accelerator import synchronize
-from tgi_trio.shard.torch_backend.decode_graphs import Compute, Graph
+from tgi_trio.shard.torch_backend.decode_graphs import Compute, Graph, StepKind
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 _SETTLE = 2  # steps that nobody counts
@@ -105,7 +105,7 @@ class Bench:
         """
         graphs = self.runner._graphs
         recorded = None if graphs is None else graphs._recorded.get(rows)
-        step = None if recorded is None else recorded.adapted if adapters else recorded.plain
+        step = None if recorded is None else recorded.steps.get(StepKind(adapted=adapters))
         if step is None:
             return None
         timer = Timer(self.runner.device, self.plan.steps)

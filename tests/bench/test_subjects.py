@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_file_is_counted_as_the_checkpoint_it_was_made_of(folder: Path) -> None:
     plain = shape_subject("tiny", folder)
     subject = file_subject(write_gguf(plain.folder), folder / "cache")
-    sizes = checkpoints._sizes(checkpoints._ALL | checkpoints.SHAPES["tiny"])
+    sizes = checkpoints.tensor_sizes(checkpoints._ALL | checkpoints.SHAPES["tiny"])
     matrices = sum(size[0] * size[1] for size in sizes.values() if len(size) == 2)
     assert (subject.weights, subject.stored) == (matrices, 2 * matrices)  # the head is tied
     assert subject.head == plain.head == 2048 * 128

@@ -97,7 +97,7 @@ class PagedImages(Protocol):
     def refill(self, recorded: RecordedImages, plan: StepPlan) -> None: ...
 
 
-class _Kind(NamedTuple):
+class StepKind(NamedTuple):
     """What some of a step's rows have."""
 
     adapted: bool = False
@@ -147,7 +147,7 @@ class _Recorded:
     asked: Reserved | None  # the sampler's own
     links: Links | None  # the chain's own
     images: RecordedImages | None  # the pages' own
-    steps: Mapping[_Kind, _Step]  # of those kinds that there may be
+    steps: Mapping[StepKind, _Step]  # of those kinds that there may be
     masked: _MaskedChoice | None
 
 
@@ -321,7 +321,7 @@ class DecodeGraphs:
         crossed = self._images is not None and self._images.wants(step)
         if self._images is not None and recorded.images is not None and crossed:
             self._images.refill(recorded.images, step)
-        return recorded.steps[_Kind(adapted, crossed)]
+        return recorded.steps[StepKind(adapted, crossed)]
 
     def _token_arrays(self, plan: StepPlan, lengths: Array) -> list[Array]:
         """Return a plan's tokens as they are sent; `lengths` of the first of them."""
@@ -390,14 +390,14 @@ class DecodeGraphs:
             return hidden
 
         kinds = (False,) if images is None else (False, True)
-        made_of = {_Kind(crossed=crossed): record(crossed=crossed) for crossed in kinds}
-        plain, masked = made_of[_Kind()], None
+        made_of = {StepKind(crossed=crossed): record(crossed=crossed) for crossed in kinds}
+        plain, masked = made_of[StepKind()], None
         if plain.chosen is not None and sampler is not None and asked is not None:
             masked = self._record_masked(plain.chosen.scores, sampler, asked)
         if self._adapters is not None:
             with self._adapters.recording(size):
                 for crossed in kinds:
-                    made_of[_Kind(adapted=True, crossed=crossed)] = record(crossed=crossed)
+                    made_of[StepKind(adapted=True, crossed=crossed)] = record(crossed=crossed)
         return _Recorded(size, told, batch, asked, links, images, made_of, masked)
 
     def _record_masked(
