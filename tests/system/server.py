@@ -201,8 +201,11 @@ def serving(
     """Run a server for the length of the block; whatever is left of it is killed at the end.
 
     `fake`: FakeSettings as JSON, for a server whose shard has no model. `env`: more variables.
-    `cold`: in a new interpreter, as users start it.
+    `cold`: in a new interpreter, as users start it. Otherwise its shards compute with one thread
+    where `flags` do not say how many: next to other tests a team waits more than it computes.
     """
+    if not (cold or fake is not None or "--cpu-threads" in flags):
+        flags = ("--cpu-threads", "1", *flags)
     with tempfile.TemporaryDirectory() as folder, held_port() as port:
         server = ServerProcess(flags, port, Path(folder) / "output", fake, env, cold)
         try:
