@@ -14,7 +14,7 @@ import trio
 
 from tests.system.client import generate, open_session, stream
 from tests.system.golden import reference, tokenize
-from tests.system.server import ServerProcess, command, serving, wait_gone
+from tests.system.server import ServerProcess, serving, wait_gone
 from tgi_trio.testing.checkpoints import make_checkpoint
 from tgi_trio.testing.segments import names_left, segment_names
 
@@ -24,13 +24,14 @@ pytestmark = pytest.mark.system
 PROMPTS = ["Continuous batching is", "A ring buffer", "Tell me a story about a router"]
 
 
-def rank_of(pid: int) -> int:
-    """Return which rank a shard process is, by its command line."""
-    return int(command(pid).split('"rank": ')[1].split(",")[0])
-
-
 def by_rank(server: ServerProcess) -> list[int]:
-    return sorted(server.shards(), key=rank_of)
+    """Return the shards' process ids in the order of their ranks, in which they are started."""
+    return sorted(server.shards(), key=lambda pid: (started(pid), pid))
+
+
+def started(pid: int) -> int:
+    """Return when a process was started, in ticks."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def texts(server: ServerProcess) -> list[str]:

@@ -56,7 +56,7 @@ class WaitingShards:
         """
         places = sorted(set(fds))
         while self._waiting:
-            found = self._waiting.pop()
+            found = self._waiting.pop(0)  # so ranks are in the order of their starts
             if len(places) <= _MOST_FDS and max(places, default=0) < _PLACES:
                 with suppress(OSError):  # it has died; whoever is started instead says why
                     _send(found.end, json.dumps([list(words), places]).encode(), places)
