@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="the kernel keeps no high-water mark"
 )
 SIZES = {"hidden_size": 768, "intermediate_size": 2048, "vocab_size": 4096}
-LAYERS = 8
+LAYERS = 5
 # Of the file, in bfloat16: what is made of it, with scales and with embeddings as they were.
 MADE = {"q8_0": 0.65, "int4": 0.45}
 SLACK = 12 << 20  # buffers of a step, of Python and of torch's allocator

@@ -34,7 +34,7 @@ FAMILIES = (
     *("jamba", "mamba", "mamba2", "falcon_h1", "olmo_hybrid", "recurrent_gemma", "zamba2"),
 )
 NEW = 12
-PROMPTS = [prompt for prompt in prompts(9) if len(prompt) > 2]
+PROMPTS = [prompt for prompt in prompts(7) if len(prompt) > 2]
 SLOTS = 64
 BLOCKS = 512
 
