@@ -29,7 +29,7 @@ class KernelLocator(UserProvidedCacheLocator):
         return "_".join(Path(py_file).resolve().parent.relative_to(_HERE.parent).parts)
 
 
-# As `numba.config.CACHE_LOCATOR_CLASSES` wants them.
+# As numba's configuration wants them (CACHE_LOCATOR_CLASSES).
 LOCATORS = ",".join(
     [
         f"{KernelLocator.__module__}.{KernelLocator.__name__}",
