@@ -7,6 +7,7 @@ said there in one line, and the exit code is 1.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,8 @@ from tqdm import tqdm
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.model.quantisable import quantisable_spec
+from tgi_trio.shard.machine.cores import usable_cores
+from tgi_trio.shard.machine.openmp import openmp_settings
 
 
 def main(text: str) -> int:
@@ -32,6 +35,8 @@ def main(text: str) -> int:
 
     try:
         quantisable_spec(read_config(words["model"]), words.get("format", "gptq"))
+        cores = usable_cores()  # beside other work torch's threads would spin away most of a core
+        os.environ.update(openmp_settings(len(cores), cores, os.environ))
         from tgi_trio.shard.quantising.gptq import quantise_model  # torch: two seconds
         from tgi_trio.shard.quantising.output import Job
 
