@@ -1,4 +1,4 @@
-"""Codes of a few bits that are packed into words of 32, the lowest bits first."""
+"""Codes of a few bits that are packed into words, the lowest bits first."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
-    """Return the codes [rows, n * 32 / bits] of words [rows, n]; of 3 bits `n` comes by threes."""
+def unpack(words: NDArray[np.uint32] | NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Return the codes [rows, n * 32 / bits] of words [rows, n], or of bytes, n * 8 / bits.
+
+    Of 3 bits there are words of 32, and `n` comes by threes.
+    """
     if bits == 3:
-        return _unpack_across(words, bits)
+        return _unpack_across(words.view(np.uint32), bits)
     packed = np.ascontiguousarray(words).view(np.uint8)  # the lowest byte first
     each = 8 // bits
     if each == 1:

@@ -11,6 +11,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.quantised.layout import EXPONENTS
 from tgi_trio.model.quantised.mxfp4_layout import GROUP
 from tgi_trio.shard.checkpoint.container import RawTensor
+from tgi_trio.shard.checkpoint.formats.bits import unpack
 from tgi_trio.shard.checkpoint.formats.gguf_blocks import HALVES_OF_E2M1
 from tgi_trio.shard.checkpoint.formats.quantised_matrix import Array, QuantisedSource
 from tgi_trio.shard.checkpoint.numbers import Floats
@@ -48,10 +49,7 @@ class Mxfp4Source(QuantisedSource):
 
     def _read_codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
         packed = self._codes.data.reshape(self.shape[0], -1)
-        packed = packed[rows, columns.start // 2 : columns.stop // 2]
-        return np.stack([packed & 15, packed >> 4], axis=-1).reshape(
-            len(packed), 2 * packed.shape[1]
-        )
+        return unpack(packed[rows, columns.start // 2 : columns.stop // 2], 4)
 
     def _scales(self, rows: slice, columns: slice) -> Floats:
         """Return 2^exponent [outputs, groups]; raises ModelLoadError for one that is no number."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tgi_trio.model.quantised.layout import STEPS
 from tgi_trio.model.quantised.nvfp4_layout import GROUP
 from tgi_trio.shard.checkpoint.container import RawTensor
+from tgi_trio.shard.checkpoint.formats.bits import unpack
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.formats.gguf_blocks import HALVES_OF_E2M1
 from tgi_trio.shard.checkpoint.formats.plain import view_numbers
@@ -55,10 +56,7 @@ class Nvfp4Source(QuantisedSource):
 
     def _read_codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
         packed = self._codes.data.reshape(self.shape[0], -1)
-        packed = packed[rows, columns.start // 2 : columns.stop // 2]
-        return np.stack([packed & 15, packed >> 4], axis=-1).reshape(
-            len(packed), 2 * packed.shape[1]
-        )
+        return unpack(packed[rows, columns.start // 2 : columns.stop // 2], 4)
 
     def _read_steps(self, rows: slice, columns: slice) -> Floats:
         steps = self._steps.data.reshape(self.shape[0], -1)
