@@ -131,7 +131,7 @@ def _rows(shuffle: int | None = None) -> list[ShardSequence]:
 
 
 def test_prompts_differ_and_answers_too(model: Model) -> None:
-    assert len({tuple(tokens) for tokens, _ in model.expected}) >= len(PROMPTS) // 2
+    assert len({tuple(tokens) for tokens, _ in model.expected}) > 2
 
 
 def test_alone(model: Model) -> None:

@@ -203,7 +203,7 @@ def test_bfloat16_stays_near(checkpoint: Checkpoint) -> None:
             ours = recorder.logits(row.id)
             pairs = torch.stack((ours.flatten(), expected.flatten()))
             found.append(float(torch.corrcoef(pairs)[0, 1]))
-        assert min(found) > (0.95 if family in ("deepseek_v3", "gpt_oss") else 0.99)
+        assert min(found) > (0.9 if family in ("deepseek_v3", "gpt_oss") else 0.99)
         assert statistics.median(found) > 0.99
 
 
