@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,25 +185,20 @@ def test_prompt_logprobs(model: Model, chunk: int) -> None:
 
 
 def test_bfloat16_stays_near(checkpoint: Checkpoint) -> None:
-    """Rounding may change tokens, but not the picture: scores correlate with float32's.
-
-    Less so those of a row of a mixture where a token goes to another expert.
-    """
+    """Rounding may change tokens, but not the picture: scores correlate with float32's."""
+    some = prompts(16)
     for family in FAMILIES:
         folder = checkpoint(family)
         runner, recorder = load(folder, dtype="bfloat16")
         assert runner.info.dtype == "bfloat16"
-        rows = _rows()
+        rows = sequences(some)
         run(runner, rows, chunk=16, joins=4)
         golden = Golden(folder)
-        found: list[float] = []
-        for row in rows[::3]:
-            expected = golden.logits(PROMPTS[row.id], generated(row))
+        for row in rows[::5]:
+            expected = golden.logits(some[row.id], generated(row))
             ours = recorder.logits(row.id)
             pairs = torch.stack((ours.flatten(), expected.flatten()))
-            found.append(float(torch.corrcoef(pairs)[0, 1]))
-        assert min(found) > (0.9 if family in ("deepseek_v3", "gpt_oss") else 0.99)
-        assert statistics.median(found) > 0.99
+            assert torch.corrcoef(pairs)[0, 1] > 0.99
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
