@@ -72,6 +72,17 @@ def count_groups(matrix: MatrixRef, group: int) -> int:
     return 1 if group == -1 else math.ceil(matrix.columns / group)
 
 
+def check_groups(matrix: MatrixRef, form: str, group: int, *, by_outputs: bool = True) -> None:
+    """Raise ModelLoadError for a matrix that is not made of groups of inputs, or not of rows that
+    are outputs where a form stores them `by_outputs` alone.
+    """
+    if matrix.columns % group or (by_outputs and matrix.transposed):
+        raise ModelLoadError(
+            f"{matrix.name!r} of {matrix.rows} x {matrix.columns} cannot be stored as {form}: "
+            f"inputs come by {group}, and rows are outputs."
+        )
+
+
 def check_parts(parts: Sequence[Part], tensors: Headers, folder: object) -> None:
     """Raise ModelLoadError unless the parts of a matrix are there, as their headers have to be."""
     for part in parts:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.matrices import MatrixRef
-from tgi_trio.model.quantised.layout import EXPONENT_DTYPES, EXPONENTS, Headers, Part
+from tgi_trio.model.quantised.layout import EXPONENT_DTYPES, EXPONENTS, Headers, Part, check_groups
 
 GROUP: Final = 32  # inputs that share a scale
 _BYTES: Final = GROUP // 2
@@ -31,13 +30,8 @@ def mxfp4_parts(matrix: MatrixRef, codes: str, exponents: str) -> tuple[Part, ..
     """Return what a matrix is made of, by the tensors' names; raises ModelLoadError for one that
     cannot be.
     """
-    rows, columns = matrix.rows, matrix.columns
-    if columns % GROUP:
-        raise ModelLoadError(
-            f"{matrix.name!r} of {rows} x {columns} cannot be stored as MXFP4: inputs come by "
-            f"{GROUP}."
-        )
-    groups = columns // GROUP
+    check_groups(matrix, "MXFP4", GROUP, by_outputs=False)
+    rows, groups = matrix.rows, matrix.columns // GROUP
     return (
         Part("codes", codes, ("U8",), ((rows, groups, _BYTES), (rows, groups * _BYTES))),
         Part(EXPONENTS, exponents, EXPONENT_DTYPES, ((rows, groups),)),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.matrices import MatrixRef
 from tgi_trio.model.quantised.fp8_layout import E4M3
-from tgi_trio.model.quantised.layout import EXPONENT_DTYPES, EXPONENTS, Part
+from tgi_trio.model.quantised.layout import EXPONENT_DTYPES, EXPONENTS, Part, check_groups
 
 GROUP: Final = 32  # inputs that share a scale
 
@@ -16,12 +15,8 @@ def mxfp8_parts(matrix: MatrixRef, codes: str, exponents: str) -> tuple[Part, ..
     """Return what a matrix is made of, by the tensors' names; raises ModelLoadError for one that
     cannot be.
     """
+    check_groups(matrix, "MXFP8", GROUP)
     rows, columns = matrix.rows, matrix.columns
-    if columns % GROUP or matrix.transposed:
-        raise ModelLoadError(
-            f"{matrix.name!r} of {rows} x {columns} cannot be stored as MXFP8: inputs come by "
-            f"{GROUP}, and rows are outputs."
-        )
     return (
         Part("codes", codes, (E4M3,), ((rows, columns),)),
         Part(EXPONENTS, exponents, EXPONENT_DTYPES, ((rows, columns // GROUP),)),

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.matrices import MatrixRef
 from tgi_trio.model.quantised.fp8_layout import E4M3
-from tgi_trio.model.quantised.layout import FLOATS, ONE, STEPS, Part
+from tgi_trio.model.quantised.layout import FLOATS, ONE, STEPS, Part, check_groups
 
 GROUP: Final = 16  # inputs that share a scale
 
@@ -20,12 +19,8 @@ def nvfp4_parts(matrix: MatrixRef, codes: str, scales: str, factor: str) -> tupl
     """Return what a matrix is made of, by the tensors' names; raises ModelLoadError for one that
     cannot be.
     """
+    check_groups(matrix, "NVFP4", GROUP)
     rows, columns = matrix.rows, matrix.columns
-    if columns % GROUP or matrix.transposed:
-        raise ModelLoadError(
-            f"{matrix.name!r} of {rows} x {columns} cannot be stored as NVFP4: inputs come by "
-            f"{GROUP}, and rows are outputs."
-        )
     return (
         Part("codes", codes, ("U8",), ((rows, columns // 2),)),
         Part(STEPS, scales, (E4M3,), ((rows, columns // GROUP),)),
