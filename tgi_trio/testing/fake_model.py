@@ -67,9 +67,7 @@ class FakeSettings:
     crash_token: int = -1  # the process ends in a step with a sequence that has this token
     fail_token: int = -1  # a step with a sequence that has this token raises
     fail_above: int = 0  # so does one of more rows than this; 0 = never
-    break_at_step: int = (
-        0  # the device breaks in this step: it and all that follow raise; 0 = never
-    )
+    break_at_step: int = 0  # the device breaks: this step and all that follow raise; 0 = never
     break_token: int = -1  # the device breaks in a step with a sequence that has this token
     broken_while: str = ""  # a path: the device is broken for every process while it exists
     nan_at_step: int = 0  # from this step on all that the device computes is NaN; 0 = never

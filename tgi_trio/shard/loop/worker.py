@@ -12,9 +12,7 @@ are stages of a pipeline, as many steps are under way as there are stages, of di
 from __future__ import annotations
 
 import os
-import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
@@ -37,21 +35,19 @@ from tgi_trio.shard import reply_frames
 from tgi_trio.shard.contract import (
     BEAT_S,
     Channel,
-    Choices,
-    GroupBroken,
     Pending,
     Runner,
     ShardSequence,
     StepPlan,
-    StepResult,
 )
 from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.loop.adapter_desk import AdapterDesk
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
-from tgi_trio.shard.loop.soundness import Judge, RunnerBroken, prove_sound
+from tgi_trio.shard.loop.retries import compute, try_launch, try_proceed
+from tgi_trio.shard.loop.soundness import Judge, prove_sound
 from tgi_trio.shard.loop.step_columns import Columns
-from tgi_trio.shard.plan_parts import fill_inputs, slice_plan
+from tgi_trio.shard.plan_parts import fill_inputs
 
 _HELD_S = 0.001  # how often held sequences are looked at when nothing else can move
 
@@ -313,12 +309,12 @@ class Worker:
         if not self._runner.runs_ahead(plan) or (self._flight is None and not followed):
             self._settle(flight)
             return
-        pending = self._launch(plan)
+        pending = try_launch(self._runner, plan)
         if not self._land(followed=True):
             self._step -= 1  # it has not been
             return
         self._batch.settle_positions(plan)
-        if pending is not None and _proceed(pending):
+        if pending is not None and try_proceed(pending):
             flight.pending = pending
             if followed:
                 self._batch.expect(plan)
@@ -336,16 +332,6 @@ class Worker:
         if len(self._under_way) == self._micro_batches:
             self._settle(self._under_way.popleft())
 
-    def _launch(self, plan: StepPlan) -> Pending | None:
-        """Launch a step; None: that has raised, and it is to be computed where it is settled."""
-        try:
-            return self._runner.launch(plan)
-        except GroupBroken:
-            raise
-        except Exception:
-            traceback.print_exc(file=sys.stderr)
-            return None
-
     def _land(self, *, followed: bool = False) -> bool:
         """Settle what is in flight, if anything; return whether what followed it may be kept.
 
@@ -361,7 +347,9 @@ class Worker:
         """Wait for a step, move the batch by it and reply; return whether nothing had raised."""
         plan, counts = flight.plan, flight.plan.counts
         gap = max(0, flight.started - self._computed_at) if self._computed_at else 0
-        result = self._compute(plan, flight.pending, followed=followed)
+        result = compute(
+            self._runner, plan, flight.pending, self._report_progress, followed=followed
+        )
         drafts = counts.draft_tokens if result.drafts is None else int(result.drafts.sum())
         self._judge.examine(result)
         self._computed_at = time.perf_counter_ns()
@@ -408,69 +396,9 @@ class Worker:
             channel.send(frame)
         self._acknowledged, self._stalled = acknowledged, words.get("stalled_rows", 0)
 
-    def _compute(
-        self,
-        plan: StepPlan,
-        pending: Pending | None = None,
-        again: bool = False,
-        *,
-        followed: bool = False,
-    ) -> StepResult:
-        """Run the step; when it raises, find the rows that fail alone and fault only those.
-
-        Raises RunnerBroken when it is not the rows. `pending`: it has been launched. `again`: part
-        of a step that has raised. `followed`: the next one has been launched upon it, which writes
-        states where this one read them; then it cannot be run again.
-        """
-        try:
-            result = (pending or self._runner.launch(plan)).result()
-            if (found := len(result.choices.counts)) != len(plan.rows):
-                raise RuntimeError(f"{found} results for {len(plan.rows)} rows")
-            return result
-        except GroupBroken:
-            raise
-        except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            if followed and plan.state_reads is not None:
-                raise RunnerBroken(
-                    "a step failed when the next had written over the states that it began with: "
-                    + _describe(error)
-                ) from error
-            if not again:
-                prove_sound(self._runner)
-                fill_inputs(plan)
-            if len(plan.rows) == 1:
-                return StepResult(Choices.failed(_describe(error)), 0, 0, raised=True)
-        self._beat(self._phase)  # the retries count as progress
-        middle = len(plan.rows) // 2
-        halves = [slice_plan(plan, 0, middle), slice_plan(plan, middle, len(plan.rows))]
-        first, second = (self._compute(half, again=True) for half in halves)
-        prompts = {middle + row: values for row, values in second.prompts.items()}
-        return StepResult(
-            Choices.concatenate([first.choices, second.choices]),
-            forward_ns=first.forward_ns + second.forward_ns,
-            sample_ns=first.sample_ns + second.sample_ns,
-            prompts=first.prompts | prompts,
-            raised=True,
-        )
-
     def _beat(self, phase: Phase) -> None:
         self._phase = phase
         self._channel.beat(self._step, phase)
 
-
-def _proceed(pending: Pending) -> bool:
-    """Have a step go on behind the one before; return whether nothing was raised."""
-    try:
-        pending.proceed()
-    except GroupBroken:
-        raise
-    except Exception:
-        traceback.print_exc(file=sys.stderr)
-        return False
-    return True
-
-
-def _describe(error: Exception) -> str:
-    text = str(error).strip() or "no message"
-    return f"the model failed on this sequence: {type(error).__name__}: {text}"
+    def _report_progress(self) -> None:
+        self._beat(self._phase)
