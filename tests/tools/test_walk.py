@@ -18,7 +18,7 @@ WALK, BESIDE = _SECTION.split("\n## ")[0].split("\n### Beside the walk\n")
 HAND_OVERS = {
     "router/http/generation.py": "to the engine's task",
     "router/engine/shard_link.py": "to the shard's process",
-    "shard/loop/worker.py": "to the router's process",
+    "shard/loop/reporting.py": "to the router's process",
 }
 
 

@@ -22,7 +22,7 @@ from tgi_trio.ipc.adapters import decode_adapter, encode_adapter_reply
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Kind, Phase
 from tgi_trio.ipc.images import SequenceImage
-from tgi_trio.ipc.messages import Fault, decode_extend, decode_prefill
+from tgi_trio.ipc.messages import decode_extend, decode_prefill
 from tgi_trio.ipc.startup import (
     Hello,
     decode_warmup,
@@ -31,7 +31,6 @@ from tgi_trio.ipc.startup import (
     encode_warmup_reply,
 )
 from tgi_trio.settings.records import ShardOptions
-from tgi_trio.shard import reply_frames
 from tgi_trio.shard.contract import (
     BEAT_S,
     Channel,
@@ -44,9 +43,9 @@ from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.loop.adapter_desk import AdapterDesk
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
+from tgi_trio.shard.loop.reporting import Reporter
 from tgi_trio.shard.loop.retries import compute, try_launch, try_proceed
 from tgi_trio.shard.loop.soundness import Judge, prove_sound
-from tgi_trio.shard.loop.step_columns import Columns
 from tgi_trio.shard.plan_parts import fill_inputs
 
 _HELD_S = 0.001  # how often held sequences are looked at when nothing else can move
@@ -119,10 +118,7 @@ class Worker:
         # WARMUP makes the one with a KV cache; this one refuses every row.
         self._batch = Batch(vocab_size=0, block_size=1, blocks=0, eos_ids=())
         self._token_budget = 1  # set by WARMUP, then by LIMITS
-        self._faults: list[Fault] = []  # of commands, not yet reported
         self._applied = 0  # number of the last command applied
-        self._acknowledged = 0  # number of the last command the router knows to be applied
-        self._stalled = 0  # stalled rows the router knows of
         self._step = 0
         self._computed_at = 0  # perf_counter_ns at the end of the last step; 0: not back to back
         self._phase = Phase.IDLE
@@ -130,6 +126,7 @@ class Worker:
         self._running = True
         self._adapters = AdapterDesk(runner.adapters, cores)
         self._images = images or ImageDesk(None, None, 0)
+        self._reports = Reporter(channel, self._images)
         self._flight: _Flight | None = None  # launched, not settled; the batch expects it
         # Launched, not settled, the oldest first: micro-batches of a pipeline.
         self._micro_batches = options.pipeline_stages
@@ -234,7 +231,7 @@ class Worker:
                 if sequence.sampling.grammar or row.images:
                     self._batch.hold(sequence.id)
             except ValueError as error:
-                self._faults.append(Fault(row.sequence, f"cannot be run: {error}"))
+                self._reports.add_fault(row.sequence, f"cannot be run: {error}")
                 continue
             if row.images:
                 self._take_images(sequence, row.images)
@@ -244,7 +241,7 @@ class Worker:
             try:
                 self._batch.extend(row)
             except ValueError as error:
-                self._faults.append(Fault(row.sequence, f"cannot be extended: {error}"))
+                self._reports.add_fault(row.sequence, f"cannot be extended: {error}")
                 self._drop(self._batch.remove([row.sequence]))
 
     def _on_filter(self, frame: Frame) -> None:
@@ -277,7 +274,7 @@ class Worker:
         try:
             geometry = self._images.add(sequence, images)
         except ValueError as error:
-            self._faults.append(Fault(sequence.id, f"cannot be run: {error}"))
+            self._reports.add_fault(sequence.id, f"cannot be run: {error}")
             self._drop(self._batch.remove([sequence.id]))
             return
         if geometry is not None:
@@ -286,9 +283,9 @@ class Worker:
     def _compute_images(self) -> None:
         """Have the features of one image computed, if any are wanted."""
         self._images.advance()
-        for fault in self._images.take_faults():
-            self._faults.append(fault)
-            self._drop(self._batch.remove([fault.sequence]))
+        faults = self._images.take_faults()
+        self._reports.add_faults(faults)
+        self._drop(self._batch.remove([fault.sequence for fault in faults]))
 
     def _release_ready(self) -> None:
         """Let those sequences take part whose grammars are compiled and images computed."""
@@ -356,11 +353,12 @@ class Worker:
         self._beat(Phase.REPLYING)
         moved = self._batch.settle(plan, result)
         self._drop(moved.dropped)
-        self._faults.extend(moved.faults)
-        self._reply(
-            max(plan.applied, self._acknowledged),
+        self._reports.add_faults(moved.faults)
+        self._reports.send(
+            plan.applied,
             moved.columns,
             step=flight.number,
+            held=len(self._batch),
             gap_ns=gap,
             forward_ns=result.forward_ns,
             sample_ns=result.sample_ns,
@@ -375,26 +373,9 @@ class Worker:
     def _report_idle(self) -> None:
         """Tell the router what it does not know yet when no step will do it."""
         stalled = self._batch.counts.stalled_rows
-        known = (self._acknowledged, self._stalled)
-        if (self._applied, stalled) != known or self._faults or self._images.seen:
-            self._reply(self._applied, {}, stalled_rows=stalled)
-
-    def _reply(self, acknowledged: int, columns: Columns, **words: int) -> None:
-        """Send the faults found so far, then a STEP frame; `words` left out are 0."""
-        channel = self._channel
-        most = channel.writer.max_payload
-        if self._faults:  # before the STEP whose acknowledgement covers them
-            for frame in reply_frames.encode_fault_frames(acknowledged, self._faults, most):
-                channel.send(frame)
-            self._faults.clear()
-        words = {"step": self._step} | words
-        words |= {"acknowledged": acknowledged, "held": len(self._batch)}
-        if self._images.seen:
-            columns = columns | self._images.take_seen()
-        # Control passes to the router's process (`Engine.serve`); this one goes on by itself.
-        for frame in reply_frames.encode_step(words, columns, most):
-            channel.send(frame)
-        self._acknowledged, self._stalled = acknowledged, words.get("stalled_rows", 0)
+        if self._reports.has_news(self._applied, stalled):
+            held = len(self._batch)
+            self._reports.send(self._applied, {}, step=self._step, held=held, stalled_rows=stalled)
 
     def _beat(self, phase: Phase) -> None:
         self._phase = phase

@@ -1,0 +1,56 @@
+"""What the router is told of the loop: faults, and STEP frames that acknowledge commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tgi_trio.ipc.messages import Fault
+from tgi_trio.shard import reply_frames
+from tgi_trio.shard.contract import Channel
+from tgi_trio.shard.loop.image_desk import ImageDesk
+from tgi_trio.shard.loop.step_columns import Columns
+
+
+class Reporter:
+    """Sends reports, and remembers what the router knows by them."""
+
+    def __init__(self, channel: Channel, images: ImageDesk) -> None:
+        """Report over `channel`; with each goes what `images` has seen until then."""
+        self._channel = channel
+        self._images = images
+        self._faults: list[Fault] = []  # not yet sent
+        self._acknowledged = 0  # number of the last command the router knows to be applied
+        self._stalled = 0  # stalled rows the router knows of
+
+    def add_fault(self, sequence: int, message: str) -> None:
+        """Tell with the next report that a sequence has failed."""
+        self._faults.append(Fault(sequence, message))
+
+    def add_faults(self, faults: Iterable[Fault]) -> None:
+        """Tell of all of these with the next report."""
+        self._faults.extend(faults)
+
+    def has_news(self, applied: int, stalled: int) -> bool:
+        """Whether the router lacks anything: of a command, of stalled rows, of faults or images."""
+        known = (self._acknowledged, self._stalled)
+        return (applied, stalled) != known or bool(self._faults) or bool(self._images.seen)
+
+    def send(self, applied: int, columns: Columns, **words: int) -> None:
+        """Send the faults that there are, then the STEP frames of `columns`.
+
+        `applied`: the number of the last command that they cover; a later one may have been
+        acknowledged since. `words` as STEP has them; those left out are 0.
+        """
+        acknowledged = self._acknowledged = max(applied, self._acknowledged)
+        self._stalled = words.get("stalled_rows", 0)
+        most = self._channel.writer.max_payload
+        if self._faults:  # before the STEP whose acknowledgement covers them
+            for frame in reply_frames.encode_fault_frames(acknowledged, self._faults, most):
+                self._channel.send(frame)
+            self._faults.clear()
+        if self._images.seen:
+            columns = columns | self._images.take_seen()
+        words["acknowledged"] = acknowledged
+        # Control passes to the router's process (`Engine.serve`); this one goes on by itself.
+        for frame in reply_frames.encode_step(words, columns, most):
+            self._channel.send(frame)
