@@ -12,6 +12,7 @@ from tgi_trio.model.quantised.layout import (
     FLOATS,
     Headers,
     Part,
+    check_bits,
     count_groups,
     read_count,
     split_name,
@@ -53,9 +54,5 @@ def read_awq_layout(where: str, said: Mapping[str, Any]) -> AwqLayout:
         )
     bits = read_count(where, said, "w_bit" if "w_bit" in said else "bits", 4)
     group = read_count(where, said, "q_group_size" if "q_group_size" in said else "group_size", 128)
-    if bits != 4 or group == 0:
-        raise ModelLoadError(
-            f"{where} says AWQ with {bits} bits in groups of {group}; read are 4 bits, in groups "
-            "of one input or more."
-        )
+    check_bits(where, "AWQ", bits, group, (4,))
     return AwqLayout(group)

@@ -12,6 +12,7 @@ from tgi_trio.model.quantised.layout import (
     FLOATS,
     Headers,
     Part,
+    check_bits,
     count_groups,
     count_words,
     read_count,
@@ -60,11 +61,7 @@ def read_gptq_layout(where: str, said: Mapping[str, Any]) -> GptqLayout:
             "and marlin."
         )
     bits, group = read_count(where, said, "bits"), read_count(where, said, "group_size", -1)
-    if bits not in _BITS or group == 0:
-        raise ModelLoadError(
-            f"{where} says GPTQ with {bits} bits in groups of {group}; read are "
-            f"{', '.join(map(str, _BITS))} bits, in groups of one input or more."
-        )
+    check_bits(where, "GPTQ", bits, group, _BITS)
     if said.get("pack_dtype", "int32") != "int32":
         raise ModelLoadError(
             f"{where} says pack_dtype {said['pack_dtype']!r}; GPTQ is read from int32."

@@ -72,6 +72,18 @@ def count_groups(matrix: MatrixRef, group: int) -> int:
     return 1 if group == -1 else math.ceil(matrix.columns / group)
 
 
+def check_bits(where: str, form: str, bits: int, group: int, read: Sequence[int]) -> None:
+    """Raise ModelLoadError for codes of other bits than those `read`, and for groups of no input.
+
+    `form`: what a description says, "GPTQ".
+    """
+    if bits not in read or group == 0:
+        raise ModelLoadError(
+            f"{where} says {form} with {bits} bits in groups of {group}; read are "
+            f"{', '.join(map(str, read))} bits, in groups of one input or more."
+        )
+
+
 def check_groups(matrix: MatrixRef, form: str, group: int, *, by_outputs: bool = True) -> None:
     """Raise ModelLoadError for a matrix that is not made of groups of inputs, or not of rows that
     are outputs where a form stores them `by_outputs` alone.

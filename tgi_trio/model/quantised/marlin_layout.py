@@ -12,6 +12,7 @@ from tgi_trio.model.quantised.layout import (
     FLOATS,
     Headers,
     Part,
+    check_bits,
     count_groups,
     read_count,
     split_name,
@@ -56,9 +57,5 @@ def says_marlin(said: Mapping[str, Any]) -> bool:
 def read_marlin_layout(where: str, said: Mapping[str, Any]) -> MarlinLayout:
     """Return what a description says of Marlin; raises ModelLoadError for what is not read."""
     bits, group = read_count(where, said, "bits", 4), read_count(where, said, "group_size", -1)
-    if bits != 4 or group == 0:
-        raise ModelLoadError(
-            f"{where} says that weights are in Marlin's order with {bits} bits in groups of "
-            f"{group}; read are 4 bits, in groups of one input or more."
-        )
+    check_bits(where, "that weights are in Marlin's order", bits, group, (4,))
     return MarlinLayout(group)

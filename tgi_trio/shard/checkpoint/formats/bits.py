@@ -5,6 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.shard.checkpoint.container import RawTensor
+
+
+def view_words(tensor: RawTensor) -> NDArray[np.uint32]:
+    """Return the words that a tensor of codes holds: a view of its file."""
+    return tensor.data.view(np.uint32).reshape(tensor.shape)
+
 
 def unpack(words: NDArray[np.uint32] | NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Return the codes [rows, n * 32 / bits] of words [rows, n], or of bytes, n * 8 / bits.

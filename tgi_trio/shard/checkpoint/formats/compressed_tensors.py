@@ -12,7 +12,7 @@ from tgi_trio.model.quantised.compressed_layout import CompressedLayout, Scheme
 from tgi_trio.model.quantised.layout import EXPONENTS, STEPS
 from tgi_trio.shard.checkpoint.container import RawTensor
 from tgi_trio.shard.checkpoint.formats.affine import Codes
-from tgi_trio.shard.checkpoint.formats.bits import unpack
+from tgi_trio.shard.checkpoint.formats.bits import unpack, view_words
 from tgi_trio.shard.checkpoint.formats.fp8 import Fp8Source
 from tgi_trio.shard.checkpoint.formats.mxfp4 import Mxfp4Source
 from tgi_trio.shard.checkpoint.formats.mxfp8 import Mxfp8Source
@@ -37,7 +37,7 @@ class PackedSource(GridSource):
         self._each = each
 
     def codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
-        words = _words(self._codes)[
+        words = view_words(self._codes)[
             rows, columns.start // self._each : -(-columns.stop // self._each)
         ]
         return unpack(words, self.bits)[:, : columns.stop - columns.start]
@@ -47,7 +47,7 @@ class PackedSource(GridSource):
             count = rows.stop - rows.start
             return np.full((count, self._grid[1]), 1 << (self.bits - 1), np.uint8)
         first = rows.start // self._each
-        words = _words(self._zeros)[first : -(-rows.stop // self._each)]
+        words = view_words(self._zeros)[first : -(-rows.stop // self._each)]
         zeros = unpack(np.ascontiguousarray(words.T), self.bits).T
         return zeros[rows.start - first * self._each : rows.stop - first * self._each]
 
@@ -76,7 +76,3 @@ def _check_shape(tensor: RawTensor, shape: tuple[int, int]) -> None:
             f"Tensor {tensor.name!r} in {tensor.file.path} says that its matrix has shape {said}, "
             f"but config.json asks for {list(shape)}."
         )
-
-
-def _words(tensor: RawTensor) -> NDArray[np.uint32]:
-    return tensor.data.view(np.uint32).reshape(tensor.shape)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.quantised.marlin_layout import OUTPUTS, TILE, MarlinLayout
 from tgi_trio.shard.checkpoint.container import RawTensor
-from tgi_trio.shard.checkpoint.formats.affine import AffineSource
 from tgi_trio.shard.checkpoint.formats.bits import unpack
+from tgi_trio.shard.checkpoint.formats.grouped import GroupedSource
 from tgi_trio.shard.checkpoint.formats.plain import view_numbers
 from tgi_trio.shard.checkpoint.formats.quantised_matrix import check_finite
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
@@ -49,28 +49,19 @@ def _scale_places(grouped: bool) -> NDArray[np.int64]:
     return np.argsort(order)
 
 
-class MarlinSource(AffineSource):
+class MarlinSource(GroupedSource):
     """Codes uint32 [inputs / 16, outputs * 2], scales [groups, outputs] in their own order."""
 
     def __init__(
         self, layout: MarlinLayout, shape: tuple[int, int], parts: Mapping[str, RawTensor]
     ) -> None:
-        super().__init__(
-            shape,
-            tuple(parts.values()),
-            bits=4,
-            groups=parts["scales"].shape[0],
-            group=shape[1] if layout.group == -1 else layout.group,
-            packed=TILE,
-        )
-        self._codes = parts["codes"].data.view(np.uint32).reshape(parts["codes"].shape)
-        self._scales = parts["scales"]
+        super().__init__(shape, parts, bits=4, group=layout.group, packed=TILE)
         self._places = _places()
         self._scale_places = _scale_places(self.group < shape[1])
 
     def codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
         first, last = rows.start // OUTPUTS, -(-rows.stop // OUTPUTS)
-        tiles = self._codes[
+        tiles = self._words[
             columns.start // TILE : -(-columns.stop // TILE), first * 128 : last * 128
         ]
         found = unpack(np.ascontiguousarray(tiles), 4).reshape(len(tiles), last - first, -1)

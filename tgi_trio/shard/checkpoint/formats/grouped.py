@@ -1,0 +1,46 @@
+"""Codes in words of 32 bits whose scales lie [groups, outputs], as tools for GPUs store them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tgi_trio.shard.checkpoint.container import RawTensor
+from tgi_trio.shard.checkpoint.formats.affine import AffineSource
+from tgi_trio.shard.checkpoint.formats.bits import view_words
+from tgi_trio.shard.checkpoint.formats.plain import view_numbers
+from tgi_trio.shard.checkpoint.formats.quantised_matrix import check_finite
+from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
+
+
+class GroupedSource(AffineSource):
+    """An `AffineSource` of such tensors. A format says in which order codes and zero points lie."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        parts: Mapping[str, RawTensor],
+        *,
+        bits: int,
+        group: int,
+        packed: int = 1,
+    ) -> None:
+        """`group`: inputs that share a scale, -1: all. `packed`: inputs per word.
+
+        Of `parts` there are "codes", "scales", and "groups" where inputs are in no order; raises
+        ModelLoadError for a group that is not there.
+        """
+        super().__init__(
+            shape,
+            tuple(parts.values()),
+            bits=bits,
+            groups=parts["scales"].shape[0],
+            group=shape[1] if group == -1 else group,
+            order=parts.get("groups"),
+            packed=packed,
+        )
+        self._words = view_words(parts["codes"])
+        self._scales = parts["scales"]
+
+    def scales(self, rows: slice) -> Floats:
+        scales = to_float32(view_numbers(self._scales)[:, rows])
+        return check_finite(self._scales, scales).T
