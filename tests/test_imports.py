@@ -45,6 +45,7 @@ RULES: dict[str, Rule] = {
     "logs": Rule(ours("log_levels"), only=ours("orjson")),
     "devices": Rule(ours("errors"), only=NOTHING),
     "model": Rule(ours("errors"), only=NOTHING),
+    "model.gguf.folder": Rule(ours("errors model"), only=ours("orjson")),  # megabytes of JSON
     "model.scales": Rule(ours("errors model"), only=ours("numpy")),  # reads numbers of files
     "settings": Rule(
         ours("errors model.config model.facts model.serving model.speculators.recognise"),

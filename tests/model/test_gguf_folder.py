@@ -110,6 +110,19 @@ def test_the_tokenizer_is_that_of_the_source(embedded: Path, tmp_path: Path) -> 
     assert words["chat_template"] == [{"name": "default", "template": source["chat_template"]}]
 
 
+def test_texts_that_are_there_twice_or_unused(tmp_path: Path) -> None:
+    """The first of them counts, an unused one (5) never; merges that make no token are left out."""
+    changes = {
+        "tokenizer.ggml.tokens": ["<s>", "</s>", "a", "b", "ab", "ab", "ba"],
+        "tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 1, 5],
+        "tokenizer.ggml.merges": ["a b", "b a", "a c"],
+    }
+    folder = gguf_folder(tiny(tmp_path, changes), tmp_path / "cache")
+    said = read(folder, "tokenizer.json")["model"]
+    assert said["vocab"] == {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "ab": 4}
+    assert said["merges"] == [["a", "b"]]
+
+
 def sentence_pieces() -> tokenizers.Tokenizer:
     """Return a vocabulary of Llama 2's kind, trained on a few texts."""
     made = tokenizers.Tokenizer(
@@ -210,6 +223,8 @@ REFUSED: dict[str, tuple[Changes, Changes, str]] = {
     "no tokens": ({"tokenizer.ggml.tokens": None}, {}, "tokenizer.ggml.tokens.*--tokenizer-name"),
     "types": ({"tokenizer.ggml.token_type": [1]}, {}, "not as long as its tokens"),
     "merge": ({"tokenizer.ggml.merges": ["ab"]}, {}, "merge 'ab'"),
+    "merge of three": ({"tokenizer.ggml.merges": ["a b", "a b a"]}, {}, "merge 'a b a'"),
+    "merge of nothing": ({"tokenizer.ggml.merges": ["a "]}, {}, "merge 'a '"),
     "scores": ({"tokenizer.ggml.model": "llama"}, {}, "scores are not as many"),
     "scores in words": (
         {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": ["x"] * 5},

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.gguf.config import make_config
 from tgi_trio.model.gguf.files import parts_of, read_model
@@ -50,7 +52,7 @@ def gguf_folder(file: Path, cache: Path | None = None, *, tokenizer: bool = True
     return target
 
 
-def _metadata_files(files: list[Path], tokenizer: bool) -> dict[str, str]:
+def _metadata_files(files: list[Path], tokenizer: bool) -> dict[str, bytes]:
     """Return name -> content of the files that a model folder has beside its weights."""
     model = read_model(files, vocabulary=True)
     config = make_config(model, files)
@@ -58,12 +60,13 @@ def _metadata_files(files: list[Path], tokenizer: bool) -> dict[str, str]:
     ids = {name: vocabulary.role(name) for name in ("bos", "eos")}
     config |= {f"{name}_token_id": each for name, each in ids.items() if each is not None}
     contents: dict[str, Mapping[str, Any]] = {"config.json": config}
+    large: dict[str, bytes] = {}
     if ends := end_ids(vocabulary):
         contents["generation_config.json"] = {"eos_token_id": ends}
     if tokenizer:
-        contents["tokenizer.json"] = make_tokenizer(vocabulary, files[0])
+        large["tokenizer.json"] = orjson.dumps(make_tokenizer(vocabulary, files[0]))
         contents["tokenizer_config.json"] = make_tokenizer_config(vocabulary)
-    return {name: json.dumps(content) for name, content in contents.items()}
+    return {name: json.dumps(content).encode() for name, content in contents.items()} | large
 
 
 def _digest(files: list[Path]) -> str:
@@ -77,14 +80,14 @@ def _digest(files: list[Path]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _write(target: Path, contents: Mapping[str, str], files: list[Path]) -> None:
+def _write(target: Path, contents: Mapping[str, bytes], files: list[Path]) -> None:
     """Make a folder, whole or not at all: two servers may start at the same time."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         made = Path(work, "made")
         made.mkdir()
         for name, content in contents.items():
-            (made / name).write_text(content, encoding="utf-8")
+            (made / name).write_bytes(content)
         for path in files:
             (made / path.name).symlink_to(path)
         try:

@@ -134,7 +134,7 @@ class _Cursor:
         """
         data, end, place = self._data, self._end, self.place
         size, length_at = _U64.size, _U64.unpack_from
-        found: list[str] = []
+        found: list[bytes] = []
         for _ in range(count):
             begin = place + size
             if begin > end or begin + (length := length_at(data, place)[0]) > end:
@@ -142,9 +142,9 @@ class _Cursor:
                 self.string()  # which says what is wrong
             place = begin + length
             if kept:
-                found.append(data[begin:place].decode("utf-8", errors="replace"))
+                found.append(data[begin:place])
         self.place = place
-        return found if kept else None
+        return [text.decode("utf-8", "replace") for text in found] if kept else None
 
     def _check_count(self, count: int, size: int) -> None:
         if count > min(_MOST_ELEMENTS, self.left // size):

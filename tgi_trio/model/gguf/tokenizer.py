@@ -8,7 +8,7 @@ for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +55,12 @@ class Vocabulary:
         token_id = self.get(f"{word}_token_id")
         whole = isinstance(token_id, int) and not isinstance(token_id, bool)
         return token_id if whole and 0 <= token_id < len(self.tokens) else None
+
+    def unusual(self) -> Iterator[tuple[int, str, int]]:
+        """Yield id, text and type of the tokens that are more than text: few of very many."""
+        for token_id, kind in enumerate(self.types):
+            if kind != _NORMAL:
+                yield token_id, self.tokens[token_id], kind
 
 
 def read_vocabulary(metadata: Mapping[str, Any], file: Path) -> Vocabulary:
@@ -121,9 +127,7 @@ def end_ids(vocabulary: Vocabulary) -> list[int]:
     named = (vocabulary.role(word) for word in ("eos", "eot", "eom"))
     told = [
         token_id
-        for token_id, (text, kind) in enumerate(
-            zip(vocabulary.tokens, vocabulary.types, strict=True)
-        )
+        for token_id, text, kind in vocabulary.unusual()
         if kind in (_CONTROL, _USER_DEFINED) and text in _ENDS
     ]
     return list(dict.fromkeys([*(each for each in named if each is not None), *told]))
@@ -141,18 +145,18 @@ def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
             "normalized": False,
             "special": kind in (_CONTROL, _UNKNOWN),
         }
-        for token_id, (text, kind) in enumerate(
-            zip(vocabulary.tokens, vocabulary.types, strict=True)
-        )
+        for token_id, text, kind in vocabulary.unusual()
         if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED) and text
     ]
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
     """Return token -> id; of tokens with one text the first counts."""
-    numbered = zip(range(len(vocabulary.tokens)), vocabulary.tokens, vocabulary.types, strict=True)
-    backwards = reversed(list(numbered))  # the last to be written stays
-    return {text: token_id for token_id, text, kind in backwards if kind != _UNUSED}
+    tokens, types = vocabulary.tokens, vocabulary.types
+    last = len(tokens) - 1
+    if _UNUSED not in types:  # backwards, since the last to be written stays
+        return dict(zip(reversed(tokens), range(last, -1, -1), strict=True))
+    return {tokens[each]: each for each in range(last, -1, -1) if types[each] != _UNUSED}
 
 
 def _model(ids: Mapping[str, int], merges: list[list[str]], **options: Any) -> Json:
@@ -196,14 +200,11 @@ def _stated_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[list[
     merges = vocabulary.get("merges", [])  # of single bytes alone there are none
     if not isinstance(merges, list):
         raise ValueError("its tokenizer.ggml.merges are no list")
-    pairs = []
-    for merge in map(str, merges):  # hundreds of thousands
-        left, _, right = merge.partition(" ")
-        if not left or not right or " " in right:
-            raise ValueError(f"its merge {merge!r} is not of two parts")
-        if left in ids and right in ids and left + right in ids:  # any other makes no token
-            pairs.append([left, right])
-    return pairs
+    pairs = [str(merge).split(" ") for merge in merges]  # hundreds of thousands
+    if wrong := next((pair for pair in pairs if len(pair) != 2 or "" in pair), None):
+        raise ValueError(f"its merge {' '.join(wrong)!r} is not of two parts")
+    # Any other makes no token.
+    return [pair for pair in pairs if pair[0] in ids and pair[1] in ids and "".join(pair) in ids]
 
 
 def _sentence_pieces(vocabulary: Vocabulary, merges: list[list[str]], *, leading: bool) -> Json:
