@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -90,10 +91,14 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     # Imported here: `--help` and mistakes in flags answer at once.
     from tgi_trio.ipc.waiting import waiting_shards
 
-    options = invocation.options
-    count, kind = (0, "") if shard else _likely_shards(options)
-    with waiting_shards(count, kind) as waiting:
-        return _serve(invocation, shard, waiting)
+    gc.disable()  # until the server listens (`Assembly.serve`): little of a start is garbage
+    try:
+        options = invocation.options
+        count, kind = (0, "") if shard else _likely_shards(options)
+        with waiting_shards(count, kind) as waiting:
+            return _serve(invocation, shard, waiting)
+    finally:
+        gc.enable()
 
 
 def _likely_shards(options: Options) -> tuple[int, str]:

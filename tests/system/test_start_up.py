@@ -78,6 +78,32 @@ def test_the_shard_is_spawned_before_the_web_stack_is_loaded() -> None:
     assert done.stdout.splitlines() == ["loaded:"], done.stderr
 
 
+COLLECTING = """
+import gc, os
+from tgi_trio.router import assembly
+from tgi_trio.testing import fake_server
+
+async def listening(*args, **kwargs):
+    print(during, gc.isenabled(), flush=True)
+    os._exit(0)
+
+def loading(*args, load=assembly.load_chat_template):
+    global during
+    during = gc.isenabled()
+    return load(*args)
+
+assembly.serve, assembly.load_chat_template = listening, loading
+fake_server.main(["{}", "--hostname", "127.0.0.1", "--port", "0"])
+"""
+
+
+def test_garbage_is_looked_for_from_the_first_request_on() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTING], capture_output=True, text=True, timeout=240
+    )
+    assert done.stdout.split()[-2:] == ["False", "True"], done.stderr
+
+
 def test_three_starts_in_a_row_on_one_port() -> None:
     seconds: list[tuple[float, float]] = []
     restarts.run(3, False, seconds)

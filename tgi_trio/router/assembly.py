@@ -147,6 +147,7 @@ class Assembly:
         for listener in (*listeners, *for_metrics):
             listener.listen(BACKLOG)
         gc.freeze()  # what is loaded by now stays: no collection need ever walk it again
+        gc.enable()  # see `__main__.serve`
         try:
             async with trio.open_nursery() as nursery:
                 if for_metrics:
