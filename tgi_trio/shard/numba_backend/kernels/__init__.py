@@ -15,6 +15,7 @@ from numba import config, njit
 
 from tgi_trio.shard.numba_backend.kernels.cache import cache_folder
 from tgi_trio.shard.numba_backend.kernels.locator import LOCATORS
+from tgi_trio.shard.numba_backend.kernels.once import compile_once
 from tgi_trio.shard.numba_backend.kernels.part import PartCompiler
 
 _FOLDER = cache_folder()
@@ -29,8 +30,12 @@ _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 kernel = njit(
     pipeline_class=PartCompiler, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS
 )
-# For those that Python calls; they are kept with everything they call.
-entry = njit(cache=_FOLDER is not None, **_OPTIONS)
+
+
+def entry(function: Callable[..., Any]) -> Any:
+    """Compile a kernel that Python calls; it is kept with everything it calls."""
+    made = njit(cache=_FOLDER is not None, **_OPTIONS)(function)
+    return made if _FOLDER is None else compile_once(made, _FOLDER)
 
 
 def is_marked(name: str) -> bool:
