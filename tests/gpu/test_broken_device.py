@@ -1,4 +1,4 @@
-"""A CUDA device that is broken for good: its errors stick to a process, and the runner says so."""
+"""A CUDA device that is broken for good: its errors stick to a process, and the shard says so."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.shard.loop.scripted_router import channel, row
+from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.spawn import spawn_shard
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 pytestmark = [
@@ -19,36 +22,55 @@ pytestmark = [
 # A process of its own: nothing can be computed in it afterwards.
 BREAK = """
 import sys
-import numpy as np
 from pathlib import Path
-from tgi_trio.ipc.messages import PrefillRow
+import numpy as np
+import torch
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.loop.batch import Batch
-from tgi_trio.shard.loop.soundness import RunnerBroken, prove_sound
+from tgi_trio.settings.records import ShardOptions
+from tgi_trio.shard import process
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
-runner = load_torch_runner(ShardSettings(model_path=Path(sys.argv[1])), device="cuda")
-memory = runner.warm_up(WarmupRequest(64, 64, 4, 256))
-prove_sound(runner)
-batch = Batch(vocab_size=runner.info.vocab_size, block_size=memory.block_size,
-              blocks=memory.blocks, eos_ids=())
-batch.add(PrefillRow(1, np.array([5, 6, 7], np.int32), 3, 0, [1], 4))
-plan = batch.plan(64)
-plan.kv_slots[:] = 2**40  # far outside of everything
-try:
-    runner.step(plan)
-except Exception as error:
-    print("step:", type(error).__name__)
-try:
-    prove_sound(runner)
-except RunnerBroken as error:
-    print("broken:", str(error).splitlines()[0])
+WAY = sys.argv[3]
+steps = 0
+
+def load():
+    runner = load_torch_runner(ShardSettings(model_path=Path(sys.argv[2])), device="cuda")
+    launch = runner.launch
+
+    def break_later(plan):
+        global steps
+        steps += 1
+        if steps == 6 and WAY == "in a step":
+            plan.kv_slots[:] = 2**40  # far outside of everything
+        pending = launch(plan)
+        if steps == 6 and WAY == "behind a step":
+            far = torch.full((1,), 1 << 30, device="cuda")
+            torch.zeros(1, device="cuda").index_select(0, far)
+        return pending
+
+    runner.launch = break_later
+    return runner
+
+process.serve(sys.argv[1], load, ShardOptions())
 """
 
 
-def test_a_sticky_error_is_found_by_the_runner_s_own_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["in a step", "behind a step"])
+def test_a_sticky_error_is_the_shard_s_last_word(tmp_path: Path, way: str) -> None:
+    """The process ends by itself: what torch takes apart of a lost device ends it by SIGABRT."""
     make_checkpoint(tmp_path, "llama")
-    argv = [sys.executable, "-c", BREAK, str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-    assert "broken: the model cannot compute a single token any more" in done.stdout, done.stderr
+    with channel() as (endpoints, router):
+        argv = [sys.executable, "-c", BREAK, endpoints.spec.text(), str(tmp_path), way]
+        with spawn_shard(argv, endpoints, stderr=subprocess.PIPE) as child:
+            router.greet()
+            router.warm_up(max_prefill_tokens=64, blocks=256)
+            assert router.receive().kind is Kind.WARMUP_REPLY
+            router.end.release()
+            blocks = (range(1, 5), range(5, 9))
+            router.prefill(*(row(i, [5, 6, 7], 40, blocks=own) for i, own in enumerate(blocks)))
+            assert child.process.stderr is not None
+            errors = child.process.stderr.read().decode()
+            code = child.process.wait(timeout=120)
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("shard 0 cannot go on: ") and "CUDA error" in last, errors
+    assert code == 1, errors

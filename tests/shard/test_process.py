@@ -48,6 +48,39 @@ def test_a_model_that_cannot_be_loaded_is_the_last_word() -> None:
     assert last.startswith("shard 0 cannot go on: ") and "/nonexistent/model" in last
 
 
+ABORTS = """
+import os, sys
+from tgi_trio.settings.records import ShardOptions
+from tgi_trio.shard import process
+
+class Held:
+    def __del__(self):
+        os.abort()
+
+def load():
+    held = Held()
+    raise RuntimeError("the device is lost")
+
+def dismiss():
+    print("dismissed", file=sys.stderr)
+
+process.serve(sys.argv[1], load, ShardOptions(), dismiss=dismiss)
+"""
+
+
+def test_what_a_failed_shard_holds_is_not_taken_apart() -> None:
+    """Memory of a lost device ends the process when it goes, before anybody can say why."""
+    with channel() as (endpoints, router):
+        router.hello()
+        argv = [sys.executable, "-c", ABORTS, endpoints.spec.text()]
+        with spawn_shard(argv, endpoints, stderr=subprocess.PIPE) as child:
+            assert child.process.stderr is not None
+            code = child.process.wait(timeout=60)
+            errors = child.process.stderr.read().decode()
+    last = "shard 0 cannot go on: RuntimeError: the device is lost\ndismissed\n"
+    assert (code, errors.endswith(last)) == (1, True), errors
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_for_the_whole_service_does_not_end_a_shard(number: int) -> None:
     """Its router drains first; a service manager may signal every process of the service."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from tgi_trio.errors import PeerGone, TgiTrioError
 from tgi_trio.ipc.channel import ChannelSpec
@@ -26,14 +28,17 @@ def serve(
     world_size: int = 1,
     images: ImageSource | None = None,
     frames: str = "",
+    dismiss: Callable[[], object] = lambda: None,
 ) -> int:
     """Serve the router named by `spec_text` with the runner `factory` makes; return an exit code.
 
     `images`: what computes images, on rank 0; None: nothing does. `frames`: the spec of the
     connection to another machine that frames take, instead of the rings of `spec_text`'s channel.
+    `dismiss` is called before a process that has failed ends.
 
-    0 after SHUTDOWN or when the router has died. 1 with a last paragraph on stderr otherwise: the
-    router shows the last lines of a shard that could not start. Call from the main thread.
+    0 after SHUTDOWN or when the router has died. Otherwise the process ends here, by 1 and with a
+    last paragraph on stderr: the router shows the last lines of a shard that could not start. Call
+    from the main thread.
     """
     # These are the router's to handle, which drains first. It starts shards in a process group of
     # their own, but a service manager signals every process of a service.
@@ -61,15 +66,21 @@ def serve(
     except PeerGone:
         return 0  # nobody is left to tell
     except TgiTrioError as error:
-        _last_word(rank, str(error))
-        return 1
+        _fail(rank, str(error), dismiss)
     except Exception as error:
         traceback.print_exc()
-        _last_word(rank, f"{type(error).__name__}: {error}")
-        return 1
+        _fail(rank, f"{type(error).__name__}: {error}", dismiss)
     return 0
 
 
-def _last_word(rank: int, text: str) -> None:
+def _fail(rank: int, text: str, dismiss: Callable[[], object]) -> NoReturn:
+    """Say why this process ends, and end it; called while what it failed with is handled.
+
+    Nothing is taken apart: what holds memory of a device that is lost ends the process by SIGABRT
+    when it goes, and a core would be all that it leaves.
+    """
     paragraph = " ".join(text.split())
     print(f"shard {rank} cannot go on: {paragraph}", file=sys.stderr, flush=True)
+    dismiss()
+    sys.stdout.flush()
+    os._exit(1)

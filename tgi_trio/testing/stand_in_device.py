@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -65,7 +66,7 @@ class StandInDevice(TorchDispatchMode):
         self._recording: Graph | None = None
         self._idle = False
         # Memory is pinned for all of them.
-        self._pinned: list[torch.Tensor] = [] if beside is None else beside._pinned
+        self._pinned: dict[int, int] = {} if beside is None else beside._pinned  # by address
         self._coming: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (number, to, numbers)
         self._patches = contextlib.ExitStack()
 
@@ -123,9 +124,18 @@ class StandInDevice(TorchDispatchMode):
     def _on_host(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not kwargs.pop("pin_memory", False):
             return func(*args, **kwargs)
-        out = func(*args, **kwargs)
-        self._pinned.append(out)
-        return out
+        return self._keep_pinned(func(*args, **kwargs))
+
+    def _keep_pinned(self, memory: torch.Tensor) -> torch.Tensor:
+        """Have `memory` count as pinned as long as it is there; return it."""
+        at = memory.untyped_storage().data_ptr()
+        self._pinned[at] = self._pinned.get(at, 0) + 1
+        weakref.finalize(memory, self._unpin, at).atexit = False
+        return memory
+
+    def _unpin(self, at: int) -> None:
+        self.counts.unpinned += 1
+        self._pinned[at] -= 1
 
     def _note(self, name: str, run: Callable[[], Any], args: Any, out: Any) -> None:
         """Count a launch, and keep it where it is recorded; views and empty memory are free."""
@@ -170,6 +180,9 @@ class StandInDevice(TorchDispatchMode):
 
     def _copy(self, to: torch.Tensor, source: torch.Tensor, quiet: bool) -> torch.Tensor:
         target, numbers = held(to), held(source)
+        if not isinstance(to, DeviceTensor) and quiet and self._is_pinned(to):
+            self._bring(to, numbers.to(to.dtype, copy=True))
+            return to
         if not isinstance(to, DeviceTensor):
             self.wait("numbers are copied to the host")
         elif not isinstance(source, DeviceTensor) and source.dim():
@@ -190,24 +203,27 @@ class StandInDevice(TorchDispatchMode):
         if not quiet:
             self.wait("numbers are copied to the host")
             return numbers
+        garbage = self._keep_pinned(torch.empty_like(numbers))
+        self._bring(garbage, numbers)
+        return garbage
+
+    def _bring(self, to: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Have numbers come down once they are waited for."""
         self.refuse_in_recording("a copy to the host")
         self.counts.received += 1
         self.arrivals += 1
-        garbage = torch.full_like(numbers, -77)
-        self._coming.append((self.arrivals, garbage, numbers))
-        return garbage
+        to.fill_(-77)
+        self._coming.append((self.arrivals, to, numbers))
 
     @property
     def _pin(self) -> Callable[[torch.Tensor], torch.Tensor]:
         def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
-            self._pinned.append(tensor.clone())
-            return self._pinned[-1]
+            return self._keep_pinned(tensor.clone())
 
         return pin_memory
 
     def _is_pinned(self, x: torch.Tensor) -> bool:
-        memory = x.untyped_storage().data_ptr()
-        return any(memory == pinned.untyped_storage().data_ptr() for pinned in self._pinned)
+        return self._pinned.get(x.untyped_storage().data_ptr(), 0) > 0
 
     def _is_named(self, x: Any) -> bool:
         return isinstance(x, torch.device) and x.type == self.place.type

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tgi_trio.shard.torch_backend import staging
-from tgi_trio.shard.torch_backend.staging import Staging
+from tgi_trio.shard.torch_backend.staging import Landing, Staging
 
 
 @dataclass
@@ -50,3 +50,29 @@ def test_all_buffers_are_filled_before_one_is_waited_for(
         (found,) = uploads.send([np.full(3, i, np.int32)])
         assert found.tolist() == [i] * 3
     assert slow.waited == list(range(2 * turns))
+
+
+def test_memory_that_steps_came_down_into_is_that_of_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[torch.Tensor] = []
+
+    def make(size: int, pinned: bool) -> torch.Tensor:
+        made.append(torch.empty(size, dtype=torch.uint8))
+        return made[-1]
+
+    monkeypatch.setattr(staging, "_host_bytes", make)
+    landing = Landing()
+    first, second = landing.open(), landing.open()
+    small = torch.arange(6, dtype=torch.float64).view(2, 3)
+    big = torch.arange(3000, dtype=torch.int32)
+    here = [first.bring(small), second.bring(small + 1), first.bring(big)]
+    assert len(made) == 3  # both steps are still to be read
+    assert [torch.equal(*pair) for pair in zip(here, (small, small + 1, big), strict=True)]
+    del first, here
+    for turn in range(5):
+        step = landing.open()
+        assert torch.equal(step.bring(small + turn), small + turn)
+        assert torch.equal(step.bring(big), big)
+        del step
+    assert len(made) == 3

@@ -38,6 +38,10 @@ class _Followed:
         return StepResult(Choices.none(self.rows), 0, 0)
 
 
+def _leave(values: torch.Tensor) -> torch.Tensor:
+    return values  # rank 0 tells them
+
+
 class FollowedSteps:
     """Launches this rank's part of steps; see `DeviceSteps` for rank 0's."""
 
@@ -71,7 +75,7 @@ class FollowedSteps:
         decodes = None if self._graphs is None else as_decodes(plan)
         if self._graphs is None or decodes is None or not self._graphs.replay(decodes, lengths):
             hidden = self._computes.hidden(plan, lengths, cache, pool)
-            prompts.launch(plan, hidden)
+            prompts.launch(plan, hidden, _leave)
             self._computes.scores(plan, hidden)
         return _Followed(len(plan.rows), record_event(self._computes.device))
 

@@ -12,7 +12,7 @@ from tgi_trio.shard.torch_backend.prompt_logprobs import PromptSpan
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 from tgi_trio.shard.torch_backend.sampling.device_choices import list_best, read_choices
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
-from tgi_trio.shard.torch_backend.staging import Array
+from tgi_trio.shard.torch_backend.staging import Array, Landed
 
 
 @dataclass(slots=True)
@@ -26,6 +26,7 @@ class LaunchedStep:
     began: torch.Event
     event: Callable[[], torch.Event]  # recorded where the device's queue ends now
     prompts: dict[int, PromptSpan]
+    landed: Landed  # where it comes down
     note: Callable[[Choices, Array], None] | None = None  # is told what was guessed behind them
     later: Callable[[LaunchedStep], None] | None = None  # chooses, once tokens before are known
     faults: dict[int, str] = field(default_factory=dict)  # by choice: nothing is chosen for it
@@ -41,14 +42,17 @@ class LaunchedStep:
 
     def take(self, found: Found) -> None:
         """Have what was chosen copied down."""
-        self.found = found.send_down()
+        self.found = found.send_down(self.landed)
 
     def finish(self) -> None:
         """Everything is launched."""
         self.done = self.event()
 
     def result(self) -> StepResult:
-        """Wait for the device; the duration is its own, choosing included."""
+        """Wait for the device; the duration is its own, choosing included.
+
+        Nothing of the result is where it came down: that memory is another step's soon.
+        """
         self.proceed()
         if self.done is None:
             raise RuntimeError("a step that was not launched to its end has no result")
@@ -62,11 +66,11 @@ class LaunchedStep:
             tops = list_best(self.choosing, self.found.listed.numpy())
         drafts: Array | None = None
         if self.computed is not None:
-            self.choosing.computed = self.computed.numpy()
+            self.choosing.computed = self.computed.numpy().copy()
             drafts = self.choosing.count_guesses()
         found = self.found.tokens.numpy()
         choices = read_choices(self.choosing, found, tops, self.faults, self.vocab_size)
         if self.note is not None and self.found.guesses is not None:
-            self.note(choices, self.found.guesses.numpy())
+            self.note(choices, self.found.guesses.numpy().copy())
         choices = choices.spread(self.sampled, self.rows)
         return StepResult(choices, took, 0, prompts, drafts=drafts)

@@ -16,12 +16,19 @@ from tgi_trio.shard.contract import PromptValues, StepPlan
 from tgi_trio.shard.plan_parts import prompt_spans
 from tgi_trio.shard.torch_backend.staging import Staging
 
+Bring = Callable[[torch.Tensor], torch.Tensor]  # to the host, at once or by and by
+
 _CHUNK_LOGITS = 1 << 24  # logits held at a time: 64 MiB of float32
 
 
 def rows_at_once(vocab_size: int) -> int:
     """Return how many rows of logits are held at a time."""
     return max(1, _CHUNK_LOGITS // max(1, vocab_size))
+
+
+def bring_down(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a device on the host, when the device has computed it."""
+    return x.cpu()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +41,19 @@ class PromptPart:
 
     @classmethod
     def launch(
-        cls, logits: torch.Tensor, targets: torch.Tensor, top_n: int, *, waits: bool = False
+        cls, logits: torch.Tensor, targets: torch.Tensor, top_n: int, bring: Bring
     ) -> PromptPart:
         """Compute those of tokens and of the `top_n` best in their places.
 
-        `logits` float32 [n, vocab], `targets` int64 [n] beside them. Without `waits` the values
-        are there once the device is done.
+        `logits` float32 [n, vocab], `targets` int64 [n] beside them. `bring` takes values down.
         """
-
-        def down(x: torch.Tensor) -> torch.Tensor:
-            return x.to("cpu", non_blocking=not waits)
-
         totals = torch.logsumexp(logits, dim=-1)
         wanted = logits.gather(1, targets[:, None]).squeeze(1)
-        values = down(wanted - totals)
+        values = bring(wanted - totals)
         if not top_n:
             return cls(values)
         scores, ids = logits.topk(min(top_n, logits.shape[1]))
-        return cls(values, down(ids), down(scores - totals[:, None]))
+        return cls(values, bring(ids), bring(scores - totals[:, None]))
 
     def tops(self) -> list[list[tuple[int, float]]]:
         """Return the alternatives of each token, best first; [] where nobody asked."""
@@ -84,7 +86,7 @@ def prompt_values(
     logits: torch.Tensor, targets: torch.Tensor, top_n: int
 ) -> tuple[list[float], list[list[tuple[int, float]]]]:
     """Return what `PromptPart.launch` computes, at once; `targets` may be the host's."""
-    part = PromptPart.launch(logits, targets.to(logits.device), top_n, waits=True)
+    part = PromptPart.launch(logits, targets.to(logits.device), top_n, bring_down)
     return part.values.tolist(), part.tops()
 
 
@@ -105,11 +107,14 @@ class PromptLogprobs:
         self._chunk = rows_at_once(vocab_size)
         self._staging = Staging(device)
 
-    def launch(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, PromptSpan]:
+    def launch(
+        self, plan: StepPlan, hidden: torch.Tensor, bring: Bring = bring_down
+    ) -> dict[int, PromptSpan]:
         """Compute the values of rows that want them and still compute the prompt, by row.
 
         A row that computes positions [s, e) gets the values of prompt tokens s + 1 .. e, as far as
-        the prompt goes, with a NaN in front for the token nothing predicts when s is 0.
+        the prompt goes, with a NaN in front for the token nothing predicts when s is 0. `bring`
+        takes them down.
         """
         spans = prompt_spans(plan)
         ids = [plan.rows[i].token_ids[a + 1 : b + 1] for i, (a, b) in spans.items()]
@@ -128,6 +133,6 @@ class PromptLogprobs:
                 size = min(self._chunk, count - begin)
                 logits = self._logits(hidden[start + begin : start + begin + size])
                 own = targets[at + begin : at + begin + size]
-                span.parts.append(PromptPart.launch(logits, own, top_n))
+                span.parts.append(PromptPart.launch(logits, own, top_n, bring))
             at += count
         return found

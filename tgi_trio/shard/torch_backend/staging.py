@@ -1,12 +1,16 @@
-"""Numbers of the host on their way to a device, in one copy that nobody waits for.
+"""Numbers of the host on their way to a device, in one copy that nobody waits for, and back.
 
 A copy from ordinary memory makes the host wait until the driver has taken it; from pinned memory
 the device fetches it when its stream gets there. Until then the host must not write there again, so
 pinned buffers are taken in turn, each with an event that says when it is free.
+
+Pinned memory is never given back here: torch asks the driver about it then, and where the device
+has been lost meanwhile it ends the process on the spot, before anybody can say why.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -42,6 +46,7 @@ class Staging:
         self._device = device
         self._most = turns
         self._turns: list[_Pinned] = []
+        self._outgrown: list[torch.Tensor] = []  # together less than what took their places
         self._next = 0
         self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
 
@@ -86,8 +91,49 @@ class Staging:
         if buffer.free is not None and not buffer.free.query():
             buffer.free.synchronize()
         if buffer.memory.numel() < needed:
+            self._outgrown.append(buffer.memory)
             buffer.memory = _host_bytes(2 * needed, pinned)
         return buffer
+
+
+class Landing:
+    """Pinned memory that steps of a device come down into, one after another."""
+
+    def __init__(self) -> None:
+        """Take memory when it is first needed."""
+        self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)  # by bytes
+
+    def open(self) -> Landed:
+        """Return where one step comes down."""
+        return Landed(self._free)
+
+
+class Landed:
+    """What comes down of one step; its memory is another's as soon as this is gone.
+
+    What is still on its way then lands before anything that is launched later does.
+    """
+
+    __slots__ = ("_free", "_taken")
+
+    def __init__(self, free: defaultdict[int, list[torch.Tensor]]) -> None:
+        self._free = free
+        self._taken: list[torch.Tensor] = []
+
+    def bring(self, source: torch.Tensor) -> torch.Tensor:
+        """Return where a device's `source` will be once an event that comes later is reached.
+
+        It is valid as long as this is there.
+        """
+        size = max(_LEAST, 1 << (source.nbytes - 1).bit_length())
+        memory = self._free[size].pop() if self._free[size] else _host_bytes(size, True)
+        self._taken.append(memory)
+        target = memory[: source.nbytes].view(source.dtype).view(source.shape)
+        return target.copy_(source, non_blocking=True)
+
+    def __del__(self) -> None:
+        for memory in self._taken:
+            self._free[memory.numel()].append(memory)
 
 
 def aligned(size: int) -> int:

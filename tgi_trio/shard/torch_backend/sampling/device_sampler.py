@@ -34,7 +34,7 @@ from tgi_trio.shard.torch_backend.sampling.asking import (
 )
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
 from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, ResidentCounts
-from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, rest, split
+from tgi_trio.shard.torch_backend.staging import Array, Landed, Staging, packed_size, rest, split
 
 _BLOCK = 2048  # scores looked at together
 # By those who choose, who wait for memory most of the time: what registers hold without a spill.
@@ -89,13 +89,13 @@ class Found:
             None if guesses is None else guesses[:count],
         )
 
-    def send_down(self) -> Found:
+    def send_down(self, landing: Landed) -> Found:
         """Return where it will be once an event that comes later is reached."""
         listed, guesses = self.listed, self.guesses
         return Found(
-            self.tokens.to("cpu", non_blocking=True),  # pinned, as nothing waits for the copy
-            None if listed is None else listed.to("cpu", non_blocking=True),
-            None if guesses is None else guesses.to("cpu", non_blocking=True),
+            landing.bring(self.tokens),
+            None if listed is None else landing.bring(listed),
+            None if guesses is None else landing.bring(guesses),
         )
 
 
