@@ -11,8 +11,10 @@ as measured here, as a part of what the step took; `gap_us` is what a step takes
 recording. Each part is a process of its own with a time of its
 own, so that one that fails costs no other, and the most valuable come first; what is found is
 written at once, to `--json` after each part and row by row beside it. `bash bench/device/kit.sh`
-does all of it, and tests, within two times ten minutes. `--dry-run` runs everything over a device
-that is not there, tiny: its times mean nothing.
+does all of it, and tests, within two times ten minutes. Every row has random tokens of its own,
+behind a context of random K and V, so what a mixture's rows choose, and what attention reads, is
+what those of a server do; a mixture's `least_ms` is for as many experts as even odds would choose.
+`--dry-run` runs everything over a device that is not there, tiny: its times mean nothing.
 """
 
 from __future__ import annotations
@@ -228,9 +230,10 @@ def steps(
         if rows == plan.batches[0]:
             yield bench.prefill(ceiling)
     if args.traces is not None:
+        name = part.name.replace(" ", "-")
         for rows in (min(plan.batches), max(plan.batches)):
-            name = part.name.replace(" ", "-")
             bench.decode(rows, ceiling, args.traces / f"trace-{name}-{rows}.json.gz")
+        bench.prefill(ceiling, args.traces / f"trace-{name}-prefill.json.gz")
 
 
 def adapters(

@@ -1,4 +1,9 @@
-"""Steps of one model: decodes, prefills, the gap between steps, the warm-up."""
+"""Steps of one model: decodes, prefills, the gap between steps, the warm-up.
+
+What is random is as in a server that many use. Every row has tokens of its own, so a mixture's rows
+choose their experts each for itself, all of them with equal odds, as `roofline.py` counts. K and V
+that count as computed are there: normal numbers, what random weights make of hidden states.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +54,7 @@ class Bench:
     plan: Plan
     warm_up_s: float
     recorded: dict[str, float]  # seconds of the warm-up that recordings took, and how many they are
+    draw: np.random.Generator  # of tokens
 
     @classmethod
     def start(
@@ -68,7 +74,9 @@ class Bench:
         with _timed_recordings(runner) as recorded:
             runner.warm_up(request)
             synchronize(device)
-        return cls(shape, runner, plan, time.perf_counter() - began, recorded)
+        took = time.perf_counter() - began
+        _fill_cache(runner, (1 + blocks) * BLOCK_SIZE)  # block 0 is nobody's
+        return cls(shape, runner, plan, took, recorded, np.random.default_rng(0))
 
     def decode(
         self, rows: int, ceiling: Ceiling, trace: Path | None = None, adapters: int | None = None
@@ -111,8 +119,11 @@ class Bench:
         timer = Timer(self.runner.device, self.plan.steps)
         return timer.median(step.graph.replay)
 
-    def prefill(self, ceiling: Ceiling) -> dict[str, Any]:
-        """Prefill one prompt, several times."""
+    def prefill(self, ceiling: Ceiling, trace: Path | None = None) -> dict[str, Any]:
+        """Prefill one prompt, several times; once where only a trace is wanted."""
+        if trace is not None:
+            self._trace(self._batch(1, 0, 2, self.plan.prompt), trace, 1)
+            return {}
         took: list[float] = []
         for _ in range(3):
             batch = self._batch(1, 0, 2, self.plan.prompt)
@@ -137,7 +148,10 @@ class Bench:
     def _batch(
         self, rows: int, context: int, new: int, prompt: int = 0, adapters: int = 0
     ) -> Batch:
-        """Return a batch of rows behind `context` tokens that count as computed."""
+        """Return a batch of rows behind `context` tokens that count as computed.
+
+        Each row has random tokens of its own.
+        """
         batch = Batch(
             vocab_size=self.runner.info.vocab_size,
             block_size=BLOCK_SIZE,
@@ -146,8 +160,8 @@ class Bench:
         )
         length = prompt or context + 1
         need = _blocks(length + new)
-        ids = np.full(length, 5, np.int32)
         for i in range(rows):
+            ids = self.draw.integers(self.runner.info.vocab_size, size=length, dtype=np.int32)
             blocks = list(range(1 + i * need, 1 + (i + 1) * need))
             asked = SamplingParameters(adapter=1 + i % adapters if adapters else 0)
             batch.add(PrefillRow(i, ids, length, context, blocks, new, sampling=asked))
@@ -176,12 +190,22 @@ class Bench:
             _land(batch, flying, began, took, busy)
         return took, busy
 
-    def _trace(self, batch: Batch, path: Path) -> None:
+    def _trace(self, batch: Batch, path: Path, steps: int = 4) -> None:
         """Write a Chrome trace of a few steps."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with torch.profiler.profile() as profile:
-            self._run(batch, 4)
+            self._run(batch, steps)
         profile.export_chrome_trace(str(path))
+
+
+def _fill_cache(runner: TorchRunner, slots: int) -> None:
+    """Fill K and V of the first `slots` slots of every layer with normal numbers."""
+    cache = runner._cache
+    if cache is None:
+        raise RuntimeError("a model that is warmed up has a cache")
+    with torch.inference_mode():  # as it was made in
+        for layer in (*cache.key_slots, *cache.value_slots):
+            layer[:slots].normal_()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from bench.device.models import SHAPES, config_of, make_runner, values_of
 from bench.device.parts import Part, Row, choose_parts, read_rows, run_parts
 from bench.device.random_server import write_folder
 from bench.device.roofline import Ceiling, Size, Work
+from bench.device.steps import Bench, Plan
 from tgi_trio.model.check import check_checkpoint, model_spec
 from tgi_trio.model.config import read_config
 
@@ -63,6 +65,19 @@ def test_a_server_finds_all_weights_of_a_shape_that_has_none(tmp_path: Path, sha
     check_checkpoint(config, model_spec(config))
     assert config.get("hidden_size") == values_of(shape)["hidden_size"]
     assert sum(path.stat().st_blocks * 512 for path in folder.iterdir()) < 64 << 20
+
+
+def test_rows_have_tokens_of_their_own_behind_a_context_that_is_there() -> None:
+    plan = Plan((3,), context=40, prompt=8, steps=1, graphs=())
+    bench = Bench.start("dry", CPU, torch.float32, plan)
+    rows = bench._batch(3, plan.context, 2).rows
+    tokens = np.stack([row.token_ids[: row.length] for row in rows])
+    assert len(np.unique(tokens, axis=0)) == 3 and len(np.unique(tokens)) > 20
+    blocks = {block for row in rows for block in row.block_ids}
+    cache = bench.runner._cache
+    assert cache is not None
+    for memory in (*cache.key_blocks, *cache.value_blocks):
+        assert all(memory[block].std() > 0.5 for block in blocks)
 
 
 def test_the_most_wanted_parts_come_first() -> None:
