@@ -140,8 +140,18 @@ def recur_token(variant, mixer, x, forgets, head, block, source, target, lone, s
         read_a, read_b = fma(skip, first, read_a), fma(skip, second, read_b)
     store(value, read_a)
     store(value + 4 * LANES, read_b)
+    change_state(mixer, keys, forgets, decays, decay, update_a, update_b, source, target, lone)
+
+
+@kernel
+def change_state(mixer, keys, forgets, decays, decay, update_a, update_b, source, target, lone):
+    """Write 32 columns of a state behind a token: a S + k u, of what is in `source`.
+
+    `forgets`: unless 0, `decays` [key_dim] are there instead of one `decay`. `lone`: nobody reads
+    the state again in this step. One loop that tests it would be slower than two.
+    """
     if lone:
-        for i in range(0, size, 4):
+        for i in range(0, 4 * mixer.key_dim, 4):
             own = fill(load_float(keys + i))
             if forgets:
                 decay = fill(load_float(decays + i))
@@ -151,7 +161,7 @@ def recur_token(variant, mixer, x, forgets, head, block, source, target, lone, s
             source += _LINE
             target += _LINE
         return
-    for i in range(0, size, 4):
+    for i in range(0, 4 * mixer.key_dim, 4):
         own = fill(load_float(keys + i))
         if forgets:
             decay = fill(load_float(decays + i))
