@@ -1,13 +1,12 @@
 """The kernels of mixtures of experts: a tiny model through them at every start that has any.
 
-`python -m` of it compiles them: its arguments are the dtype and the variant, as JSON.
+`python -m` of it compiles them: its argument is the variant, as JSON.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from tgi_trio.shard.numba_backend.kernels.apart import compile_apart
 from tgi_trio.shard.numba_backend.kernels.mixture.mixing import mix_experts
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.self_test import RandomWeights
-from tgi_trio.shard.numba_backend.weight_layout import Storage
 
 _EXPERTS = ExpertsSpec(count=5, per_token=2, width=32, normalise=True, shared_width=64)
 
@@ -47,7 +45,7 @@ def words(variant: Variant) -> list[str]:
     """Return what `python -m` gets to compile for a variant; nothing where the cache has it."""
     if is_marked(_name(variant)):
         return []
-    return [__name__, json.dumps(asdict(variant))]
+    return [__name__, variant.as_json()]
 
 
 def _name(variant: Variant) -> str:
@@ -86,11 +84,8 @@ def _mix(spec: DecoderSpec, weights: RandomWeights, x: Floats) -> Any:
 def main(argv: list[str]) -> None:
     """Compile for the variant that `argv` describes."""
     (text,) = argv
-    facts = json.loads(text)
-    for name in ("weights", "kv", "cache"):
-        facts[name] = Storage(**facts[name])
     with pause_collection():
-        compile_mixtures(Variant(**facts))
+        compile_mixtures(Variant.from_json(text))
 
 
 if __name__ == "__main__":

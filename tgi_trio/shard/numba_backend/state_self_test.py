@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,7 @@ def words(variant: Variant) -> list[str]:
     """Return what `python -m` gets to compile for a variant; nothing where the cache has it."""
     if is_marked(_name(variant)):
         return []
-    return [__name__, json.dumps(asdict(variant))]
+    return [__name__, variant.as_json()]
 
 
 def find_fault(variant: Variant) -> str | None:
@@ -248,11 +247,8 @@ def _name(variant: Variant) -> str:
 def main(argv: list[str]) -> None:
     """Compile for the variant that `argv` describes."""
     (text,) = argv
-    facts = json.loads(text)
-    for name in ("weights", "kv", "cache"):
-        facts[name] = Storage(**facts[name])
     with pause_collection():
-        compile_states(Variant(**facts))
+        compile_states(Variant.from_json(text))
 
 
 if __name__ == "__main__":

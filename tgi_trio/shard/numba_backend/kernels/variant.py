@@ -7,7 +7,8 @@ constant. `Count` does the same for one number, the rows of a tile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import llvmlite.ir as ir
@@ -38,6 +39,18 @@ class Variant:
     value_vectors: int  # vectors of a head's values that are summed at once
     rows: int  # most rows of a tile of a matrix product: 8 where there are 32 registers, else 6
     tokens: int = 1  # of a sequence that attend together
+
+    @classmethod
+    def from_json(cls, text: str) -> Variant:
+        """Return the variant that `as_json` has written."""
+        facts = json.loads(text)
+        for side in ("weights", "kv", "cache"):
+            facts[side] = Storage(**facts[side])
+        return cls(**facts)
+
+    def as_json(self) -> str:
+        """Return what another process makes the same variant of."""
+        return json.dumps(asdict(self))
 
     @property
     def instructions(self) -> str:
