@@ -18,8 +18,8 @@ from tgi_trio.shard.numba_backend.kernels.attention import TILE_BYTES
 from tgi_trio.shard.numba_backend.kernels.linear import DELTAS, ROWS
 from tgi_trio.shard.numba_backend.kernels.norm import ROTATE_HEADS
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
-from tgi_trio.shard.numba_backend.program import LONE_ROWS, Program
-from tgi_trio.shard.numba_backend.program_builder import LoneLinear
+from tgi_trio.shard.numba_backend.lone_linears import LONE_ROWS, LoneLinear
+from tgi_trio.shard.numba_backend.program import Program
 from tgi_trio.shard.numba_backend.row_states import RowStates
 from tgi_trio.shard.numba_backend.tables import Buffer
 from tgi_trio.shard.numba_backend.team import Team

@@ -23,7 +23,7 @@ from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
 from tgi_trio.model.split import Portion, check_split
-from tgi_trio.model.stages import check_stages
+from tgi_trio.model.stages import Stage, check_stages
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.checkpoint.heads import open_heads
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint, read_table
@@ -71,38 +71,18 @@ def load(
     a checkpoint that cannot be used; ConfigurationError for rotary positions that are not there.
     """
     began = time.monotonic_ns()
-    spec, dtype = decoder_spec(config), compute_dtype(settings.dtype, config, on_cpu=True)
+    dtype = compute_dtype(settings.dtype, config, on_cpu=True)
     made = find_made(config, settings.quantize)
     int8 = made in INT8_WORDS
-    reason = find_unsupported(spec, dtype)
     portion = Portion() if portions is None else portions.portion
-    if spec is None or reason is not None:
-        raise UnsupportedError(reason)
-    if portion.ranks > 1:
-        check_split(spec, portion.ranks)
-        reason = find_undivided(spec, portion.ranks) or _find_whole(settings, config, int8=int8)
-        if reason is not None:
-            raise UnsupportedError(reason)
-    check_checkpoint(config, spec)
-    if settings.rope is not None:
-        check_rotary(config, spec)
+    stage = None if neighbours is None else neighbours.stage
+    spec = _find_spec(settings, config, dtype, portion, stage, int8=int8)
     local_ranks = settings.local_size or settings.world_size
     cores, count = _share_cores(settings, local_ranks)
-    stage = None if neighbours is None else neighbours.stage
-    if stage is not None:
-        check_stages(spec, stage.size)
-    outer = outer_refs(spec)
-    tables = [outer.embedding] + ([outer.own_inputs.table] if outer.own_inputs else [])
     heads = _load_heads(settings.draft_model, spec)
     with (
         nullcontext() if heads is None else _open_heads(heads.spec, int8) as head_files,
-        open_checkpoint(
-            config,
-            spec.names.base,
-            given_back=fresh_files,
-            kept=[table.pieces[0].matrix.name for table in tables],
-            encoding=None if made is None or int8 else ENCODINGS[made],
-        ) as checkpoint,
+        _open_weights(config, spec, fresh_files, None if int8 else made) as checkpoint,
         pack_program(
             spec,
             checkpoint,
@@ -120,13 +100,10 @@ def load(
         # numba and the self-tests take a second of one core: the weights are packed meanwhile.
         from tgi_trio.shard.numba_backend.forward import Forward
         from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
-        from tgi_trio.shard.numba_backend.verified import choose_sampler
 
         variant = _link(program, settings, dtype, int8=int8)
         adapters = _link_adapters(program, settings, variant)
-        if sampler is None:
-            watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
-            sampler = choose_sampler(config, cores, grammars, watermark)
+        sampler = sampler or _make_sampler(settings, config, cores, grammars)
     forward = Forward(program, variant, cores[:count], neighbours, portions)
     return CpuRunner(
         config,
@@ -138,6 +115,51 @@ def load(
         adapters=adapters,
         ranks=neighbours or portions,
         local_ranks=local_ranks,
+    )
+
+
+def _find_spec(
+    settings: ShardSettings,
+    config: ModelConfig,
+    dtype: str,
+    portion: Portion,
+    stage: Stage | None,
+    *,
+    int8: bool,
+) -> DecoderSpec:
+    """Return what is to be computed, unless anything speaks against it; raises as `load` does."""
+    spec = decoder_spec(config)
+    reason = find_unsupported(spec, dtype)
+    if spec is None or reason is not None:
+        raise UnsupportedError(reason)
+    if portion.ranks > 1:
+        check_split(spec, portion.ranks)
+        reason = find_undivided(spec, portion.ranks) or _find_whole(settings, config, int8=int8)
+        if reason is not None:
+            raise UnsupportedError(reason)
+    check_checkpoint(config, spec)
+    if settings.rope is not None:
+        check_rotary(config, spec)
+    if stage is not None:
+        check_stages(spec, stage.size)
+    return spec
+
+
+def _open_weights(
+    config: ModelConfig, spec: DecoderSpec, fresh_files: frozenset[Path], rounded: str | None
+) -> Checkpoint:
+    """Open the model's weights; `rounded`: the format that plain numbers become, None: none.
+
+    Of `fresh_files` rows of embeddings stay in the page cache: steps read them from there.
+    """
+    outer = outer_refs(spec)
+    tables = [outer.embedding] + ([outer.own_inputs.table] if outer.own_inputs else [])
+    return open_checkpoint(
+        config,
+        spec.names.base,
+        given_back=fresh_files,
+        kept=[table.pieces[0].matrix.name for table in tables],
+        encoding=None if rounded is None else ENCODINGS[rounded],
     )
 
 
@@ -210,6 +232,16 @@ def _link_adapters(
 
     program.link_adapters(choose_adapter_kernels(variant))
     return NumbaAdapters(program, variant.kv, settings.max_lora_rank)
+
+
+def _make_sampler(
+    settings: ShardSettings, config: ModelConfig, cores: list[int], grammars: GrammarMasks | None
+) -> RowSampler:
+    """Return the sampler of the kernels, or torch's where theirs fail their self-test."""
+    from tgi_trio.shard.numba_backend.verified import choose_sampler
+
+    watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
+    return choose_sampler(config, cores, grammars, watermark)
 
 
 def _cache_numbers(

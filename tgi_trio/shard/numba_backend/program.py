@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
+from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.layer_work import find_run
-from tgi_trio.model.mixers import DeltaRule
 from tgi_trio.model.spec import DecoderSpec, HeadSizes
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.split import Portion
@@ -22,16 +21,15 @@ from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.channel_operations import decays_width
+from tgi_trio.shard.numba_backend.buffer_widths import find_widths
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
-from tgi_trio.shard.numba_backend.latent_operations import LatentShape
+from tgi_trio.shard.numba_backend.lone_linears import LONE_ROWS, LoneLinear
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.own_operations import own_width
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.padded_heads import kept_sizes
-from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
+from tgi_trio.shard.numba_backend.program_builder import FinalNorm, ProgramBuilder
 from tgi_trio.shard.numba_backend.rotary_tables import RotaryTables
-from tgi_trio.shard.numba_backend.state_operations import mixed_width, projected_width
 from tgi_trio.shard.numba_backend.tables import OF_PADDING, Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS, CacheNumbers, Storage
 from tgi_trio.shard.rotary_frequencies import short_length
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel
 
 Array = NDArray[Any]
-LONE_ROWS = 16  # of a linear layer that is computed alone: guesses of a step, and more
 
 
 @contextlib.contextmanager
@@ -285,57 +282,27 @@ class Program:
 
     def buffer_bytes(self, tokens: int, wanted: int) -> dict[Buffer, int]:
         """Return the size of every buffer for so many tokens and rows of logits."""
-        spec = self.spec
-        queries = spec.heads * self.widest_head
-        layers = zip(self.run.layers, spec.layers, strict=True)
-        mixing = [
-            (refs, layer.mixer)
-            for index, layer in layers
-            if (refs := layer_refs(self.model, index).mixer)
-        ]
-        mixers = [refs for refs, _ in mixing]
-        mixed = [mixed_width(refs) for refs in mixers]
+        spec, queries = self.spec, self.spec.heads * self.widest_head
         apart = spec.gated_attention or spec.gated_heads or self.has(OF_PADDING)
-        mixed += [queries] if apart else []
-        own = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, DeltaRule)]
-        by_channel = [mixer for mixer in own if mixer.channel_rank]
-        gated = [mixer.value_heads * mixer.value_dim for mixer in by_channel]
-        forgetting = [mixer.value_heads * mixer.key_dim for mixer in by_channel]
-        forgetting += [decays_width(refs, mixer) for refs, mixer in mixing]
-        latents = LatentShape(spec.latent, spec.heads) if spec.latent else None
-        projected = [projected_width(refs) for refs in mixers]
-        if latents is not None:
-            mixed.append(latents.mixed_width)
-            projected.append(latents.projected_width)
-        if spec.own_inputs is not None:
-            mixed.append(spec.own_inputs.width)
-            projected.append(spec.own_inputs.width)
-        if spec.streams is not None:
-            projected.append(spec.streams.detour_rank)
-        cut = [layer for layer in spec.layers if layer.sparsity]
-        projected += [2 * (layer.mlp_width or spec.mlp_width) for layer in cut]
-        mlp = max(spec.mlp_width, *(layer.mlp_width for layer in spec.layers))
-        widest = max(spec.hidden_size, queries, mlp, self._built.writer.widest, *mixed)
+        own = find_widths(self.model, self.run, queries=queries, apart=apart)
+        widest = max(spec.hidden_size, queries, own.mlp, own.mixed, self._built.writer.widest)
+        unsorted = max(spec.hidden_size, own.mixed)
         blocks = (max(tokens, wanted) + SPARE_ROWS) * widest
-        unsorted = max(spec.hidden_size, *mixed, 0)
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
         lone = self.lone.values()
         mixtures = [layer.experts for layer in spec.layers if layer.experts]
         members = tokens * max((each.per_token for each in mixtures), default=0)
         experts = pad_to_panel(max((each.count for each in mixtures), default=0))
         streams = spec.streams.count if spec.streams else 0
-        projected += [each.latent_width for each in mixtures]
-        inner = [each.per_token * each.width for each in mixtures]
-        inner += [each.shared_width for each in mixtures]
         beside = any(layer.beside for layer in spec.layers)
         opens = bool(spec.names.shared_router) and any(each.shared_width for each in mixtures)
         return {
             Buffer.HIDDEN: tokens * spec.hidden_size * 4,
             Buffer.NORMED: (max(tokens, wanted) + SPARE_ROWS) * spec.hidden_size * 4,
-            Buffer.QKV: tokens * max(self._built.qkv_width, *gated, 0) * 4,
+            Buffer.QKV: tokens * max(self._built.qkv_width, own.gates) * 4,
             Buffer.QUERY: tokens * queries * 4,
             Buffer.ATTENDED: (tokens + SPARE_ROWS) * queries * 4,
-            Buffer.INNER: (tokens + SPARE_ROWS) * max(mlp, *inner, 0) * 4,
+            Buffer.INNER: (tokens + SPARE_ROWS) * own.inner * 4,
             Buffer.BRANCH: tokens * spec.hidden_size * 4,
             Buffer.LOGITS: wanted * self.padded_vocab * 4,
             Buffer.WHOLE_8: whole * active_block_bytes(8),
@@ -354,9 +321,9 @@ class Program:
             Buffer.ARRANGED: (members + SPARE_ROWS) * spec.hidden_size * 4,
             Buffer.OPENED: tokens * PANEL * 4 if opens else 0,
             Buffer.SHARED: tokens * spec.hidden_size * 4 if opens else 0,
-            Buffer.PROJECTED: tokens * max(projected, default=0) * 4,
-            Buffer.DECAYS: tokens * max(forgetting, default=0) * 4,
-            Buffer.MIXED: (tokens + SPARE_ROWS) * max(mixed, default=0) * 4,
+            Buffer.PROJECTED: tokens * own.projected * 4,
+            Buffer.DECAYS: tokens * own.decays * 4,
+            Buffer.MIXED: (tokens + SPARE_ROWS) * own.mixed * 4,
             Buffer.OWN: tokens * own_width(spec) * 4,
             Buffer.STREAMS: tokens * streams * spec.hidden_size * 4,
             Buffer.DENSE: tokens * spec.hidden_size * 4 if beside else 0,

@@ -26,10 +26,11 @@ from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run
-from tgi_trio.shard.checkpoint.lookup import Weights, read_linear, read_table
+from tgi_trio.shard.checkpoint.lookup import Weights, read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
 from tgi_trio.shard.numba_backend.attention_operations import AttentionWriter
+from tgi_trio.shard.numba_backend.lone_linears import LoneLinear, add_lone_linears
 from tgi_trio.shard.numba_backend.mixer_operations import add_mixer
 from tgi_trio.shard.numba_backend.mixture_operations import (
     Branch,
@@ -48,7 +49,6 @@ from tgi_trio.shard.numba_backend.tables import (
     Epilogue,
 )
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
-from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
 Array = NDArray[Any]
 
@@ -61,18 +61,6 @@ class FinalNorm:
     bias: Array | None
     eps: float
     centred: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LoneLinear:
-    """Operations that compute one linear layer of rows given from outside."""
-
-    first: int  # rows of the table
-    end: int
-    inputs: int
-    outputs: int
-    width: int  # features of a result's row: whole panels
-    wide: bool  # its input is float32, which the first operation makes whole numbers of
 
 
 class ProgramBuilder:
@@ -117,7 +105,8 @@ class ProgramBuilder:
         self.end = len(self.writer.rows)  # of the model's own
         self.final_norm = self._read_final_norm()
         if heads is not None:
-            self._add_heads(*heads)
+            head = outer_refs(self._model).head
+            self.lone = add_lone_linears(self.writer, spec, head, *heads)
 
     @property
     def qkv_width(self) -> int:
@@ -196,36 +185,6 @@ class ProgramBuilder:
             raise ValueError("the kernels need a norm before the head; see `kernel_fit.py`")
         weight, bias = self._norms.read_weight(norm), self._norms.read_bias(norm)
         return FinalNorm(weight, bias, norm.eps, self._norms.centred)
-
-    def _add_heads(self, heads: HeadsSpec, weights: Weights) -> None:
-        """Add the linear layers of heads, and the model's head once more: for rows of theirs."""
-        head = outer_refs(self._model).head
-        stored = self.writer.rows[self.end - 1]
-        parts = read_linear(self.writer.source, head, every_unit).parts
-        if self._spec.normalised_head or self.writer.packing(parts) is None:
-            row = stored.copy()  # the same weights
-            row["source"], row["target"], row["wanted_only"] = Buffer.LONE, Buffer.PRODUCT, 0
-            self.writer.rows.append(row)
-        else:
-            self.writer.linear(head, Buffer.LONE, Buffer.PRODUCT)
-        self._note_lone(MODEL_HEAD, self.end, self._spec.vocab_size)
-        model, self.writer.source = self.writer.source, weights
-        for role, ref in heads.linears.items():
-            first = len(self.writer.rows)
-            self.writer.linear(ref, Buffer.LONE, Buffer.PRODUCT)
-            self._note_lone(role, first, sum(p.matrix.rows for p in ref.pieces))
-        self.writer.source = model
-
-    def _note_lone(self, role: str, first: int, outputs: int) -> None:
-        rows = self.writer.rows[first:]
-        self.lone[role] = LoneLinear(
-            first=first,
-            end=len(self.writer.rows),
-            inputs=int(rows[0]["width" if rows[0]["code"] == Code.QUANTISE else "inputs"]),
-            outputs=outputs,
-            width=int(rows[-1]["width"]),
-            wide=bool(rows[0]["code"] == Code.QUANTISE),
-        )
 
     def _layer(self, refs: LayerRefs, layer: LayerSpec) -> None:
         if refs.attention is None:

@@ -1,0 +1,70 @@
+"""How wide rows of the buffers between operations have to be, in features, by a model's spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tgi_trio.model.decoder_matrices import layer_refs
+from tgi_trio.model.mixers import DeltaRule
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.stages import Run
+from tgi_trio.shard.numba_backend.channel_operations import decays_width
+from tgi_trio.shard.numba_backend.latent_operations import LatentShape
+from tgi_trio.shard.numba_backend.state_operations import mixed_width, projected_width
+
+
+class BufferWidths(NamedTuple):
+    """Features of the widest row of each; 0: the model never uses it."""
+
+    mlp: int  # of a dense MLP
+    inner: int  # of that, or of all experts of a token
+    gates: int  # of a delta rule's heads, which are made in QKV
+    projected: int
+    decays: int
+    mixed: int
+
+
+def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> BufferWidths:
+    """Return the widths for the layers `run` of a model.
+
+    `queries`: features of all heads' queries; `apart`: attention leaves its output in MIXED.
+    """
+    layers = [model.layers[index] for index in run.layers]
+    mixing = [
+        (refs, layer.mixer)
+        for index, layer in zip(run.layers, layers, strict=True)
+        if (refs := layer_refs(model, index).mixer)
+    ]
+    mixtures = [layer.experts for layer in layers if layer.experts]
+    mixed = [mixed_width(refs) for refs, _ in mixing] + ([queries] if apart else [])
+    projected = [projected_width(refs) for refs, _ in mixing]
+    projected += [2 * (layer.mlp_width or model.mlp_width) for layer in layers if layer.sparsity]
+    projected += [each.latent_width for each in mixtures]
+    decays = [decays_width(refs, mixer) for refs, mixer in mixing]
+    own = [layer.mixer for layer in layers if isinstance(layer.mixer, DeltaRule)]
+    by_channel = [mixer for mixer in own if mixer.channel_rank]
+    decays += [mixer.value_heads * mixer.key_dim for mixer in by_channel]
+    if model.latent is not None:
+        latents = LatentShape(model.latent, model.heads)
+        mixed.append(latents.mixed_width)
+        projected.append(latents.projected_width)
+    if model.own_inputs is not None:
+        mixed.append(model.own_inputs.width)
+        projected.append(model.own_inputs.width)
+    if model.streams is not None:
+        projected.append(model.streams.detour_rank)
+    mlp = _widest((model.mlp_width, *(layer.mlp_width for layer in layers)))
+    experts = [max(each.per_token * each.width, each.shared_width) for each in mixtures]
+    return BufferWidths(
+        mlp=mlp,
+        inner=_widest((mlp, *experts)),
+        gates=_widest(mixer.value_heads * mixer.value_dim for mixer in by_channel),
+        projected=_widest(projected),
+        decays=_widest(decays),
+        mixed=_widest(mixed),
+    )
+
+
+def _widest(widths: Iterable[int]) -> int:
+    return max(widths, default=0)

@@ -1,0 +1,71 @@
+"""The linear layers of heads that guess, and the model's own head: each computed on its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tgi_trio.model.matrices import LinearRef, every_unit
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.speculators.spec import HeadsSpec
+from tgi_trio.shard.checkpoint.lookup import Weights, read_linear
+from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.tables import Buffer, Code
+from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
+
+LONE_ROWS: Final = 16  # that are computed at once: guesses of a step, and more
+
+
+@dataclass(frozen=True, slots=True)
+class LoneLinear:
+    """Operations that compute one linear layer of rows given from outside."""
+
+    first: int  # rows of the table
+    end: int
+    inputs: int
+    outputs: int
+    width: int  # features of a result's row: whole panels
+    wide: bool  # its input is float32, which the first operation makes whole numbers of
+
+
+def add_lone_linears(
+    writer: OperationWriter,
+    spec: DecoderSpec,
+    head: LinearRef,
+    heads: HeadsSpec,
+    weights: Weights,
+) -> dict[str, LoneLinear]:
+    """Add the linear layers of heads, and the model's head once more: for rows of theirs.
+
+    The head's own operations were added last. `weights`: of the heads. Returns them by role.
+    """
+    first = len(writer.rows)
+    parts = read_linear(writer.source, head, every_unit).parts
+    if spec.normalised_head or writer.packing(parts) is None:
+        row = writer.rows[-1].copy()  # the same weights
+        row["source"], row["target"], row["wanted_only"] = Buffer.LONE, Buffer.PRODUCT, 0
+        writer.rows.append(row)
+    else:
+        writer.linear(head, Buffer.LONE, Buffer.PRODUCT)
+    lone = {MODEL_HEAD: _describe(writer, first, spec.vocab_size)}
+    model, writer.source = writer.source, weights
+    for role, ref in heads.linears.items():
+        first = len(writer.rows)
+        writer.linear(ref, Buffer.LONE, Buffer.PRODUCT)
+        lone[role] = _describe(writer, first, sum(p.matrix.rows for p in ref.pieces))
+    writer.source = model
+    return lone
+
+
+def _describe(writer: OperationWriter, first: int, outputs: int) -> LoneLinear:
+    """Return what the operations from `first` on compute."""
+    rows = writer.rows[first:]
+    wide = bool(rows[0]["code"] == Code.QUANTISE)
+    return LoneLinear(
+        first=first,
+        end=len(writer.rows),
+        inputs=int(rows[0]["width" if wide else "inputs"]),
+        outputs=outputs,
+        width=int(rows[-1]["width"]),
+        wide=wide,
+    )
