@@ -148,10 +148,10 @@ class Batch:
         Decode rows come first, then prefill chunks, those with the fewest tokens left first (a
         short prompt does not wait behind a long one; the router's admission counts on it), until
         `token_budget` query tokens (at least 1, or a whole span that may not be cut) are taken.
-        What is left of it, and of the tokens
-        that cost little, goes to guesses of the decode rows' next tokens. Rows that are held or at
-        the end of their granted blocks sit out, as do those whose last token is being chosen. The
-        plan's arrays are copies: commands applied later do not change it.
+        What is left of it, and of the tokens that cost little, goes to guesses of the decode rows'
+        next tokens. Rows that are held or at the end of their granted blocks sit out, as do those
+        whose last token is being chosen. The plan's arrays are copies: commands applied later do
+        not change it.
         """
         table, n = self._table, len(self._table.sequences)
         if self._steady is not None and not self._may_be_steady(n):
@@ -163,37 +163,17 @@ class Batch:
         if steady is not None and steady.is_current(table, token_budget, expected):
             self.counts = steady.counts
             return steady.plan(table, expected)
-        shares = self._micro_batches > 1
-        if expected is None and token_budget > 0 and not shares and decodes_alone(table):
+        alone = expected is None and token_budget > 0 and self._micro_batches == 1
+        if alone and decodes_alone(table):
             return self._plan_alone(token_budget)
-        computed = table.computed[:n]
-        held = table.held[:n] | (table.remaining[:n] <= 0)
-        reach = np.minimum(table.length[:n], table.granted[:n])
-        wanted = (np.minimum(reach, table.stop[:n]) - computed) * ~held
-        if shares:
-            others = find_others(table, wanted, self._micro_batches)
-            held, wanted = held | others, wanted * ~others
-        if (
-            n
-            and n <= token_budget
-            and wanted.min() == 1
-            and (table.length[:n] - computed).max() == 1
-        ):
-            chosen, taken = np.arange(n), np.ones(n, np.int64)
-            stalled = 0
-        else:
-            chosen, taken, stalled = share_budget(table, wanted, held, token_budget)
-        if (adapters := table.adapter[chosen]).any():  # neighbours are read once, see `Tokens.of`
-            by_adapter = np.argsort(adapters, kind="stable")
-            chosen, taken = chosen[by_adapter], taken[by_adapter]
-        prefill = computed[chosen] < table.given[chosen]
-        prefill_tokens = int(taken[prefill].sum())
+        chosen, taken, stalled = self._share_budget(n, token_budget)
+        prefill = table.computed[chosen] < table.given[chosen]
         spare = min(token_budget, self._draft_budget) - int(taken.sum())
         # Behind a wrong guess states lack the tokens that were right: they are computed first.
-        late = table.length[chosen] - computed[chosen] > 1
+        late = table.length[chosen] - table.computed[chosen] > 1
         drafts = self._draft(chosen, prefill | late, spare)
         self.counts = PlanCounts(
-            prefill_tokens=prefill_tokens,
+            prefill_tokens=int(taken[prefill].sum()),
             decode_rows=len(chosen) - int(prefill.sum()),
             stalled_rows=stalled,
             draft_tokens=0 if drafts is None else int(drafts.sum()),
@@ -206,6 +186,28 @@ class Batch:
             keeps_states=self._checks.state_slots > 0,
         )
         return self._go_on(plan, n)
+
+    def _share_budget(
+        self, n: int, token_budget: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """Return which of `n` rows a step has, their query tokens, and how many are stalled."""
+        table = self._table
+        computed = table.computed[:n]
+        held = table.held[:n] | (table.remaining[:n] <= 0)
+        reach = np.minimum(table.length[:n], table.granted[:n])
+        wanted = (np.minimum(reach, table.stop[:n]) - computed) * ~held
+        if self._micro_batches > 1:
+            others = find_others(table, wanted, self._micro_batches)
+            held, wanted = held | others, wanted * ~others
+        lags = table.length[:n] - computed
+        if 0 < n <= token_budget and wanted.min() == 1 and lags.max() == 1:  # all decode
+            chosen, taken, stalled = np.arange(n), np.ones(n, np.int64), 0
+        else:
+            chosen, taken, stalled = share_budget(table, wanted, held, token_budget)
+        if (adapters := table.adapter[chosen]).any():  # neighbours are read once, see `Tokens.of`
+            by_adapter = np.argsort(adapters, kind="stable")
+            chosen, taken = chosen[by_adapter], taken[by_adapter]
+        return chosen, taken, stalled
 
     def _follow_guesses(self, before: StepPlan, token_budget: int) -> StepPlan | None:
         """Return the step behind one whose guesses nobody has judged; None: it must be read."""

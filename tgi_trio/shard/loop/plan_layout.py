@@ -32,14 +32,8 @@ def lay_out(
     samples = first + known == table.length[chosen]
     several = prefill | (taken > 1) | ~samples  # all others compute their last token alone
     context = first + taken
-    starts = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(taken, out=starts[1:])
-    if starts[-1] == len(rows):  # one token each: rows and tokens are the same thing
-        places, positions, token_ids = chosen, first, table.last[chosen]
-    else:
-        places = np.repeat(chosen, taken)
-        positions = np.arange(starts[-1]) + np.repeat(first - starts[:-1], taken)
-        token_ids = table.last[places]
+    starts, places, positions = _spread(chosen, first, taken)
+    token_ids = table.last[places]
     for i in np.flatnonzero(several).tolist():
         sequence, at = rows[i], int(first[i])
         token_ids[starts[i] : starts[i + 1]] = sequence.token_ids[at : int(context[i])]
@@ -74,6 +68,21 @@ def lay_out(
         taken=known,
         moment=table.moment,
     )
+
+
+def _spread(
+    chosen: NDArray[np.int64], first: NDArray[np.int64], taken: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """Return where rows' tokens begin [R + 1], each token's place in the table and position [T].
+
+    All given are [R]: the rows' places, their first positions, how many tokens they take.
+    """
+    starts = np.zeros(len(chosen) + 1, np.int32)
+    np.cumsum(taken, out=starts[1:])
+    if starts[-1] == len(chosen):  # one token each: rows and tokens are the same thing
+        return starts, chosen, first
+    positions = np.arange(starts[-1]) + np.repeat(first - starts[:-1], taken)
+    return starts, np.repeat(chosen, taken), positions
 
 
 def _see_images(
