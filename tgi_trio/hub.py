@@ -37,6 +37,8 @@ UNWANTED: Final = ("*/*.safetensors", "*/*.json", "*/*.txt", "consolidated*", "t
 _NO_WEIGHTS: Final = ("*/*.bin", "*/*.pt", "*optimizer*", "*scheduler*", "*scaler*", "rng_state*")
 PICKLES: Final = (".bin", ".pt")
 
+FetchBase = Callable[[str, str | None], Path]  # (repository, revision) -> its folder
+
 
 class Served(NamedTuple):
     """What a model's name stands for."""
@@ -144,34 +146,44 @@ def resolve_served(
     if find_kind(folder) is None and not is_adapter(folder):
         return Served(check_folder(folder, auto_convert=auto_convert))
 
-    def fetch_base(name: str, revision: str | None = None) -> Path:
+    def fetch_base(name: str, revision: str | None) -> Path:
         return _fetch(repository(name, revision), trust_remote_code)
 
+    return _add_base(folder, model_id, fetch_base, auto_convert=auto_convert, merge_lora=merge_lora)
+
+
+def _add_base(
+    folder: Path,
+    model_id: str,
+    fetch: FetchBase,
+    *,
+    auto_convert: bool,
+    merge_lora: bool,
+) -> Served:
+    """Return heads, or an adapter, with the model that they are of; see `resolve_served`."""
     if find_kind(folder) is not None:
         heads = check_heads(folder, auto_convert=auto_convert)
-        base = _find_base_of_heads(heads, model_id, fetch_base)
+        base = _find_base_of_heads(heads, model_id, fetch)
         return Served(check_folder(base, auto_convert=auto_convert), heads)
-    base = _find_base_of_adapter(folder, model_id, fetch_base)
+    base = _find_base_of_adapter(folder, model_id, fetch)
     check_folder(base, auto_convert=auto_convert)
     return Served(merge_model(folder, base) if merge_lora else folder)
 
 
-def _find_base_of_heads(folder: Path, model_id: str, fetch: Callable[[str], Path]) -> Path:
+def _find_base_of_heads(folder: Path, model_id: str, fetch: FetchBase) -> Path:
     """Return the folder of the model that heads guess for; raises ModelLoadError."""
     name = base_of_heads(folder)
     base = local_folder(name, "base_model_name_or_path of config.json")
     if name == demo.MODEL_ID:
         base = demo.model_path()
     elif base is None:
-        base = fetch(name)
+        base = fetch(name, None)
     if find_kind(base) is not None:
         raise ModelLoadError(f"the base of {model_id}, {name}, holds heads itself")
     return base
 
 
-def _find_base_of_adapter(
-    folder: Path, model_id: str, fetch: Callable[[str, str | None], Path]
-) -> Path:
+def _find_base_of_adapter(folder: Path, model_id: str, fetch: FetchBase) -> Path:
     """Return the folder of the model that an adapter changes; raises ModelLoadError."""
     name, revision = base_of(folder)
     base = local_folder(name, "base_model_name_or_path of adapter_config.json")
