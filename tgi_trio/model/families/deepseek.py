@@ -39,19 +39,24 @@ def deepseek_v2(config: ModelConfig) -> DecoderSpec:
 
 
 def deepseek_v3(config: ModelConfig) -> DecoderSpec:
+    experts = v3_experts(config, groups=8, groups_used=4)
+    return _deepseek(config, experts, names.DEEPSEEK_V3, dense=3)
+
+
+def v3_experts(config: ModelConfig, *, groups: int, groups_used: int) -> ExpertsSpec:
+    """Return the experts of V3 and of what came after it; the numbers of groups are defaults."""
     width = int(config.get("moe_intermediate_size", 2048))
-    experts = ExpertsSpec(
+    return ExpertsSpec(
         count=int(config.get("n_routed_experts", 256)),
         per_token=int(config.get("num_experts_per_tok", 8)),
         width=width,
         normalise=bool(config.get("norm_topk_prob", True)),
         shared_width=width * int(config.get("n_shared_experts", 1)),
         routing="grouped-sigmoid",
-        groups=int(config.get("n_group", 8)),
-        groups_used=int(config.get("topk_group", 4)),
+        groups=int(config.get("n_group", groups)),
+        groups_used=int(config.get("topk_group", groups_used)),
         scale=float(config.get("routed_scaling_factor", 2.5)),
     )
-    return _deepseek(config, experts, names.DEEPSEEK_V3, dense=3)
 
 
 def mistral4(config: ModelConfig) -> DecoderSpec | None:

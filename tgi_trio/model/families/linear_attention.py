@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any, Final
@@ -150,7 +151,6 @@ def kimi_linear(config: ModelConfig) -> DecoderSpec:
     """Kimi Linear: a decay per channel, latents that know no positions, DeepSeek's experts."""
     own = dict(config.get("linear_attn_config", {}))
     count = int(config.need("num_hidden_layers"))
-    width = int(config.get("moe_intermediate_size", 1024))
     latent = LatentSpec(
         rank=int(config.get("kv_lora_rank", 512)),
         query_rank=int(config.get("q_lora_rank", 0)),
@@ -158,22 +158,9 @@ def kimi_linear(config: ModelConfig) -> DecoderSpec:
         rotary_dim=int(config.get("qk_rope_head_dim", 64)),
         value_dim=int(config.get("v_head_dim", 128)),
     )
-    experts = ExpertsSpec(
-        count=int(config.get("num_experts", 256)),
-        per_token=int(config.get("num_experts_per_token", 8)),
-        width=width,
-        normalise=bool(config.get("moe_renormalize", True)),
-        shared_width=width * int(config.get("num_shared_experts", 1)),
-        routing="grouped-sigmoid",
-        groups=int(config.get("num_expert_group", 1)),
-        groups_used=int(config.get("topk_group", 1)),
-        scale=float(config.get("routed_scaling_factor", 2.446)),
-    )
     # Nothing turns: positions are divided by a number beyond all. The parts that DeepSeek turns
     # are there, and their key is still one for all heads.
     still = RotarySpec(dim=latent.rotary_dim, kind="linear", parameters={"factor": inf})
-    heads = int(own.get("num_heads", config.get("linear_num_heads", 32)))
-    head_dim = int(own.get("head_dim", config.get("linear_head_dim", 128)))
     spec = replace(
         llama_spec(
             config,
@@ -186,7 +173,26 @@ def kimi_linear(config: ModelConfig) -> DecoderSpec:
         kv_heads=1,
         head_dim=latent.rank + latent.rotary_dim,
     )
-    mixer = DeltaRule(
+    full = set(own.get("full_attn_layers", range(5, count + 1, 4)))  # counted from one
+    default = ["full_attention" if i in full else "linear_attention" for i in range(1, count + 1)]
+    mixer = _kimi_mixer(config, own, spec)
+    spec = set_mixers(spec, mixer, list(config.get("layer_types", default)))
+    first = int(config.get("first_k_dense_replace", 1))
+    default = ["dense" if i < first else "sparse" for i in range(count)]
+    kinds = list(config.get("mlp_layer_types", default))
+    experts = _kimi_experts(config)
+    layers = (
+        replace(layer, experts=experts) if kind == "sparse" else layer
+        for layer, kind in zip(spec.layers, kinds, strict=True)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def _kimi_mixer(config: ModelConfig, own: Mapping[str, Any], spec: DecoderSpec) -> DeltaRule:
+    """Return what attends linearly; `own`: what the configuration says of it alone."""
+    heads = int(own.get("num_heads", config.get("linear_num_heads", 32)))
+    head_dim = int(own.get("head_dim", config.get("linear_head_dim", 128)))
+    return DeltaRule(
         key_heads=heads,
         value_heads=heads,
         key_dim=head_dim,
@@ -198,14 +204,18 @@ def kimi_linear(config: ModelConfig) -> DecoderSpec:
         gate="sigmoid",
         activation=spec.activation,
     )
-    full = set(own.get("full_attn_layers", range(5, count + 1, 4)))  # counted from one
-    default = ["full_attention" if i in full else "linear_attention" for i in range(1, count + 1)]
-    spec = set_mixers(spec, mixer, list(config.get("layer_types", default)))
-    first = int(config.get("first_k_dense_replace", 1))
-    default = ["dense" if i < first else "sparse" for i in range(count)]
-    kinds = list(config.get("mlp_layer_types", default))
-    layers = (
-        replace(layer, experts=experts) if kind == "sparse" else layer
-        for layer, kind in zip(spec.layers, kinds, strict=True)
+
+
+def _kimi_experts(config: ModelConfig) -> ExpertsSpec:
+    width = int(config.get("moe_intermediate_size", 1024))
+    return ExpertsSpec(
+        count=int(config.get("num_experts", 256)),
+        per_token=int(config.get("num_experts_per_token", 8)),
+        width=width,
+        normalise=bool(config.get("moe_renormalize", True)),
+        shared_width=width * int(config.get("num_shared_experts", 1)),
+        routing="grouped-sigmoid",
+        groups=int(config.get("num_expert_group", 1)),
+        groups_used=int(config.get("topk_group", 1)),
+        scale=float(config.get("routed_scaling_factor", 2.446)),
     )
-    return replace(spec, layers=tuple(layers))

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
-from tgi_trio.model.families.deepseek import deepseek_spec
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, IndexSpec
+from tgi_trio.model.families.deepseek import deepseek_spec, v3_experts
+from tgi_trio.model.spec import DecoderSpec, IndexSpec
 
 
 def deepseek_v32(config: ModelConfig) -> DecoderSpec | None:
     """DeepSeek V3.2: V3 with an index in every layer, whose halves turn."""
     spec = deepseek_spec(
         config,
-        _experts(config, groups=8, groups_used=4),
+        v3_experts(config, groups=8, groups_used=4),
         names.DEEPSEEK_V32,
         sparse=_sparse(config),
     )
@@ -25,7 +25,7 @@ def glm_moe_dsa(config: ModelConfig) -> DecoderSpec | None:
     """GLM 5: layers may go on with the choice of the one before; neighbours turn."""
     spec = deepseek_spec(
         config,
-        _experts(config, groups=1, groups_used=1),
+        v3_experts(config, groups=1, groups_used=1),
         names.DEEPSEEK_V32,
         sparse=_sparse(config),
         query_rank=2048,
@@ -39,21 +39,6 @@ def glm_moe_dsa(config: ModelConfig) -> DecoderSpec | None:
     )
     spec = replace(spec, layers=tuple(layers))
     return _set_index(config, spec, heads=32, interleaved=True)
-
-
-def _experts(config: ModelConfig, *, groups: int, groups_used: int) -> ExpertsSpec:
-    width = int(config.get("moe_intermediate_size", 2048))
-    return ExpertsSpec(
-        count=int(config.get("n_routed_experts", 256)),
-        per_token=int(config.get("num_experts_per_tok", 8)),
-        width=width,
-        normalise=bool(config.get("norm_topk_prob", True)),
-        shared_width=width * int(config.get("n_shared_experts", 1)),
-        routing="grouped-sigmoid",
-        groups=int(config.get("n_group", groups)),
-        groups_used=int(config.get("topk_group", groups_used)),
-        scale=float(config.get("routed_scaling_factor", 2.5)),
-    )
 
 
 def _sparse(config: ModelConfig) -> list[bool]:
