@@ -22,7 +22,7 @@ import functools
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.loop.step_columns import Moved
 from tools.demo.entries import load_heldout
 from tools.demo.markup import ASSISTANT, BEGIN, END, USER
 
@@ -145,14 +146,18 @@ def run(
         for sequence in moved.dropped:
             runner.drop(sequence)
             del taken[sequence.id]
-        columns = (
-            moved.columns[name].tolist() for name in ("sequence", "token_count", "token_ids")
-        )
-        sequences, token_counts, token_ids = columns
-        end = 0
-        for sequence_id, count in zip(sequences, token_counts, strict=True):
-            found.tokens[sequence_id] += token_ids[end : end + count]
-            end += count
+        for sequence_id, token_ids in tokens_of(moved):
+            found.tokens[sequence_id] += token_ids
+
+
+def tokens_of(moved: Moved) -> Iterator[tuple[int, list[int]]]:
+    """Yield what each sequence got in a step."""
+    columns = (moved.columns[name].tolist() for name in ("sequence", "token_count", "token_ids"))
+    sequences, token_counts, token_ids = columns
+    end = 0
+    for sequence_id, count in zip(sequences, token_counts, strict=True):
+        yield sequence_id, token_ids[end : end + count]
+        end += count
 
 
 def main() -> None:
