@@ -7,7 +7,7 @@ and returns a `StepResult`; the worker loop knows nothing else about it. No torc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -23,8 +23,6 @@ from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.prompt_geometry import PromptGeometry
-
-BEAT_S = 1.0  # an idle shard shows life this often
 
 
 @dataclass(slots=True, eq=False)
@@ -379,27 +377,6 @@ class Runner(Protocol):
         out. No sequence notices.
         """
         ...
-
-
-class Writer(Protocol):
-    """What the loop needs to know of its outgoing ring."""
-
-    @property
-    def max_payload(self) -> int: ...
-
-
-class Channel(Protocol):
-    """The shard's end of a channel, as `ipc.channel.ShardEnd` is one."""
-
-    @property
-    def writer(self) -> Writer: ...
-    @property
-    def try_receive(self) -> Callable[[], memoryview | None]: ...
-    @property
-    def release(self) -> Callable[[], None]: ...
-    def wait(self, timeout: float | None) -> bool: ...
-    def send(self, payload: bytes | memoryview) -> None: ...
-    def beat(self, step: int, phase: int) -> None: ...
 
 
 class GroupBroken(PeerError):

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from tgi_trio.ipc.messages import Fault
 from tgi_trio.shard import reply_frames
-from tgi_trio.shard.contract import Channel
 from tgi_trio.shard.loop.image_desk import ImageDesk
 from tgi_trio.shard.loop.step_columns import Columns
+from tgi_trio.shard.loop_channel import Channel
 
 
 class Reporter:

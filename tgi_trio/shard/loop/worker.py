@@ -32,8 +32,6 @@ from tgi_trio.ipc.startup import (
 )
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.contract import (
-    BEAT_S,
-    Channel,
     Pending,
     Runner,
     ShardSequence,
@@ -46,6 +44,7 @@ from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
 from tgi_trio.shard.loop.reporting import Reporter
 from tgi_trio.shard.loop.retries import compute, try_launch, try_proceed
 from tgi_trio.shard.loop.soundness import Judge, prove_sound
+from tgi_trio.shard.loop_channel import BEAT_S, Channel
 from tgi_trio.shard.plan_parts import fill_inputs
 
 _HELD_S = 0.001  # how often held sequences are looked at when nothing else can move
