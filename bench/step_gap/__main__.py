@@ -37,7 +37,7 @@ from tgi_trio.model.facts import read_model_facts
 from tgi_trio.router.assembly import Assembly
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.http.wire.sockets import bind_sockets
-from tgi_trio.router.scheduling.scheduler import SchedulingLimits
+from tgi_trio.router.scheduling import SchedulingLimits
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.supervisor import Supervisor, Watch

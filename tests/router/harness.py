@@ -19,7 +19,7 @@ from tgi_trio.ipc.startup import ShardInfo, WarmupRequest
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.request import Request, StoppingCriteria
-from tgi_trio.router.scheduling.scheduler import SchedulingLimits
+from tgi_trio.router.scheduling import SchedulingLimits
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.regexes import compile_regex

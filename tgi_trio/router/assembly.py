@@ -26,7 +26,8 @@ from tgi_trio.router.http.wire.server import ServerSettings, serve
 from tgi_trio.router.images.image_model import ImageModel
 from tgi_trio.router.images.image_service import ImageFlags, ImageService
 from tgi_trio.router.images.pixel_store import Arena
-from tgi_trio.router.scheduling.scheduler import Scheduler, SchedulingLimits
+from tgi_trio.router.scheduling.limits import SchedulingLimits
+from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.shards.supervisor import Supervisor
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.telemetry.schedule_recorder import ScheduleRecorder

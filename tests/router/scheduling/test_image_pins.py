@@ -14,7 +14,7 @@ from tgi_trio.ipc.messages import Fault, SamplingParameters, StepReport
 from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.prompt_image import PromptImage
 from tgi_trio.router.request import Request, StoppingCriteria
-from tgi_trio.router.scheduling.scheduler import Filter, Prefill, Scheduler
+from tgi_trio.router.scheduling import Filter, Prefill, Scheduler
 
 
 class FakePixels:

@@ -25,12 +25,9 @@ from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
 from tgi_trio.router.scheduling.image_pins import Pixels
-from tgi_trio.router.scheduling.scheduler import (
-    Prefill,
-    Progress,
-    Scheduler,
-    SchedulingLimits,
-)
+from tgi_trio.router.scheduling.limits import SchedulingLimits
+from tgi_trio.router.scheduling.scheduler import Scheduler
+from tgi_trio.router.scheduling.shard_commands import Prefill, Progress
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.answer_text import output_text
 from tgi_trio.router.text.output import OutputText

@@ -32,7 +32,6 @@ from tgi_trio.router.scheduling.shard_commands import (
     Extend,
     Filter,
     Limits,
-    Prefill,
     Progress,
     prefills,
 )
@@ -40,17 +39,6 @@ from tgi_trio.router.scheduling.state_memory import StateSlots
 from tgi_trio.router.scheduling.step_budget import DrainRate, StepBudget
 from tgi_trio.router.scheduling.step_reports import StepReports
 from tgi_trio.router.scheduling.ttft import TtftTarget
-
-__all__ = [
-    "Command",
-    "Extend",
-    "Filter",
-    "Limits",
-    "Prefill",
-    "Progress",
-    "Scheduler",
-    "SchedulingLimits",
-]
 
 
 class Scheduler:
