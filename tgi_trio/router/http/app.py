@@ -18,7 +18,6 @@ from typing import Any, cast
 
 import trio
 from quart import Response, request
-from quart.wrappers.response import ResponseBody
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException
@@ -34,6 +33,7 @@ from tgi_trio.router.http.messages.problems import (
     too_large,
     too_slow,
 )
+from tgi_trio.router.http.quart_replies import unwrap_reply, wrap_reply
 from tgi_trio.router.http.routes import (
     adapters,
     chat,
@@ -80,7 +80,7 @@ ROUTES: tuple[Route, ...] = (
 
 access = logging.getLogger("tgi_trio.access")  # one line per request, at INFO
 
-_SCOPE_KEY = "tgi_trio.connection"
+_SCOPE_KEY = "tgi_trio.request"
 COUNTED = frozenset(ROUTE_NAMES)
 
 
@@ -141,7 +141,7 @@ class HttpRequest(TrioASGIHTTPConnection):
         cast("dict[str, Any]", scope)[_SCOPE_KEY] = self
         response = await self.app.handle_request(self._create_request_from_scope(send))
         self._end_reading()
-        return await _reply_of(response)
+        return await unwrap_reply(response)
 
     async def answer(self, route: Route, path: Mapping[str, str] | None = None) -> Reply:
         """Read the body and have `route` answer; `path` is what the route's path leaves open."""
@@ -264,7 +264,7 @@ class HttpRequest(TrioASGIHTTPConnection):
             **cost,
         }
         if self.app.tracer is not None and scope["method"] == "POST":
-            exchange = RequestSpan(
+            span = RequestSpan(
                 method=scope["method"],
                 path=scope["path"],
                 status=status,
@@ -275,7 +275,7 @@ class HttpRequest(TrioASGIHTTPConnection):
                 attributes={"request_id": self.request_id, **cost},
                 failed=self._failed,
             )
-            extra["trace_id"] = self.app.tracer.record(exchange)
+            extra["trace_id"] = self.app.tracer.record(span)
         access.info("%s %s %d", scope["method"], scope["path"], status, extra=extra)
 
     async def _send_reply(self, send: Send, reply: Reply) -> None:
@@ -340,7 +340,7 @@ class Application(QuartTrio):
 
     def _register(self, route: Route) -> None:
         async def view(**path: str) -> Response:
-            return _response(await _connection().answer(route, path))
+            return wrap_reply(await _current_request().answer(route, path))
 
         self.add_url_rule(
             route.path,
@@ -353,49 +353,20 @@ class Application(QuartTrio):
             self.shortcuts[route.method, route.path] = route
 
 
-def _connection() -> HttpRequest:
-    """Return the connection of the request that Quart is serving."""
+def _current_request() -> HttpRequest:
+    """Return the request that Quart is dispatching."""
     found: HttpRequest = cast("dict[str, Any]", request.scope)[_SCOPE_KEY]
     return found
-
-
-class ReplyResponse(Response):
-    """Carries a Reply through Quart to `_send_response`."""
-
-    reply: Reply
-
-
-def _response(reply: Reply) -> Response:
-    response = ReplyResponse(b"", status=reply.status)
-    response.reply = reply
-    return response
-
-
-async def _reply_of(response: Any) -> Reply:
-    """Return the Reply inside a response, or made from one of Quart's own."""
-    if isinstance(response, ReplyResponse):
-        return response.reply
-    body = b""
-    if isinstance(response, Response) and isinstance(response.response, ResponseBody):
-        body = await response.get_data(as_text=False)
-    headers = [
-        (name.lower().encode("latin-1"), value.encode("latin-1"))
-        for name, value in response.headers.items()
-        if name.lower() not in ("content-length", "content-type")
-    ]
-    content_type = (response.content_type or "").encode("latin-1") if body else b""
-    return Reply(body, response.status_code, content_type, headers)
 
 
 async def _http_error(error: HTTPException) -> Response:
     """Answer what no route answers."""
     allowed = [value for name, value in error.get_headers() if name.lower() == "allow"]
-    id = _connection().request_id
+    id = _current_request().request_id
     reply = unrouted(error.code or 500, request.method, request.path, id, ",".join(allowed))
-    return _response(reply)
+    return wrap_reply(reply)
 
 
 async def _answer_defect(error: Exception) -> Response:
-    connection = _connection()
-    problem = internal(connection.request_id)
-    return _response(Reply(problem.body(), problem.status))
+    problem = internal(_current_request().request_id)
+    return wrap_reply(Reply(problem.body(), problem.status))
