@@ -24,11 +24,18 @@ from werkzeug.exceptions import HTTPException
 
 from tgi_trio.router.http.bodies import Body, PacedBody, WholeBody
 from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
-from tgi_trio.router.http.dispatch import Cors, RequestIds, answer, to_rejection, unrouted
+from tgi_trio.router.http.dispatch import (
+    Cors,
+    RequestIds,
+    answer,
+    reply_to_error,
+    to_rejection,
+    unrouted,
+)
 from tgi_trio.router.http.engine_api import EngineApi
+from tgi_trio.router.http.generation import log_defect
 from tgi_trio.router.http.messages.body_images import SHORTEST, BodyCutter, CutBody
 from tgi_trio.router.http.messages.problems import (
-    BodyRejected,
     internal,
     too_large,
     too_slow,
@@ -148,8 +155,8 @@ class HttpRequest(TrioASGIHTTPConnection):
         self._route = route
         try:
             cut = await self._read_body(route)  # a body of megabytes is not kept for the answer
-        except BodyRejected as error:
-            return to_rejection(error, route.dialect, self.request_id)
+        except Exception as error:
+            return reply_to_error(self._call(CutBody(b""), path), route.dialect, error)
         finally:
             self._end_reading()
         await self.app.pace.breathe()  # requests whose bodies end together begin one by one
@@ -183,7 +190,7 @@ class HttpRequest(TrioASGIHTTPConnection):
     async def _read_body(self, route: Route) -> CutBody:
         """Return the body, without its large images where there may be some.
 
-        Raises BodyRejected (413).
+        Raises BodyRejected (413), and OSError where images cannot be kept.
         """
         limit = self.app.http.payload_limit
         length = self.headers.get(b"content-length", b"")
@@ -368,5 +375,8 @@ async def _http_error(error: HTTPException) -> Response:
 
 
 async def _answer_defect(error: Exception) -> Response:
-    problem = internal(_current_request().request_id)
+    """Answer what failed between the routes and Quart, which leaves it to us to log that."""
+    request_id = _current_request().request_id
+    log_defect(request_id, error)
+    problem = internal(request_id)
     return wrap_reply(Reply(problem.body(), problem.status))

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import hmac
 import itertools
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import trio
 
-from tgi_trio.errors import TgiTrioError
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.generation import explain
 from tgi_trio.router.http.messages.error_shapes import ANTHROPIC, OPENAI, ErrorShape
 from tgi_trio.router.http.messages.problems import BodyRejected, Problem
 from tgi_trio.router.http.resume import read_front
 from tgi_trio.router.http.wire.headers import Header
-
-log = logging.getLogger(__name__)
 
 _LONGEST_PATH = 200  # characters of an unknown path that its answer repeats
 _LONGEST_ID = 128  # characters of a client's request id that are taken over
@@ -42,17 +38,20 @@ async def answer(route: Route, call: Call) -> Reply:
         reply = await route.handler(call)
         reply.headers += dialect.headers(call.request_id)
         return reply
-    except BodyRejected as error:
-        return to_rejection(error, dialect, call.request_id)
-    except TgiTrioError as error:
-        return reply_for(explain(call, error), dialect, call.request_id)
     except Exception as error:
-        return reply_for(explain(call, error), dialect, call.request_id)
+        return reply_to_error(call, dialect, error)
     except BaseExceptionGroup as group:
         _, others = group.split(trio.Cancelled)
         if others is None:
             raise
-        return reply_for(explain(call, others), dialect, call.request_id)
+        return reply_to_error(call, dialect, others)
+
+
+def reply_to_error(call: Call, dialect: ErrorShape, error: BaseException) -> Reply:
+    """Return the reply that tells of an error; what nobody foresaw goes to the log, too."""
+    if isinstance(error, BodyRejected):
+        return to_rejection(error, dialect, call.request_id)
+    return reply_for(explain(call, error), dialect, call.request_id)
 
 
 def reply_for(problem: Problem, dialect: ErrorShape, request_id: str = "") -> Reply:

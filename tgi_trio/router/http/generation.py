@@ -201,12 +201,17 @@ def explain(call: Call, error: BaseException) -> Problem:
     """Return what to tell the client about `error`, counting and logging it."""
     problem = problem_of(error)
     if problem is None:
-        log.error("request %s met a defect", call.request_id, exc_info=error)
+        log_defect(call.request_id, error)
         return internal(call.request_id)
     cause = _cause(error)
     if cause is not None:
         call.engine.metrics.inc("tgi_request_failure", err=cause)
     return problem
+
+
+def log_defect(request_id: str, error: BaseException) -> None:
+    """Describe a defect under the id that the client is told."""
+    log.error("request %s met a defect", request_id, exc_info=error)
 
 
 def _cause(error: BaseException) -> str | None:
