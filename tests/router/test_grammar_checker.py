@@ -182,6 +182,21 @@ async def test_a_tokenizer_that_cannot_be_used_refuses_all_grammars(tmp_path: Pa
 
 
 @pytest.mark.trio
+async def test_a_machine_without_room_for_a_process_says_nothing_of_the_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(*args: object, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    good = grammars.json_schema({"type": "integer"})
+    async with checker() as one:
+        with monkeypatch.context() as full, pytest.raises(Unavailable, match="cannot be tried out"):
+            full.setattr(trio.lowlevel, "open_process", refuse)
+            await one.check(good)
+        await one.check(good)
+
+
+@pytest.mark.trio
 async def test_a_process_that_is_killed_is_replaced() -> None:
     async with checker() as one:
         before = children()

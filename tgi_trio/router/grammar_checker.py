@@ -19,7 +19,7 @@ from pathlib import Path
 import trio
 
 from tgi_trio.errors import GrammarError, Unavailable, ValidationError
-from tgi_trio.router.sandbox import Sandbox, SandboxCannotStart, SandboxPool, Turn
+from tgi_trio.router.sandbox import Sandbox, SandboxCannotStart, SandboxPool, SandboxRefused, Turn
 from tgi_trio.router.text.grammars import check_size
 
 _REMEMBERED = 4096  # verdicts
@@ -94,6 +94,8 @@ class GrammarChecker:
         seconds = self._limits.max_grammar_seconds
         try:
             answer = await turn.ask(grammar, within=_SLOWDOWN * seconds)
+        except SandboxRefused as error:
+            raise Unavailable(f"grammars cannot be tried out now: {error}", _AGAIN_S) from error
         except SandboxCannotStart as error:
             raise ValidationError(f"grammar is not supported: {error}") from error
         match answer.signal:

@@ -34,6 +34,10 @@ class SandboxCannotStart(TgiTrioError):
     """A process is not there to be asked; the text says why."""
 
 
+class SandboxRefused(SandboxCannotStart):
+    """The machine has no process to give at this moment: there are too many, or no memory."""
+
+
 class _Ended(Exception):
     """The process has ended instead of answering."""
 
@@ -75,24 +79,10 @@ class _Process:
     @classmethod
     async def start(cls, sandbox: Sandbox) -> _Process:
         """Start one and wait until it is ready; raises SandboxCannotStart."""
-        results = None
-        argv, fds = list(sandbox.argv), list(sandbox.fds)
-        if sandbox.results:
-            results = os.memfd_create(f"tgi-trio-{sandbox.name}", os.MFD_CLOEXEC)
-            argv.append(str(results))
-            fds.append(results)
         try:
-            process = await trio.lowlevel.open_process(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=fds,
-            )
-        except BaseException:
-            if results is not None:
-                os.close(results)
-            raise
+            process, results = await _spawn(sandbox)
+        except OSError as error:
+            raise SandboxRefused(f"the process for {sandbox.name} cannot start: {error}") from error
         if isinstance(process.stdin, trio.lowlevel.FdStream):
             with suppress(OSError):  # one user's pipes have taken what the machine allows
                 fcntl.fcntl(process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
@@ -190,6 +180,29 @@ class _Process:
                 for line in filter(None, lines):
                     said = line[:_LONGEST_SAID].decode(errors="replace")
                     log.warning("%s | %s", self._name, said)
+
+
+async def _spawn(sandbox: Sandbox) -> tuple[trio.Process, int | None]:
+    """Start a process; return it and the descriptor of its results. Raises OSError."""
+    results = None
+    argv, fds = list(sandbox.argv), list(sandbox.fds)
+    if sandbox.results:
+        results = os.memfd_create(f"tgi-trio-{sandbox.name}", os.MFD_CLOEXEC)
+        argv.append(str(results))
+        fds.append(results)
+    try:
+        process = await trio.lowlevel.open_process(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=fds,
+        )
+    except BaseException:
+        if results is not None:
+            os.close(results)
+        raise
+    return process, results
 
 
 def _write_now(stream: trio.abc.SendStream, line: bytes) -> int:
