@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tgi_trio.errors import TgiTrioError
+import pytest
+
+from tgi_trio.errors import PeerError, TgiTrioError
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.shard.adapter_host import LoadedAdapter
 from tgi_trio.shard.loop.adapter_desk import AdapterDesk
@@ -24,11 +26,17 @@ class _Host:
 
     room: int
     numbers: set[int] = field(default_factory=set)
+    raised: Exception | None = None  # by each load
+    broken: Exception | None = None  # by each that is installed
 
     def load(self, order: AdapterOrder) -> LoadedAdapter:
+        if self.raised is not None:
+            raise self.raised
         return _Read()
 
     def install(self, number: int, loaded: LoadedAdapter) -> None:
+        if self.broken is not None:
+            raise self.broken
         if len(self.numbers) == self.room:
             raise TgiTrioError("there is no room")
         self.numbers.add(number)
@@ -50,4 +58,31 @@ def test_an_adapter_that_finds_no_room_is_told_of_and_refused() -> None:
     desk.order(AdapterOrder(3, Path("a")))
     assert [report.error for report in desk.finish(wait=True)] == [""]
     assert host.numbers == {3} and "not been loaded" in (desk.refusal(1) or "")
+    desk.close()
+
+
+@pytest.mark.parametrize("when", ["raised", "broken"])
+def test_an_adapter_that_fails_as_nobody_foresaw_is_told_of_and_the_others_go_on(
+    when: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shard that ended of it would be told to load it again, and end again."""
+    host = _Host(room=2)
+    desk = AdapterDesk(host)
+    setattr(host, when, RuntimeError("out of memory"))
+    desk.order(AdapterOrder(1, Path("a")))
+    (report,) = desk.finish(wait=True)
+    assert "RuntimeError: out of memory" in report.error
+    assert "out of memory" in (desk.refusal(1) or "") and "Traceback" in capsys.readouterr().err
+    setattr(host, when, None)
+    desk.order(AdapterOrder(2, Path("a")))
+    assert [each.error for each in desk.finish(wait=True)] == [""]
+    assert host.numbers == {2} and desk.refusal(2) is None
+    desk.close()
+
+
+def test_a_rank_that_cannot_be_told_of_an_adapter_is_no_fault_of_the_adapter() -> None:
+    desk = AdapterDesk(_Host(room=1, broken=PeerError("rank 1", "has made no room")))
+    desk.order(AdapterOrder(1, Path("a")))
+    with pytest.raises(PeerError, match="rank 1"):
+        list(desk.finish(wait=True))
     desk.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Iterator, Set
 from concurrent.futures import Future
 
-from tgi_trio.errors import TgiTrioError
+from tgi_trio.errors import PeerError, TgiTrioError
 from tgi_trio.ipc.adapters import AdapterOrder, AdapterReport
 from tgi_trio.shard.adapter_host import AdapterHost, AnnouncingHost, LoadedAdapter
 from tgi_trio.shard.adapters.loading_thread import LoadingThread
@@ -50,7 +52,7 @@ class AdapterDesk:
     def finish(self, *, wait: bool = False) -> Iterator[AdapterReport]:
         """Install what has been loaded; yield what has come of it. `wait`: of all that is ordered.
 
-        Between two steps only.
+        Between two steps only. Raises PeerError where another rank cannot be told of it.
         """
         for number, loading in list(self._loading.items()):
             if wait or loading.done():
@@ -79,14 +81,24 @@ class AdapterDesk:
             if self._host is None:
                 raise ValueError("nothing could have loaded it")
             self._host.install(number, loaded)
-        except TgiTrioError as error:
-            self._failed[number] = str(error)
-            return AdapterReport(number, str(error))
-        except MemoryError:
-            self._failed[number] = "there is no memory for it"
-            return AdapterReport(number, self._failed[number])
+        except PeerError:
+            raise  # it is another rank that has failed
+        except Exception as error:
+            self._failed[number] = why = _explain(error)
+            return AdapterReport(number, why)
         self._installed.add(number)
         return AdapterReport(number, "", loaded.nbytes, loaded.rank, loaded.sha256)
+
+
+def _explain(error: Exception) -> str:
+    """Return why an adapter could not be loaded; what nobody foresaw is printed, too."""
+    match error:
+        case TgiTrioError():
+            return str(error)
+        case MemoryError():
+            return "there is no memory for it"
+    traceback.print_exception(error, file=sys.stderr)
+    return f"{type(error).__name__}: {error}"
 
 
 def _failure(why: str) -> Future[LoadedAdapter]:
