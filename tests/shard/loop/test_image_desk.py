@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.shard.loop.scripted_router import answer, fake_shard
+from tests.shard.loop.scripted_router import BLOCK, answer, channel, fake_shard
 from tests.shard.loop.scripted_router import row as prefill
 from tgi_trio.ipc.images import ArenaPlace, ImageArena, SequenceImage, write_bundle
 from tgi_trio.ipc.messages import SamplingParameters
@@ -16,8 +17,10 @@ from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.images.features import Bundle, FeatureStore, ImageFeatures
-from tgi_trio.shard.loop.image_desk import ImageDesk
-from tgi_trio.testing.fake_model import FakeRunner
+from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
+from tgi_trio.shard.loop.soundness import RunnerBroken
+from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
+from tgi_trio.testing.fake_shard import FakeShard
 
 EACH = 4 * 4 * 8  # bytes of an image's features
 
@@ -296,3 +299,22 @@ def test_a_shard_without_a_tower_refuses_images_and_serves_text() -> None:
         router.finished(1, 2)
         assert router.fault(1) == "cannot be run: this server computes no images of this model"
         assert router.tokens(2) == answer([5, 6], 2)
+
+
+def test_a_tower_that_fails_because_the_device_is_broken_ends_the_shard_and_faults_nobody(
+    arena: ImageArena, tmp_path: Path
+) -> None:
+    """Where there are only requests with images, no step would ever find it out."""
+    broken = tmp_path / "broken"
+    fake = FakeSettings(block_size=BLOCK, broken_while=str(broken))
+    source: ImageSource = lambda cores: ImageDesk(FakeTower(), arena, 10 * EACH)  # noqa: E731
+    with (
+        channel() as (endpoints, router),
+        FakeShard(endpoints.spec, fake, source) as shard,
+    ):
+        router.start()
+        broken.touch()
+        router.prefill(replace(prefill(1, [5] * 20, 4), images=images(13)))
+        shard.wait()
+        assert isinstance(shard.error, RunnerBroken)
+        assert router.end.try_receive() is None

@@ -73,6 +73,7 @@ class ImageDesk:
         # of the tower, 0 where it was not run.
         self.seen: dict[tuple[int, int], int] = {}
         self._faults: list[Fault] = []
+        self._raised = False  # the encoder, in this turn
 
     def __contains__(self, sequence: int) -> bool:
         """Whether a sequence waits for features."""
@@ -151,8 +152,12 @@ class ImageDesk:
         if (held := self._using.pop(sequence, None)) is not None:
             held.images.clear()
 
-    def advance(self) -> None:
-        """Find features that are kept, and compute those of one image at most."""
+    def advance(self) -> bool:
+        """Find features that are kept, and compute those of one image at most.
+
+        Returns whether the encoder raised what nobody foresaw: it may be the device.
+        """
+        self._raised = False
         if self._rules.sight != "layers":
             self._drop_used()
         computed = False
@@ -170,6 +175,7 @@ class ImageDesk:
                     if features is None:
                         break
                 self._give(work, features, took)
+        return self._raised
 
     def _drop_used(self) -> None:
         """Let go of the features that no step needs any more."""
@@ -200,6 +206,7 @@ class ImageDesk:
             return None
         except Exception as error:  # whatever a tower raises: the others go on
             traceback.print_exc(file=sys.stderr)
+            self._raised = True
             self._fail(work, f"its image cannot be computed: {type(error).__name__}: {error}")
             return None
         self._store.keep(image.key, features)

@@ -280,8 +280,14 @@ class Worker:
             self._batch.shape(sequence.id, geometry)
 
     def _compute_images(self) -> None:
-        """Have the features of one image computed, if any are wanted."""
-        self._images.advance()
+        """Have the features of one image computed, if any are wanted.
+
+        Raises RunnerBroken where the device computes nothing any more, instead of faulting all
+        requests with images that come.
+        """
+        if self._images.advance():
+            self._land()
+            prove_sound(self._runner)
         faults = self._images.take_faults()
         self._reports.add_faults(faults)
         self._drop(self._batch.remove([fault.sequence for fault in faults]))
