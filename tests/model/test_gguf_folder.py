@@ -120,7 +120,7 @@ def test_texts_that_are_there_twice_or_unused(tmp_path: Path) -> None:
     folder = gguf_folder(tiny(tmp_path, changes), tmp_path / "cache")
     said = read(folder, "tokenizer.json")["model"]
     assert said["vocab"] == {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "ab": 4}
-    assert said["merges"] == [["a", "b"]]
+    assert said["merges"] == ["a b"]
 
 
 def sentence_pieces() -> tokenizers.Tokenizer:

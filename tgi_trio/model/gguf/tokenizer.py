@@ -17,6 +17,7 @@ from tgi_trio.model.gguf.header import refusing
 from tgi_trio.model.gguf.pre_tokenizers import find_pre_tokenizer
 
 Json = dict[str, Any]
+Merges = Sequence[str] | Sequence[list[str]]  # two parts: with a space between them, or as a list
 
 # Of a token, in `tokenizer.ggml.token_type`.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -151,15 +152,17 @@ def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """Return token -> id; of tokens with one text the first counts."""
+    """Return token -> id, in the order of ids; of tokens with one text the first counts."""
     tokens, types = vocabulary.tokens, vocabulary.types
-    last = len(tokens) - 1
-    if _UNUSED not in types:  # backwards, since the last to be written stays
-        return dict(zip(reversed(tokens), range(last, -1, -1), strict=True))
-    return {tokens[each]: each for each in range(last, -1, -1) if types[each] != _UNUSED}
+    found = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(found) == len(tokens) and _UNUSED not in types:
+        return found
+    backwards = range(len(tokens) - 1, -1, -1)  # the last to be written stays
+    found = {tokens[each]: each for each in backwards if types[each] != _UNUSED}
+    return dict(reversed(found.items()))
 
 
-def _model(ids: Mapping[str, int], merges: list[list[str]], **options: Any) -> Json:
+def _model(ids: Mapping[str, int], merges: Merges, **options: Any) -> Json:
     return {
         "type": "BPE",
         "dropout": None,
@@ -196,18 +199,23 @@ def _byte_level(vocabulary: Vocabulary) -> Json:
     }  # fmt: skip
 
 
-def _stated_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[list[str]]:
+def _stated_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[str]:
     merges = vocabulary.get("merges", [])  # of single bytes alone there are none
     if not isinstance(merges, list):
         raise ValueError("its tokenizer.ggml.merges are no list")
-    pairs = [str(merge).split(" ") for merge in merges]  # hundreds of thousands
+    texts = list(map(str, merges))  # hundreds of thousands
+    pairs = [text.split(" ") for text in texts]
     if wrong := next((pair for pair in pairs if len(pair) != 2 or "" in pair), None):
         raise ValueError(f"its merge {' '.join(wrong)!r} is not of two parts")
     # Any other makes no token.
-    return [pair for pair in pairs if pair[0] in ids and pair[1] in ids and "".join(pair) in ids]
+    return [
+        text
+        for text, (left, right) in zip(texts, pairs, strict=True)
+        if left in ids and right in ids and left + right in ids
+    ]
 
 
-def _sentence_pieces(vocabulary: Vocabulary, merges: list[list[str]], *, leading: bool) -> Json:
+def _sentence_pieces(vocabulary: Vocabulary, merges: Merges, *, leading: bool) -> Json:
     """`leading`: a space is put before a text, where the file does not say."""
     ids = _ids(vocabulary)
     unknown = vocabulary.role("unknown")
