@@ -68,7 +68,7 @@ RULES: dict[str, Rule] = {
     # The router counts with these.
     "images.canvases": Rule(NOTHING, only=ours("numpy")),
     "images.lfm2": Rule(ours("errors images.canvases"), only=NOTHING),
-    "grammars": Rule(ours("errors sandbox"), only=ours("llguidance numpy")),
+    "grammars": Rule(ours("errors sandbox"), only=ours("llguidance msgspec numpy tokenizers")),
     "router": Rule(
         ours(
             "errors settings model.config model.image_families model.image_rules logs ipc "

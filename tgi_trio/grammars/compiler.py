@@ -8,6 +8,7 @@ from pathlib import Path
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.grammars.byte_level import byte_level_tokenizer
 
 # What one mask may cost; beyond it the sequence fails alone. About 15 ms at llguidance's speed.
 # `max_items_in_row` is what objects with several hundred optional properties need.
@@ -22,14 +23,18 @@ _LIMITS = LLParserLimits(
 
 
 def load_tokenizer(path: Path, eos_ids: Iterable[int] = (), vocab_size: int = 0) -> LLTokenizer:
-    """Return llguidance's view of a tokenizer.json; takes seconds for a large vocabulary.
+    """Return llguidance's view of a tokenizer.json; takes a second for a large vocabulary.
 
     `eos_ids` end a text (none: those the file suggests), `vocab_size` is the least number of ids.
     Raises ModelLoadError where the file cannot be used.
     """
     eos = list(eos_ids) or None
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
+        made = byte_level_tokenizer(data, eos, vocab_size) if eos else None
+        if made is not None:
+            return made
+        text = data.decode()
         try:
             return LLTokenizer(text, n_vocab=vocab_size or None, eos_token=eos)
         except ValueError:  # it may have more ids than the model
