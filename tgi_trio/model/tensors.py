@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeAlias
+from functools import cache
+from typing import Any, Final, TypeAlias
 
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.matrices import MatrixRef, NormRef, TensorRef, VectorRef
@@ -19,6 +20,7 @@ from tgi_trio.model.t5_spec import T5Spec
 
 Shape = tuple[int, ...]
 Part: TypeAlias = MatrixRef | NormRef | VectorRef | TensorRef
+_PARTS: Final = (MatrixRef, NormRef, VectorRef, TensorRef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +119,20 @@ def _parts(spec: DecoderSpec) -> Iterator[Part]:
 
 def _inside(part: Any) -> Iterator[Part]:
     """Yield what has tensors of its own in a part of a description."""
-    if isinstance(part, Part):
+    if isinstance(part, _PARTS):
         yield part
     elif isinstance(part, tuple):
         for each in part:
             yield from _inside(each)
-    elif is_dataclass(part):
-        for field in fields(part):
-            yield from _inside(getattr(part, field.name))
+    else:
+        for name in _field_names(type(part)):
+            yield from _inside(getattr(part, name))
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Return the fields of a dataclass, () for what is none; asked for thousands of parts."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def _t5(spec: T5Spec) -> Iterator[tuple[str, Shape]]:

@@ -20,6 +20,7 @@ _MODULES: Final[dict[str, Sequence[str]]] = {
         "tgi_trio.shard.numba_backend.loading",
         "tgi_trio.shard.sampling.guides",
         "numba",
+        "numpy.ma",  # which numba asks for with the first array
         "tgi_trio.shard.numba_backend.forward",
         "tgi_trio.shard.numba_backend.numba_runner",
         "tgi_trio.shard.numba_backend.verified",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -205,7 +206,8 @@ def _stated_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[str]:
         raise ValueError("its tokenizer.ggml.merges are no list")
     texts = list(map(str, merges))  # hundreds of thousands
     pairs = [text.split(" ") for text in texts]
-    if wrong := next((pair for pair in pairs if len(pair) != 2 or "" in pair), None):
+    if set(map(len, pairs)) - {2} or "" in chain.from_iterable(pairs):
+        wrong = next(pair for pair in pairs if len(pair) != 2 or "" in pair)
         raise ValueError(f"its merge {' '.join(wrong)!r} is not of two parts")
     # Any other makes no token.
     return [
