@@ -8,7 +8,7 @@ a second time. A test compares both with what the loaders ask for, for every fam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Final, TypeAlias
@@ -125,12 +125,13 @@ def _inside(part: Any) -> Iterator[Part]:
         for each in part:
             yield from _inside(each)
     else:
-        for name in _field_names(type(part)):
+        kind: Hashable = type(part)
+        for name in _field_names(kind):
             yield from _inside(getattr(part, name))
 
 
 @cache
-def _field_names(kind: type) -> tuple[str, ...]:
+def _field_names(kind: Any) -> tuple[str, ...]:
     """Return the fields of a dataclass, () for what is none; asked for thousands of parts."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
