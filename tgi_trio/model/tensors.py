@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.matrices import MatrixRef, NormRef, TensorRef, VectorRef
@@ -125,8 +125,7 @@ def _inside(part: Any) -> Iterator[Part]:
         for each in part:
             yield from _inside(each)
     else:
-        kind: Hashable = type(part)
-        for name in _field_names(kind):
+        for name in _field_names(cast(Hashable, type(part))):
             yield from _inside(getattr(part, name))
 
 
