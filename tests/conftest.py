@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # wait in a spin, which next to other tests took five times the processor's time of the work itself.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Nothing is garbage that is there until the tests are known: to look through it again and again is
+# a quarter of what finding them takes. `pytest_collection_finish` looks again.
+gc.disable()
+
 # Tests assert behaviour, never wall-clock times: a busy machine must not fail a property.
 SLOW = [HealthCheck.too_slow]
 # In CI the examples are always the same: a commit is judged by itself, not by the luck of the draw.
@@ -33,6 +38,13 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")),
 )
 settings.load_profile("shared-machine")
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage again, but not among the modules and the tests: they stay."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
