@@ -224,7 +224,7 @@ def steps(
     graphs = (2,) if args.dry_run else graph_sizes(str(device), None)
     plan = Plan(tuple(args.batches), args.context, args.prompt, args.steps, graphs, part.rounded)
     bench = Bench.start(part.shape, device, dtype, plan)
-    yield {"what": "warm-up", "step_ms": bench.warm_up_s * 1e3, **bench.recorded}
+    yield {"what": "warm-up", "step_ms": bench.warm_up["warm_up_s"] * 1e3, **bench.warm_up}
     for rows in plan.batches:
         yield bench.decode(rows, ceiling)
         if rows == plan.batches[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ from tgi_trio.shard.contract import Pending, StepPlan
 class BreakingRunner:
     """Does what another runner does, until its device is broken; see `Runner`."""
 
-    def __init__(self, runner: Any, at: int, broken: Path) -> None:
-        """Break the device of `runner` when step `at` has been launched, and write `broken`."""
+    def __init__(self, runner: Any, at: int, rows: int, broken: Path) -> None:
+        """Break the device of `runner` behind the step number `at` that decodes `rows` rows.
+
+        `broken` gets the time, of `perf_counter`.
+        """
         self._runner = runner
         self._left = at
+        self._rows = rows
         self._file = broken
 
     def __getattr__(self, name: str) -> Any:
@@ -25,9 +30,10 @@ class BreakingRunner:
     def launch(self, plan: StepPlan) -> Pending:
         """Launch a step; what follows it on the device fails."""
         pending: Pending = self._runner.launch(plan)
-        self._left -= 1
+        if plan.counts.decode_rows >= self._rows or self._left <= 0:
+            self._left -= 1
         if self._left == 0:
-            self._file.write_text("broken")
+            self._file.write_text(str(time.perf_counter()))
             break_device(self._runner.device)
         if self._left <= 0 and self._runner.device.type == "cpu":  # which nothing breaks
             raise RuntimeError("the device is broken")
@@ -41,8 +47,11 @@ class BreakingRunner:
 
 
 def break_device(device: torch.device) -> None:
-    """Have a kernel read beyond its memory; the error sticks to the process."""
+    """Have a kernel read beyond its memory; the error sticks to the process.
+
+    Indices become numbers of 32 bits in that kernel: this one stays what it is.
+    """
     if device.type == "cpu":
         return
-    far = torch.full((1,), 1 << 40, dtype=torch.int64, device=device)
+    far = torch.full((1,), 1 << 30, dtype=torch.int64, device=device)
     torch.zeros(1, device=device).index_select(0, far)

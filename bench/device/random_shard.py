@@ -3,8 +3,9 @@
     python -m bench.device.random_shard CHANNEL_SPEC '{"shape": "8B"}' SHARD_SETTINGS
 
 It takes the place of `python -m tgi_trio.shard`; see `random_server.py`. Options: "shape", a key of
-`models.SHAPES`; "device", as for --device; "break_at", a step at which the device is broken for
-good, and "broken", a file that says that it has been: the shard that comes next is sound.
+`models.SHAPES`; "device", as for --device; "break_at", a step of "break_rows" rows behind which
+the device is broken for good, and "broken", a file that says when that was: the shard that comes
+next is sound; "steps", a file that says at the end how long steps took.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def load(options: dict[str, Any], settings: ShardSettings) -> Runner:
 
     from bench.device.breaking import BreakingRunner
     from bench.device.models import make_runner
+    from bench.device.timed_steps import TimedRunner
     from tgi_trio.shard.machine.device import choose_device, graph_sizes
     from tgi_trio.shard.torch_backend.torch_device import resolve_device
 
@@ -33,16 +35,28 @@ def load(options: dict[str, Any], settings: ShardSettings) -> Runner:
     where = resolve_device(device)
     dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
     runner = make_runner(options["shape"], where, dtype, sizes)
+    if "steps" in options:
+        return TimedRunner(runner)
     broken = Path(options.get("broken", "/"))
     if "break_at" not in options or broken.exists():
         return runner
-    return BreakingRunner(runner, options["break_at"], broken)
+    return BreakingRunner(runner, options["break_at"], options["break_rows"], broken)
 
 
 def main(argv: list[str]) -> int:
     """Serve the channel named on the command line; return an exit code."""
     spec, options, told = argv[0], json.loads(argv[1]), ShardSettings.parse(argv[2])
-    return process.serve(spec, lambda: load(options, told), told)
+    runner: Any = None
+
+    def factory() -> Runner:
+        nonlocal runner
+        made = runner = load(options, told)
+        return made
+
+    code = process.serve(spec, factory, told)
+    if "steps" in options and runner is not None:
+        runner.write(Path(options["steps"]))
+    return code
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,13 @@ import torch
 from bench.device.models import PLAIN, bytes_of_weight, config_of, make_runner
 from bench.device.roofline import Ceiling, Size, Work
 from bench.device.timing import Timer
+from bench.device.warm_up import timed_warm_up
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import BLOCK_SIZE, Pending, StepPlan
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.machine.accelerator import synchronize
-from tgi_trio.shard.torch_backend.decode_graphs import Compute, Graph, StepKind
+from tgi_trio.shard.torch_backend.decode_graphs import StepKind
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 _SETTLE = 2  # steps that nobody counts
@@ -52,8 +51,7 @@ class Bench:
     shape: str
     runner: TorchRunner
     plan: Plan
-    warm_up_s: float
-    recorded: dict[str, float]  # seconds of the warm-up that recordings took, and how many they are
+    warm_up: dict[str, float]  # see `timed_warm_up`
     draw: np.random.Generator  # of tokens
 
     @classmethod
@@ -70,13 +68,11 @@ class Bench:
         blocks = max(most * _blocks(plan.context + plan.steps + _SETTLE + 2), _blocks(longest))
         request = WarmupRequest(plan.prompt, longest, most, blocks * BLOCK_SIZE)
         synchronize(device)
-        began = time.perf_counter()
-        with _timed_recordings(runner) as recorded:
+        with timed_warm_up(runner) as parts:
             runner.warm_up(request)
             synchronize(device)
-        took = time.perf_counter() - began
         _fill_cache(runner, (1 + blocks) * BLOCK_SIZE)  # block 0 is nobody's
-        return cls(shape, runner, plan, took, recorded, np.random.default_rng(0))
+        return cls(shape, runner, plan, parts, np.random.default_rng(0))
 
     def decode(
         self, rows: int, ceiling: Ceiling, trace: Path | None = None, adapters: int | None = None
@@ -206,30 +202,6 @@ def _fill_cache(runner: TorchRunner, slots: int) -> None:
     with torch.inference_mode():  # as it was made in
         for layer in (*cache.key_slots, *cache.value_slots):
             layer[:slots].normal_()
-
-
-@contextmanager
-def _timed_recordings(runner: TorchRunner) -> Iterator[dict[str, float]]:
-    """Yield what becomes the seconds that recordings take, and how many there are."""
-    found = {"recordings_s": 0.0, "recordings": 0.0}
-    graphs = runner._graphs
-    if graphs is None:
-        yield found
-        return
-    capture = graphs._capture
-
-    def timed(compute: Compute) -> tuple[Graph, torch.Tensor]:
-        began = time.perf_counter()
-        made = capture(compute)
-        found["recordings_s"] += time.perf_counter() - began
-        found["recordings"] += 1
-        return made
-
-    graphs._capture = timed
-    try:
-        yield found
-    finally:
-        graphs._capture = capture
 
 
 def _land(

@@ -6,7 +6,8 @@ the tensor it returned, as a CUDA graph does. The real ones are in tests/gpu.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,19 @@ class Recording:
 
     def __init__(self) -> None:
         self.replays: list[int] = []  # sizes
+        self.recorded: list[int] = []
+        self.rehearsed: list[int] = []
+        self._rehearses = False
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        self._rehearses = True
+        yield
+        self._rehearses = False
 
     def __call__(self, compute: Compute) -> tuple[Graph, torch.Tensor]:
         output = compute().clone()
+        (self.rehearsed if self._rehearses else self.recorded).append(len(output))
         replays = self.replays
 
         class Again:
@@ -190,6 +201,16 @@ def test_graphs_are_recorded_up_to_the_largest_batch(most: int, sizes: list[int]
     assert sorted(set(capture.replays)) == sizes
     graphs.forget()
     assert graphs.forward(step, step.positions) is None
+
+
+def test_a_rehearsal_runs_a_few_sizes_and_leaves_nothing() -> None:
+    capture, cache = Recording(), KVCache(KVShape(1, 1, 4), 8, torch.float32, CPU)
+    graphs = DecodeGraphs(Traced(), FixedAttention(), capture, [1, 2, 4, 8, 16, 24, 32], CPU)
+    graphs.rehearse(cache, width=4, most=20)
+    assert capture.rehearsed == [24, 8, 2, 1] and not capture.recorded
+    assert graphs.forward(step := decodes([9]), step.positions) is None
+    graphs.record(cache, width=4, most=20)
+    assert capture.recorded == [24, 16, 8, 4, 2, 1]
 
 
 def test_other_steps_are_computed_without() -> None:

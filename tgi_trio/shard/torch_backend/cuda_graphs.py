@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,6 +40,13 @@ class RecordedTime:
         return min(took)
 
 
+class _Rehearsed:
+    """A recording of nothing."""
+
+    def replay(self) -> None:
+        return None
+
+
 class CudaCapture:
     """See `decode_graphs.Capture`. All graphs of one share their memory: one replays at a time.
 
@@ -57,8 +66,20 @@ class CudaCapture:
         self._pool: Any = None  # a handle: of those that are alive
         # One for all: libraries keep a workspace for every stream they have seen.
         self._aside = torch.cuda.Stream(device)
+        self._rehearses = False
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Record nothing meanwhile: what is to be is run once."""
+        self._rehearses = True
+        try:
+            yield
+        finally:
+            self._rehearses = False
 
     def __call__(self, compute: Compute) -> tuple[Graph, torch.Tensor]:
+        if self._rehearses:
+            return _Rehearsed(), compute()
         with torch.cuda.device(self._device):
             aside = self._aside
             aside.wait_stream(torch.cuda.current_stream())

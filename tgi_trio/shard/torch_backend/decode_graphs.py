@@ -58,7 +58,13 @@ class Graph(Protocol):
 
 
 Compute = Callable[[], torch.Tensor]
-Capture = Callable[[Compute], tuple[Graph, torch.Tensor]]  # the tensor: what replays write
+
+
+class Capture(Protocol):
+    """Records work; the tensor is what replays write."""
+
+    def __call__(self, compute: Compute, /) -> tuple[Graph, torch.Tensor]: ...
+    def rehearsing(self) -> AbstractContextManager[None]: ...  # meanwhile it runs work once
 
 
 class DecodeForward(Protocol):
@@ -213,16 +219,33 @@ class DecodeGraphs:
         Steps have `most` rows; larger sizes than hold them are left out. The largest goes first:
         the smaller ones then live in its memory. `pool`: where the model keeps states.
         """
+        self._record_all(self._sizes_for(most), cache, width, pool)
+
+    def _sizes_for(self, most: int | None) -> list[int]:
+        return self.sizes if most is None else self.sizes[: 1 + bisect_left(self.sizes, most)]
+
+    def _record_all(
+        self, sizes: list[int], cache: KVCache, width: int, pool: StatePool | None
+    ) -> None:
         self.forget()
         self._pool = pool
         if self._before is not None:
             self._before()
         self._width = width
-        sizes = self.sizes if most is None else self.sizes[: 1 + bisect_left(self.sizes, most)]
         if self._adapters is not None and sizes:
             self._adapters.reserve(sizes[-1])
         self._recorded = {size: self._record(size, cache, width) for size in reversed(sizes)}
         self._usable = sizes
+
+    def rehearse(
+        self, cache: KVCache, width: int, most: int | None = None, pool: StatePool | None = None
+    ) -> None:
+        """Run once what `record` records, at a few of the sizes: most of them launch the same."""
+        sizes = self._sizes_for(most)
+        few = sorted({*sizes[:2], *sizes[len(sizes) // 2 :][:1], *sizes[-1:]})
+        with self._capture.rehearsing():
+            self._record_all(few, cache, width, pool)
+        self.forget()
 
     def forward(self, plan: StepPlan, lengths: Array) -> torch.Tensor | None:
         """Return hidden states [T, hidden], valid until the next call; None: no graph fits.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,6 +39,7 @@ from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.ngram import FollowingNgrams, NgramDrafter
 from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
+from tgi_trio.shard.torch_backend.compiling_ahead import compile_ahead
 from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.eagle import TorchEagle
 from tgi_trio.shard.torch_backend.heads import TorchHeads
@@ -55,6 +57,9 @@ if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.adapters import StepAdapters
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
     from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
+
+
+_REHEARSED = 512  # tokens of a step that stands for the largest ones
 
 
 class Model(Protocol):
@@ -173,7 +178,7 @@ class TorchRunner:
         """
         began = time.monotonic_ns()
         largest = warm_up_plan(request, self._info, self.device)
-        activation = 0
+        activation, first = 0, self._cache is None
         if self._graphs:
             self._graphs.forget()
         self._cache = None  # that of an earlier warm-up: two may not fit
@@ -182,6 +187,8 @@ class TorchRunner:
             self._steps.make_room(request.max_batch_size, positions)
         if self._images:
             self._images.make_room()
+        if first and self._ranks is None:
+            compile_ahead(self.device, partial(self._rehearse, request))
         if largest is not None:
             plan = largest.plan
             self._cache, self._pool = self._new_cache(largest.blocks), self._new_pool(1)
@@ -232,6 +239,24 @@ class TorchRunner:
             state_slots=slots,
             state_bytes=0 if self._pool is None else self._pool.nbytes,
         )
+
+    def _rehearse(self, request: WarmupRequest) -> None:
+        """Run steps of every kind, small and over little memory; nobody looks at what they do."""
+        few = replace(request, max_prefill_tokens=min(_REHEARSED, request.max_prefill_tokens))
+        largest = warm_up_plan(few, self._info, self.device)
+        self._cache = self._new_cache(1 if largest is None else largest.blocks)
+        self._pool = self._new_pool(1)
+        try:
+            if largest is not None:
+                self._warm_step(largest.plan)
+            if self._graphs:
+                width = math.ceil(longest_sequence(request, self._info) / BLOCK_SIZE)
+                most = self._most_decodes(request)
+                self._graphs.rehearse(self._cache, width, most, self._pool)
+            if self._steps:
+                self._steps.warm_up(self._cache, request.max_batch_size, self._pool)
+        finally:
+            self._cache = self._pool = None
 
     def _bytes_per_slot(self) -> int:
         """Return the bytes of a slot of states, 0 where none are kept; of stages the most of any,
