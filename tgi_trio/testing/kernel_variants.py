@@ -15,17 +15,16 @@ from tgi_trio.shard.torch_backend.kernels import (
     choosing,
     combining,
     counting,
-    editing,
     filling,
     following,
     fused,
     grouped,
-    listing,
     lookup,
-    masking,
     one_row,
+    surveying,
 )
 from tgi_trio.shard.torch_backend.kernels import routing as routing_kernel
+from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.grouped_experts import (
     router_tile,
@@ -34,7 +33,7 @@ from tgi_trio.shard.torch_backend.layers.grouped_experts import (
 )
 from tgi_trio.shard.torch_backend.layers.one_row import TILES
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
-from tgi_trio.shard.torch_backend.sampling.device_sampler import CHOSEN_BLOCK, CHOSEN_WARPS
+from tgi_trio.shard.torch_backend.sampling import choice_kernels
 from tgi_trio.shard.torch_backend.torch_device import Generation
 
 TYPES: Final[dict[torch.dtype, str]] = {
@@ -341,33 +340,37 @@ def _sampler() -> Iterator[Variant]:
         (I32, I32, I32, I32, I32, I32, I64, "i32"),
         {"BLOCK": 1024},
     )
-    yield Variant(
-        "edit_scores",
-        editing.edit_scores,
-        (F32, I32, I32, I32, I32, F64, F64, F64, F32, I32, I32, "i32", "i32", "i32"),
-        {"EOS": 3, "PADDED_EOS": 4, "BLOCK": 1024},
-    )
-    asked = (F32, I32, F64, I32, F64, F64, F64, I32, "i32", "i32")
-    yield Variant(
-        "choose_tokens",
-        choosing.choose_tokens,
-        (F64, I64, I64, F32, *asked),
-        {"FEW": 512, "BLOCK": CHOSEN_BLOCK},
-        warps=CHOSEN_WARPS,
-    )
-    yield Variant(
-        "list_best",
-        listing.list_best,
-        (I32, F32, I32, I64, "i32", "i32"),
-        {"ROOM": 256, "BLOCK": 2048},
-        warps=8,
-    )
-    for adds in (True, False):
+    asked = (F32, I32, F64, I32, F64, F64, F64, I32)
+    of_edits = (I32, I32, I32, I32, F64, F64, F64, F32, *(I32,) * 5, "fp32")
+    sizes = ("i32" + EVEN,) * 3
+    for dtype in (F32, BF16):  # of scores that were kept, and of logits
         yield Variant(
-            f"apply_bits {'adds' if adds else 'forbids'}",
-            masking.apply_bits,
-            (F32, I32, I32, "fp32", "i32", "i32", "i32"),
-            {"ADDS": adds, "BLOCK": 2048},
+            f"survey_scores {TYPES[dtype]}",
+            surveying.survey_scores,
+            (F64, I64, I64, dtype, F32, *of_edits, *asked)
+            + (F64, I32, I32, F64, I32, "i32", "i32", *sizes),
+            {
+                "EOS": 3,
+                "PARTS": 32,
+                "PART": choice_kernels.PART,
+                "STRIP": choice_kernels.STRIP,
+                "DEPTHS": DEPTHS,
+                "ROOM": choice_kernels.SHORTLIST,
+            },
+            warps=choice_kernels.SURVEY_WARPS,
+        )
+        yield Variant(
+            f"choose_tokens {TYPES[dtype]}",
+            choosing.choose_tokens,
+            (F64, I64, I32, I64, dtype, F32, *asked, F64, I32, F64, I32, "i32", *sizes),
+            {
+                "FEW": 512,
+                "PART": choice_kernels.PART,
+                "BLOCK": choice_kernels.CHOSEN_BLOCK,
+                "DEPTHS": DEPTHS,
+                "ROOM": choice_kernels.SHORTLIST,
+            },
+            warps=choice_kernels.CHOSEN_WARPS,
         )
 
 

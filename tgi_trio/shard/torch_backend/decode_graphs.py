@@ -124,7 +124,8 @@ class Ends:
 class Chosen:
     """What a step chose, on the device and valid until the next one."""
 
-    scores: torch.Tensor  # float32 [R, vocab]; see `DeviceSampler.choose`
+    # [R, >= vocab] what is left to choose from: logits, or `DeviceSampler.choose`'s scores
+    scores: torch.Tensor
     found: Found | None  # None: it has chosen nothing yet
     hidden: torch.Tensor | None = None  # [R, features] of the scores, for those who guess on
     size: int = 0  # of the recording that has made the scores; 0: none has
@@ -202,7 +203,7 @@ class DecodeGraphs:
         self._width = 0  # of the block tables they were recorded with
         self._recorded: dict[int, _Recorded] = {}
         self._pool: StatePool | None = None  # that they were recorded over
-        self._scores: torch.Tensor | None = None  # float32 [largest, vocab]: of all graphs
+        self._scores: torch.Tensor | None = None  # [largest, >= vocab]: of all graphs
         self._hidden: torch.Tensor | None = None  # [largest, features], where anybody guesses
         self._mask_memory: torch.Tensor | None = None  # uint8: of all graphs
 
@@ -404,9 +405,9 @@ class DecodeGraphs:
             )
             logits = ends.logits(hidden) if ends else None
             if sampler is not None and asked is not None and logits is not None:
-                scores = self._own_scores(logits)
+                scores = self._own_scores(sampler, size)
                 hidden = self._own_hidden(hidden)
-                found = sampler.choose(scores, asked.asked, hidden=hidden)
+                found = sampler.choose(logits, asked.asked, hidden=hidden, scores=scores)
                 if chain is not None and links is not None:
                     found = chain.judge(found, known, positions, asked.asked.targets, links)
                 made[:] = [Chosen(scores, found, ids=known)]
@@ -433,7 +434,7 @@ class DecodeGraphs:
 
         def compute() -> torch.Tensor:
             hidden = None if self._hidden is None else self._hidden[: len(scores)]
-            made[:] = [sampler.choose(scores, asked.asked, masks.here, hidden)]
+            made[:] = [sampler.choose(scores, asked.asked, masks.here, hidden, scores)]
             return made[0].tokens
 
         graph, _ = self._capture(compute)
@@ -447,8 +448,8 @@ class DecodeGraphs:
             self._hidden = torch.empty_like(hidden)
         return self._hidden[: len(hidden)].copy_(hidden)
 
-    def _own_scores(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return `logits` in memory that all graphs share, and that outlives a replay."""
+    def _own_scores(self, sampler: DeviceSampler, size: int) -> torch.Tensor:
+        """Return memory for scores that all graphs share, and that outlives a replay."""
         if self._scores is None:  # the largest size comes first
-            self._scores = torch.empty_like(logits)
-        return self._scores[: len(logits)].copy_(logits)
+            self._scores = sampler.make_scores(size)
+        return self._scores[:size]

@@ -62,7 +62,7 @@ class DeviceModel(Protocol):
     @property
     def forward(self) -> DecodeForward: ...
     @property
-    def logits(self) -> Callable[[torch.Tensor], torch.Tensor]: ...
+    def raw_logits(self) -> Callable[[torch.Tensor], torch.Tensor]: ...
     @property
     def keep_positions(self) -> Callable[[int], None]: ...
 
@@ -114,7 +114,7 @@ def device_parts(
         records = capturable is not None and bool(sizes) and ranks is None
         if chooser is not None and guesses is not None and records:
             chain = _chain(chooser, config.eos_ids, guesses)
-        ends = Ends(TokenSource(chosen, ranks), model.logits, chooser, chain)
+        ends = Ends(TokenSource(chosen, ranks), model.raw_logits, chooser, chain)
     graphs = None
     if capturable is None:
         tell_no_graphs(sizes, "its steps cannot be recorded")
@@ -131,7 +131,7 @@ def device_parts(
         return graphs, None
     computes = StepForward(
         model.forward,
-        model.logits,
+        model.raw_logits,
         attention,
         ends.tokens,
         device,

@@ -1,7 +1,9 @@
-"""Choosing a token per row on the device: truncation, then the best or a draw.
+"""Choosing among the tokens of a row that survive truncation: the best or a draw; and listing some.
 
-One program has one row. Scores are taken relative to the best and divided by the temperature, as
-the host's sampler does. How thresholds are found is in `thresholds.py`.
+For rows that are not done when they have been looked over (`surveying.py`). Programs that share a
+row bring its shortlist together; the last of them chooses from that, or from the whole row where a
+shortlist would be too long. Scores are taken relative to the best and divided by the temperature,
+as the host's sampler does. How thresholds are found is in `thresholds.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tgi_trio.shard.torch_backend.kernels.listing import list_best
+from tgi_trio.shard.torch_backend.kernels.shortlisting import write_shortlist
+from tgi_trio.shard.torch_backend.kernels.surveying import load_score
 from tgi_trio.shard.torch_backend.kernels.thresholds import (
     among_ties,
     draw_in_order,
@@ -28,27 +33,6 @@ IS_INFINITE = 3
 
 _LOWEST = tl.constexpr(-2139095040)  # the key of the lowest finite number
 _ABOVE_BEST = tl.constexpr(1)  # a key; the best's is 0
-
-
-@triton.jit
-def _look_over(base, vocab, BLOCK: tl.constexpr):
-    """Return (best score, the first token that has it, why nothing can be chosen).
-
-    Lanes keep what they have seen, and meet once: a program waits for all of them each time.
-    """
-    place = tl.arange(0, BLOCK)
-    bests = tl.full([BLOCK], float("-inf"), tl.float32)
-    firsts = tl.zeros([BLOCK], tl.int32)
-    broken = tl.zeros([BLOCK], tl.int32)
-    for low in range(0, vocab, BLOCK):
-        s = tl.load(base + low + place, mask=low + place < vocab, other=float("-inf"))
-        broken = broken | (s != s).to(tl.int32)
-        firsts = tl.where(s > bests, low + place, firsts)
-        bests = tl.where(s > bests, s, bests)
-    best = tl.max(bests, 0)
-    first = tl.min(tl.where(bests == best, firsts, vocab), 0)
-    fault = tl.where(best == float("inf"), 3, tl.where(best == float("-inf"), 1, 0))
-    return best, first, tl.where(tl.max(broken, 0) > 0, 2, fault)
 
 
 # fmt: off
@@ -137,13 +121,16 @@ def _survive(
         tl.store(base + at, tl.where(keep, logprobs, float("-inf")), mask=at < vocab)
 
 
-# Sizes are not specialised: a new one must not make Triton compile another variant.
-@triton.jit(do_not_specialize=["stride", "vocab"])
+@triton.jit(do_not_specialize=["room"])
 def choose_tokens(
     found,  # float64 [R, 3]: token, log-probability, why there is none
     chosen,  # int64: the token again, at `targets`
-    targets,  # int64 [R]; -1: nothing is to be chosen, and `found` stays as it is
-    scores,  # float32 [R, stride]; where `lists`, they become log-probabilities of what survives
+    listed,  # int32 [R, room, 2]: see `list_best`
+    targets,  # int64 [R]; negative: nothing is to be chosen, and `found` stays as it is
+    logits,  # [R, stride]
+    # float32 [R, own_stride]: scores of rows that have edits, and in the last 2 * ROOM of a row its
+    # shortlist; where `lists`, what is listed from becomes log-probabilities of what survives
+    scores,
     temperatures,  # float32 [R]
     samples,  # int32 [R]: 0 takes the best
     uniforms,  # float64 [R] in [0, 1)
@@ -152,97 +139,145 @@ def choose_tokens(
     typical_p,  # float64 [R], 1: all
     floors,  # float64 [R]: log of min-p, -inf: none
     lists,  # int32 [R]: how many of the best are wanted besides; see `listing.py`
+    parts,  # as `survey_scores` leaves them
+    cuts,
+    plans,
+    arrived,  # int32 [R], 0 before and after: parts that have
+    room,
     stride,
+    own_stride,
     vocab,
     FEW: tl.constexpr,  # up to so many tokens a truncated row is drawn from by falling scores
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,  # scores that the last program looks at together
+    DEPTHS: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """Bring a part of a row to where it is chosen from; the last of a row's programs chooses."""
+    part, row = tl.program_id(0), tl.program_id(1)
+    target = tl.load(targets + row)
+    plan = plans + row * 5
+    state = tl.load(plan)
+    if (target >= 0) & (state > 0.0):
+        best, total = tl.load(plan + 1).to(tl.float32), tl.load(plan + 2)
+        edited, heat = tl.load(plan + 4).to(tl.int32), tl.load(temperatures + row)
+        base, own = logits + row.to(tl.int64) * stride, scores + row.to(tl.int64) * own_stride
+        short = own + own_stride - 2 * ROOM
+        at = part * PART + tl.arange(0, PART)
+        number = tl.num_programs(0)
+        place = row.to(tl.int64) * number + part
+        named = state == 1.0
+        if named:
+            depth, offset = tl.load(cuts + place * 2), tl.load(cuts + place * 2 + 1)
+            if depth > 0:
+                score = load_score(base, own, edited, at, at < vocab)
+                top = tl.load(parts + place * 3).to(tl.float32)
+                write_shortlist(
+                    short, short + ROOM, score, at, vocab, top, heat, depth, offset, DEPTHS
+                )
+        elif edited == 0:
+            tl.store(own + at, load_score(base, own, edited, at, at < vocab), mask=at < vocab)
+        tl.debug_barrier()  # a part is there before its program says that it has arrived
+        if tl.atomic_add(arrived + row, 1) == number - 1:
+            tl.store(arrived + row, 0)
+            size = tl.where(named, tl.load(plan + 3).to(tl.int32), vocab)
+            _choose(
+                found + row * 3, chosen + target, listed + row.to(tl.int64) * room * 2,
+                own + tl.where(named, own_stride - 2 * ROOM, 0), short + ROOM, named, size, best,
+                heat, total, row, samples, uniforms, top_k, top_p, typical_p, floors, lists, room,
+                vocab, FEW, BLOCK,
+            )
+
+
+@triton.jit
+def _choose(
+    found, chosen, listed, base, names, named, size, best, heat, total, row,
+    samples, uniforms, top_k, top_p, typical_p, floors, lists, room, vocab,
+    FEW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Choose one token per row: top-k, top-p, typical-p, min-p, then the best or a draw.
+    """Choose by top-k, top-p, typical-p, min-p, then the best or a draw, and list the best.
 
-    Longer than other functions are: with top-p in one of its own, the assembler spills 100 bytes a
-    thread, and what is left has no parts of its own.
+    From `base` [size], the row or, `named`, its shortlist. Longer than other functions are: with
+    top-p in one of its own, the assembler spills 100 bytes a thread, and what is left has no parts
+    of its own.
     """
-    row = tl.program_id(0)
-    target = tl.load(targets + row)
-    if target < 0:
-        return
-    base = scores + row.to(tl.int64) * stride
-    best, first, fault = _look_over(base, vocab, BLOCK)
-    token, logprob = tl.full([], 0, tl.int32), tl.full([], 0.0, tl.float64)
-    if fault == 0:
-        heat = tl.load(temperatures + row)
-        k, p, typical = tl.load(top_k + row), tl.load(top_p + row), tl.load(typical_p + row)
-        least, last_tie = tl.full([], 0, tl.int32) + _LOWEST, vocab  # every finite score survives
-        above = tl.full([], 0, tl.int32) + _ABOVE_BEST
-        center, none = tl.full([], 0.0, tl.float32), tl.full([], float("-inf"), tl.float64)
-        within = tl.full([], float("inf"), tl.float32)
-        if k > 0:
-            least = highest(
-                base, vocab, best, heat, least, last_tie, center, within, none, above, k,
-                1, 0, BLOCK,
-            )
-        cut = (k > 0) | (p < 1.0) | (typical < 1.0)
-        total, few = tl.full([], 0.0, tl.float64), k < 0
-        if cut:  # each pass over a row takes as long as a layer's smaller kernels
-            total, number = tally(
-                base, vocab, best, heat, least, last_tie, center, within, none, least, 1, BLOCK
-            )
-            few = (k > 0) & (number < FEW)
-        if p < 1.0:
-            wanted = p * total
-            low = highest(
-                base, vocab, best, heat, least, last_tie, center, within, none, above, wanted,
-                0, 0, BLOCK,
-            )
+    k, p, typical = tl.load(top_k + row), tl.load(top_p + row), tl.load(typical_p + row)
+    least, last_tie = tl.full([], 0, tl.int32) + _LOWEST, size  # every finite score survives
+    above = tl.full([], 0, tl.int32) + _ABOVE_BEST
+    center, none = tl.full([], 0.0, tl.float32), tl.full([], float("-inf"), tl.float64)
+    within, floor = tl.full([], float("inf"), tl.float32), none
+    if k > 0:
+        least = highest(
+            base, size, best, heat, least, last_tie, center, within, none, above, k, 1, 0, BLOCK
+        )
+    cut = (k > 0) | (p < 1.0) | (typical < 1.0)
+    few = k < 0
+    if k > 0:
+        total, number = tally(
+            base, size, best, heat, least, last_tie, center, within, none, least, 1, BLOCK
+        )
+        few = number < FEW
+    if p < 1.0:
+        wanted = p * total
+        low = highest(
+            base, size, best, heat, least, last_tie, center, within, none, above, wanted,
+            0, 0, BLOCK,
+        )
+        _, number = tally(
+            base, size, best, heat, least, last_tie, center, within, none, low, 1, BLOCK
+        )
+        if k == 0:
+            few = number < FEW
+        fit, every = among_ties(
+            base, size, best, heat, least, last_tie, center, within, none, low, wanted, BLOCK
+        )
+        nth = tl.minimum(tl.maximum(tl.ceil(fit), 1.0).to(tl.int32), every) - 1
+        last_tie = nth_at(
+            base, size, best, heat, low, nth, least, last_tie, center, within, none, BLOCK
+        )
+        least = low
+        total, _ = tally(
+            base, size, best, heat, least, last_tie, center, within, none, least, 0, BLOCK
+        )
+    if typical < 1.0:
+        center, within = _cut_typical(
+            base, size, best, heat, least, last_tie, typical, total, BLOCK
+        )
+        if (k == 0) & (p >= 1.0):
+            lowest = key_of(-(center + within))
             _, number = tally(
-                base, vocab, best, heat, least, last_tie, center, within, none, low, 1, BLOCK
+                base, size, best, heat, least, last_tie, center, within, none, lowest, 1, BLOCK
             )
-            if k == 0:
-                few = number < FEW
-            fit, every = among_ties(
-                base, vocab, best, heat, least, last_tie, center, within, none, low, wanted, BLOCK
-            )
-            nth = tl.minimum(tl.maximum(tl.ceil(fit), 1.0).to(tl.int32), every) - 1
-            last_tie = nth_at(
-                base, vocab, best, heat, low, nth, least, last_tie, center, within, none, BLOCK
-            )
-            least = low
-            total, _ = tally(
-                base, vocab, best, heat, least, last_tie, center, within, none, least, 0, BLOCK
-            )
-        if typical < 1.0:
-            center, within = _cut_typical(
-                base, vocab, best, heat, least, last_tie, typical, total, BLOCK
-            )
-            if (k == 0) & (p >= 1.0):
-                lowest = key_of(-(center + within))
-                _, number = tally(
-                    base, vocab, best, heat, least, last_tie, center, within, none, lowest,
-                    1, BLOCK,
-                )
-                few = number < FEW
+            few = number < FEW
+    lowest_odds = tl.load(floors + row)
+    if cut | (lowest_odds > float("-inf")):  # other rows have their token
         top = tl.full([], 0.0, tl.float32)  # the best, unless typical-p takes it
         if typical < 1.0:
-            top = _best_left(base, vocab, best, heat, least, last_tie, center, within, BLOCK)
-        floor = top.to(tl.float64) + tl.load(floors + row)
+            top = _best_left(base, size, best, heat, least, last_tie, center, within, BLOCK)
+        floor = top.to(tl.float64) + lowest_odds
         total, _ = tally(
-            base, vocab, best, heat, least, last_tie, center, within, floor, least, 0, BLOCK
+            base, size, best, heat, least, last_tie, center, within, floor, least, 0, BLOCK
         )
-        token, draws = first, tl.load(samples + row)
+        logprob = 0.0 - tl.log(total)  # of the best
+        draws = tl.load(samples + row)
         if (draws != 0) | (typical < 1.0):
-            token = _take(
-                base, vocab, best, heat, least, last_tie, center, within, floor, top,
+            place = _take(
+                base, size, best, heat, least, last_tie, center, within, floor, top,
                 tl.load(uniforms + row) * total, draws,
                 (cut & (few | (vocab <= FEW))).to(tl.int32), BLOCK,
             )
-        mass = tl.log(total)
-        logprob = ((tl.load(base + token) - best) / heat).to(tl.float64) - mass
-        if tl.load(lists + row) > 0:
-            _survive(
-                base, vocab, best, heat, least, last_tie, center, within, floor, mass, BLOCK
-            )
-    tl.store(found + row * 3, token.to(tl.float64))
-    tl.store(found + row * 3 + 1, logprob)
-    tl.store(found + row * 3 + 2, fault.to(tl.float64))
-    tl.store(chosen + target, token.to(tl.int64))
+            logprob += ((tl.load(base + place) - best) / heat).to(tl.float64)
+            token = tl.load(names + place, mask=named, other=0.0).to(tl.int32)
+            token = tl.where(named, token, place)
+            tl.store(found, token.to(tl.float64))
+            tl.store(chosen, token.to(tl.int64))
+        tl.store(found + 1, logprob)
+    wanted = tl.load(lists + row)
+    if wanted > 0:
+        _survive(
+            base, size, best, heat, least, last_tie, center, within, floor, tl.log(total), BLOCK
+        )
+        tl.debug_barrier()  # what has been written is read
+        list_best(listed, base, names, named, wanted, room, size, BLOCK)
 # fmt: on

@@ -1,4 +1,7 @@
-"""Changing scores on the device: penalties, biases and the ban on EOS, in TGI's order."""
+"""Changing scores on the device: watermarks, penalties, biases, the ban on EOS and grammars.
+
+In TGI's order, as a part of a row passes through a program's registers: see `surveying.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,17 @@ import triton
 import triton.language as tl
 
 
-# Sizes are not specialised: a new one must not make Triton compile another variant.
-@triton.jit(do_not_specialize=["rows", "stride", "vocab"])
-def edit_scores(
-    scores,  # float32 [R, stride]
+# fmt: off
+@triton.jit
+def edit_part(
+    score,  # float32 [PART]
+    own,  # float32: memory of the row's own, written at `at`
+    at,  # int32 [PART]: the tokens, of part `part` of the row
+    part,
+    row,
+    rows,
+    vocab,
+    words,
     counts,  # int32 [slots, vocab], as `count_tokens` leaves them
     slots,  # int32 [R], -1: no penalties
     starts,  # int32 [3, R + 1]: where a row's entries begin: news of counts, guesses, biases
@@ -20,48 +30,90 @@ def edit_scores(
     repetition,  # float32 [R], 1: none
     early,  # int32 [R]: EOS may not follow yet
     eos,  # int32 [EOS]
-    rows,
-    stride,
-    vocab,
+    bits,  # int32 [M, words]: bit i % 32 of word i // 32 is token i's
+    green,  # int32 [R] of `bits`: tokens with a bit get `amount` more, -1: none does
+    allowed,  # int32 [R] of `bits`: tokens without one cannot follow, -1: all can
+    amount,
     EOS: tl.constexpr,  # how many
-    PADDED_EOS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PART: tl.constexpr,
+    STRIP: tl.constexpr,  # scores or biases changed together
 ):
-    """Apply penalties, biases and the ban on EOS to a row's scores, in TGI's order."""
-    row = tl.program_id(0)
-    base = scores + row.to(tl.int64) * stride
-    place = tl.arange(0, BLOCK)
-    slot = tl.load(slots + row)
-    if slot >= 0:
-        own = counts + slot.to(tl.int64) * vocab
-        heat, flat = tl.load(frequency + row), tl.load(presence + row)
-        length, penalty = tl.load(unit + row), tl.load(repetition + row)
-        first = starts + rows + 1 + row
-        begin, end = tl.load(first), tl.load(first + 1)
-        for low in range(0, vocab, BLOCK):
-            at = low + place
-            there = at < vocab
-            number = tl.load(own + at, mask=there, other=0)
-            for guess in range(begin, end):  # as if it were right
-                number += tl.where(at == tl.load(entries + 2 * guess), 2, 0)
-            old = tl.load(base + at, mask=there, other=0.0)
-            again = tl.where(old < 0, old * penalty, old / penalty)
-            new = tl.where(number > 0, again, old)
-            times = (number >> 1).to(tl.float32)
-            less = (heat * (times / length) + flat).to(tl.float32)
-            tl.store(base + at, tl.where(times > 0, new - less, new), mask=there)
-        tl.debug_barrier()  # biases change the same scores
+    """Return the part's scores as they are chosen from, and 1 where the row has any edits."""
+    there = at < vocab
+    slot, is_early = tl.load(slots + row), tl.load(early + row)
+    marked, permitted = tl.load(green + row), tl.load(allowed + row)
     first = starts + 2 * (rows + 1) + row
     begin, end = tl.load(first), tl.load(first + 1)
-    for low in range(begin, end, BLOCK):
-        there = low + place < end
-        which = entries + 2 * (low + place)
-        at = tl.load(which, mask=there, other=0)
-        bias = tl.load(which + 1, mask=there, other=0).to(tl.float32, bitcast=True)
-        old = tl.load(base + at, mask=there, other=0.0)
-        tl.store(base + at, old + bias, mask=there)
-    tl.debug_barrier()
-    if tl.load(early + row) != 0:
-        which = tl.arange(0, PADDED_EOS)
-        at = tl.load(eos + which, mask=which < EOS, other=0)
-        tl.store(base + at, float("-inf"), mask=which < EOS)
+    edited = (slot >= 0) | (end > begin) | (is_early != 0) | (marked >= 0) | (permitted >= 0)
+    if marked >= 0:
+        score = tl.where(has_bit(bits, marked, words, at, there), score + amount, score)
+    if (slot >= 0) | (end > begin):  # in memory: registers hold no more, and biases lie anywhere
+        tl.store(own + at, score, mask=there)
+        tl.debug_barrier()
+        if slot >= 0:
+            penalise(
+                own, part * PART, tl.minimum((part + 1) * PART, vocab), row, rows,
+                counts + slot.to(tl.int64) * vocab, starts, entries,
+                frequency, presence, unit, repetition, STRIP,
+            )
+            tl.debug_barrier()
+        for low in range(begin, end, STRIP):
+            which = low + tl.arange(0, STRIP)
+            token = tl.load(entries + 2 * which, mask=which < end, other=-1)
+            inside = (token >= part * PART) & (token < (part + 1) * PART)
+            bias = tl.load(entries + 2 * which + 1, mask=inside, other=0)
+            old = tl.load(own + token, mask=inside, other=0.0)
+            tl.store(own + token, old + bias.to(tl.float32, bitcast=True), mask=inside)
+        tl.debug_barrier()
+        score = tl.load(own + at, mask=there, other=float("-inf"))
+    if is_early != 0:
+        for i in range(EOS):
+            score = tl.where(at == tl.load(eos + i), float("-inf"), score)
+    if permitted >= 0:
+        score = tl.where(has_bit(bits, permitted, words, at, there), score, float("-inf"))
+    if edited:
+        tl.store(own + at, score, mask=there)
+    return score, edited.to(tl.int32)
+
+
+@triton.jit
+def penalise(
+    own,  # float32: the row's scores, changed from `begin` to `end`
+    begin,
+    end,
+    row,
+    rows,
+    counts,  # int32 [vocab]
+    starts,
+    entries,
+    frequency,
+    presence,
+    unit,
+    repetition,
+    STRIP: tl.constexpr,
+):
+    """Apply penalties to a part of a row's scores."""
+    heat, flat = tl.load(frequency + row), tl.load(presence + row)
+    length, penalty = tl.load(unit + row), tl.load(repetition + row)
+    first = starts + rows + 1 + row
+    first_guess, last_guess = tl.load(first), tl.load(first + 1)
+    for low in range(begin, end, STRIP):
+        at = low + tl.arange(0, STRIP)
+        there = at < end
+        number = tl.load(counts + at, mask=there, other=0)
+        for guess in range(first_guess, last_guess):  # as if it were right
+            number += tl.where(at == tl.load(entries + 2 * guess), 2, 0)
+        old = tl.load(own + at, mask=there, other=0.0)
+        again = tl.where(old < 0, old * penalty, old / penalty)
+        new = tl.where(number > 0, again, old)
+        times = (number >> 1).to(tl.float32)
+        less = (heat * (times / length) + flat).to(tl.float32)
+        tl.store(own + at, tl.where(times > 0, new - less, new), mask=there)
+# fmt: on
+
+
+@triton.jit
+def has_bit(bits, which, words, at, there):
+    """Return which tokens `at` have their bit in row `which` of a table."""
+    word = tl.load(bits + which.to(tl.int64) * words + at // 32, mask=there, other=0)
+    return ((word >> (at % 32)) & 1) != 0

@@ -1,8 +1,9 @@
 """Thresholds of one row's scores, without a sort and without memory of their own.
 
-A threshold is found by halving the interval of float32's bit patterns, 32 passes over the row: the
-same answer however wide the distribution is. `x` is a score relative to the row's best, after the
-temperature; masses are added in float64.
+A threshold is found by halving the interval of float32's bit patterns, 32 passes over the row, or
+over its shortlist: the same answer however wide the distribution is. `x` is a score relative to the
+row's best, after the temperature; masses are added in float64. `vocab` is the length of what is
+looked at, and an id a place in it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ def key_of(x):
     """Return int32 that orders as the float32 `x` do."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+
+
+@triton.jit
+def score_of(key):
+    """Return the float32 that has a key."""
+    return tl.where(key >= 0, key, key ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -111,8 +118,7 @@ def among_ties(
     _, every = tally(
         base, vocab, best, heat, least, last_tie, center, within, floor, key, 0, BLOCK
     )
-    bits = tl.where(key >= 0, key, key ^ 0x7FFFFFFF)
-    weight = tl.exp(bits.to(tl.float32, bitcast=True)).to(tl.float64)
+    weight = tl.exp(score_of(key)).to(tl.float64)
     fit = tl.where(weight > 0.0, (wanted - above) / weight, 1e9)
     return tl.minimum(tl.maximum(fit, 0.0), 1e9), every - higher
 # fmt: on

@@ -249,6 +249,10 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [S, vocab] of `hidden` [S, hidden], or as `forward` returns it."""
+        return self.raw_logits(hidden).float()
+
+    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return `logits` in the dtype that the head computes them in."""
         if self.taps:
             hidden = hidden[:, : self.spec.hidden_size].contiguous()
         if self.final_norm is not None:
@@ -259,7 +263,6 @@ class Decoder:
             logits = logits * self.spec.logit_scale
         if self.spec.final_soft_cap:
             logits = soft_cap(logits, self.spec.final_soft_cap)
-        logits = logits.float()
         return functional.pad(logits, (0, extra), value=float("-inf")) if extra else logits
 
     def nbytes(self) -> int:

@@ -56,8 +56,8 @@ class StagedDecoder(Decoder):
             self._neighbours.send(hidden, self.stage.after)
         return hidden
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits [S, vocab] of `hidden`; [S, 0] before the last stage."""
+    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [S, vocab] of `hidden`; [S, 0] before the last stage."""
         if not self.stage.is_last:
-            return hidden.new_empty((len(hidden), 0), dtype=torch.float32)
-        return super().logits(hidden)
+            return hidden.new_empty((len(hidden), 0))
+        return super().raw_logits(hidden)

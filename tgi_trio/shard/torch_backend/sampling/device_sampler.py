@@ -1,8 +1,8 @@
 """Choosing next tokens where the logits are: nothing of it waits for the host.
 
-What rows ask for goes up in one copy, three kernels count (`kernels/counting.py`), edit
-(`kernels/editing.py`) and choose (`kernels/choosing.py`), and what they found comes down in one
-copy behind an event. Tokens stay on the device for the step that follows, which may be launched
+What rows ask for goes up in one copy, three kernels count (`kernels/counting.py`), edit and look over
+all scores (`kernels/surveying.py`) and choose where that takes more than a look
+(`kernels/choosing.py`), and what they found comes down in one copy behind an event. Tokens stay on the device for the step that follows, which may be launched
 before the host knows them; what is counted of them stays there as well. The choice
 is the host's sampler's (`torch_sampler.Sampler`) for the same logits: random numbers are Philox of
 (seed, position), and every threshold is found exactly, for distributions of any width.
@@ -20,10 +20,9 @@ import numpy as np
 import torch
 
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.sampling.base import WIDTHS
 from tgi_trio.shard.sampling.philox import uniform
-from tgi_trio.shard.torch_backend.kernels import choosing as kernels
-from tgi_trio.shard.torch_backend.kernels import counting, editing, listing, masking
+from tgi_trio.shard.torch_backend.kernels import counting
+from tgi_trio.shard.torch_backend.kernels.surveying import KEPT, NOBODY
 from tgi_trio.shard.torch_backend.sampling.asking import (
     Choosing,
     Settings,
@@ -32,20 +31,18 @@ from tgi_trio.shard.torch_backend.sampling.asking import (
     nobody,
     too_early,
 )
+from tgi_trio.shard.torch_backend.sampling.choice_kernels import ChoiceKernels
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
 from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, ResidentCounts
 from tgi_trio.shard.torch_backend.staging import Array, Landed, Staging, packed_size, rest, split
 
-_BLOCK = 2048  # scores looked at together
-# By those who choose, who wait for memory most of the time: what registers hold without a spill.
-CHOSEN_BLOCK, CHOSEN_WARPS = 4096, 8
-_ENTRIES = 1024  # of them edited together
+_BLOCK = 1024  # counts moved together
 _KNOWN_ENTRIES = 1 << 16  # that a recording has room for
 _ROOM = 256  # tokens that can be listed beside a choice, of which half are wanted at most
 
 
 @dataclass(slots=True)
-class _Asked:
+class Asked:
     """What the kernels are told, on the device; `found` is what they answer."""
 
     targets: torch.Tensor
@@ -115,8 +112,8 @@ class Reserved:
 
     memory: torch.Tensor  # uint8: the arrays of `Told`
     entries: torch.Tensor  # uint8: its entries
-    asked: _Asked  # views of both
-    idle: Told  # of choices of nobody
+    asked: Asked  # views of both
+    idle: Told  # of choices that come later
     standing: Settings | None = None  # whose biases are in it
 
 
@@ -168,12 +165,9 @@ class DeviceSampler:
         self.drafting = drafting
         self._staging = Staging(device)
         self._mask_staging = Staging(device)
-        eos = np.array(sorted(eos_ids), np.int32)
-        self._eos_count = len(eos)
-        self._eos = torch.from_numpy(eos if len(eos) else np.zeros(1, np.int32)).to(device)
+        eos = torch.from_numpy(np.array(sorted(eos_ids), np.int32)).to(device)
+        self._kernels = ChoiceKernels(vocab_size, eos, device, most_rows)
         self._settings: Settings | None = None
-        padded = max(16, 1 << (vocab_size - 1).bit_length())
-        self._block, self._chosen_block = min(_BLOCK, padded), min(CHOSEN_BLOCK, padded)
         # The tokens of the last step by its rows.
         self.chosen = torch.zeros(most_rows, dtype=torch.int64, device=device)
         self.make_room(1)
@@ -197,10 +191,10 @@ class DeviceSampler:
             self._settings = Settings.of(rows, self.vocab_size)
         return self._settings
 
-    def ask(self, choosing: Choosing, size: int | None = None) -> Told:
+    def ask(self, choosing: Choosing, size: int | None = None, rest: int = NOBODY) -> Told:
         """Return what the kernels are to be told of choices; to be told once, as counts move.
 
-        `size`: fill up with choices of nobody, which leave the scores as they are.
+        `size`: fill up with choices whose target is `rest`.
         """
         settings, owners = self.settings(choosing.rows), choosing.owners
         edits = list_edits(choosing, settings, self._resident)
@@ -210,7 +204,7 @@ class DeviceSampler:
             numbers = uniform(settings.seeds[owners], positions)
         inputs = np.full(len(choosing), -1, np.int32)
         columns: list[tuple[Array, float]] = [
-            (choosing.targets, -1),
+            (choosing.targets, rest),
             (numbers, 0.0),
             (settings.cuts.top_p[owners], 1.0),
             (settings.cuts.typical_p[owners], 1.0),
@@ -236,14 +230,18 @@ class DeviceSampler:
         return Told(arrays, edits.entries, standing, int(settings.listed.max(initial=0)))
 
     def ask_nothing(self, size: int) -> Told:
-        """Return what the kernels are to be told of `size` choices of nobody."""
-        return self.ask(nobody(), size)
+        """Return what the kernels are to be told of `size` choices that come later."""
+        return self.ask(nobody(), size, KEPT)
 
-    def upload(self, told: Told) -> _Asked:
+    def make_scores(self, choices: int) -> torch.Tensor:
+        """Return memory for the scores of choices, float32 [choices, >= vocab_size]."""
+        return self._kernels.make_scores(choices)
+
+    def upload(self, told: Told) -> Asked:
         """Return on the device what `ask` returned."""
         some = told.entries if len(told.entries) else np.zeros((1, 2), np.int32)
         room = max(_ROOM, 2 << max(0, told.widest - 1).bit_length())
-        return _Asked(*self._staging.upload([*told.arrays, some]), room=room)
+        return Asked(*self._staging.upload([*told.arrays, some]), room=room)
 
     def reserve(self, size: int, memory: torch.Tensor | None = None) -> Reserved:
         """Return memory for what `size` choices ask.
@@ -256,7 +254,7 @@ class DeviceSampler:
             self._staging.fill(memory, idle.arrays)
         entries = torch.zeros(8 * _KNOWN_ENTRIES, dtype=torch.uint8, device=self._device)
         views = [*split(memory, idle.arrays), entries.view(torch.int32).view(-1, 2)]
-        return Reserved(memory, entries, _Asked(*views), idle)
+        return Reserved(memory, entries, Asked(*views), idle)
 
     def fits(self, told: Told) -> bool:
         """Return whether memory that is reserved has room for this."""
@@ -297,62 +295,20 @@ class DeviceSampler:
 
     def choose(
         self,
-        scores: torch.Tensor,
-        asked: _Asked,
+        logits: torch.Tensor,
+        asked: Asked,
         masks: DeviceMasks | None = None,
         hidden: torch.Tensor | None = None,
+        scores: torch.Tensor | None = None,
     ) -> Found:
         """Return what is chosen and note the tokens in `chosen`.
 
-        `scores` float32 [C, >= vocab_size] are overwritten; `hidden` [C, features] is what they are
-        of, for those who guess on.
+        `logits` [C, >= vocab_size] of any dtype; `hidden` [C, features] is what they are of, for
+        those who guess on. `scores`: as `make_scores` returns them, which may be the logits; where
+        a choice comes later, its logits are there.
         """
-        if masks is not None:
-            self._apply_bits(scores, masks.bits, masks.green, adds=True)
-        self._edit(scores, asked)
-        if masks is not None:
-            self._apply_bits(scores, masks.bits, masks.allowed, adds=False)
-        count, room = len(scores), asked.room
-        found = torch.empty((count, 3), dtype=torch.float64, device=self._device)
-        listed = torch.empty((count, room, 2), dtype=torch.int32, device=self._device)
-        kernels.choose_tokens[(count,)](
-            found,
-            self.chosen,
-            asked.targets,
-            scores,
-            asked.temperatures,
-            asked.samples,
-            asked.uniforms,
-            asked.top_k,
-            asked.top_p,
-            asked.typical_p,
-            asked.floors,
-            asked.lists,
-            scores.stride(0),
-            self.vocab_size,
-            FEW=WIDTHS[-1],
-            BLOCK=self._chosen_block,
-            num_warps=CHOSEN_WARPS,
-        )
-        listing.list_best[(count,)](
-            listed,
-            scores,
-            asked.lists,
-            asked.targets,
-            scores.stride(0),
-            self.vocab_size,
-            ROOM=room,
-            BLOCK=self._block,
-            num_warps=8,
-        )
-        if self.drafting is None or hidden is None:
-            return Found(found, listed)
-        return Found(found, listed, self.drafting.guess(hidden, found))
-
-    def _edit(self, scores: torch.Tensor, asked: _Asked) -> None:
-        """Apply penalties, biases and the ban on EOS."""
-        rows, block = len(scores), min(_ENTRIES, self._block)
-        counting.count_tokens[(rows,)](
+        count, room = len(logits), asked.room
+        counting.count_tokens[(count,)](
             self._counts,
             asked.slots,
             asked.moves,
@@ -361,40 +317,21 @@ class DeviceSampler:
             asked.inputs,
             self.chosen,
             self.vocab_size,
-            BLOCK=block,
+            BLOCK=_BLOCK,
         )
-        editing.edit_scores[(rows,)](
-            scores,
+        found = torch.empty((count, 3), dtype=torch.float64, device=self._device)
+        listed = torch.empty((count, room, 2), dtype=torch.int32, device=self._device)
+        self._kernels.launch(
+            found,
+            listed,
+            self.chosen,
             self._counts,
-            asked.slots,
-            asked.starts,
-            asked.entries,
-            asked.frequency,
-            asked.presence,
-            asked.unit,
-            asked.repetition,
-            asked.early,
-            self._eos,
-            rows,
-            scores.stride(0),
-            self.vocab_size,
-            EOS=self._eos_count,
-            PADDED_EOS=max(1, 1 << max(0, self._eos_count - 1).bit_length()),
-            BLOCK=block,
-        )
-
-    def _apply_bits(
-        self, scores: torch.Tensor, bits: torch.Tensor, rows: torch.Tensor, *, adds: bool
-    ) -> None:
-        blocks = -(-self.vocab_size // self._block)
-        masking.apply_bits[(len(scores), blocks)](
-            scores,
-            bits,
-            rows,
+            logits,
+            self.make_scores(count) if scores is None else scores,
+            asked,
+            masks,
             self._delta,
-            scores.stride(0),
-            self.vocab_size,
-            bits.shape[1],
-            ADDS=adds,
-            BLOCK=self._block,
         )
+        if self.drafting is None or hidden is None:
+            return Found(found, listed)
+        return Found(found, listed, self.drafting.guess(hidden, found))

@@ -1,0 +1,175 @@
+"""Launches of the kernels that choose: a look at every score, and a choice of what that leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from tgi_trio.shard.sampling.base import WIDTHS
+from tgi_trio.shard.torch_backend.kernels import choosing, surveying
+from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
+
+if TYPE_CHECKING:
+    from tgi_trio.shard.torch_backend.sampling.device_sampler import Asked, DeviceMasks
+
+# Tokens of a program, and their warps: in registers of those who look them over.
+PART: Final = 4096
+SURVEY_WARPS: Final = 4
+STRIP: Final = 512  # of them edited together
+# Scores looked at together by those who choose, who wait for memory most of the time: what
+# registers hold without a spill.
+CHOSEN_BLOCK: Final = 4096
+CHOSEN_WARPS: Final = 8
+SHORTLIST: Final = 8192  # tokens of one; a row whose shortlist is longer is looked at as a whole
+_LINE: Final = 32  # numbers: rows of scores are multiples of it
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What those who look over the scores tell those who choose, by choice; see `surveying.py`."""
+
+    parts: torch.Tensor
+    depths: torch.Tensor
+    cuts: torch.Tensor
+    plans: torch.Tensor
+
+
+class ChoiceKernels:
+    """The kernels as they are launched for one vocabulary on one device."""
+
+    def __init__(self, vocab_size: int, eos: torch.Tensor, device: torch.device, most: int) -> None:
+        """`eos` int32 [N]; `most`: choices of a step."""
+        padded = max(16, 1 << (vocab_size - 1).bit_length())
+        self._vocab_size = vocab_size
+        self._eos = eos
+        self._device = device
+        self._part, self._block = min(PART, padded), min(CHOSEN_BLOCK, padded)
+        self._parts = -(-vocab_size // self._part)
+        self._room = min(SHORTLIST, -(-vocab_size // _LINE) * _LINE)
+        self._width = -(-vocab_size // _LINE) * _LINE + 2 * self._room
+        self._arrived = torch.zeros(most, dtype=torch.int32, device=device)
+        self._unmasked = torch.full((most,), -1, dtype=torch.int32, device=device)
+
+    def make_scores(self, choices: int) -> torch.Tensor:
+        """Return memory for edited scores, float32 [choices, >= vocab], and for shortlists."""
+        shape = (choices, self._width)
+        return torch.empty(shape, dtype=torch.float32, device=self._device)
+
+    def launch(
+        self,
+        found: torch.Tensor,
+        listed: torch.Tensor,
+        chosen: torch.Tensor,
+        counts: torch.Tensor,
+        logits: torch.Tensor,
+        scores: torch.Tensor,
+        asked: Asked,
+        masks: DeviceMasks | None,
+        delta: float,
+    ) -> None:
+        """Choose from `logits` [C, >= vocab]; the rest as in the kernels."""
+        seen = self._make_seen(len(logits))
+        self._survey(found, chosen, counts, logits, scores, asked, masks, delta, seen)
+        choosing.choose_tokens[(self._parts, len(logits))](
+            found,
+            chosen,
+            listed,
+            asked.targets,
+            logits,
+            scores,
+            asked.temperatures,
+            asked.samples,
+            asked.uniforms,
+            asked.top_k,
+            asked.top_p,
+            asked.typical_p,
+            asked.floors,
+            asked.lists,
+            seen.parts,
+            seen.cuts,
+            seen.plans,
+            self._arrived,
+            asked.room,
+            logits.stride(0),
+            scores.stride(0),
+            self._vocab_size,
+            FEW=WIDTHS[-1],
+            PART=self._part,
+            BLOCK=self._block,
+            DEPTHS=DEPTHS,
+            ROOM=self._room,
+            num_warps=CHOSEN_WARPS,
+        )
+
+    def _survey(
+        self,
+        found: torch.Tensor,
+        chosen: torch.Tensor,
+        counts: torch.Tensor,
+        logits: torch.Tensor,
+        scores: torch.Tensor,
+        asked: Asked,
+        masks: DeviceMasks | None,
+        delta: float,
+        seen: _Seen,
+    ) -> None:
+        none = self._unmasked
+        surveying.survey_scores[(self._parts, len(logits))](
+            found,
+            chosen,
+            asked.targets,
+            logits,
+            scores,
+            counts,
+            asked.slots,
+            asked.starts,
+            asked.entries,
+            asked.frequency,
+            asked.presence,
+            asked.unit,
+            asked.repetition,
+            asked.early,
+            self._eos,
+            none if masks is None else masks.bits,
+            none if masks is None else masks.green,
+            none if masks is None else masks.allowed,
+            delta,
+            asked.temperatures,
+            asked.samples,
+            asked.uniforms,
+            asked.top_k,
+            asked.top_p,
+            asked.typical_p,
+            asked.floors,
+            asked.lists,
+            seen.parts,
+            seen.depths,
+            seen.cuts,
+            seen.plans,
+            self._arrived,
+            len(logits),
+            0 if masks is None else masks.bits.shape[1],
+            logits.stride(0),
+            scores.stride(0),
+            self._vocab_size,
+            EOS=len(self._eos),
+            PARTS=max(2, 1 << (self._parts - 1).bit_length()),
+            PART=self._part,
+            STRIP=min(STRIP, self._part),
+            DEPTHS=DEPTHS,
+            ROOM=self._room,
+            num_warps=SURVEY_WARPS,
+        )
+
+    def _make_seen(self, choices: int) -> _Seen:
+        def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.empty((choices, *shape), dtype=dtype, device=self._device)
+
+        return _Seen(
+            make(torch.float64, self._parts, 3),
+            make(torch.int32, self._parts, DEPTHS),
+            make(torch.int32, self._parts, 2),
+            make(torch.float64, 5),
+        )
