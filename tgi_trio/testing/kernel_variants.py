@@ -15,23 +15,24 @@ from tgi_trio.shard.torch_backend.kernels import (
     choosing,
     combining,
     counting,
+    few_rows,
     filling,
     following,
     fused,
     grouped,
     lookup,
-    one_row,
     surveying,
 )
 from tgi_trio.shard.torch_backend.kernels import routing as routing_kernel
 from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
+from tgi_trio.shard.torch_backend.layers.few_rows import WARPS as FEW_WARPS
+from tgi_trio.shard.torch_backend.layers.few_rows import choose_tile as choose_few_tile
 from tgi_trio.shard.torch_backend.layers.grouped_experts import (
     router_tile,
     router_warps,
     tokens_of_a_program,
 )
-from tgi_trio.shard.torch_backend.layers.one_row import TILES
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.sampling import choice_kernels
 from tgi_trio.shard.torch_backend.torch_device import Generation
@@ -69,8 +70,8 @@ class Variant:
 def variants(generation: Generation) -> Iterator[Variant]:
     """Yield what devices of a generation are given."""
     yield from _attention(generation)
-    yield from _between_products()
-    yield from _one_row()
+    yield from _between_products(generation)
+    yield from _few_rows(generation)
     yield from _latent_keys()
     yield from _sampler()
     yield from _routing()
@@ -107,12 +108,13 @@ def _attention(generation: Generation) -> Iterator[Variant]:
     ):
         for divided in (True, False):
             yield _attend_latents(dtype, heads, decodes, divided, codes)
+    overlaps = generation == "hopper"
     for dim in (64, 128, 256, 512):
         yield Variant(
             f"merge_parts bf16 {dim}",
             paged_kernel.merge_parts,
             (BF16, F32, F32, F32, "i32"),
-            {"DIM": dim, "PADDED_DIM": dim, "MOST": 32},
+            {"DIM": dim, "PADDED_DIM": dim, "MOST": 32, "OVERLAPS": overlaps},
             warps=4 if dim > 256 else 2,
         )
 
@@ -143,6 +145,7 @@ def _attend(
         "SINKS": False,
         "AHEAD": False,
         "CODES": "",
+        "OVERLAPS": generation == "hopper",
     }
     cached = U8 if eight_bits else dtype
     mode = "decode" if decodes else "prefill"
@@ -192,7 +195,8 @@ def _attend_latents(
     )
 
 
-def _between_products() -> Iterator[Variant]:
+def _between_products(generation: Generation) -> Iterator[Variant]:
+    overlaps = generation == "hopper"
     sums: tuple[tuple[int, str, int, int, bool], ...] = (
         *((2048, "rms", 0, 0, False), (5120, "rms", 0, 0, False)),
         *((3584, "rms_plus_one", 0, 0, False), (8192, "layer", 0, 0, False)),
@@ -224,6 +228,7 @@ def _between_products() -> Iterator[Variant]:
                 "HAS_GAIN": True,
                 "HAS_BIAS": kind == "layer",
                 "WIDENS": widens,
+                "OVERLAPS": overlaps,
             },
             warps=count_warps(padded),
         )
@@ -233,7 +238,8 @@ def _between_products() -> Iterator[Variant]:
             f"gate bf16 {act}{' limits paired' if limits else ''}",
             fused.gate,
             (BF16, BF16, "fp32"),
-            {"SIZE": 14336, "BLOCK": 1024, "ACT": act, "LIMITS": limits, "PAIRED": limits},
+            {"SIZE": 14336, "BLOCK": 1024, "ACT": act, "LIMITS": limits, "PAIRED": limits}
+            | {"OVERLAPS": overlaps},
         )
     for dim, rotary, norm, interleaved, codes in (
         (64, 64, "", False, ""),
@@ -266,18 +272,50 @@ def _between_products() -> Iterator[Variant]:
                 "CODES": codes,
                 "FIRST": 0,
                 "BLOCK": count_heads(dim),
+                "OVERLAPS": overlaps,
             },
         )
 
 
-def _one_row() -> Iterator[Variant]:
-    for tile in TILES:
-        yield Variant(
-            f"multiply_row bf16 {tile.outputs}x{tile.depth}",
-            one_row.multiply_row,
-            (BF16, BF16, BF16, BF16, "i32" + EVEN, "i32" + EVEN),
-            {"HAS_BIAS": True, "OUTPUTS": tile.outputs, "DEPTH": tile.depth},
-        )
+def _few_rows(generation: Generation) -> Iterator[Variant]:
+    cases: list[tuple[str, int, str, str, bool]] = [
+        ("", inputs, "", "", ahead) for inputs in (2048, 4096) for ahead in (False, True)
+    ]
+    cases += [("", inputs, "", "", False) for inputs in (8192, 14336)]
+    cases += [(kind, 4096, "", act, False) for kind in ("rms", "layer") for act in ("", "silu")]
+    cases += [("rms_plus_one", 3584, "rms_plus_one", "gelu_tanh", False)]
+    for kind, inputs, first, act, ahead in cases:
+        for rows in (1, 2):
+            tile = choose_few_tile(inputs, rows, gated=bool(act))
+            more = [first and "post", act, "ahead" if ahead else ""]
+            vectors = (F32 if first else BF16,) * 4
+            yield Variant(
+                " ".join(["multiply_few bf16", f"{rows}x{inputs}", kind, *more]).rstrip(),
+                few_rows.multiply_few,
+                ((BF16,) * 7 + vectors + ("fp32",) * 3 + (BF16, "i32", "i32")),
+                {
+                    "ROWS": rows,
+                    "INPUTS": inputs,
+                    "PADDED": pad_dim(inputs),
+                    "HAS_BIAS": kind == "layer",
+                    "ADDS": bool(kind),
+                    "ADDS_SECOND": False,
+                    "SCALES": False,
+                    "FIRST_KIND": first,
+                    "HAS_FIRST_GAIN": bool(first),
+                    "HAS_FIRST_BIAS": False,
+                    "KIND": kind,
+                    "HAS_GAIN": bool(kind),
+                    "HAS_NORM_BIAS": kind == "layer",
+                    "ACT": act,
+                    "OUTPUTS": tile.outputs,
+                    "AHEAD": int(ahead),
+                    "SOON_HALVES": True,
+                    "THREADS": 32 * FEW_WARPS,
+                    "OVERLAPS": generation == "hopper",
+                },
+                warps=FEW_WARPS,
+            )
 
 
 def _latent_keys() -> Iterator[Variant]:

@@ -24,7 +24,9 @@ from tgi_trio.testing.stand_in_tensor import RecordingBroken
 
 MEMORY = 8 << 30  # bytes that the device says it has
 NAME = "a device that is not there"
-PROPERTIES: Final = SimpleNamespace(major=9, minor=0, shared_memory_per_block_optin=227 << 10)
+PROPERTIES: Final = SimpleNamespace(
+    major=9, minor=0, shared_memory_per_block_optin=227 << 10, multi_processor_count=4
+)
 
 
 @dataclass

@@ -19,7 +19,9 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     drive,
     start,
 )
+from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import few_rows  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(2, longest=2 * BLOCK)
@@ -34,11 +36,25 @@ FAMILIES = (
 )
 
 
+class FallingTimes:
+    """Has all that can be done in other ways done in the last of them: decodes' own products."""
+
+    def __init__(self, *_: object) -> None:
+        self._last = 1.0
+
+    def __call__(self, work: Callable[[], object]) -> float:
+        work()
+        self._last /= 2
+        return self._last
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_says_what_it_says_on_the_cpu(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
+    monkeypatch.setattr(few_rows, "_fits", lambda linear: linear.packed is None)
     folder = checkpoint(family)  # transformers makes it without a device
     expected = drive(start(folder, "cpu"), TEXTS, ASKED, 3)
     with StandInDevice() as device:
@@ -46,6 +62,7 @@ def test_it_says_what_it_says_on_the_cpu(
         ours = drive(runner, TEXTS, ASKED, 3, device=device)
     agree(ours, expected)
     assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
+    assert all(each.linear.fused == {1, 2} for each in runner.model.projections())
 
 
 def test_guesses_through_states_are_computed_one_after_another(

@@ -27,8 +27,12 @@ from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
 from tgi_trio.shard.torch_backend.heads import TorchHeads
 from tgi_trio.shard.torch_backend.image_pages import ImagePages
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
+from tgi_trio.shard.torch_backend.layers.few_rows import (
+    Projection,
+    Seconds,
+    choose_for_few_rows,
+)
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.one_row import Seconds, choose_for_one_row
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler, permutation
@@ -59,6 +63,7 @@ class DeviceModel(Protocol):
     @property
     def kv_shape(self) -> KVShape: ...
     def linears(self) -> Iterable[Linear]: ...
+    def projections(self) -> Iterable[Projection]: ...
     @property
     def forward(self) -> DecodeForward: ...
     @property
@@ -161,8 +166,8 @@ def _chain(chooser: DeviceSampler, eos_ids: Iterable[int], guesses: Guesses) -> 
 
 
 def _row_choice(model: DeviceModel, seconds: Seconds) -> Callable[[], None]:
-    """Return what chooses how a lone row is multiplied; see `layers/one_row.py`."""
-    return lambda: choose_for_one_row(model.linears(), seconds)
+    """Return what chooses how few rows are multiplied; see `layers/few_rows.py`."""
+    return lambda: choose_for_few_rows(model.linears(), model.projections(), seconds)
 
 
 def _device_sampler(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 from typing import Any, Final, Literal
 
 import torch
@@ -50,3 +51,23 @@ def generation(device: torch.device) -> Generation:
     found: Any = torch.cuda.get_device_properties(device)
     large = found.shared_memory_per_block_optin >= _HOPPER_SHARED
     return "hopper" if large and found.major >= 9 else "ampere"
+
+
+@functools.cache  # every launch asks
+def overlap(device: torch.device) -> dict[str, bool]:
+    """Return what kernels are launched with: whether one may begin before the one before has ended.
+
+    Both what Triton launches it with and its constant; see `kernels/overlapping.py`.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1" or generation(device) != "hopper":
+        return {"OVERLAPS": False}
+    return {"OVERLAPS": True, "launch_pdl": True}
+
+
+@functools.cache
+def count_multiprocessors(device: torch.device) -> int:
+    """Return how many programs a device runs at least at the same time."""
+    if device.type != "cuda":
+        return 1
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count

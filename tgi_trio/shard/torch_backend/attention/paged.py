@@ -29,7 +29,7 @@ from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.staging import Array, Staging, rest, split
-from tgi_trio.shard.torch_backend.torch_device import generation
+from tgi_trio.shard.torch_backend.torch_device import generation, overlap
 
 # Programs up to which a tile is divided: a few for each multiprocessor of a large device. An H100
 # showed that dividing pays up to there, and costs a little beyond.
@@ -233,6 +233,7 @@ class PagedAttention(CapturableAttention):
             SINKS=layer.sinks is not None,
             AHEAD=lasts is not None,
             CODES=batch.cache.codes,
+            **overlap(query.device),
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -321,6 +322,7 @@ class _Work:
                 DIM=dim,
                 PADDED_DIM=pad_dim(dim),
                 MOST=_MOST_PARTS,
+                **overlap(self.out.device),
                 num_warps=4 if dim > _WIDE else 2,
             )
         return self.out.view(tokens, -1)

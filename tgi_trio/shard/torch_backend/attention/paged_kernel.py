@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.eight_bits import decode_like
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -54,7 +55,10 @@ def attend_tile(
     SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     AHEAD: tl.constexpr,  # queries see tokens behind their own
     CODES: tl.constexpr,  # see `eight_bits.py`
+    OVERLAPS: tl.constexpr,
 ):
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     kv_head, part = tl.program_id(1), tl.program_id(2)
     table, start, count, context, token, head, position, real = find_tile(
         tables, width, contexts, query_starts, tile_rows, tile_starts, GROUP, LANES
@@ -247,8 +251,11 @@ def merge_parts(
     DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     MOST: tl.constexpr,  # parts there can be, a power of two
+    OVERLAPS: tl.constexpr,
 ):
     """Weigh a query head's parts by their masses; one program each."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     which = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, MOST)
     there = part < count

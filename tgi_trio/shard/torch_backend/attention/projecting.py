@@ -11,6 +11,7 @@ from tgi_trio.shard.torch_backend.kernels.fused import rotate_and_write, write_l
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.torch_device import overlap
 
 _ELEMENTS: Final = 2048  # of a program of four warps: 16 numbers a thread, twice
 
@@ -69,6 +70,7 @@ def write_projected(
         CODES=codes,
         FIRST=first,
         BLOCK=block,
+        **overlap(qkv.device),
     )
     return query
 

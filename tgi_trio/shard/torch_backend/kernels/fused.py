@@ -11,6 +11,7 @@ import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.combining import sum_experts
 from tgi_trio.shard.torch_backend.kernels.eight_bits import store_number
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 
 
 @triton.jit
@@ -72,8 +73,11 @@ def add_and_normalise(
     HAS_GAIN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     WIDENS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Add what a layer has found to a hidden state and normalise the sum; one program a token."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     dtype = x.dtype.element_ty
     place = tl.arange(0, PADDED)[None, :]
     inside = place < SIZE
@@ -87,22 +91,10 @@ def add_and_normalise(
             )
         else:
             more = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
-        if FIRST_KIND != "":
-            more = normalise(
-                more,
-                place,
-                first_gain,
-                first_bias,
-                first_eps,
-                SIZE,
-                FIRST_KIND,
-                HAS_FIRST_GAIN,
-                HAS_FIRST_BIAS,
-            )
-            more = more.to(dtype).to(tl.float32)
-        if SCALES:
-            more = (more * scale).to(dtype).to(tl.float32)
-        value = (value + more).to(dtype).to(tl.float32)
+        value = add_found(
+            value, more, place, first_gain, first_bias, first_eps, scale, dtype,
+            SIZE, SCALES, FIRST_KIND, HAS_FIRST_GAIN, HAS_FIRST_BIAS,
+        )  # fmt: skip
         if ADDS_SECOND:
             value += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
             value = value.to(dtype).to(tl.float32)
@@ -112,6 +104,31 @@ def add_and_normalise(
         tl.store(normed + at, value.to(dtype), mask=inside)
         if WIDENS:
             tl.store(wide + at, value.to(dtype).to(tl.float32), mask=inside)
+
+
+@triton.jit
+def add_found(
+    value,  # float32 [rows, padded SIZE]
+    more,
+    place,  # [1, padded SIZE]
+    gain,  # [SIZE], read where HAS_GAIN
+    bias,
+    eps,
+    scale,
+    dtype: tl.constexpr,
+    SIZE: tl.constexpr,
+    SCALES: tl.constexpr,
+    KIND: tl.constexpr,  # "": `more` is not normalised
+    HAS_GAIN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """Return value + scale * norm(more), rounded as torch does at each step."""
+    if KIND != "":
+        more = normalise(more, place, gain, bias, eps, SIZE, KIND, HAS_GAIN, HAS_BIAS)
+        more = more.to(dtype).to(tl.float32)
+    if SCALES:
+        more = (more * scale).to(dtype).to(tl.float32)
+    return (value + more).to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -142,8 +159,11 @@ def gate(
     ACT: tl.constexpr,
     LIMITS: tl.constexpr,
     PAIRED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Return act(gate) * up; LIMITS: as `layers/gating.py` has it."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     dtype = out.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -195,8 +215,11 @@ def rotate_and_write(
     CODES: tl.constexpr,  # of the cache; see `eight_bits.py`
     FIRST: tl.constexpr,  # head to begin with: HEADS where queries stay as they are
     BLOCK: tl.constexpr,  # heads of a program
+    OVERLAPS: tl.constexpr,
 ):
     """Clip, normalise and rotate queries and keys; write keys and values to their slots."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     head = FIRST + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]

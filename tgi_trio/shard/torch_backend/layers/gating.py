@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, Activation
-from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 
 # Those that `kernels/fused.py` knows, by its names.
 _KERNELS: Final[dict[Activation, str]] = {
@@ -71,5 +71,6 @@ class Gate:
             ACT=name,
             LIMITS=self.limit > 0,
             PAIRED=self.paired,
+            **overlap(inner.device),
         )
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -11,22 +12,32 @@ from torch.nn import functional
 _PACK_FROM = 1 << 19
 
 
+class Soon(NamedTuple):
+    """Weights that are read behind a linear's, which it may bring nearer while it waits."""
+
+    weight: torch.Tensor
+    halves: bool  # both halves of it are read together
+
+
 class Linear:
     """y = x W^T + b. `weight` [out, in], `bias` [out] or None."""
 
-    __slots__ = ("_bytes", "bias", "one_row", "packed", "weight")
+    __slots__ = ("_bytes", "bias", "few_rows", "fused", "packed", "soon", "weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
         self.packed: torch.Tensor | None = None
-        # Multiplies a lone row where that takes less than the library does; see `one_row.py`.
-        self.one_row: Callable[[Linear, torch.Tensor], torch.Tensor] | None = None
+        # What multiplies so many rows where that takes less than the library does, and of how many
+        # what lies around the product is done with it; see `few_rows.py`.
+        self.few_rows: dict[int, Callable[[Linear, torch.Tensor], torch.Tensor]] = {}
+        self.fused: frozenset[int] = frozenset()
+        self.soon: Soon | None = None
         self._bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.one_row is not None and x.shape[:-1].numel() == 1:
-            return self.one_row(self, x)
+        if self.few_rows and (multiply := self.few_rows.get(x.shape[:-1].numel())):
+            return multiply(self, x)
         if self.packed is None:
             return functional.linear(x, self.weight, self.bias)
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(

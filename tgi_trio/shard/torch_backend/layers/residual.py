@@ -8,7 +8,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 
 _MOST = 1 << 15  # numbers of a token that a program holds
 
@@ -74,41 +74,65 @@ def _launch(
     size = x.shape[-1]
     normed = x if norm is None else torch.empty_like(x)
     summed = x if addends is None else torch.empty_like(x)
-    first, second, inner, scale = addends or Addends(x)
+    first = x if addends is None else addends.first
     found = first if isinstance(first, ExpertParts) else None
+    whole, *rest = addend_arguments(x, addends, norm)
     padded = 1 << (size - 1).bit_length()
     fused.add_and_normalise[(len(x),)](
         normed,
         x if wide is None else wide,
         summed,
         x,
-        first.parts if isinstance(first, ExpertParts) else first.contiguous(),
+        whole if found is None else found.parts,
         x if found is None else found.weights,
         x if found is None or found.doors is None else found.doors,
+        *rest,
+        SIZE=size,
+        PADDED=padded,
+        **addend_constants(addends),
+        PER_TOKEN=0 if found is None else found.per_token,
+        SHARED=0 if found is None else found.shared,
+        HAS_DOOR=found is not None and found.doors is not None,
+        KIND="" if norm is None else norm.kind,
+        HAS_GAIN=norm is not None and norm.weight is not None,
+        HAS_BIAS=norm is not None and norm.bias is not None,
+        WIDENS=wide is not None,
+        **overlap(x.device),
+        num_warps=count_warps(padded),
+    )
+    return summed, summed if norm is None else normed
+
+
+def addend_arguments(
+    x: torch.Tensor, addends: Addends | None, norm: Norm | None
+) -> tuple[torch.Tensor | float, ...]:
+    """Return what kernels that add and normalise are given, from `first` to `scale`.
+
+    In place of what is not there, or not whole, `x`, which they do not read.
+    """
+    first, second, inner, scale = addends or Addends(x)
+    return (
+        x if isinstance(first, ExpertParts) else first.contiguous(),
         x if second is None else second.contiguous(),
         *_vectors(inner, x),
         *_vectors(norm, x),
         0.0 if inner is None else inner.eps,
         0.0 if norm is None else norm.eps,
         scale,
-        SIZE=size,
-        PADDED=padded,
-        ADDS=addends is not None,
-        PER_TOKEN=0 if found is None else found.per_token,
-        SHARED=0 if found is None else found.shared,
-        HAS_DOOR=found is not None and found.doors is not None,
-        ADDS_SECOND=second is not None,
-        SCALES=scale != 1.0,
-        FIRST_KIND="" if inner is None else inner.kind,
-        HAS_FIRST_GAIN=inner is not None and inner.weight is not None,
-        HAS_FIRST_BIAS=inner is not None and inner.bias is not None,
-        KIND="" if norm is None else norm.kind,
-        HAS_GAIN=norm is not None and norm.weight is not None,
-        HAS_BIAS=norm is not None and norm.bias is not None,
-        WIDENS=wide is not None,
-        num_warps=count_warps(padded),
     )
-    return summed, summed if norm is None else normed
+
+
+def addend_constants(addends: Addends | None) -> dict[str, bool | str]:
+    """Return what kernels that add have been compiled for."""
+    second, inner, scale = (None, None, 1.0) if addends is None else addends[1:]
+    return {
+        "ADDS": addends is not None,
+        "ADDS_SECOND": second is not None,
+        "SCALES": scale != 1.0,
+        "FIRST_KIND": "" if inner is None else inner.kind,
+        "HAS_FIRST_GAIN": inner is not None and inner.weight is not None,
+        "HAS_FIRST_BIAS": inner is not None and inner.bias is not None,
+    }
 
 
 def _vectors(norm: Norm | None, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,6 +20,7 @@ from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.crossing import Looks, Sight
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
+from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
@@ -118,6 +119,17 @@ class Decoder:
             if isinstance(layer.mlp, DenseMlp):
                 yield from (layer.mlp.up, layer.mlp.down)
         yield self.head
+
+    def projections(self) -> Iterator[Projection]:
+        """Yield the linears of `linears` that read a norm of a sum."""
+        for i, layer in enumerate(self.layers):
+            if i > 0 and layer.attention is not None and self._attends_alone(layer):
+                before = self._addends_of_mlp(self.layers[i - 1], layer.attention.qkv.weight)
+                yield Projection(layer.attention.qkv, layer.attention_norm, None, before)
+            if isinstance(layer.mlp, DenseMlp) and not self.spec.parallel:
+                up, after = layer.mlp.up, layer.attention and layer.attention.output
+                before = self._addends_of_attention(layer, up.weight)
+                yield Projection(up, layer.mlp_norm, layer.mlp.act, before, after)
 
     @property
     def prefix_reuse(self) -> bool:
@@ -255,8 +267,7 @@ class Decoder:
         """Return `logits` in the dtype that the head computes them in."""
         if self.taps:
             hidden = hidden[:, : self.spec.hidden_size].contiguous()
-        if self.final_norm is not None:
-            hidden = self.final_norm(hidden)
+        hidden = add_and_normalise(hidden, None, self.final_norm)[1]
         extra = self.spec.extra_tokens
         logits = gather_logits(self.head(hidden), self.spec.vocab_size - extra, self.ranks)
         if self.spec.logit_scale != 1.0:
@@ -297,22 +308,34 @@ class Decoder:
         states: StepStates | None,
     ) -> tuple[torch.Tensor, Addends | None]:
         """Return a hidden state and what is still to be added: the next norm is of the sum."""
-        layer, scale = self.layers[index], self.spec.residual_scale
-        if layer.attention is not None or layer.mixer is not None:
+        layer = self.layers[index]
+        if layer.attention is not None and self._attends_alone(layer):
+            own, steps = layer.attention, self._head_steps[index]
+            x, qkv = project(own.qkv, x, addends, layer.attention_norm)
+            mixed = self._all_reduce(self._attend(own, steps, qkv, tables, attention, batch))
+            addends = self._addends_of_attention(layer, mixed)
+        elif layer.attention is not None or layer.mixer is not None:
             x, normed = add_and_normalise(x, addends, layer.attention_norm)
             mixed = self._mix(index, normed, tables, attention, batch, states)
-            addends = Addends(mixed, norm=layer.attention_post_norm, scale=scale)
+            addends = self._addends_of_attention(layer, mixed)
             if self.spec.parallel and layer.mlp is not None:
                 inner = layer.mlp_norm(x) if layer.mlp_norm else normed
                 return x, addends._replace(second=self._all_reduce(layer.mlp(inner)))
         if layer.mlp is not None:
             x, found = self._feed_forward(layer.mlp, layer.beside, x, addends, layer.mlp_norm)
-            addends = Addends(
-                found,
-                norm=layer.mlp_post_norm,
-                scale=scale * self.spec.mlp_scale,
-            )
+            addends = self._addends_of_mlp(layer, found)
         return x, addends
+
+    def _attends_alone(self, layer: Layer) -> bool:
+        """Return whether nothing but attention reads the norm of what comes into a layer."""
+        return not layer.mixer and not self.spec.parallel and self.spec.attention_scale == 1.0
+
+    def _addends_of_attention(self, layer: Layer, mixed: torch.Tensor) -> Addends:
+        return Addends(mixed, norm=layer.attention_post_norm, scale=self.spec.residual_scale)
+
+    def _addends_of_mlp(self, layer: Layer, found: torch.Tensor | ExpertParts) -> Addends:
+        scale = self.spec.residual_scale * self.spec.mlp_scale
+        return Addends(found, norm=layer.mlp_post_norm, scale=scale)
 
     def _use_block(
         self,
@@ -333,7 +356,8 @@ class Decoder:
         if own is None or mlp is None or use is None or norm is None or mlp_norm is None:
             raise ValueError(f"layer {index} uses a block that lacks parts")
         both = norm(torch.cat((x, first), dim=-1))
-        attended = self._all_reduce(self._attend(own, steps, both, tables, attention, batch))
+        attended = self._attend(own, steps, own.qkv(both), tables, attention, batch)
+        attended = self._all_reduce(attended)
         said = self._all_reduce(mlp(mlp_norm(attended)))
         mixed = self._all_reduce(self._keep(index, use.join(x, said), states))
         return Addends(mixed, norm=layer.attention_post_norm, scale=self.spec.residual_scale)
@@ -353,8 +377,12 @@ class Decoder:
                 return x, mlp.find(inner, wide)
             x, inner = add_and_normalise(x, addends, norm)
             return x, mlp.find(inner, inner)
-        x, inner = add_and_normalise(x, addends, norm)
-        found = self._all_reduce(mlp(inner))
+        if isinstance(mlp, DenseMlp):
+            x, opened = project(mlp.up, x, addends, norm, mlp.act)
+            found = self._all_reduce(mlp.down(opened))
+        else:
+            x, inner = add_and_normalise(x, addends, norm)
+            found = self._all_reduce(mlp(inner))
         if beside is not None:
             found = beside.join(found, self._all_reduce(beside(x)))
         return x, found
@@ -388,7 +416,7 @@ class Decoder:
         parts = []
         if layer.attention is not None:
             own, steps = layer.attention, self._head_steps[index]
-            attended = self._attend(own, steps, normed, tables, attention, batch)
+            attended = self._attend(own, steps, own.qkv(normed), tables, attention, batch)
             scale = self.spec.attention_scale
             parts.append(attended if scale == 1.0 else attended * scale)
         if layer.mixer is not None:
@@ -406,13 +434,13 @@ class Decoder:
         self,
         layer: Attention,
         steps: HeadSteps,
-        x: torch.Tensor,
+        qkv: torch.Tensor,
         tables: RotaryTables,
         attention: AttentionBackend,
         batch: Any,
     ) -> torch.Tensor:
-        """Return this rank's part of the sum that attention is."""
-        qkv, gate = layer.qkv(x), None
+        """Return this rank's part of the sum that attention is, of what its `qkv` projects."""
+        gate = None
         if self.spec.gated_attention or self.spec.gated_heads:
             width = layer.shape.heads * (layer.shape.head_dim if self.spec.gated_attention else 1)
             qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)

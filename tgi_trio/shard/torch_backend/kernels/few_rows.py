@@ -1,0 +1,128 @@
+"""Products of a matrix and one or two rows, at the pace at which the matrix is read.
+
+As many programs as a device runs together share a matrix. Each keeps the whole rows in registers,
+so what lies around the product is done in its launch: rows are added up and normalised once as they
+are read, gates are applied to what they are for as both come out. The next weights are on their way
+while these are multiplied, and the first before a program waits for the kernels before it. Where it
+waits long, for attention, what is read after them is brought to the cache meanwhile.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tgi_trio.shard.torch_backend.kernels.fused import activate, add_found, normalise
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
+
+LINE = tl.constexpr(64)  # numbers of 128 bytes
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["outputs", "soon_lines"])
+def multiply_few(
+    out,  # [ROWS, outputs]
+    x,  # [ROWS, INPUTS]
+    weight,  # [outputs, INPUTS]; with ACT twice as many: gates, then what they are for
+    bias,  # of each of these; read with HAS_BIAS only
+    summed,  # [ROWS, INPUTS]: x and what is added; written where ADDS, as the others are read
+    first,  # [ROWS, INPUTS]: normalised with FIRST_KIND, times `scale`
+    second,  # [ROWS, INPUTS], with ADDS_SECOND
+    first_gain,  # [INPUTS], as are the others; read where HAS_FIRST_GAIN
+    first_bias,
+    gain,
+    norm_bias,
+    first_eps, eps, scale,
+    soon,  # weights that are read behind these, with AHEAD
+    soon_lines,  # of 128 bytes; of a half of them with SOON_HALVES
+    outputs,
+    ROWS: tl.constexpr,  # a power of two
+    INPUTS: tl.constexpr,
+    PADDED: tl.constexpr,  # the next power of two
+    HAS_BIAS: tl.constexpr,
+    ADDS: tl.constexpr, ADDS_SECOND: tl.constexpr, SCALES: tl.constexpr,
+    FIRST_KIND: tl.constexpr,  # "": none
+    HAS_FIRST_GAIN: tl.constexpr, HAS_FIRST_BIAS: tl.constexpr,
+    KIND: tl.constexpr,  # "": the rows are multiplied as they are
+    HAS_GAIN: tl.constexpr, HAS_NORM_BIAS: tl.constexpr,
+    ACT: tl.constexpr,  # "": no gates
+    OUTPUTS: tl.constexpr,  # of a program at a time, a power of two
+    AHEAD: tl.constexpr,  # lines brought to the cache by each thread of a program
+    SOON_HALVES: tl.constexpr,  # the two halves of what is read soon are read together
+    THREADS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Multiply rows by a matrix; sums are of float32 numbers."""
+    let_next_begin(OVERLAPS)
+    dtype = x.dtype.element_ty
+    place = tl.arange(0, PADDED)[None, None, :]
+    column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)[None, :, None]
+    step = tl.num_programs(0) * OUTPUTS
+    w, v = load_weights(weight, column, place, outputs, INPUTS, ACT)
+    if AHEAD:
+        own = tl.maximum(outputs - step, 0) * (INPUTS // LINE)  # lines that come behind the first
+        for i in tl.static_range(AHEAD):
+            line = (tl.program_id(0) * AHEAD + i) * THREADS + tl.arange(0, THREADS)
+            bring_ahead(weight + step.to(tl.int64) * INPUTS, own, line, False)
+            bring_ahead(soon, soon_lines, line - own, SOON_HALVES)
+    wait_for_earlier(OVERLAPS)
+    row = tl.arange(0, ROWS)[:, None]
+    flat = tl.arange(0, PADDED)[None, :]
+    at = row * INPUTS + flat
+    inside = flat < INPUTS
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        more = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
+        value = add_found(
+            value, more, flat, first_gain, first_bias, first_eps, scale, dtype,
+            INPUTS, SCALES, FIRST_KIND, HAS_FIRST_GAIN, HAS_FIRST_BIAS,
+        )
+        if ADDS_SECOND:
+            value += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
+            value = value.to(dtype).to(tl.float32)
+        if tl.program_id(0) == 0:
+            tl.store(summed + at, value.to(dtype), mask=inside)
+    if KIND != "":
+        value = normalise(value, flat, gain, norm_bias, eps, INPUTS, KIND, HAS_GAIN, HAS_NORM_BIAS)
+    a = value.to(dtype)[:, None, :].to(tl.float32)
+    for low in range(0, outputs, step):
+        next_w, next_v = load_weights(weight, column + low + step, place, outputs, INPUTS, ACT)
+        found = tl.sum(w.to(tl.float32) * a, 2)
+        now = low + tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
+        there = now < outputs
+        if HAS_BIAS:
+            found += tl.load(bias + now, mask=there, other=0.0).to(tl.float32)
+        if ACT != "":
+            up = tl.sum(v.to(tl.float32) * a, 2)
+            if HAS_BIAS:
+                up += tl.load(bias + outputs + now, mask=there, other=0.0).to(tl.float32)
+            opened = activate(found.to(dtype).to(tl.float32), ACT).to(dtype).to(tl.float32)
+            found = opened * up.to(dtype).to(tl.float32)
+        tl.store(out + row * outputs + now, found.to(dtype), mask=there)
+        w, v = next_w, next_v
+# fmt: on
+
+
+@triton.jit
+def bring_ahead(weight, lines, line, HALVES: tl.constexpr):
+    """Have those of the lines [...] of some weights that there are brought to the cache."""
+    there = (line >= 0) & (line < (lines * 2 if HALVES else lines))
+    if HALVES:
+        line = line // 2 + line % 2 * lines
+    at = weight + line.to(tl.int64) * LINE
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r", [at, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def load_weights(weight, column, place, outputs, INPUTS: tl.constexpr, ACT: tl.constexpr):
+    """Return weights [1, columns, places], and with ACT those of what the columns are gates for."""
+    inside = (column < outputs) & (place < INPUTS)
+    at = weight + column.to(tl.int64) * INPUTS + place
+    w = tl.load(at, mask=inside, other=0.0)
+    v = w
+    if ACT != "":
+        v = tl.load(at + outputs.to(tl.int64) * INPUTS, mask=inside, other=0.0)
+    return w, v

@@ -1,0 +1,27 @@
+"""Kernels that begin before the one before them has ended ("programmatic dependent launch").
+
+From compute capability 9.0 on, NVIDIA's alone. A kernel that is launched so (`launch_pdl`) begins
+once every program of the one before it has called `let_next_begin`, or ended. What it does before
+`wait_for_earlier` it may do with what no kernel writes: weights. Behind it all earlier kernels have
+ended, as each of them has waited itself, and what they wrote is seen.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def let_next_begin(OVERLAPS: tl.constexpr):
+    """Let the kernel behind this one begin: it takes the room that is left."""
+    if OVERLAPS:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_earlier(OVERLAPS: tl.constexpr):
+    """Wait until all earlier kernels have ended."""
+    if OVERLAPS:
+        gdc_wait()
