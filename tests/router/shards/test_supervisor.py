@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -302,6 +303,43 @@ async def test_a_link_that_breaks_while_it_serves_ends_the_incarnation_alone(
         await clients.run("again")
         assert clients.results == clients.expect(argv.base, ["again"])
         assert argv.spawned == 2
+
+
+@dataclass
+class RefusedArgv(FakeArgv):
+    """The machine refuses the process of these incarnations (from 0), as `fork` does."""
+
+    refused: set[int] = field(default_factory=set)
+
+    def __call__(self, spec: str, settings: str) -> list[str]:
+        line = super().__call__(spec, settings)
+        if self.spawned - 1 in self.refused:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return line
+
+
+@pytest.mark.trio
+async def test_a_machine_that_refuses_a_process_for_a_while_is_a_pause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    argv = RefusedArgv(refused={1})
+    async with supervised(tmp_path, argv) as (engine, supervisor):
+        clients = Clients(engine, tmp_path, 30)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(clients.run, "go on")
+            await trio.sleep(0.05)
+            os.kill(supervisor.pids[0], signal.SIGKILL)
+        assert clients.results == clients.expect(argv.base, ["go on"])
+        assert argv.spawned == 3
+    assert caplog.text.count("cannot be started: [Errno 11]") == 1
+
+
+@pytest.mark.trio
+async def test_a_first_process_that_the_machine_refuses_ends_the_start() -> None:
+    supervisor = make_supervisor(RefusedArgv(refused={0}))
+    with pytest.raises(ShardCannotStart, match=r"cannot be started: .* temporarily unavailable"):
+        await supervisor.run()
+    assert supervisor.ended.is_set() and supervisor.state is ShardState.GONE
 
 
 @pytest.mark.trio

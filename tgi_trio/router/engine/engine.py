@@ -205,7 +205,7 @@ class Engine:
             self._adapters.attach(link.send_frame)
             self._dispatch()
             while True:
-                # Control comes back from the shard's process (`Worker._reply`).
+                # Control comes back from the shard's process (`Reporter.send`).
                 await link.wait()
                 await self._turn(link)
         finally:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
-from tgi_trio.errors import CorruptFrame, PeerError, PeerStalled, ShardCannotStart
+from tgi_trio.errors import CorruptFrame, PeerError, PeerStalled, SegmentError, ShardCannotStart
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frame_codec import encode
 from tgi_trio.ipc.frames import Kind
@@ -197,7 +198,11 @@ class Supervisor:
     async def _incarnation(self, number: int, task_status: trio.TaskStatus[Started]) -> str:
         """Run one incarnation to its end and return the report of it."""
         self._trouble, self._ready_at = "", None
-        with self._start(self._warmup, number) as group:
+        with ExitStack() as stack:
+            try:
+                group = stack.enter_context(self._start(self._warmup, number))
+            except (OSError, SegmentError) as error:  # there may be memory for it in a while
+                return f"shard group {number} cannot be started: {error}"
             self.pids = list(group.pids)
             self.spawned.set()
             async with trio.open_nursery() as nursery:
