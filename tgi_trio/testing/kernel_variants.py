@@ -389,7 +389,7 @@ def _sampler() -> Iterator[Variant]:
             + (F64, I32, I32, F64, I32, "i32", "i32", *sizes),
             {
                 "EOS": 3,
-                "PARTS": 32,
+                "PARTS": 64,
                 "PART": choice_kernels.PART,
                 "STRIP": choice_kernels.STRIP,
                 "DEPTHS": DEPTHS,

@@ -37,29 +37,49 @@ _ABOVE_BEST = tl.constexpr(1)  # a key; the best's is 0
 
 # fmt: off
 @triton.jit
-def _cut_typical(base, vocab, best, heat, least, last_tie, typical, total, BLOCK: tl.constexpr):
-    """Return (center, distance from it, tokens of such keys): what of -x survives typical-p."""
+def _mean_left(base, vocab, best, heat, least, last_tie, total, BLOCK: tl.constexpr):
+    """Return the mean distance from the best of what survives: the entropy, but for log(total)."""
     place = tl.arange(0, BLOCK)
     center, none = tl.full([], 0.0, tl.float32), tl.full([], float("-inf"), tl.float64)
     within = tl.full([], float("inf"), tl.float32)
-    mean = tl.full([], 0.0, tl.float64)
+    terms = tl.zeros([BLOCK], tl.float64)
     for low in range(0, vocab, BLOCK):
         at = low + place
         x = relative(base, at, vocab, best, heat)
         keep = kept(x, at, least, last_tie, center, within, none)
-        terms = tl.where(keep, tl.exp(x) * -tl.maximum(x, -1e30), 0.0)
-        mean += tl.sum(terms, 0).to(tl.float64)
-    center = (mean / total).to(tl.float32)  # of -x: the entropy, but for log(total)
+        terms += tl.where(keep, tl.exp(x) * -tl.maximum(x, -1e30), 0.0).to(tl.float64)
+    return tl.sum(terms, 0) / total
+
+
+@triton.jit
+def _cut_typical(
+    base, vocab, best, heat, least, last_tie, center, typical, total, BLOCK: tl.constexpr
+):
+    """Return how far from `center` what of -x survives typical-p may be, as `highest` finds it."""
+    place = tl.arange(0, BLOCK)
+    none = tl.full([], float("-inf"), tl.float64)
+    every = tl.full([], float("inf"), tl.float32)
     near, far = tl.full([], -1, tl.int32), tl.full([], 0x7F800000, tl.int32)
     while far - near > 1:
         middle = near + (far - near) // 2
-        bound = middle.to(tl.float32, bitcast=True)
-        mass, _ = tally(
-            base, vocab, best, heat, least, last_tie, center, bound, none, least, 0, BLOCK
-        )
-        enough = mass >= typical * total
-        near, far = tl.where(enough, near, middle), tl.where(enough, middle, far)
-    return center, far.to(tl.float32, bitcast=True)
+        mass = tl.zeros([BLOCK], tl.float64)
+        widest = tl.full([BLOCK], 0, tl.int32)  # up to the middle
+        closest = tl.full([BLOCK], 0, tl.int32) + far  # beyond it
+        for low in range(0, vocab, BLOCK):
+            at = low + place
+            x = relative(base, at, vocab, best, heat)
+            keep = kept(x, at, least, last_tie, center, every, none)
+            distance = tl.abs(-x - center).to(tl.int32, bitcast=True)
+            inside = keep & (distance <= middle)
+            mass += tl.where(inside, tl.exp(x), 0.0).to(tl.float64)
+            widest = tl.where(inside, tl.maximum(widest, distance), widest)
+            outside = keep & (distance > middle)
+            closest = tl.where(outside, tl.minimum(closest, distance), closest)
+        if tl.sum(mass, 0) >= typical * total:
+            far = tl.max(widest, 0)
+        else:
+            near = tl.min(closest, 0) - 1
+    return far.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -142,7 +162,7 @@ def choose_tokens(
     parts,  # as `survey_scores` leaves them
     cuts,
     plans,
-    arrived,  # int32 [R], 0 before and after: parts that have
+    arrived,  # int32 [R], 0 before and after: programs that have
     room,
     stride,
     own_stride,
@@ -153,45 +173,45 @@ def choose_tokens(
     DEPTHS: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Bring a part of a row to where it is chosen from; the last of a row's programs chooses."""
-    part, row = tl.program_id(0), tl.program_id(1)
+    """Bring parts of a row to where it is chosen from; the last of a row's programs chooses."""
+    row, programs, parts_there = tl.program_id(1), tl.num_programs(0), tl.cdiv(vocab, PART)
     target = tl.load(targets + row)
-    plan = plans + row * 5
+    plan = plans + row * 6
     state = tl.load(plan)
     if (target >= 0) & (state > 0.0):
         best, total = tl.load(plan + 1).to(tl.float32), tl.load(plan + 2)
         edited, heat = tl.load(plan + 4).to(tl.int32), tl.load(temperatures + row)
         base, own = logits + row.to(tl.int64) * stride, scores + row.to(tl.int64) * own_stride
         short = own + own_stride - 2 * ROOM
-        at = part * PART + tl.arange(0, PART)
-        number = tl.num_programs(0)
-        place = row.to(tl.int64) * number + part
         named = state == 1.0
-        if named:
-            depth, offset = tl.load(cuts + place * 2), tl.load(cuts + place * 2 + 1)
-            if depth > 0:
-                score = load_score(base, own, edited, at, at < vocab)
-                top = tl.load(parts + place * 3).to(tl.float32)
-                write_shortlist(
-                    short, short + ROOM, score, at, vocab, top, heat, depth, offset, DEPTHS
-                )
-        elif edited == 0:
-            tl.store(own + at, load_score(base, own, edited, at, at < vocab), mask=at < vocab)
+        for part in range(tl.program_id(0), parts_there, programs):
+            at = part * PART + tl.arange(0, PART)
+            place = row.to(tl.int64) * parts_there + part
+            if named:
+                depth, offset = tl.load(cuts + place * 2), tl.load(cuts + place * 2 + 1)
+                top = tl.load(parts + place * 4).to(tl.float32)
+                if depth > 0:
+                    score = load_score(base, own, edited, at, at < vocab)
+                    write_shortlist(
+                        short, short + ROOM, score, at, vocab, top, heat, depth, offset, DEPTHS
+                    )
+            elif edited == 0:
+                tl.store(own + at, load_score(base, own, edited, at, at < vocab), mask=at < vocab)
         tl.debug_barrier()  # a part is there before its program says that it has arrived
-        if tl.atomic_add(arrived + row, 1) == number - 1:
+        if tl.atomic_add(arrived + row, 1) == programs - 1:
             tl.store(arrived + row, 0)
             size = tl.where(named, tl.load(plan + 3).to(tl.int32), vocab)
             _choose(
                 found + row * 3, chosen + target, listed + row.to(tl.int64) * room * 2,
                 own + tl.where(named, own_stride - 2 * ROOM, 0), short + ROOM, named, size, best,
-                heat, total, row, samples, uniforms, top_k, top_p, typical_p, floors, lists, room,
-                vocab, FEW, BLOCK,
+                heat, total, tl.load(plan + 5), row, samples, uniforms, top_k, top_p, typical_p,
+                floors, lists, room, vocab, FEW, BLOCK,
             )
 
 
 @triton.jit
 def _choose(
-    found, chosen, listed, base, names, named, size, best, heat, total, row,
+    found, chosen, listed, base, names, named, size, best, heat, total, mean, row,
     samples, uniforms, top_k, top_p, typical_p, floors, lists, room, vocab,
     FEW: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -211,7 +231,8 @@ def _choose(
         least = highest(
             base, size, best, heat, least, last_tie, center, within, none, above, k, 1, 0, BLOCK
         )
-    cut = (k > 0) | (p < 1.0) | (typical < 1.0)
+    cut_before = (k > 0) | (p < 1.0)
+    cut = cut_before | (typical < 1.0)
     few = k < 0
     if k > 0:
         total, number = tally(
@@ -241,10 +262,13 @@ def _choose(
             base, size, best, heat, least, last_tie, center, within, none, least, 0, BLOCK
         )
     if typical < 1.0:
-        center, within = _cut_typical(
-            base, size, best, heat, least, last_tie, typical, total, BLOCK
+        if cut_before:
+            mean = _mean_left(base, size, best, heat, least, last_tie, total, BLOCK)
+        center = mean.to(tl.float32)
+        within = _cut_typical(
+            base, size, best, heat, least, last_tie, center, typical, total, BLOCK
         )
-        if (k == 0) & (p >= 1.0):
+        if cut_before == 0:
             lowest = key_of(-(center + within))
             _, number = tally(
                 base, size, best, heat, least, last_tie, center, within, none, lowest, 1, BLOCK

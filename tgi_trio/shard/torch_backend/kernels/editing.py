@@ -21,32 +21,29 @@ def edit_part(
     vocab,
     words,
     counts,  # int32 [slots, vocab], as `count_tokens` leaves them
-    slots,  # int32 [R], -1: no penalties
+    slot,  # of the row, -1: no penalties
     starts,  # int32 [3, R + 1]: where a row's entries begin: news of counts, guesses, biases
     entries,  # int32 [N, 2]: id and float32 bits of a bias; an id once per row's biases
+    begin,  # of the row's biases
+    end,
     frequency,  # float64 [R]
     presence,  # float64 [R]
     unit,  # float64 [R] what counts are divided by
     repetition,  # float32 [R], 1: none
-    early,  # int32 [R]: EOS may not follow yet
+    early,  # of the row, 1: EOS may not follow yet
     eos,  # int32 [EOS]
     bits,  # int32 [M, words]: bit i % 32 of word i // 32 is token i's
-    green,  # int32 [R] of `bits`: tokens with a bit get `amount` more, -1: none does
-    allowed,  # int32 [R] of `bits`: tokens without one cannot follow, -1: all can
+    green,  # row of `bits`: tokens with a bit get `amount` more, -1: none does
+    allowed,  # row of `bits`: tokens without one cannot follow, -1: all can
     amount,
     EOS: tl.constexpr,  # how many
     PART: tl.constexpr,
     STRIP: tl.constexpr,  # scores or biases changed together
 ):
-    """Return the part's scores as they are chosen from, and 1 where the row has any edits."""
+    """Return the part's scores as they are chosen from, which are in memory as well."""
     there = at < vocab
-    slot, is_early = tl.load(slots + row), tl.load(early + row)
-    marked, permitted = tl.load(green + row), tl.load(allowed + row)
-    first = starts + 2 * (rows + 1) + row
-    begin, end = tl.load(first), tl.load(first + 1)
-    edited = (slot >= 0) | (end > begin) | (is_early != 0) | (marked >= 0) | (permitted >= 0)
-    if marked >= 0:
-        score = tl.where(has_bit(bits, marked, words, at, there), score + amount, score)
+    if green >= 0:
+        score = tl.where(has_bit(bits, green, words, at, there), score + amount, score)
     if (slot >= 0) | (end > begin):  # in memory: registers hold no more, and biases lie anywhere
         tl.store(own + at, score, mask=there)
         tl.debug_barrier()
@@ -66,14 +63,13 @@ def edit_part(
             tl.store(own + token, old + bias.to(tl.float32, bitcast=True), mask=inside)
         tl.debug_barrier()
         score = tl.load(own + at, mask=there, other=float("-inf"))
-    if is_early != 0:
+    if early != 0:
         for i in range(EOS):
             score = tl.where(at == tl.load(eos + i), float("-inf"), score)
-    if permitted >= 0:
-        score = tl.where(has_bit(bits, permitted, words, at, there), score, float("-inf"))
-    if edited:
-        tl.store(own + at, score, mask=there)
-    return score, edited.to(tl.int32)
+    if allowed >= 0:
+        score = tl.where(has_bit(bits, allowed, words, at, there), score, float("-inf"))
+    tl.store(own + at, score, mask=there)
+    return score
 
 
 @triton.jit

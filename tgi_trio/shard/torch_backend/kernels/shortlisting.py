@@ -14,7 +14,7 @@ import triton.language as tl
 # What a row still lacks when it has been looked over.
 DONE = 0
 SHORT = 1  # what its shortlist says
-WHOLE = 2  # what all of it says: its shortlist would be too long, or leaves out what counts
+WHOLE = 2  # what all of it says: its shortlist would be too long
 
 STEPS = tl.constexpr(8)  # in which a probability becomes e times less
 DEPTHS = 256  # that are told apart; what lies deeper is counted as of the last
@@ -40,12 +40,13 @@ def depth_of(score, best, fine, DEPTHS: tl.constexpr):
 def plan_shortlist(
     cuts,  # int32 [R, parts, 2], written: depths of a part that are listed, where its tokens go
     depths,  # int32 [R, parts, DEPTHS]: tokens of a part that lie no deeper
-    parts,  # float64 [R, parts, 3]: their best scores first, -inf: it has nothing
+    parts,  # float64 [parts, 4] of the row: their best scores first, -inf: it has nothing
     row,
     number,  # of parts
     best,
     heat,
     total,  # float64: the row's mass relative to the best
+    mean,  # float64: mean distance from the best, with typical-p
     vocab,
     k,
     p,
@@ -60,11 +61,13 @@ def plan_shortlist(
 
     A part's depths begin where its best lies. Moved to the row's, rounded up, tokens that are said
     to be at depth d lie between d - 1 and d + 1.
+
+    Typical-p keeps what lies closest to the mean, of as much mass as is wanted. What is within twice
+    the mean of the best, and has that mass, has all of it: nothing deeper is closer.
     """
     first = row.to(tl.int64) * number
     cuts += first * 2
     depths += first * DEPTHS
-    parts += first * 3
     depth = tl.arange(0, DEPTHS)
     above, here = tl.zeros([DEPTHS], tl.int32), tl.zeros([DEPTHS], tl.int32)
     for low in range(0, number, _CHUNK):
@@ -78,13 +81,16 @@ def plan_shortlist(
         before = tl.load(own - 1, mask=higher, other=0)
         above += tl.sum(upto, 0)
         here += tl.sum(tl.where(place < DEPTHS - 1, upto - before, 0), 0)
-    cut = (k > 0) | (p < 1.0)
+    cut = (k > 0) | (p < 1.0) | (typical < 1.0)
     odds = tl.exp((1 - depth).to(tl.float32) * (1.0 / STEPS))  # at most
     weight = here.to(tl.float64) * odds
     deepest = tl.where(depth == DEPTHS - 1, (vocab - above).to(tl.float64) * odds, 0.0)
     below = tl.sum(deepest + weight, 0) - tl.cumsum(weight, 0)
-    left = tl.where((k == 0) & (p < 1.0), (1.0 - p) * total * 0.999, float("inf"))
-    deep = tl.where(cut, 0.0, tl.where(floor > float("-inf"), -floor * STEPS, 0.0))
+    share = tl.where(k > 0, 0.0, tl.where(p < 1.0, p, tl.where(typical < 1.0, typical, 0.0)))
+    left = tl.where(share > 0.0, (1.0 - share) * total * 0.999, float("inf"))
+    deep = tl.where(floor > float("-inf"), -floor, 0.0)
+    deep = tl.where((k == 0) & (p >= 1.0) & (typical < 1.0), 2.001 * mean, tl.where(cut, 0.0, deep))
+    deep *= STEPS
     enough = (above >= tl.where(cut, k, wanted)) & (below <= left) & (depth + 1 >= deep)
     bound = tl.min(tl.where(enough, depth + 1, DEPTHS), 0)
     bound = tl.where(bound < DEPTHS, bound.to(tl.float32) + _MARGIN, float("inf"))
@@ -98,14 +104,13 @@ def plan_shortlist(
     tl.store(cuts + part * 2, listed, mask=there)
     tl.store(cuts + part * 2 + 1, tl.cumsum(each, 0) - each, mask=there)
     length = tl.sum(each, 0)
-    fits = (length <= ROOM) & (cut | (typical >= 1.0))
-    return tl.where(fits, 1, 2), length
+    return tl.where(length <= ROOM, 1, 2), length
 
 
 @triton.jit
 def find_shift(parts, part, there, best, heat, DEPTHS: tl.constexpr):
     """Return float32 how deep the best scores of parts lie, DEPTHS at most."""
-    bests = tl.load(parts + part * 3, mask=there, other=float("-inf")).to(tl.float32)
+    bests = tl.load(parts + part * 4, mask=there, other=float("-inf")).to(tl.float32)
     shift = tl.where(bests > float("-inf"), (best - bests) * steps_of(heat), DEPTHS)
     return tl.minimum(shift, DEPTHS)
 

@@ -1,7 +1,8 @@
 """Thresholds of one row's scores, without a sort and without memory of their own.
 
-A threshold is found by halving the interval of float32's bit patterns, 32 passes over the row, or
-over its shortlist: the same answer however wide the distribution is. `x` is a score relative to the
+A threshold is found by halving the interval of float32's bit patterns, each time down to those that
+occur: a dozen passes over the row, or over its shortlist, and the same answer however wide the
+distribution is. `x` is a score relative to the
 row's best, after the temperature; masses are added in float64. `vocab` is the length of what is
 looked at, and an id a place in it.
 """
@@ -87,19 +88,36 @@ def highest(
     Enough: `wanted` tokens of any kind with COUNT, else a mass of survivors that reaches `wanted`,
     or with BEYOND exceeds it.
     """
+    place = tl.arange(0, BLOCK)
     low = least
     while high - low > 1:
         middle = low + (high - low) // 2
-        mass, number = tally(
-            base, vocab, best, heat, least, last_tie, center, within, floor, middle, COUNT, BLOCK
-        )
+        mass = tl.zeros([BLOCK], tl.float64)
+        number = tl.zeros([BLOCK], tl.int32)
+        above = tl.full([BLOCK], 0, tl.int32) + high  # the nearest keys on either side
+        below = tl.full([BLOCK], 0, tl.int32) + low
+        for first in range(0, vocab, BLOCK):
+            at = first + place
+            x = relative(base, at, vocab, best, heat)
+            key = key_of(x)
+            if COUNT:
+                number += (key >= middle).to(tl.int32)
+                counts = key > least
+            else:
+                counts = kept(x, at, least, last_tie, center, within, floor)
+                mass += tl.where(counts & (key >= middle), tl.exp(x), 0.0).to(tl.float64)
+            above = tl.where(counts & (key >= middle), tl.minimum(above, key), above)
+            below = tl.where(counts & (key < middle), tl.maximum(below, key), below)
         if COUNT:
-            enough = number >= wanted
+            enough = tl.sum(number, 0) >= wanted
         elif BEYOND:
-            enough = mass > wanted
+            enough = tl.sum(mass, 0) > wanted
         else:
-            enough = mass >= wanted
-        low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
+            enough = tl.sum(mass, 0) >= wanted
+        if enough:
+            low = tl.maximum(middle, tl.min(above, 0))
+        else:
+            high = tl.max(below, 0) + 1
     return low
 
 

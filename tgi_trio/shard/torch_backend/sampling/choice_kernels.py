@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from tgi_trio.shard.torch_backend.sampling.device_sampler import Asked, DeviceMasks
 
 # Tokens of a program, and their warps: in registers of those who look them over.
-PART: Final = 4096
+PART: Final = 2048
 SURVEY_WARPS: Final = 4
 STRIP: Final = 512  # of them edited together
 # Scores looked at together by those who choose, who wait for memory most of the time: what
 # registers hold without a spill.
-CHOSEN_BLOCK: Final = 4096
+CHOSEN_BLOCK: Final = 2048
 CHOSEN_WARPS: Final = 8
 SHORTLIST: Final = 8192  # tokens of one; a row whose shortlist is longer is looked at as a whole
+PROGRAMS: Final = 2048  # beyond which several parts of a row are one program's
+_LEAST_PROGRAMS: Final = 4  # of a row
 _LINE: Final = 32  # numbers: rows of scores are multiples of it
 
 
@@ -72,7 +74,7 @@ class ChoiceKernels:
         """Choose from `logits` [C, >= vocab]; the rest as in the kernels."""
         seen = self._make_seen(len(logits))
         self._survey(found, chosen, counts, logits, scores, asked, masks, delta, seen)
-        choosing.choose_tokens[(self._parts, len(logits))](
+        choosing.choose_tokens[self._grid(len(logits))](
             found,
             chosen,
             listed,
@@ -116,7 +118,7 @@ class ChoiceKernels:
         seen: _Seen,
     ) -> None:
         none = self._unmasked
-        surveying.survey_scores[(self._parts, len(logits))](
+        surveying.survey_scores[self._grid(len(logits))](
             found,
             chosen,
             asked.targets,
@@ -163,13 +165,20 @@ class ChoiceKernels:
             num_warps=SURVEY_WARPS,
         )
 
+    def _grid(self, choices: int) -> tuple[int, int]:
+        """Return how many programs share a row, and the rows.
+
+        What they find does not depend on it: parts are of one size, and added up in their order.
+        """
+        return min(self._parts, max(_LEAST_PROGRAMS, PROGRAMS // choices)), choices
+
     def _make_seen(self, choices: int) -> _Seen:
         def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
             return torch.empty((choices, *shape), dtype=dtype, device=self._device)
 
         return _Seen(
-            make(torch.float64, self._parts, 3),
+            make(torch.float64, self._parts, 4),
             make(torch.int32, self._parts, DEPTHS),
             make(torch.int32, self._parts, 2),
-            make(torch.float64, 5),
+            make(torch.float64, 6),
         )
