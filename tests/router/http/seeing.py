@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -61,3 +62,18 @@ async def seeing_engine(
         await nursery.start(service.run)
         yield engine
         nursery.cancel_scope.cancel()
+
+
+def data_url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def seen(engine: FakeEngine, i: int = -1) -> list[tuple[int, int]]:
+    """First place and tokens of each image of a request, held against its ids."""
+    request = engine.submitted[i]
+    pad = engine.tokenizer.added_tokens[PAD]
+    for image in request.images:
+        assert image.feature_places == ((0, image.tokens),)
+        assert (request.prompt_ids[image.first : image.end] == pad).all()
+        assert len(image.key) == 32 and image.nbytes > 0
+    return [(image.first, image.tokens) for image in request.images]

@@ -1,0 +1,350 @@
+"""Settings of families that see images, and their processors: transformers' own arithmetic."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.image_utils import SizeDict
+
+from tests.router.images.torchvision_processors import TorchProcessor, inherited_processor
+from tgi_trio.router.images.layouts.layout import ImageSize
+
+WORDS = ["\n", "\n\n", " ", "a", "Here", "is", "the", "and"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family's settings, as they stand in its files, and the classes of its processor."""
+
+    module: str
+    image_processor: str
+    processor: str
+    config: dict[str, Any] = field(default_factory=dict)
+    pixels: dict[str, Any] = field(default_factory=dict)  # preprocessor_config.json
+    options: dict[str, Any] = field(default_factory=dict)  # processor_config.json
+    tokens: dict[str, str] = field(default_factory=lambda: {"image_token": "<image>"})
+
+
+CLIP = {"vision_config": {"image_size": 336, "patch_size": 14}}
+CLIP_PIXELS = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
+CLIP_OPTIONS = {
+    "patch_size": 14,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+}
+QWEN = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+GEMMA3 = {
+    "image_token": "<image_soft_token>",
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+}
+GEMMA4 = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
+CUT = {"size": {"height": 64, "width": 64}, "max_patches": 6}
+INTERNVL = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+COHERE = {
+    "image_token": "<|IMG_PATCH|>",
+    "boi_token": "<|START_OF_IMG|>",
+    "eoi_token": "<|END_OF_IMG|>",
+    "img_line_break_token": "<|IMG_LINE_BREAK|>",
+}
+AYA = {**COHERE, **{f"tile_{i}": f"TILE_{i}" for i in range(1, 7)}, "whole": "TILE_GLOBAL"}
+LLAMA4 = {
+    **{"begin": "<|image_start|>", "end": "<|image_end|>", "image_token": "<|image|>"},
+    **{"patch": "<|patch|>", "x": "<|tile_x_separator|>", "y": "<|tile_y_separator|>"},
+}
+TILES = {"image_size": 364, "patch_size": 14}
+LFM2 = {
+    **{"image_token": "<image>", "image_start_token": "<|image_start|>"},
+    **{"image_end_token": "<|image_end|>", "image_thumbnail_token": "<|img_thumbnail|>"},
+    **{f"at_{r}_{c}": f"<|img_row_{r}_col_{c}|>" for r in range(1, 11) for c in range(1, 11)},
+}
+
+FAMILIES = {
+    "aya_vision": Family(
+        "got_ocr2", "GotOcr2ImageProcessorPil", "AyaVisionProcessor", pixels=CUT,
+        options={"patch_size": 14, "img_size": 56, "downsample_factor": 2}, tokens=AYA,
+    ),
+    "cohere2_vision": Family(
+        "cohere2_vision", "Cohere2Vision", "Cohere2VisionProcessor",
+        pixels={**CUT, "patch_size": 2}, tokens=COHERE,
+    ),
+    "internvl": Family(
+        "got_ocr2", "GotOcr2ImageProcessorPil", "InternVLProcessor", pixels=CUT,
+        options={"image_seq_length": 4}, tokens=INTERNVL,
+    ),
+    "internvl/one": Family(
+        "got_ocr2", "GotOcr2ImageProcessorPil", "InternVLProcessor",
+        pixels={**CUT, "max_patches": 1}, options={"image_seq_length": 4}, tokens=INTERNVL,
+    ),
+    "llama4": Family(
+        "llama4", "Llama4", "Llama4Processor", options={"patch_size": 112}, tokens=LLAMA4
+    ),
+    "llama4/largest": Family(
+        "llama4", "Llama4", "Llama4Processor", pixels={**CUT, "resize_to_max_canvas": True},
+        options={"patch_size": 16, "pixel_shuffle_ratio": 1}, tokens=LLAMA4,
+    ),
+    "lfm2_vl": Family("lfm2_vl", "Lfm2Vl", "Lfm2VlProcessor", tokens=LFM2),
+    "lfm2_vl/few": Family(
+        "lfm2_vl", "Lfm2Vl", "Lfm2VlProcessor", tokens=LFM2,
+        pixels={
+            **{"encoder_patch_size": 8, "tile_size": 64, "max_image_tokens": 9, "max_tiles": 3},
+            **{"min_image_tokens": 2, "max_pixels_tolerance": 1.5, "use_thumbnail": False},
+        },
+    ),
+    "lfm2_vl/whole": Family(
+        "lfm2_vl", "Lfm2Vl", "Lfm2VlProcessor", tokens=LFM2, pixels={"do_image_splitting": False}
+    ),
+    "lfm3_vl": Family(
+        "qwen2_vl", "Qwen2VLImageProcessorPil", "Lfm3VlProcessor",
+        pixels={"min_pixels": 4096, "max_pixels": 500_000, "patch_size": 16}, tokens=QWEN,
+    ),
+    "llava": Family(
+        "llava", "LlavaImageProcessorPil", "LlavaProcessor", CLIP, CLIP_PIXELS, CLIP_OPTIONS
+    ),
+    "llava_next": Family(
+        "llava_next", "LlavaNextImageProcessorPil", "LlavaNextProcessor", CLIP,
+        {**CLIP_PIXELS, "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336]]},
+        CLIP_OPTIONS,
+    ),
+    "llava_next/full": Family(
+        "llava_next", "LlavaNextImageProcessorPil", "LlavaNextProcessor", CLIP, CLIP_PIXELS,
+        {**CLIP_OPTIONS, "vision_feature_select_strategy": "full"},
+    ),
+    "idefics": Family("idefics", "IdeficsImageProcessorPil", "IdeficsProcessor"),
+    "idefics2": Family("idefics2", "Idefics2ImageProcessorPil", "Idefics2Processor"),
+    "idefics2/split": Family(
+        "idefics2", "Idefics2ImageProcessorPil", "Idefics2Processor",
+        pixels={"do_image_splitting": True}, options={"image_seq_len": 7},
+    ),
+    "idefics3": Family(
+        "idefics3", "Idefics3ImageProcessorPil", "Idefics3Processor",
+        {"vision_config": TILES, "scale_factor": 2}, options={"image_seq_len": 169},
+    ),
+    "smolvlm": Family(
+        "idefics3", "Idefics3ImageProcessorPil", "Idefics3Processor",
+        {"vision_config": {"image_size": 512, "patch_size": 16}, "scale_factor": 4},
+        {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}},
+        {"image_seq_len": 64},
+    ),
+    "smolvlm/whole": Family(
+        "idefics3", "Idefics3ImageProcessorPil", "Idefics3Processor",
+        {"vision_config": TILES}, {"do_image_splitting": False}, {"image_seq_len": 5},
+    ),
+    "pixtral": Family(
+        "pixtral", "PixtralImageProcessorPil", "PixtralProcessor",
+        {"vision_config": {"model_type": "pixtral", "patch_size": 16}},
+        {"size": {"longest_edge": 1024}, "patch_size": {"height": 16, "width": 16}},
+        {"patch_size": 16}, {"image_token": "[IMG]"},
+    ),
+    "mistral3": Family(
+        "pixtral", "PixtralImageProcessorPil", "PixtralProcessor",
+        {"vision_config": {"model_type": "pixtral", "patch_size": 14}, "spatial_merge_size": 2},
+        {"size": {"longest_edge": 1540}, "patch_size": {"height": 14, "width": 14}},
+        {"patch_size": 14, "spatial_merge_size": 2}, {"image_token": "[IMG]"},
+    ),
+    "qwen2_vl": Family(
+        "qwen2_vl", "Qwen2VLImageProcessorPil", "Qwen2VLProcessor",
+        pixels={"min_pixels": 3136, "max_pixels": 1_003_520}, tokens=QWEN,
+    ),
+    "qwen3_vl": Family(
+        "qwen2_vl", "Qwen2VLImageProcessorPil", "Qwen2VLProcessor",
+        pixels={"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16},
+        tokens=QWEN,
+    ),
+    "deepseek_vl": Family(
+        "deepseek_vl", "DeepseekVLImageProcessorPil", "DeepseekVLProcessor",
+        options={"num_image_tokens": 9}, tokens={"image_token": "<image_placeholder>"},
+    ),
+    "glm4v": Family(
+        "glm4v", "Glm4vImageProcessorPil", "Glm4vProcessor",
+        pixels={"size": {"shortest_edge": 12544, "longest_edge": 1_000_000}},
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "glm46v": Family(
+        "glm46v", "Glm46VImageProcessorPil", "Glm46VProcessor",
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "lighton_ocr": Family(
+        "pixtral", "PixtralImageProcessorPil", "LightOnOcrProcessor",
+        pixels={"size": {"longest_edge": 700}, "patch_size": 14},
+        options={"patch_size": 14, "spatial_merge_size": 2},
+        tokens={
+            **{"image_token": "<|image_pad|>", "image_break_token": "[IMG_BREAK]"},
+            "image_end_token": "[IMG_END]",
+        },
+    ),
+    "gemma3": Family(
+        "gemma3", "Gemma3ImageProcessorPil", "Gemma3Processor",
+        {"mm_tokens_per_image": 256}, tokens=GEMMA3,
+    ),
+    "gemma3/crops": Family(
+        "gemma3", "Gemma3ImageProcessorPil", "Gemma3Processor", {"mm_tokens_per_image": 4},
+        {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 256,
+         "pan_and_scan_max_num_crops": 4, "pan_and_scan_min_ratio_to_activate": 1.2},
+        {"image_seq_length": 4}, GEMMA3,
+    ),
+    "gemma4": Family(
+        "gemma4", "Gemma4ImageProcessorPil", "Gemma4Processor",
+        tokens={**GEMMA4, "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"},
+    ),
+    "mllama": Family(
+        "mllama", "MllamaImageProcessorPil", "MllamaProcessor",
+        tokens={"image_token": "<|image|>", "python_token": "<|python_tag|>"},
+    ),
+    "paligemma": Family(
+        "siglip", "SiglipImageProcessorPil", "PaliGemmaProcessor",
+        {"vision_config": {"image_size": 224, "patch_size": 14}}, {"image_seq_length": 256},
+    ),
+}  # fmt: skip
+
+
+UNCOUNTED = {
+    "idefics",
+    "idefics2",
+    "idefics2/split",
+    "deepseek_vl",
+    "mllama",
+}  # processors that do not tell
+# Where processors are that share another family's image processor.
+WHOLES = {
+    "AyaVisionProcessor": "aya_vision",
+    "InternVLProcessor": "internvl",
+    "Lfm3VlProcessor": "lfm3_vl",
+    "LightOnOcrProcessor": "lighton_ocr",
+    "PaliGemmaProcessor": "paligemma",
+}
+
+
+class Pixtral:
+    """PixtralProcessor, whose module wants torchvision, around transformers' own arithmetic."""
+
+    def __init__(
+        self, pixels: Any, tokenizer: Any, patch_size: int, spatial_merge_size: int = 1
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._pixels = pixels
+        self._unit = patch_size * spatial_merge_size
+
+    def _get_num_multimodal_tokens(self, image_sizes: list[ImageSize]) -> dict[str, list[int]]:
+        resize = _class("pixtral.image_processing_pil_pixtral", "get_resize_output_image_size")
+        [(height, width)] = image_sizes
+        longest = self._pixels.size["longest_edge"]
+        image = np.zeros((height, width, 3))
+        unit = (self._unit, self._unit)
+        height, width = resize(image, (longest, longest), unit, "channels_last")
+        if not height * width:
+            raise ValueError("Pillow makes no image of no pixels")
+        return {"num_image_tokens": [(width // self._unit + 1) * (height // self._unit)]}
+
+    def __call__(self, text: str, images: list[list[Any]], return_tensors: None) -> Any:
+        found = self._pixels(images[0], patch_size=self._unit)
+        for height, width in found["image_sizes"]:
+            row = "[IMG]" * (width // self._unit)
+            rows = "[IMG_BREAK]".join([row] * (height // self._unit))
+            text = text.replace("[IMG] ", f"{rows}[IMG_END] ", 1)
+        return self.tokenizer(text)
+
+
+class Idefics:
+    """IdeficsProcessor, which is given texts and images in turn."""
+
+    def __init__(self, processor: Any) -> None:
+        self.tokenizer = processor.tokenizer
+        self._processor = processor
+
+    def __call__(self, text: str, images: list[list[Any]], return_tensors: None) -> Any:
+        parts = text.split("<image>")
+        turns = [each for pair in zip(parts, [*images[0], ""], strict=True) for each in pair]
+        found = self._processor(text=[each for each in turns if each != ""])
+        return {"input_ids": found["input_ids"].numpy()}
+
+
+def llama4_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
+    """Llama4Processor, which does not tell, by the functions that its image processor calls."""
+    pixels = processor.image_processor
+    fit, side = pixels.module, pixels.size["height"]
+    grids = fit.find_supported_resolutions(pixels.max_patches, SizeDict(**pixels.size))
+    best = fit.get_best_fit(size, torch.tensor(grids), pixels.resize_to_max_canvas)
+    features = (side // processor.patch_size) ** 2 // processor.downsample_ratio
+    text = processor._prompt_split_image((best // side).tolist(), features)
+    return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
+
+
+def lfm2_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
+    """Lfm2VlProcessor, which does not tell either."""
+    pixels = processor.image_processor
+    names = ("downsample_factor", "encoder_patch_size", "max_image_tokens")
+    given = {name: getattr(pixels, name) for name in names}
+    width, height = pixels.smart_resize(*size, min_image_tokens=pixels.min_image_tokens, **given)
+    rows = columns = 1
+    tolerance = pixels.max_pixels_tolerance
+    if pixels.do_image_splitting and pixels._is_image_too_large(
+        *size, max_pixels_tolerance=tolerance, **given
+    ):
+        bounds = pixels.min_tiles, pixels.max_tiles, pixels.tile_size
+        columns, rows, *_ = pixels._get_grid_layout(*size, *bounds)
+    counts = processor._get_image_num_tokens([height, width])
+    text = processor._build_image_tokens(rows, columns, *counts, pixels.use_thumbnail, True)
+    return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
+
+
+@cache
+def theirs(name: str) -> Any:
+    """The family's processor, with a tokenizer that knows its marks and next to nothing else."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    family = FAMILIES[name]
+    marks = [
+        "<unk>", "<bos>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
+        "[IMG_BREAK]", "[IMG_END]", *family.tokens.values(),
+        *(f"<row_{row}_col_{column}>" for row in range(1, 9) for column in range(1, 9)),
+    ]  # fmt: skip
+    vocabulary = {word: place for place, word in enumerate([*marks, *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(r"\n\n|\n| |[a-zA-Z]+", "isolated")
+    tokenizer.add_special_tokens(marks)
+    known = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        unk_token="<unk>",
+        pad_token="<unk>",
+        extra_special_tokens={**family.tokens, "image_boundary_token": marks[2]},
+    )
+    if family.image_processor.endswith("Pil"):
+        file = f"{family.module}.image_processing_pil_{family.module}"
+        pixels = _class(file, family.image_processor)
+    elif family.image_processor == "Lfm2Vl":
+        pixels = partial(inherited_processor, family.module, family.image_processor)
+    else:
+        pixels = partial(TorchProcessor, family.module, family.image_processor)
+    if family.processor == "PixtralProcessor":
+        return Pixtral(pixels(**family.pixels), known, **family.options)
+    module = WHOLES.get(family.processor, family.module)
+    extra = (
+        {"video_processor": None}
+        if module in ("qwen2_vl", "gemma4", "internvl", "glm4v", "glm46v", "lfm3_vl")
+        else {}
+    )
+    if module == "gemma4":
+        extra["feature_extractor"] = None
+    whole = _class(f"{module}.processing_{module}", family.processor)
+    whole.check_argument_for_proper_class = lambda self, name, value: type(value)
+    made = whole(
+        image_processor=pixels(**family.pixels), tokenizer=known, **family.options, **extra
+    )
+    return Idefics(made) if module == "idefics" else made
+
+
+def _class(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"transformers.models.{module}"), name)
