@@ -183,7 +183,7 @@ RULES: dict[str, Rule] = {
         ours(
             "cli demo errors hub log_levels logs launcher model.facts model.speculators.recognise "
             "settings signals start_checks timeline cluster.keeper cluster.scaling "
-            "devices ipc.waiting"
+            "devices ipc.litmus ipc.waiting"
         ),
         banned=MODEL,
     ),

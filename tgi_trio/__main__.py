@@ -89,13 +89,14 @@ def _start_logging(invocation: Invocation) -> None:
 def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     """Serve until told to stop; `shard` gives another command line for shard processes."""
     # Imported here: `--help` and mistakes in flags answer at once.
+    from tgi_trio.ipc.litmus import partner_ahead
     from tgi_trio.ipc.waiting import waiting_shards
 
     gc.disable()  # until the server listens (`Assembly.serve`): little of a start is garbage
     try:
         options = invocation.options
         count, kind = (0, "") if shard else _likely_shards(options)
-        with waiting_shards(count, kind) as waiting:
+        with waiting_shards(count, kind) as waiting, partner_ahead():
             return _serve(invocation, shard, waiting)
     finally:
         gc.enable()

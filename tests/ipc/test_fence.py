@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from typing import Any
 
 import pytest
 
+from tgi_trio.errors import SegmentError
 from tgi_trio.ipc import fence, litmus
 from tgi_trio.ipc.doorbell import affordable_spin_us
 from tgi_trio.ipc.fence import choose_ordering, ordering_named, orderings
+from tgi_trio.ipc.segment import Segment
 
 two_cores = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="reordering needs two cores"
@@ -67,6 +71,56 @@ def test_what_a_partner_prints_is_logged(
     (line,) = caplog.messages
     assert line.startswith("fence test | ") and "no_such_module" in line
     assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """Return the partners that are started from now on."""
+    found: list[subprocess.Popen[bytes]] = []
+
+    def start(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        found.append(popen(*args, **options))
+        return found[-1]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return found
+
+
+@two_cores
+def test_a_partner_may_be_started_ahead(started: list[subprocess.Popen[bytes]]) -> None:
+    with litmus.partner_ahead():
+        assert len(started) == 1
+        assert litmus.holds(orderings()[0])
+        assert len(started) == 1
+        assert started[0].returncode is not None
+        assert litmus.holds(orderings()[0])  # there is none any more
+        assert len(started) == 2
+
+
+@two_cores
+def test_a_partner_that_nobody_needs_is_ended(
+    started: list[subprocess.Popen[bytes]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(KeyError), litmus.partner_ahead():
+        assert started[0].poll() is None
+        raise KeyError
+    assert started[0].returncode is not None
+    assert caplog.messages == []
+    assert litmus.holds(orderings()[0])
+    assert len(started) == 2
+
+
+@two_cores
+def test_a_partner_that_cannot_be_started_ahead_is_missed_where_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def create(size: int, label: str) -> Segment:
+        raise SegmentError("no memory")
+
+    monkeypatch.setattr(Segment, "create", create)
+    with litmus.partner_ahead(), pytest.raises(SegmentError):
+        litmus.holds(orderings()[0])
 
 
 def test_arm_uses_libatomic_and_fences_publication_too(monkeypatch: pytest.MonkeyPatch) -> None:

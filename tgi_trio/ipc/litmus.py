@@ -14,10 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from tgi_trio.errors import SegmentError
 from tgi_trio.ipc.fence import Ordering, choose_ordering, ordering_named, orderings
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.ipc.segment import Segment
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 _READY, _STORED, _STOP, _RESULTS = (0, 16), (64, 96), 128, 256
 _MODULE = "tgi_trio.ipc.litmus"  # not __name__: the table is printed by a `__main__`
 _PATIENCE_S = 5.0  # a partner that is silent for this long has died
+_ROUNDS: Final = 5_000  # of the self-test, at most
 
 
 class LitmusOutcome(NamedTuple):
@@ -47,7 +50,7 @@ def holds(ordering: Ordering) -> bool:
     if ordering.full is None:
         return False
     try:
-        return run(ordering, rounds=5_000, seconds=0.05).reordered == 0
+        return run(ordering, rounds=_ROUNDS, seconds=0.05).reordered == 0
     except TimeoutError:
         return False
 
@@ -67,36 +70,86 @@ def run(ordering: Ordering, *, rounds: int, seconds: float) -> LitmusOutcome:
     Pins this thread meanwhile; without two cores to use it returns Outcome(0, 0, 0). Raises
     TimeoutError when the child does not come or stops.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
+    if len(os.sched_getaffinity(0)) < 2:
         return LitmusOutcome(0, 0, 0)
-    with Segment.create((_RESULTS + 2 * rounds) * 8, label="litmus") as segment:
-        facts = (segment.fd, ordering.name, cores[1], os.getpid())
-        command = [sys.executable, "-m", _MODULE, *map(str, facts)]
-        with (
-            subprocess.Popen(command, pass_fds=(segment.fd,), stderr=subprocess.PIPE) as child,
-            _pin_to(cores[0]),
-        ):
-            try:
-                words = segment.words(0, segment.size // 8)
-                done, deadline = 0, float("inf")
-                for done in _side(words, 0, ordering, rounds):
-                    if done == 1:
-                        deadline = time.monotonic() + seconds
-                    elif time.monotonic() > deadline:
-                        break
-                words[_STOP] = 1
-                return _count(words, done, rounds)
-            finally:
-                child.kill()
-                _log_errors(child)
+    with _take_early(ordering, rounds) or _Partner(ordering, rounds) as partner:
+        words = partner.begin()
+        done, deadline = 0, float("inf")
+        with _pin_to(partner.opposite):
+            for done in _side(words, 0, ordering, rounds):
+                if done == 1:
+                    deadline = time.monotonic() + seconds
+                elif time.monotonic() > deadline:
+                    break
+        words[_STOP] = 1
+        return _count(words, done, rounds)
 
 
-def _log_errors(child: subprocess.Popen[bytes]) -> None:
-    """Log what a child that has ended printed: the traceback of why it did."""
-    if child.stderr is not None:
-        for line in child.stderr.read().decode(errors="replace").splitlines():
-            log.warning("fence test | %s", line)
+class _Partner:
+    """The other side: a process that has been started, and plays when it is told to."""
+
+    def __init__(self, ordering: Ordering, rounds: int) -> None:
+        """Needs two cores. Raises SegmentError, OSError."""
+        self.opposite, own = sorted(os.sched_getaffinity(0))[:2]
+        self.plays = (ordering.name, rounds)
+        with ExitStack() as undo:
+            size = (_RESULTS + 2 * rounds) * 8
+            self._segment = undo.enter_context(Segment.create(size, label="litmus"))
+            facts = (self._segment.fd, ordering.name, own, os.getpid())
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, *map(str, facts)],
+                pass_fds=(self._segment.fd,),
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            self._open = undo.pop_all()
+
+    def begin(self) -> memoryview:
+        """Have it play; returns the words of the memory that both sides share."""
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # it has died; whoever waits for it will say so
+                self._process.stdin.write(b"!")
+                self._process.stdin.flush()
+        return self._segment.words(0, self._segment.size // 8)
+
+    def __enter__(self) -> _Partner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it, and log what it printed: the traceback of why it ended."""
+        with self._open, suppress(BrokenPipeError), self._process:
+            self._process.kill()
+            if self._process.stderr is not None:
+                for line in self._process.stderr.read().decode(errors="replace").splitlines():
+                    log.warning("fence test | %s", line)
+
+
+# What `partner_ahead` has started, until it is used.
+_EARLY: Final[ContextVar[list[_Partner]]] = ContextVar("partners of the litmus")
+
+
+def _take_early(ordering: Ordering, rounds: int) -> _Partner | None:
+    early = _EARLY.get([])
+    return early.pop() if early and early[0].plays == (ordering.name, rounds) else None
+
+
+@contextmanager
+def partner_ahead() -> Iterator[None]:
+    """Start the other side of the litmus that `prove_ordering` runs within the block, if any.
+
+    To start a process takes longer than the litmus itself: something else may be done meanwhile.
+    """
+    early: list[_Partner] = []
+    if len(os.sched_getaffinity(0)) > 1:
+        with suppress(SegmentError, OSError, RuntimeError):  # of whoever needs it, and says why
+            early.append(_Partner(orderings()[0], _ROUNDS))
+    token = _EARLY.set(early)
+    try:
+        yield
+    finally:
+        _EARLY.reset(token)
+        while early:
+            early.pop().__exit__()
 
 
 def _side(words: memoryview, me: int, ordering: Ordering, rounds: int) -> Iterator[int]:
@@ -162,6 +215,8 @@ def main(arguments: list[str]) -> None:
     if arguments:
         fd, name, core, parent = arguments
         die_with_parent(int(parent))
+        if not sys.stdin.buffer.read(1):
+            return
         os.sched_setaffinity(0, {int(core)})
         segment = Segment.open(int(fd))
         words = segment.words(0, segment.size // 8)
