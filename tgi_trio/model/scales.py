@@ -23,7 +23,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.gguf.block_types import BY_NAME, has_scales
 
-_AT_MOST: Final = 64 << 20  # bytes
+_AT_MOST: Final = 256 << 20  # bytes
 _RUN: Final = 1 << 20  # bytes that are looked at together, at most
 _PLACES: Final = 8  # of a tensor, at least, where not all of it is looked at
 _LEAST: Final = 4 << 10  # and at least: they are read in pages
