@@ -33,7 +33,6 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
 )
-from torch.utils._pytree import tree_flatten, tree_map
 
 from tgi_trio.testing.stand_in_driver import INTERPRET, Counts, Graph, replacements
 from tgi_trio.testing.stand_in_tensor import (
@@ -75,7 +74,7 @@ class StandInDevice(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = func._schema.name
-        given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        given = _tensors((args, kwargs))
         ours = [x for x in given if isinstance(x, DeviceTensor)]
         wanted = kwargs.get("device")
         here = (
@@ -102,7 +101,7 @@ class StandInDevice(TorchDispatchMode):
             self.wait(f"{name} has as many results as its numbers say")
         if wanted is not None:
             kwargs["device"] = "cpu"
-        plain_args, plain = tree_map(held, (args, kwargs))
+        plain_args, plain = _mapped(held, (args, kwargs))
         out = func(*plain_args, **plain)
         if self._computes_nothing() and name.startswith(_EMPTY):
             out.zero_()  # what nobody writes is an index within any table
@@ -110,7 +109,7 @@ class StandInDevice(TorchDispatchMode):
             return out
         self._note(name, lambda: func(*plain_args, **plain), plain_args, out)
         known = {id(x.held): x for x in ours}
-        return tree_map(lambda x: known.get(id(x), x) if id(x) in known else self._wrapped(x), out)
+        return _mapped(lambda x: known.get(id(x), x) if id(x) in known else self._wrapped(x), out)
 
     @contextlib.contextmanager
     def _again(self) -> Iterator[None]:
@@ -139,8 +138,8 @@ class StandInDevice(TorchDispatchMode):
 
     def _note(self, name: str, run: Callable[[], Any], args: Any, out: Any) -> None:
         """Count a launch, and keep it where it is recorded; views and empty memory are free."""
-        outs = [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
-        tensors = [x for x in tree_flatten(args)[0] if isinstance(x, torch.Tensor)]
+        outs = _tensors(out)
+        tensors = _tensors(args)
         same = {id(x) for x in tensors}
         memory = {x.untyped_storage().data_ptr() for x in tensors}
         fresh = [x for x in outs if x.untyped_storage().data_ptr() not in memory]
@@ -152,7 +151,7 @@ class StandInDevice(TorchDispatchMode):
             return
 
         def again() -> None:
-            found = [x for x in tree_flatten(run())[0] if isinstance(x, torch.Tensor)]
+            found = _tensors(run())
             for old, new in zip(outs, found, strict=True):
                 if old is not new and id(old) not in same:
                     old.copy_(new)
@@ -310,7 +309,7 @@ class StandInDevice(TorchDispatchMode):
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
         if any(not isinstance(x, DeviceTensor) for x in tensors):
             raise MixedDevices(f"{function.fn.__name__} is given a tensor of the host")
-        plain_args, plain = tree_map(held, (args, kwargs))
+        plain_args, plain = _mapped(held, (args, kwargs))
 
         def run() -> None:
             with _INTERPRETING:
@@ -338,6 +337,31 @@ def current_device() -> StandInDevice:
         if isinstance(mode, StandInDevice):
             return mode
     raise RuntimeError("this thread has entered no stand-in device")
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors among what an operation is given or returns, in order.
+
+    Lists, tuples and dicts are all it nests, where torch's own walk knows much more.
+    """
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, list | tuple):
+        return []
+    return [tensor for part in tree for tensor in _tensors(part)]
+
+
+def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the same with everything in it changed that nests nothing."""
+    if isinstance(tree, dict):
+        return {key: _mapped(change, part) for key, part in tree.items()}
+    if isinstance(tree, list):
+        return [_mapped(change, part) for part in tree]
+    if isinstance(tree, tuple):
+        return tuple(_mapped(change, part) for part in tree)
+    return change(tree)
 
 
 def _by_mask(name: str, args: Any) -> bool:
