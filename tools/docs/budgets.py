@@ -79,7 +79,8 @@ BUDGETS: Final[tuple[Budget, ...]] = (
         Stage.STEP,
         "tokens of a step",
         "decode rows first, then prompts, shortest first, in chunks that fit. While somebody "
-        "generates, only as many prompt tokens as make the step at most twice as long",
+        "generates, only as many prompt tokens as make the step at most twice as long; where the "
+        "fewest take longer than that already, as many as take hardly longer than those",
     ),
     Budget(
         "waiting-served-ratio",

@@ -30,6 +30,7 @@ class Clocked:
         self.budget = 0
         self.steps = 0
         self.token_ns = TOKEN_NS
+        self.flat_ns = 0  # that a step with a prompt takes at least
         self.running: dict[int, int] = {}
         self.prompts: dict[int, list[int]] = {}
 
@@ -62,6 +63,8 @@ class Clocked:
                 self.running[id] = length
                 del self.prompts[id]
         report.forward_ns = DECODE_NS + self.token_ns * report.prefill_tokens
+        if report.prefill_tokens:
+            report.forward_ns = max(report.forward_ns, self.flat_ns)
         self.scheduler.commit(report, 0.0)
         self.scheduler.check()
         return report.prefill_tokens, report.forward_ns
@@ -133,6 +136,23 @@ def test_the_share_of_prompts_grows_again_when_there_is_time() -> None:
     for _ in range(30):
         fast, _ = clocked.step()
     assert slow < 120 and fast > 250
+
+
+def test_prompts_get_what_costs_nothing_where_the_fewest_take_too_long() -> None:
+    """As on a device, where launching a step with a prompt may take longer than computing it."""
+    clocked = behind_a_long_prompt(1)
+    clocked.flat_ns = 4 * DECODE_NS
+    chunks = [clocked.step() for _ in range(30)]
+    assert min(tokens for tokens, _ in chunks[10:]) >= 240  # 300 tokens take no longer than one
+    assert {ns for _, ns in chunks[10:]} == {clocked.flat_ns}
+
+
+def test_prompts_that_cost_what_they_are_long_get_the_fewest_where_those_take_too_long() -> None:
+    clocked = behind_a_long_prompt(1)
+    clocked.token_ns = 10 * TOKEN_NS
+    chunks = [clocked.step() for _ in range(50)]
+    fewest = [tokens for tokens, _ in chunks if tokens <= 48]
+    assert len(fewest) >= len(chunks) - 4  # those that taught it
 
 
 def test_a_queue_for_memory_does_not_get_full_steps() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.running_batch import RunningBatch
@@ -11,6 +13,8 @@ _LEAST_SHARE = 16  # prompts always get at least this part of the token budget
 _WEIGHT = 0.1  # of the newest sample in a moving average
 _GROWTH = 1.25  # a share grows by this factor at most, from one step to the next
 _MARGIN = 0.8  # of the allowed time is aimed at: steps of one size do not take the same time
+_FLAT = 1.25  # times what the fewest prompt tokens take: others take hardly longer
+_FORGOTTEN = 256  # steps with prompts after which what took longer is tried again
 
 
 class PrefillShare:
@@ -33,6 +37,47 @@ class PrefillShare:
             self.tokens = max(self.tokens, grown)
 
 
+class Plateau:
+    """How many prompt tokens make a step hardly longer than the fewest do.
+
+    So it is on a device where the host takes longer to launch a step with a prompt, of any length,
+    than the device to compute it. Steps are told apart by powers of two.
+    """
+
+    def __init__(self, least: float) -> None:
+        """Steps of up to twice `least` tokens count as those with the fewest."""
+        self._first = math.ceil(math.log2(2 * least))
+        self._took_ns: dict[int, float] = {}  # moving averages, by power of two
+        self._seen: dict[int, int] = {}  # when that was
+        self._steps = 0
+
+    @property
+    def floor_ns(self) -> float:
+        """What a step with the fewest prompt tokens takes; 0: not known yet."""
+        return self._took_ns.get(self._first, 0.0)
+
+    def note(self, tokens: int, took_ns: float) -> None:
+        """A step with `tokens` prompt tokens took `took_ns`."""
+        size = max(self._first, (tokens - 1).bit_length())
+        before = self._took_ns.get(size)
+        self._took_ns[size] = took_ns if before is None else before + _WEIGHT * (took_ns - before)
+        self._steps += 1
+        self._seen[size] = self._steps
+
+    def tokens(self, most: int) -> int:
+        """Return how many, or what is next to be tried; 0 where more than the fewest take longer."""
+        size = self._first
+        while 1 << size < most:
+            took = self._took_ns.get(size + 1)
+            if took is None or self._steps - self._seen[size + 1] > _FORGOTTEN:
+                size += 1
+                break
+            if took > _FLAT * self.floor_ns:
+                break
+            size += 1
+        return 0 if size == self._first else min(most, (1 << size) - _ROUND)  # it is rounded up
+
+
 class StepBudget:
     """The standing token budget of a step.
 
@@ -40,7 +85,8 @@ class StepBudget:
 
     - Nobody generates: the full `token_budget`.
     - Somebody does: as many as make a step at most `stretch` times as long as one without a
-      prompt, learned from the steps' own times.
+      prompt, learned from the steps' own times; where the fewest take longer than that already,
+      as many as take hardly longer than those.
     - `max_batch_prefill_tokens` are on the shard and more requests wait behind them, at least
       `waiting_served_ratio` for each one that generates: as many as fit into `target_itl`, up to
       `max_batch_prefill_tokens`; those who generate have been promised no more. When fewer wait,
@@ -53,6 +99,7 @@ class StepBudget:
         budget = limits.token_budget
         least = max(1.0, budget / _LEAST_SHARE)
         self._limits = limits
+        self._plateau = Plateau(least)
         self._decode_ns = 0.0  # of a step without prompts, moving average; 0: not known yet
         self._unhurried = PrefillShare(budget, least, budget)
         self._pressed_share = PrefillShare(
@@ -74,6 +121,7 @@ class StepBudget:
         elif base:
             tokens, took = step.prefill_tokens, step.forward_ns
             calm = base * limits.stretch
+            self._plateau.note(tokens, took)
             self._unhurried.adapt(tokens, took, base, calm)
             self._pressed_share.adapt(
                 tokens, took, base, max(calm, _MARGIN * 1e9 * limits.target_itl)
@@ -88,9 +136,11 @@ class StepBudget:
         budget = limits.token_budget
         if batch.running and self._decode_ns:
             pressed = self._is_pressed(len(batch.running))
-            share = len(batch) + int((self._pressed_share if pressed else self._unhurried).tokens)
             most = limits.max_batch_prefill_tokens if pressed else budget
-            budget = min(most, -(-share // _ROUND) * _ROUND)
+            tokens = int((self._pressed_share if pressed else self._unhurried).tokens)
+            if self._plateau.floor_ns > self._decode_ns * limits.stretch:
+                tokens = max(tokens, self._plateau.tokens(most))
+            budget = min(most, -(-(len(batch) + tokens) // _ROUND) * _ROUND)
         if limits.image_sight != "causal":
             uncut = max(sequence.uncut for sequence in batch.prefilling.values())
             if uncut:
