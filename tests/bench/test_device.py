@@ -17,7 +17,11 @@ from bench.device.models import SHAPES, config_of, make_runner, values_of
 from bench.device.parts import Part, Row, choose_parts, read_rows, run_parts
 from bench.device.random_server import write_folder
 from bench.device.roofline import Ceiling, Size, Work
+from bench.device.server import went_on
 from bench.device.steps import Bench, Plan
+from bench.device.streams import Heard
+from bench.device.timed_steps import Step, describe
+from tgi_trio.client.measures import RequestRecord
 from tgi_trio.model.check import check_checkpoint, model_spec
 from tgi_trio.model.config import read_config
 
@@ -122,6 +126,37 @@ def test_a_part_is_told_to_its_process(tmp_path: Path) -> None:
     args = parse(argv[3:])
     assert Part(**json.loads(args.part)) == part
     assert (args.rows, args.steps) == (tmp_path / "rows", 4)
+
+
+def test_tokens_count_while_all_streams_run() -> None:
+    first = RequestRecord(0.0, [1.0, 2.0, 3.0, 4.0])
+    second = RequestRecord(0.0, [1.5, 2.75, 3.25, 9.0])
+    heard = Heard([first, second], 0.0, 9.0, [])
+    assert heard.window() == (1.5, 4.0)
+    assert sorted(heard.gaps(*heard.window())) == [0.5, 1.0, 1.0, 1.25]
+
+
+def test_a_stream_goes_on_where_its_longest_pause_ends() -> None:
+    events = [1.0, 1.1, 1.2, 1.3, 9.0, 9.1]
+    assert went_on(events, 1.25) == 9.0  # a token was on its way
+    assert went_on([1.0, 1.1, 1.2, 1.3], 1.15) == 1.3  # nobody would call that a pause
+    assert went_on(events, 0.5) is None and went_on(events, 9.5) is None
+    assert went_on([], 1.0) is None
+
+
+def test_steps_that_decode_all_rows_and_nothing_else_are_steady() -> None:
+    def step(number: int, rows: int, prompt: int = 0) -> Step:
+        read, ms = number * 7_000_000, 1_000_000
+        launched = read - 13 * ms  # a millisecond behind what was read two steps ago
+        times = (launched, launched + ms // 2, read - 5 * ms, read)
+        return Step(rows, prompt, *times, 6 * ms, 2_000, read, read // 2)
+
+    steps = [step(i, 4) for i in range(1, 6)] + [step(6, 4, 32), step(7, 4), step(8, 3)]
+    found = describe(np.array(steps, np.int64), 0.0, 1.0, 4)
+    assert (found["steps"], found["steady_steps"], found["with_prompts"]) == (8, 3, 1 / 8)
+    assert (found["period_ms"], found["forward_ms"], found["idle_us"]) == (7.0, 6.0, 2.0)
+    assert (found["launch_us"], found["waited_us"], found["turn_us"]) == (500.0, 5000.0, 1000.0)
+    assert (found["ahead"], found["processor_share"], found["own_share"]) == (1.0, 1.0, 0.5)
 
 
 @pytest.mark.system

@@ -65,7 +65,7 @@ class Plateau:
         self._seen[size] = self._steps
 
     def tokens(self, most: int) -> int:
-        """Return how many, or what is next to be tried; 0 where more than the fewest take longer."""
+        """Return how many, or what is next to be tried; 0: more than the fewest take longer."""
         size = self._first
         while 1 << size < most:
             took = self._took_ns.get(size + 1)
