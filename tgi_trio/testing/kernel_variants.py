@@ -33,6 +33,7 @@ from tgi_trio.shard.torch_backend.layers.grouped_experts import (
     router_warps,
     tokens_of_a_program,
 )
+from tgi_trio.shard.torch_backend.layers.grouped_matrices import TOGETHER, choose_group_tile
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.sampling import choice_kernels
 from tgi_trio.shard.torch_backend.torch_device import Generation
@@ -75,7 +76,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from _latent_keys()
     yield from _sampler()
     yield from _routing()
-    yield from _experts()
+    yield from _experts(generation)
 
 
 def _attention(generation: Generation) -> Iterator[Variant]:
@@ -466,12 +467,13 @@ def _routing() -> Iterator[Variant]:
         )
 
 
-def _experts() -> Iterator[Variant]:
-    for dtype, rows in ((BF16, 16), (BF16, 64), (F32, 16)):
+def _experts(generation: Generation) -> Iterator[Variant]:
+    for dtype, most in ((BF16, 96), (BF16, 48), (BF16, 0), (F32, 0)):  # pairs per expert
         for kind in ("in", "in gated", "in gated limits paired", "out"):
             gathers, gated, limits = kind != "out", "gated" in kind, "limits" in kind
+            tile = choose_group_tile(dtype, generation, most, gated=gated)
             yield Variant(
-                f"multiply_groups {TYPES[dtype]} {rows} {kind}",
+                f"multiply_groups {TYPES[dtype]} {most} pairs {kind}",
                 grouped.multiply_groups,
                 (dtype, dtype, dtype, dtype, I32, I32, "i32", "fp32"),
                 {
@@ -485,8 +487,11 @@ def _experts() -> Iterator[Variant]:
                     "ACT": "silu" if gated else "",
                     "LIMITS": limits,
                     "PAIRED": limits,
-                    "ROWS": rows,
-                    "OUTPUTS": 64,
-                    "DEPTH": 64 if dtype is BF16 else 32,
+                    "ROWS": tile.rows,
+                    "OUTPUTS": tile.outputs,
+                    "DEPTH": tile.depth,
+                    "TOGETHER": TOGETHER,
                 },
+                warps=tile.warps,
+                stages=tile.stages,
             )

@@ -1,4 +1,4 @@
-"""Kernels compiled for devices that are not here: none of them spills."""
+"""Kernels compiled for devices that are not here: no decode spills, and a long prefill hardly."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
+SPILLED = 96  # bytes of a thread, of prefills: smaller tiles that spill nothing take longer
 TABLE = Path(__file__).parents[3] / "bench/results/compiled-kernels.json"
 SMALLEST_SHARED = 99 << 10  # bytes a program may have on any device from compute capability 8.0 on
-HOPPER_SHARED = 163 << 10  # on those that get tiles of "hopper", see `generation`
+HOPPER_SHARED = 200 << 10  # on those that get tiles of "hopper", see `generation`
 
 
 def is_decode(name: str) -> bool:
+    if " ahead" in name:  # images of prompts
+        return False
     return not name.startswith(
-        ("attend_tile prefill", "multiply_groups bf16 64", "multiply_codes bf16 128")
+        ("attend_tile prefill", "multiply_groups bf16 96", "multiply_codes bf16 128")
     )
 
 
@@ -27,7 +30,8 @@ def test_the_table_of_all_variants_holds() -> None:
     for entry in table:
         small = is_decode(entry["name"]) or entry["target"] == 80
         most = SMALLEST_SHARED if small else HOPPER_SHARED
-        assert entry["shared"] <= most and entry["spilled"] == 0, entry
+        spilled = 0 if is_decode(entry["name"]) else SPILLED
+        assert entry["shared"] <= most and entry["spilled"] <= spilled, entry
 
 
 def test_the_table_has_every_variant() -> None:

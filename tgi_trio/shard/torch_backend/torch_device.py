@@ -16,7 +16,7 @@ Generation = Literal["ampere", "hopper"]  # of devices, as far as kernels care
 
 # Bytes of shared memory that a program may have, from which on tiles are Hopper's. Devices for
 # desks have 99 KB of any generation, 12.0 among them, and no instructions for such tiles.
-_HOPPER_SHARED: Final = 163 << 10
+_HOPPER_SHARED: Final = 200 << 10
 
 
 def resolve_device(name: str) -> torch.device:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from tgi_trio.shard.torch_backend.attention.paged_kernel import (
+    LOG2E,
     find_keys,
     find_slots,
     find_tile,
@@ -78,9 +79,9 @@ def attend_latents(
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
         score = tl.dot(q_turned, tl.trans(k_turned), score, input_precision="ieee")
         score = finish_scores(
-            score, scale, 0.0, 0.0, place, position, position, end, 0, False, False
+            score, scale, 0.0, 0.0, place, position, position, end, True, 0, False, False
         )
-        best, mass, fade, weight = weigh(score, best, mass)
+        best, mass, fade, weight = weigh(score, scale * LOG2E, best, mass)
         gained = tl.dot(weight.to(k.dtype), k, input_precision="ieee")
         total = total * fade[:, None] + gained
     if CODES != "":
@@ -127,7 +128,7 @@ def load_keys(
     there = place < end
     dim = tl.arange(0, PADDED_RANK)
     turned = tl.arange(0, PADDED_ROTARY)
-    at = key + find_slots(table, place, end, PAGE) * (RANK + ROTARY)
+    at = key + find_slots(table, place, end, PAGE, True) * (RANK + ROTARY)
     latent = tl.load(at + dim[None, :], mask=there[:, None] & (dim < RANK)[None, :], other=0)
     inside = there[:, None] & (turned < ROTARY)[None, :]
     return latent, tl.load(at + RANK + turned[None, :], mask=inside, other=0)

@@ -7,7 +7,9 @@ tiles are few, each is divided over several programs along the keys, and `merge_
 parts together (Dao et al., "Flash-Decoding", 2023). Imported only where Triton is installed.
 
 Scores are in base 2, which is what a device has an instruction for: constants that they are
-multiplied by anyhow take up log2(e). Offsets into the cache are of 64 bits.
+multiplied by anyhow take up log2(e), and that is done together with what is subtracted. Of a prompt
+most keys are seen by all of a tile's queries; those are walked by a loop that masks nothing, as
+what is done to every score takes as long as the products. Offsets into the cache are of 64 bits.
 """
 
 from __future__ import annotations
@@ -65,9 +67,8 @@ def attend_tile(
     )
     head += kv_head * GROUP
     dim = tl.arange(0, PADDED_DIM)
-    inside = (dim < DIM)[None, :]
     where = token[:, None] * query_token_stride + head[:, None] * query_head_stride + dim[None, :]
-    q = tl.load(query + where, mask=real[:, None] & inside, other=0.0)
+    q = tl.load(query + where, mask=real[:, None] & (dim < DIM)[None, :], other=0.0)
     slope = tl.zeros([LANES], tl.float32)
     if ALIBI:
         slope = tl.load(slopes + head, mask=real, other=0.0)
@@ -77,18 +78,25 @@ def attend_tile(
     if AHEAD:
         last = tl.load(lasts + token, mask=real, other=0)
     begin, end = find_keys(start, count, context, last, GROUP, LANES, KEYS, DIVIDED, WINDOW, AHEAD)
-    for low in range(begin, end, KEYS):
-        place = low + tl.arange(0, KEYS)
-        wanted = (place < end)[:, None] & inside
-        at = (find_slots(table, place, end, PAGE) * KV_HEADS + kv_head) * DIM + dim[None, :]
-        k = decode_like(tl.load(key + at, mask=wanted, other=0), q, CODES)
-        score = tl.dot(q, tl.trans(k), input_precision="ieee")
-        score = finish_scores(
-            score, scale, soft_cap, slope, place, position, last, end, WINDOW, SOFT_CAP, ALIBI
+    if LANES > 16:
+        low, high = find_whole(start, count, context, begin, end, GROUP, LANES, KEYS, WINDOW)
+        if WINDOW:
+            best, mass, total = walk(
+                best, mass, total, q, key, value, table, kv_head, begin, low, end, scale, soft_cap,
+                slope, position, last, KV_HEADS, DIM, PADDED_DIM, PAGE, KEYS, True, WINDOW,
+                SOFT_CAP, ALIBI, CODES,
+            )
+        best, mass, total = walk(
+            best, mass, total, q, key, value, table, kv_head, low, high, end, scale, soft_cap,
+            slope, position, last, KV_HEADS, DIM, PADDED_DIM, PAGE, KEYS, False, WINDOW,
+            SOFT_CAP, ALIBI, CODES,
         )
-        best, mass, fade, weight = weigh(score, best, mass)
-        v = decode_like(tl.load(value + at, mask=wanted, other=0), q, CODES)
-        total = total * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        begin = high
+    best, mass, total = walk(
+        best, mass, total, q, key, value, table, kv_head, begin, end, end, scale, soft_cap,
+        slope, position, last, KV_HEADS, DIM, PADDED_DIM, PAGE, KEYS, True, WINDOW,
+        SOFT_CAP, ALIBI, CODES,
+    )
     if SINKS:
         best, mass, fade = add_sinks(tl.load(sinks + head, mask=real, other=0.0), best, mass, part)
         total = total * fade[:, None]
@@ -96,7 +104,60 @@ def attend_tile(
         total = total * value_scale
     which = token * KV_HEADS * GROUP + head
     store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, DIM, DIVIDED)
+
+
+@triton.jit
+def walk(
+    best,  # float32 [LANES], as `weigh` has them
+    mass,
+    total,  # float32 [LANES, PADDED_DIM]: values by the weights of their keys
+    q,
+    key, value, table, kv_head,
+    begin,  # the first key, and behind the last that is looked at
+    until,
+    end,  # behind the last that is there
+    scale, soft_cap, slope, position, last,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,  # a query may not see a key, or there may be none
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, CODES: tl.constexpr,
+):
+    """Return what a running softmax becomes by some keys: best scores, masses, totals."""
+    dim = tl.arange(0, PADDED_DIM)[None, :]
+    factor = 1.0 if SOFT_CAP or ALIBI else scale * LOG2E
+    for low in range(begin, until, KEYS):
+        place = low + tl.arange(0, KEYS)
+        at = (find_slots(table, place, end, PAGE, MASKED) * KV_HEADS + kv_head) * DIM + dim
+        k = decode_like(load_there(key + at, place, end, dim, DIM, PADDED_DIM, MASKED), q, CODES)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee")
+        score = finish_scores(
+            score, scale, soft_cap, slope, place, position, last, end, MASKED, WINDOW, SOFT_CAP,
+            ALIBI,
+        )
+        best, mass, fade, weight = weigh(score, factor, best, mass)
+        v = decode_like(load_there(value + at, place, end, dim, DIM, PADDED_DIM, MASKED), q, CODES)
+        total = total * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+    return best, mass, total
 # fmt: on
+
+
+@triton.jit
+def load_there(
+    at,  # [KEYS, PADDED_DIM] pointers
+    place,
+    end,
+    dim,
+    DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Return what lies there, zeros behind a head's end and, where MASKED, of keys behind `end`."""
+    if MASKED:
+        return tl.load(at, mask=(place < end)[:, None] & (dim < DIM), other=0)
+    elif DIM < PADDED_DIM:
+        return tl.load(at, mask=dim < DIM, other=0)
+    else:
+        return tl.load(at)
 
 
 @triton.jit
@@ -127,9 +188,12 @@ def find_tile(
 
 
 @triton.jit
-def find_slots(table, place, end, PAGE: tl.constexpr):
-    """Return where the cache has a row's keys, int64 [KEYS, 1], those before `end`."""
-    block = tl.load(table + place // PAGE, mask=place < end, other=0)
+def find_slots(table, place, end, PAGE: tl.constexpr, MASKED: tl.constexpr):
+    """Return where the cache has a row's keys, int64 [KEYS, 1]; if MASKED, those before `end`."""
+    if MASKED:
+        block = tl.load(table + place // PAGE, mask=place < end, other=0)
+    else:
+        block = tl.load(table + place // PAGE)
     return (block.to(tl.int64) * PAGE + place % PAGE)[:, None]
 
 
@@ -162,6 +226,29 @@ def find_keys(
 
 
 @triton.jit
+def find_whole(
+    start,
+    count,
+    context,
+    begin,  # of a program's keys, as `find_keys` has them
+    end,
+    GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """Return from where to where in `begin` to `end`, in whole KEYS, all of a tile see all keys."""
+    first = context - count + start // GROUP  # the positions of its first query and its last
+    last = context - count + (start + LANES - 1) // GROUP
+    low = begin
+    if WINDOW:
+        low = begin + tl.cdiv(tl.maximum(last - WINDOW + 1 - begin, 0), KEYS) * KEYS
+        low = tl.minimum(low, begin + tl.cdiv(end - begin, KEYS) * KEYS)
+    high = low + tl.maximum(tl.minimum(first + 1, end) - low, 0) // KEYS * KEYS
+    return low, high
+
+
+@triton.jit
 def finish_scores(
     score,  # float32 [LANES, KEYS]: products of queries and keys
     scale,
@@ -171,29 +258,38 @@ def finish_scores(
     position,  # [LANES]
     last,  # [LANES]: the last position that is seen
     end,
+    MASKED: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr,
 ):
-    """Return scores in base 2, -inf where a query does not see a key."""
+    """Return scores, where MASKED -inf where a query does not see a key.
+
+    In base 2 with SOFT_CAP or ALIBI; else scale * log2(e) is still to come.
+    """
     if SOFT_CAP:  # cap * tanh(score / cap)
         score = (2.0 * tl.sigmoid(score * (2.0 * scale / soft_cap)) - 1.0) * (soft_cap * LOG2E)
-    else:
+    elif ALIBI:
         score = score * (scale * LOG2E)
     if ALIBI:
         score += (slope * LOG2E)[:, None] * place[None, :]
-    seen = (place < end)[None, :] & (place[None, :] <= last[:, None])
-    if WINDOW:
-        seen = seen & (place[None, :] > position[:, None] - WINDOW)
-    return tl.where(seen, score, float("-inf"))
+    if MASKED:
+        seen = (place < end)[None, :] & (place[None, :] <= last[:, None])
+        if WINDOW:
+            seen = seen & (place[None, :] > position[:, None] - WINDOW)
+        score = tl.where(seen, score, float("-inf"))
+    return score
 
 
 @triton.jit
-def weigh(score, best, mass):
-    """Return the new best scores and masses, what earlier sums fade to, and the keys' weights."""
-    higher = tl.maximum(best, tl.max(score, 1))
+def weigh(score, factor, best, mass):
+    """Return the new best scores and masses, what earlier sums fade to, and the keys' weights.
+
+    `factor`, above zero, makes scores those of base 2, as `best` is.
+    """
+    higher = tl.maximum(best, tl.max(score, 1) * factor)
     level = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
-    weight = tl.exp2(score - level[:, None])
+    weight = tl.exp2(score * factor - level[:, None])
     fade = tl.exp2(best - level)
     return higher, mass * fade + tl.sum(weight, 1), fade, weight
 

@@ -19,25 +19,26 @@ class Tile(NamedTuple):
     stages: int = 3  # tiles of keys that are under way at a time
 
 
-# The largest tiles that the registers of a thread hold, which `testing/compiled_kernels.py` tells
-# and a test holds to: (head size up to, tile).
-_BY_HEAD_SIZE = tuple[tuple[int, Tile], ...]
+_BY_HEAD_SIZE = tuple[tuple[int, Tile], ...]  # (head size up to, tile)
+
+# What an H200 was fastest with, of what does not spill (docs/device.md has the figures). Half of
+# the stages find blocks' numbers, so of 5 two tiles of keys are under way at a time. Heads of 64
+# want warps that seldom wait for one another; larger ones have enough bytes under way anyhow.
 _DECODE: Final[_BY_HEAD_SIZE] = (
-    (64, Tile(16, 64, 8)),
+    (64, Tile(16, 64, 2, 5)),
     (128, Tile(16, 64, 4)),
     (256, Tile(16, 32, 4)),
 )
 _PREFILL: Final[dict[Generation, _BY_HEAD_SIZE]] = {
     "ampere": ((64, Tile(64, 64, 4)), (128, Tile(64, 64, 8)), (256, Tile(64, 32, 8))),
-    "hopper": ((128, Tile(64, 64, 4)), (256, Tile(64, 32, 8))),
+    "hopper": ((64, Tile(128, 64, 4)), (256, Tile(128, 64, 8))),
 }
 # K and V of 8 bits take registers twice: as bytes, and as the numbers that they become.
 _EIGHT_BITS_DECODE: Final[_BY_HEAD_SIZE] = ((128, Tile(16, 64, 8)), (256, Tile(16, 32, 4)))
-_EIGHT_BITS_PREFILL: Final[_BY_HEAD_SIZE] = (
-    (64, Tile(64, 64, 4)),
-    (128, Tile(64, 64, 8)),
-    (256, Tile(64, 16, 8)),
-)
+_EIGHT_BITS_PREFILL: Final[dict[Generation, _BY_HEAD_SIZE]] = {
+    "ampere": ((64, Tile(64, 64, 4)), (128, Tile(64, 64, 8)), (256, Tile(64, 16, 8))),
+    "hopper": ((64, Tile(128, 64, 4)), (128, Tile(128, 64, 8)), (256, Tile(128, 32, 8))),
+}
 # Numbers of four bytes are not for the tensor cores, and take twice the registers.
 _WIDE: Final[_BY_HEAD_SIZE] = ((64, Tile(16, 32, 4)), (256, Tile(16, 32, 8)))
 # Latents of up to 512 numbers and an end to rotate: results take most of the registers.
@@ -71,7 +72,7 @@ def choose_tile(
     """Return the tile for heads of up to 256 numbers; `eight_bits`: K and V have so many."""
     half = _DECODE if decodes else _PREFILL[generation]
     if eight_bits:
-        half = _EIGHT_BITS_DECODE if decodes else _EIGHT_BITS_PREFILL
+        half = _EIGHT_BITS_DECODE if decodes else _EIGHT_BITS_PREFILL[generation]
     table = _WIDE if dtype.itemsize > 2 else half
     return next(tile for most, tile in table if head_dim <= most)
 

@@ -35,38 +35,36 @@ def multiply_groups(
     ROWS: tl.constexpr,  # of a tile
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,  # numbers of a row multiplied together
+    TOGETHER: tl.constexpr,  # tiles that take turns
 ):
-    own, begin, first, count = find_group(counts, GROUPS, PADDED_GROUPS, ROWS)
+    tile, part = take_turns(tl.cdiv(N, OUTPUTS), TOGETHER)
+    own, begin, first, count = find_group(tile, counts, GROUPS, PADDED_GROUPS, ROWS)
     if own < GROUPS:
         within = first + tl.arange(0, ROWS)
         real = within < count
         pair = tl.load(pairs + own.to(tl.int64) * tokens + within, mask=real, other=0)
         source = (pair // PER_ROW if GATHERS else begin + within).to(tl.int64)
         target = (begin + within if GATHERS else pair).to(tl.int64)
-        column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+        column = part * OUTPUTS + tl.arange(0, OUTPUTS)
         there = column < N
         each: tl.constexpr = 2 * N if ACT != "" else N
-        output = column * (2 if PAIRED else 1)
+        # Outputs beyond the last are computed for nobody.
+        output = tl.minimum(column, N - 1) * (2 if PAIRED else 1)
         up = output + (1 if PAIRED else N)
+        rows = x + source[:, None] * K
         base = weight + own.to(tl.int64) * each * K
+        gates, ups = base + output[:, None].to(tl.int64) * K, base + up[:, None].to(tl.int64) * K
         total = tl.zeros([ROWS, OUTPUTS], tl.float32)
         second = tl.zeros([ROWS, OUTPUTS], tl.float32)
         for low in range(0, K, DEPTH):
-            depth = low + tl.arange(0, DEPTH)
+            depth = (low + tl.arange(0, DEPTH))[None, :]
             inside = depth < K
-            a = tl.load(
-                x + source[:, None] * K + depth[None, :],
-                mask=real[:, None] & inside[None, :],
-                other=0.0,
-            )
-            wanted = there[:, None] & inside[None, :]
-            at = output[:, None].to(tl.int64) * K + depth[None, :]
-            w = tl.load(base + at, mask=wanted, other=0.0)
-            total += tl.dot(a, tl.trans(w), input_precision="ieee")
+            a = tl.load(rows + depth, mask=real[:, None] & inside, other=0.0)
+            w = load_inside(gates + depth, inside, K % DEPTH == 0)
+            total = tl.dot(a, tl.trans(w), total, input_precision="ieee")
             if ACT != "":
-                at = up[:, None].to(tl.int64) * K + depth[None, :]
-                w = tl.load(base + at, mask=wanted, other=0.0)
-                second += tl.dot(a, tl.trans(w), input_precision="ieee")
+                w = load_inside(ups + depth, inside, K % DEPTH == 0)
+                second = tl.dot(a, tl.trans(w), second, input_precision="ieee")
         if HAS_BIAS:
             at = bias + own * each
             total += tl.load(at + output, mask=there, other=0.0).to(tl.float32)[None, :]
@@ -76,6 +74,29 @@ def multiply_groups(
             total = open_gates(total, second, limit, out, ACT, LIMITS)
         at = target[:, None] * N + column[None, :]
         tl.store(out + at, total.to(out.dtype.element_ty), mask=real[:, None] & there[None, :])
+
+
+@triton.jit
+def take_turns(parts, TOGETHER: tl.constexpr):
+    """Return a program's tile and which of the tile's parts it has.
+
+    Some tiles are computed side by side, part by part: an expert's tiles read its matrix at the
+    same time, and their rows are in the device's cache until all parts are done.
+    """
+    program, tiles = tl.program_id(0), tl.num_programs(0) // parts
+    first = program // (TOGETHER * parts) * TOGETHER
+    count = tl.minimum(tiles - first, TOGETHER)
+    within = program % (TOGETHER * parts)
+    return first + within % count, within // count
+
+
+@triton.jit
+def load_inside(at, inside, ALL: tl.constexpr):
+    """Return what lies at pointers, zeros where they are not `inside`, as ALL of them may be."""
+    if ALL:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -89,12 +110,11 @@ def open_gates(gates, up, limit, like, ACT: tl.constexpr, LIMITS: tl.constexpr):
 
 
 @triton.jit
-def find_group(counts, GROUPS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
-    """Return a program's group, where it begins in order, the tile's first row in it, its rows.
+def find_group(tile, counts, GROUPS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
+    """Return a tile's group, where it begins in order, the tile's first row in it, its rows.
 
-    Groups lie one behind the other; GROUPS for a program that has no tile.
+    Groups lie one behind the other; GROUPS for a tile that there is not.
     """
-    tile = tl.program_id(0)
     group = tl.arange(0, PADDED)
     every = tl.load(counts + group, mask=group < GROUPS, other=0)
     tiles = tl.cdiv(every, ROWS)

@@ -52,7 +52,7 @@ def multiply_coded_groups(
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    own, begin, first, count = find_group(counts, GROUPS, PADDED_GROUPS, ROWS)
+    own, begin, first, count = find_group(tl.program_id(0), counts, GROUPS, PADDED_GROUPS, ROWS)
     if own < GROUPS:
         within = first + tl.arange(0, ROWS)
         real = within < count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
@@ -16,9 +16,33 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, Codes, stack
 from tgi_trio.shard.torch_backend.torch_device import Generation, generation
 
-_FEW, _MANY = 16, 64  # rows of a tile: the least that tensor cores take, and for long prefills
-_MANY_FROM: Final = 32  # pairs per expert
-_OUTPUTS, _DEPTH = 64, 64
+
+class GroupTile(NamedTuple):
+    """What a program of `multiply_groups` has; powers of two."""
+
+    rows: int  # 16 are the smallest matrix that tensor cores multiply
+    outputs: int
+    depth: int  # inputs multiplied together
+    warps: int = 4
+    stages: int = 3
+
+
+# (pairs per expert from which on, tile of gates and what they are for, of anything else), most rows
+# first: what an H200 was fastest with. What does not have its shared memory keeps to 99 KB.
+_TILES: Final[dict[Generation, tuple[tuple[int, GroupTile, GroupTile], ...]]] = {
+    "hopper": (
+        (96, GroupTile(128, 128, 64, 8, 4), GroupTile(128, 256, 64, 8, 4)),
+        (16, GroupTile(64, 64, 64), GroupTile(64, 128, 64)),
+        (0, GroupTile(16, 32, 128, 4, 4), GroupTile(16, 64, 128)),
+    ),
+    "ampere": (
+        (32, GroupTile(64, 64, 64), GroupTile(64, 64, 64)),
+        (0, GroupTile(16, 64, 64), GroupTile(16, 64, 64)),
+    ),
+}
+_WIDE_TILE: Final = GroupTile(16, 64, 32)  # numbers of four bytes are not for the tensor cores
+TOGETHER: Final = 8  # tiles that take turns
+_MANY_FROM: Final = 32  # pairs per expert, from which on codes are multiplied with many rows
 _FEW_OUTPUTS: Final = 32  # of codes with few rows: gates and what they are for fill registers
 
 
@@ -69,9 +93,10 @@ class PlainMatrices:
         weight, bias = self.weight, self.bias
         _, outputs, depth = weight.shape
         outputs //= 1 if gate is None else 2
-        rows = _MANY if _has_many(x, routed) else _FEW
+        pairs = len(routed.weights) * routed.each // len(routed.counts)
+        tile = choose_group_tile(x.dtype, generation(x.device), pairs, gated=gate is not None)
         out = _make_room(x, routed, outputs)
-        multiply_groups[(_count_tiles(routed, rows), -(-outputs // _OUTPUTS))](
+        multiply_groups[(_count_tiles(routed, tile.rows) * -(-outputs // tile.outputs),)](
             out,
             x,
             weight,
@@ -83,9 +108,12 @@ class PlainMatrices:
             N=outputs,
             K=depth,
             **_constants(routed, gate, gathers=gathers, biased=bias is not None),
-            ROWS=rows,
-            OUTPUTS=_OUTPUTS,
-            DEPTH=_DEPTH if x.dtype.itemsize < 4 else _DEPTH // 2,
+            ROWS=tile.rows,
+            OUTPUTS=tile.outputs,
+            DEPTH=tile.depth,
+            TOGETHER=TOGETHER,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
         )
         return out
 
@@ -145,6 +173,17 @@ class CodedMatrices:
             num_stages=tile.stages,
         )
         return out
+
+
+def choose_group_tile(
+    dtype: torch.dtype, generation: Generation, pairs: int, *, gated: bool
+) -> GroupTile:
+    """Return the tile for so many pairs per expert, of plain matrices."""
+    if dtype.itemsize > 2:
+        return _WIDE_TILE
+    return next(
+        gates if gated else plain for least, gates, plain in _TILES[generation] if pairs >= least
+    )
 
 
 def choose_group_tiles(dtype: torch.dtype, generation: Generation) -> tuple[CodeTile, CodeTile]:
