@@ -381,13 +381,12 @@ def _sampler() -> Iterator[Variant]:
     )
     asked = (F32, I32, F64, I32, F64, F64, F64, I32)
     of_edits = (I32, I32, I32, I32, F64, F64, F64, F32, *(I32,) * 5, "fp32")
-    sizes = ("i32" + EVEN,) * 3
+    seen, sizes = (F64, I32, I32, F64, I32), ("i32" + EVEN,) * 3
     for dtype in (F32, BF16):  # of scores that were kept, and of logits
         yield Variant(
             f"survey_scores {TYPES[dtype]}",
             surveying.survey_scores,
-            (F64, I64, I64, dtype, F32, *of_edits, *asked)
-            + (F64, I32, I32, F64, I32, "i32", "i32", *sizes),
+            (F64, I64, I64, dtype, F32, *of_edits, *asked, *seen, "i32", "i32", *sizes),
             {
                 "EOS": 3,
                 "PARTS": 64,

@@ -48,7 +48,7 @@ def test_variants_compile_to_what_the_table_says() -> None:
     """Some of them, as each takes seconds. In a process of its own: others here interpret."""
     pytest.importorskip("triton", reason="Triton is not installed")
     argv = [sys.executable, "-m", "tgi_trio.testing.compiled_kernels"]
-    argv += ["edit_scores", "attend_tile decode bf16 128 g4 divided", "merge_parts bf16 128"]
+    argv += ["count_tokens", "attend_tile decode bf16 128 g4 divided", "merge_parts bf16 128"]
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == 0, done.stderr

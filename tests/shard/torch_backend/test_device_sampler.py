@@ -99,6 +99,49 @@ def test_flat_rows_are_cut_exactly(kind: dict[str, Any]) -> None:
     agree(device_choice(logits, rows()), choose(logits, rows()))
 
 
+@pytest.mark.parametrize("shortlist", [32, 8192])
+@pytest.mark.parametrize("programs", [1, 1000])
+def test_rows_that_programs_share_are_chosen_for_alike(
+    monkeypatch: pytest.MonkeyPatch, shortlist: int, programs: int
+) -> None:
+    """Parts of 16 tokens, with shortlists that hold what survives, and some that do not."""
+    from tgi_trio.shard.torch_backend.sampling import choice_kernels
+
+    monkeypatch.setattr(choice_kernels, "PART", 16)
+    monkeypatch.setattr(choice_kernels, "SHORTLIST", shortlist)
+    monkeypatch.setattr(choice_kernels, "PROGRAMS", programs)
+    kinds: list[dict[str, Any]] = [*MIXED, {"top_p": 0.6, "top_n": 3}, {"typical_p": 0.4}]
+    kinds.append({"sample": True, "top_k": 20, "top_p": 0.9, "frequency_penalty": 0.4})
+    logits = normal(len(kinds), 150, seed=11)
+    logits[1, 32:48] = -np.inf  # a part of which nothing is left
+
+    def rows() -> list[ShardSequence]:
+        return [sequence(seed=i, **kind) for i, kind in enumerate(kinds)]
+
+    agree(device_choice(logits, rows()), choose(logits, rows()))
+
+
+def test_logits_of_half_precision_are_chosen_from_now_or_later() -> None:
+    """Those that are kept for later are there as they were, and chosen from in their place."""
+    from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
+
+    rows = [sequence(sample=True, top_p=0.8, seed=i, repetition_penalty=1.5) for i in range(2)]
+    logits = torch.from_numpy(normal(2, 50, seed=6)).bfloat16()
+    expected = choose(logits.float().numpy(), rows)
+    sampler = DeviceSampler(50, [EOS], WHERE, most_rows=8)
+    sampler.make_room(2)
+    every, none = np.arange(2), np.zeros(2, np.int64)
+    told = sampler.ask(Choosing(rows, every, none, np.array([5, 5]), every))
+    here, scores = logits.to(WHERE), sampler.make_scores(2)
+    sampler.choose(here, sampler.upload(sampler.ask_nothing(2)), scores=scores)
+    assert torch.equal(scores[:, :50].cpu(), logits.float())
+    for source, into in ((here, None), (scores, scores)):
+        found = sampler.choose(source, sampler.upload(told), scores=into).tokens.cpu()
+        assert found[:, 0].tolist() == [row.token_ids[0] for row in expected]
+        told.arrays[16][:] = -1  # counted once
+    assert torch.equal(here.cpu(), logits)
+
+
 def test_rows_of_all_kinds_together() -> None:
     kinds = MIXED
     logits = normal(len(kinds), 90, seed=2)

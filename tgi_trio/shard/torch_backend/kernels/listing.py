@@ -55,9 +55,7 @@ def list_best(
         level = level & (nth < wanted)  # from the end on, the others from the beginning
         slot = tl.where(level, room - 1 - nth, above + tl.cumsum(over.to(tl.int32), 0) - 1)
         some = over | level
-        token = tl.where(
-            named, tl.load(names + at, mask=some & named, other=0.0).to(tl.int32), at
-        )
+        token = tl.where(named, tl.load(names + at, mask=some & named, other=0.0).to(tl.int32), at)
         tl.store(into + 2 * slot, token, mask=some)
         tl.store(into + 2 * slot + 1, score_of(key).to(tl.int32, bitcast=True), mask=some)
         above += tl.sum(over.to(tl.int32), 0)

@@ -62,8 +62,8 @@ def plan_shortlist(
     A part's depths begin where its best lies. Moved to the row's, rounded up, tokens that are said
     to be at depth d lie between d - 1 and d + 1.
 
-    Typical-p keeps what lies closest to the mean, of as much mass as is wanted. What is within twice
-    the mean of the best, and has that mass, has all of it: nothing deeper is closer.
+    Typical-p keeps what lies closest to the mean, of as much mass as is wanted. What is within
+    twice the mean of the best, and has that mass, has all of it: nothing deeper is closer.
     """
     first = row.to(tl.int64) * number
     cuts += first * 2

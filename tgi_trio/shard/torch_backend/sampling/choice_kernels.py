@@ -23,7 +23,7 @@ STRIP: Final = 512  # of them edited together
 CHOSEN_BLOCK: Final = 2048
 CHOSEN_WARPS: Final = 8
 SHORTLIST: Final = 8192  # tokens of one; a row whose shortlist is longer is looked at as a whole
-PROGRAMS: Final = 2048  # beyond which several parts of a row are one program's
+PROGRAMS: Final = 1024  # beyond which several parts of a row are one program's
 _LEAST_PROGRAMS: Final = 4  # of a row
 _LINE: Final = 32  # numbers: rows of scores are multiples of it
 
