@@ -184,7 +184,7 @@ def test_launches_of_a_layer_are_few(
     a_layer = (launched[1] - launched[0]).total()
     assert 7 <= a_layer <= LAYERED[family], launched
     if family == "llama":  # outside of its two: tables copied, tiles, embedding, head, choice
-        assert launched[0].total() - 2 * a_layer <= 10, launched
+        assert launched[0].total() - 2 * a_layer <= 11, launched
 
 
 def test_a_warm_up_records_what_it_has_run_once(

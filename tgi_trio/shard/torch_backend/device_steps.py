@@ -29,9 +29,9 @@ from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.launched_step import LaunchedStep
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs, PromptSpan
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing
+from tgi_trio.shard.torch_backend.sampling.choice_kernels import DeviceMasks
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
 from tgi_trio.shard.torch_backend.sampling.device_sampler import (
-    DeviceMasks,
     DeviceSampler,
     Found,
     Told,

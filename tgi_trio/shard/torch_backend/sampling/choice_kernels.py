@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
 from tgi_trio.shard.sampling.base import WIDTHS
 from tgi_trio.shard.torch_backend.kernels import choosing, surveying
 from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
-
-if TYPE_CHECKING:
-    from tgi_trio.shard.torch_backend.sampling.device_sampler import Asked, DeviceMasks
 
 # Tokens of a program, and their warps: in registers of those who look them over.
 PART: Final = 2048
@@ -25,7 +22,43 @@ CHOSEN_WARPS: Final = 8
 SHORTLIST: Final = 8192  # tokens of one; a row whose shortlist is longer is looked at as a whole
 PROGRAMS: Final = 1024  # beyond which several parts of a row are one program's
 _LEAST_PROGRAMS: Final = 4  # of a row
+LISTED: Final = 256  # tokens that can be listed beside a choice, of which half are wanted at most
 _LINE: Final = 32  # numbers: rows of scores are multiples of it
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the kernels are told, on the device; `found` is what they answer."""
+
+    targets: torch.Tensor
+    uniforms: torch.Tensor
+    top_p: torch.Tensor
+    typical_p: torch.Tensor
+    floors: torch.Tensor
+    frequency: torch.Tensor
+    presence: torch.Tensor
+    unit: torch.Tensor
+    temperatures: torch.Tensor
+    repetition: torch.Tensor
+    samples: torch.Tensor
+    top_k: torch.Tensor
+    lists: torch.Tensor
+    early: torch.Tensor
+    inputs: torch.Tensor
+    slots: torch.Tensor
+    moves: torch.Tensor
+    starts: torch.Tensor
+    entries: torch.Tensor
+    room: int = field(default=LISTED, kw_only=True)  # of what is listed of a choice
+
+
+@dataclass(slots=True)
+class DeviceMasks:
+    """`Masks` on the device."""
+
+    green: torch.Tensor
+    allowed: torch.Tensor
+    bits: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Choosing next tokens where the logits are: nothing of it waits for the host.
 
-What rows ask for goes up in one copy, three kernels count (`kernels/counting.py`), edit and look over
-all scores (`kernels/surveying.py`), and choose where that takes more (`kernels/choosing.py`), and
-what they found comes down in one copy behind an event. Tokens stay on the device for the step that follows, which may be launched
-before the host knows them; what is counted of them stays there as well. The choice
+What rows ask for goes up in one copy, three kernels count (`kernels/counting.py`), edit and look
+over all scores (`kernels/surveying.py`), and choose where that takes more (`kernels/choosing.py`),
+and what they found comes down in one copy behind an event. Tokens stay on the device for the step
+that follows, which may be launched before the host knows them; what is counted of them stays there as well. The choice
 is the host's sampler's (`torch_sampler.Sampler`) for the same logits: random numbers are Philox of
 (seed, position), and every threshold is found exactly, for distributions of any width.
 
@@ -13,7 +13,7 @@ Rows with a grammar or a watermark bring masks along (`choice_masks.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -31,40 +31,18 @@ from tgi_trio.shard.torch_backend.sampling.asking import (
     nobody,
     too_early,
 )
-from tgi_trio.shard.torch_backend.sampling.choice_kernels import ChoiceKernels
+from tgi_trio.shard.torch_backend.sampling.choice_kernels import (
+    LISTED,
+    Asked,
+    ChoiceKernels,
+    DeviceMasks,
+)
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
 from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, ResidentCounts
 from tgi_trio.shard.torch_backend.staging import Array, Landed, Staging, packed_size, rest, split
 
 _BLOCK = 1024  # counts moved together
 _KNOWN_ENTRIES = 1 << 16  # that a recording has room for
-_ROOM = 256  # tokens that can be listed beside a choice, of which half are wanted at most
-
-
-@dataclass(slots=True)
-class Asked:
-    """What the kernels are told, on the device; `found` is what they answer."""
-
-    targets: torch.Tensor
-    uniforms: torch.Tensor
-    top_p: torch.Tensor
-    typical_p: torch.Tensor
-    floors: torch.Tensor
-    frequency: torch.Tensor
-    presence: torch.Tensor
-    unit: torch.Tensor
-    temperatures: torch.Tensor
-    repetition: torch.Tensor
-    samples: torch.Tensor
-    top_k: torch.Tensor
-    lists: torch.Tensor
-    early: torch.Tensor
-    inputs: torch.Tensor
-    slots: torch.Tensor
-    moves: torch.Tensor
-    starts: torch.Tensor
-    entries: torch.Tensor
-    room: int = field(default=_ROOM, kw_only=True)  # of what is listed of a choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +93,6 @@ class Reserved:
     asked: Asked  # views of both
     idle: Told  # of choices that come later
     standing: Settings | None = None  # whose biases are in it
-
-
-@dataclass(slots=True)
-class DeviceMasks:
-    """`Masks` on the device."""
-
-    green: torch.Tensor
-    allowed: torch.Tensor
-    bits: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -240,7 +209,7 @@ class DeviceSampler:
     def upload(self, told: Told) -> Asked:
         """Return on the device what `ask` returned."""
         some = told.entries if len(told.entries) else np.zeros((1, 2), np.int32)
-        room = max(_ROOM, 2 << max(0, told.widest - 1).bit_length())
+        room = max(LISTED, 2 << max(0, told.widest - 1).bit_length())
         return Asked(*self._staging.upload([*told.arrays, some]), room=room)
 
     def reserve(self, size: int, memory: torch.Tensor | None = None) -> Reserved:
@@ -258,7 +227,7 @@ class DeviceSampler:
 
     def fits(self, told: Told) -> bool:
         """Return whether memory that is reserved has room for this."""
-        return len(told.entries) <= _KNOWN_ENTRIES and 2 * told.widest <= _ROOM
+        return len(told.entries) <= _KNOWN_ENTRIES and 2 * told.widest <= LISTED
 
     def refill(self, reserved: Reserved, told: Told) -> None:
         """Replace what is asked."""
