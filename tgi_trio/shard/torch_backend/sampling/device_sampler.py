@@ -3,9 +3,10 @@
 What rows ask for goes up in one copy, three kernels count (`kernels/counting.py`), edit and look
 over all scores (`kernels/surveying.py`), and choose where that takes more (`kernels/choosing.py`),
 and what they found comes down in one copy behind an event. Tokens stay on the device for the step
-that follows, which may be launched before the host knows them; what is counted of them stays there as well. The choice
-is the host's sampler's (`torch_sampler.Sampler`) for the same logits: random numbers are Philox of
-(seed, position), and every threshold is found exactly, for distributions of any width.
+that follows, which may be launched before the host knows them; what is counted of them stays there
+as well. The choice is the host's sampler's (`torch_sampler.Sampler`) for the same logits: random
+numbers are Philox of (seed, position), and every threshold is found exactly, for distributions of
+any width.
 
 Rows with a grammar or a watermark bring masks along (`choice_masks.py`).
 """
