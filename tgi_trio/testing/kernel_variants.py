@@ -21,13 +21,17 @@ from tgi_trio.shard.torch_backend.kernels import (
     fused,
     grouped,
     lookup,
+    sixteen_rows,
     surveying,
 )
 from tgi_trio.shard.torch_backend.kernels import routing as routing_kernel
 from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
-from tgi_trio.shard.torch_backend.layers.few_rows import WARPS as FEW_WARPS
-from tgi_trio.shard.torch_backend.layers.few_rows import choose_tile as choose_few_tile
+from tgi_trio.shard.torch_backend.layers.few_rows import (
+    WARPS,
+    choose_few_tile,
+    choose_sixteen_tile,
+)
 from tgi_trio.shard.torch_backend.layers.grouped_experts import (
     router_tile,
     router_warps,
@@ -73,6 +77,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from _attention(generation)
     yield from _between_products(generation)
     yield from _few_rows(generation)
+    yield from _sixteen_rows(generation)
     yield from _latent_keys()
     yield from _sampler()
     yield from _routing()
@@ -279,21 +284,17 @@ def _between_products(generation: Generation) -> Iterator[Variant]:
 
 
 def _few_rows(generation: Generation) -> Iterator[Variant]:
-    cases: list[tuple[str, int, str, str, bool]] = [
-        ("", inputs, "", "", ahead) for inputs in (2048, 4096) for ahead in (False, True)
-    ]
-    cases += [("", inputs, "", "", False) for inputs in (8192, 14336)]
-    cases += [(kind, 4096, "", act, False) for kind in ("rms", "layer") for act in ("", "silu")]
-    cases += [("rms_plus_one", 3584, "rms_plus_one", "gelu_tanh", False)]
-    for kind, inputs, first, act, ahead in cases:
+    cases = [("", inputs, "", "") for inputs in (2048, 4096, 8192, 14336)]
+    cases += [(kind, 4096, "", act) for kind in ("rms", "layer") for act in ("", "silu")]
+    cases += [("rms_plus_one", 3584, "rms_plus_one", "gelu_tanh")]
+    for kind, inputs, first, act in cases:
         for rows in (1, 2):
             tile = choose_few_tile(inputs, rows, gated=bool(act))
-            more = [first and "post", act, "ahead" if ahead else ""]
             vectors = (F32 if first else BF16,) * 4
             yield Variant(
-                " ".join(["multiply_few bf16", f"{rows}x{inputs}", kind, *more]).rstrip(),
+                " ".join(filter(None, ("multiply_few bf16", f"{rows}x{inputs}", kind, act))),
                 few_rows.multiply_few,
-                ((BF16,) * 7 + vectors + ("fp32",) * 3 + (BF16, "i32", "i32")),
+                ((BF16,) * 7 + vectors + ("fp32",) * 3 + ("i32",)),
                 {
                     "ROWS": rows,
                     "INPUTS": inputs,
@@ -310,13 +311,32 @@ def _few_rows(generation: Generation) -> Iterator[Variant]:
                     "HAS_NORM_BIAS": kind == "layer",
                     "ACT": act,
                     "OUTPUTS": tile.outputs,
-                    "AHEAD": int(ahead),
-                    "SOON_HALVES": True,
-                    "THREADS": 32 * FEW_WARPS,
                     "OVERLAPS": generation == "hopper",
                 },
-                warps=FEW_WARPS,
+                warps=WARPS,
             )
+
+
+def _sixteen_rows(generation: Generation) -> Iterator[Variant]:
+    for outputs, inputs, act in ((4096, 4096, ""), (28672, 4096, ""), (14336, 4096, "silu")):
+        tile = choose_sixteen_tile(outputs, inputs, generation, gated=bool(act))
+        more = (f"{tile.parts} parts" if tile.parts > 1 else "", act)
+        yield Variant(
+            " ".join(filter(None, ("multiply_sixteen bf16", str(inputs), *more))),
+            sixteen_rows.multiply_sixteen,
+            (*(BF16,) * 4, F32, I32, "i32", "i32"),
+            {
+                "INPUTS": inputs,
+                "HAS_BIAS": False,
+                "ACT": act,
+                "ROWS": 16,
+                "OUTPUTS": tile.outputs,
+                "DEPTH": tile.depth,
+                "PARTS": tile.parts,
+                "AHEAD": tile.ahead,
+                "OVERLAPS": generation == "hopper",
+            },
+        )
 
 
 def _latent_keys() -> Iterator[Variant]:

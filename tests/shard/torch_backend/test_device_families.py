@@ -14,6 +14,7 @@ from tests.shard.torch_backend.models_support import BLOCK, prompts
 need_triton()
 
 from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it imports Triton)
+    FallingTimes,
     Foretelling,
     agree,
     drive,
@@ -36,18 +37,6 @@ FAMILIES = (
 )
 
 
-class FallingTimes:
-    """Has all that can be done in other ways done in the last of them: decodes' own products."""
-
-    def __init__(self, *_: object) -> None:
-        self._last = 1.0
-
-    def __call__(self, work: Callable[[], object]) -> float:
-        work()
-        self._last /= 2
-        return self._last
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_says_what_it_says_on_the_cpu(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
@@ -62,7 +51,7 @@ def test_it_says_what_it_says_on_the_cpu(
         ours = drive(runner, TEXTS, ASKED, 3, device=device)
     agree(ours, expected)
     assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
-    assert all(each.linear.fused == {1, 2} for each in runner.model.projections())
+    assert all(each.linear.fused >= {1, 2} for each in runner.model.projections())
 
 
 def test_guesses_through_states_are_computed_one_after_another(

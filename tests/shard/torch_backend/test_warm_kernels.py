@@ -18,6 +18,7 @@ from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 need_triton()
 
+from tests.shard.torch_backend.stand_in_support import FallingTimes  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402  (it imports Triton)
 
 FAMILIES = ("llama", "gemma2", "mixtral", "deepseek_v3")
@@ -52,10 +53,12 @@ def device(
     for family in FAMILIES:  # transformers makes them without one
         checkpoint(family)
     write_adapter(checkpoint("llama"), tmp_path / "adapter")
-    from tgi_trio.shard.torch_backend import device_adapters
+    from tgi_trio.shard.torch_backend import device_adapters, device_parts
     from tgi_trio.shard.torch_backend.attention import paged
-    from tgi_trio.shard.torch_backend.layers import coded_linear, grouped_experts
+    from tgi_trio.shard.torch_backend.layers import coded_linear, few_rows, grouped_experts
 
+    monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
+    monkeypatch.setattr(few_rows, "_LEAST", 1)
     monkeypatch.setattr(grouped_experts, "FEW_TOKENS", 16)
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
     monkeypatch.setattr(device_adapters, "FEW_TOKENS", 16)

@@ -3,8 +3,7 @@
 As many programs as a device runs together share a matrix. Each keeps the whole rows in registers,
 so what lies around the product is done in its launch: rows are added up and normalised once as they
 are read, gates are applied to what they are for as both come out. The next weights are on their way
-while these are multiplied, and the first before a program waits for the kernels before it. Where it
-waits long, for attention, what is read after them is brought to the cache meanwhile.
+while these are multiplied, and the first before a program waits for the kernels before it.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ import triton.language as tl
 from tgi_trio.shard.torch_backend.kernels.fused import activate, add_found, normalise
 from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 
-LINE = tl.constexpr(64)  # numbers of 128 bytes
-
 
 # fmt: off
-@triton.jit(do_not_specialize=["outputs", "soon_lines"])
+@triton.jit(do_not_specialize=["outputs"])
 def multiply_few(
     out,  # [ROWS, outputs]
     x,  # [ROWS, INPUTS]
@@ -33,8 +30,6 @@ def multiply_few(
     gain,
     norm_bias,
     first_eps, eps, scale,
-    soon,  # weights that are read behind these, with AHEAD
-    soon_lines,  # of 128 bytes; of a half of them with SOON_HALVES
     outputs,
     ROWS: tl.constexpr,  # a power of two
     INPUTS: tl.constexpr,
@@ -47,9 +42,6 @@ def multiply_few(
     HAS_GAIN: tl.constexpr, HAS_NORM_BIAS: tl.constexpr,
     ACT: tl.constexpr,  # "": no gates
     OUTPUTS: tl.constexpr,  # of a program at a time, a power of two
-    AHEAD: tl.constexpr,  # lines brought to the cache by each thread of a program
-    SOON_HALVES: tl.constexpr,  # the two halves of what is read soon are read together
-    THREADS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Multiply rows by a matrix; sums are of float32 numbers."""
@@ -59,12 +51,6 @@ def multiply_few(
     column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)[None, :, None]
     step = tl.num_programs(0) * OUTPUTS
     w, v = load_weights(weight, column, place, outputs, INPUTS, ACT)
-    if AHEAD:
-        own = tl.maximum(outputs - step, 0) * (INPUTS // LINE)  # lines that come behind the first
-        for i in tl.static_range(AHEAD):
-            line = (tl.program_id(0) * AHEAD + i) * THREADS + tl.arange(0, THREADS)
-            bring_ahead(weight + step.to(tl.int64) * INPUTS, own, line, False)
-            bring_ahead(soon, soon_lines, line - own, SOON_HALVES)
     wait_for_earlier(OVERLAPS)
     row = tl.arange(0, ROWS)[:, None]
     flat = tl.arange(0, PADDED)[None, :]
@@ -101,19 +87,6 @@ def multiply_few(
         tl.store(out + row * outputs + now, found.to(dtype), mask=there)
         w, v = next_w, next_v
 # fmt: on
-
-
-@triton.jit
-def bring_ahead(weight, lines, line, HALVES: tl.constexpr):
-    """Have those of the lines [...] of some weights that there are brought to the cache."""
-    there = (line >= 0) & (line < (lines * 2 if HALVES else lines))
-    if HALVES:
-        line = line // 2 + line % 2 * lines
-    at = weight + line.to(tl.int64) * LINE
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-        "=r,l,r", [at, there.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @triton.jit

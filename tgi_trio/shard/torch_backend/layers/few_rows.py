@@ -1,10 +1,9 @@
-"""Which matrices one or two rows are multiplied with by our kernel, and which by the library.
+"""Which matrices few rows are multiplied with by our kernels, and which by the library.
 
-An H200 has shown (bench/results/h200-few-rows.json) that the library reads the matrices of 1B and
-8B models at 32 to 98 % of the bandwidth for one row, and a kernel that has the sum and norm before
-the product and the gate behind it in its launch at 66 to 98 %; of four rows the library's
-tensor cores read large ones faster. So what is taken is measured at the warm-up, on the device that
-serves.
+An H200 has shown that the library reads the matrices of 1B and 8B models, heads apart, at 32 to
+93 % of the bandwidth for few rows. For one row a kernel that has the sum and norm before a product
+and the gate behind it in its launch reads them at 66 to 96 %. What is taken is measured at the
+warm-up, on the device that serves, and stays for the process.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.gating import Gate
-from tgi_trio.shard.torch_backend.layers.linear import Linear, Soon
+from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import (
     Addends,
@@ -27,17 +26,31 @@ from tgi_trio.shard.torch_backend.layers.residual import (
     addend_arguments,
     addend_constants,
 )
-from tgi_trio.shard.torch_backend.torch_device import count_multiprocessors, overlap
+from tgi_trio.shard.torch_backend.torch_device import (
+    Generation,
+    count_multiprocessors,
+    generation,
+    overlap,
+)
 
+# Numbers of rows that are multiplied alike, each measured by its largest.
+_CLASSES: Final = (range(1, 2), range(2, 3), range(3, 9), range(9, 17))
 _LEAST: Final = 1 << 20  # numbers of a matrix that is worth a look
 _WORTH: Final = 0.97  # of the library's time, from which on ours is taken
+_MOST_OUTPUTS: Final = 1 << 16  # beyond, the library loses nothing with three rows or more
+
+# `multiply_few`
 WARPS: Final = 8
 _WIDE: Final = 4096  # inputs beyond which a thread has twice the weights at a time
 # Programs of a multiprocessor by rows, of short rows and of long ones: as many as registers allow.
 _PROGRAMS: Final = {1: (4, 2), 2: (3, 1)}
-_AHEAD: Final = 1  # lines that each thread of a program brings to the cache while it waits
-_LINE: Final = 128  # bytes
 _MOST_INPUTS: Final = 1 << 14  # that a program keeps of each row
+
+# `multiply_sixteen`
+_ROWS: Final = 16
+_ENOUGH: Final = 128  # tiles, from which on programs do not share them
+_MOST_PARTS: Final = 4
+_LEAST_PART: Final = 512  # inputs
 
 Seconds = Callable[[Callable[[], torch.Tensor]], float]  # that some work takes on the device
 
@@ -49,11 +62,31 @@ class FewTile(NamedTuple):
     programs: int  # of a multiprocessor
 
 
-def choose_tile(inputs: int, rows: int, *, gated: bool) -> FewTile:
+class SixteenTile(NamedTuple):
+    """What programs of `multiply_sixteen` compute together; powers of two."""
+
+    outputs: int
+    depth: int
+    parts: int
+    ahead: int
+
+
+def choose_few_tile(inputs: int, rows: int, *, gated: bool) -> FewTile:
     """Return a tile of 32 weights a thread, or 64 where rows are long; half are of gates."""
     padded, long = 1 << (inputs - 1).bit_length(), inputs > _WIDE
     weights = (64 if long else 32) * 32 * WARPS
     return FewTile(max(1, weights // padded >> gated), _PROGRAMS[rows][long])
+
+
+def choose_sixteen_tile(
+    outputs: int, inputs: int, generation: Generation, *, gated: bool
+) -> SixteenTile:
+    """Return a tile that has enough weights on their way in the memory that a program may have."""
+    parts = 1
+    while outputs < 64 * _ENOUGH and parts < min(_MOST_PARTS, inputs // _LEAST_PART):
+        parts *= 2
+    ahead = 4 if not gated else 3 if generation == "hopper" else 2
+    return SixteenTile(64, 128, parts, ahead)
 
 
 class Projection(NamedTuple):
@@ -63,7 +96,6 @@ class Projection(NamedTuple):
     norm: Norm | None
     act: Activation | None
     like: Addends  # what is added before: its tensors are of no interest
-    after: Linear | None = None  # the linear before it, where that one waits for attention
 
     def __call__(
         self, x: torch.Tensor, addends: Addends | None
@@ -80,20 +112,28 @@ def project(
     act: Activation | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of `x` [T, hidden] and `addends`, and act(linear(norm(sum)))."""
-    if len(x) in linear.fused and addends is not None and not isinstance(addends[0], ExpertParts):
-        return _multiply(linear, x, addends, norm, act)
+    rows = len(x)
+    if rows in linear.fused and addends is not None and not isinstance(addends.first, ExpertParts):
+        if rows in _PROGRAMS:
+            return _multiply_few(linear, x, addends, norm, act)
+        summed, normed = add_and_normalise(x, addends, norm)
+        return summed, _multiply_sixteen(linear, normed, act)
     summed, normed = add_and_normalise(x, addends, norm)
     out = linear(normed)
     return summed, out if act is None else act(out)
 
 
 def multiply_by_kernel(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    """Return [..., outputs] of one or two rows `x` [..., inputs]."""
+    """Return [..., outputs] of up to sixteen rows `x` [..., inputs]."""
     flat = x.reshape(-1, x.shape[-1])
-    return _multiply(linear, flat, None, None, None)[1].view(*x.shape[:-1], -1)
+    if len(flat) in _PROGRAMS:
+        out = _multiply_few(linear, flat, None, None, None)[1]
+    else:
+        out = _multiply_sixteen(linear, flat, None)
+    return out.view(*x.shape[:-1], -1)
 
 
-def _multiply(
+def _multiply_few(
     linear: Linear,
     x: torch.Tensor,
     addends: Addends | None,
@@ -103,43 +143,73 @@ def _multiply(
     """Do what `project` does in one launch."""
     from tgi_trio.shard.torch_backend.kernels.few_rows import multiply_few  # imports Triton
 
-    weight, bias, x = linear.weight, linear.bias, x.contiguous()
-    launch = overlap(x.device)
-    soon = linear.soon if launch["OVERLAPS"] else None
+    x, gate = x.contiguous(), _gate_of(act)
     rows, inputs = x.shape
-    gate = _gate_of(act)
-    outputs = len(weight) >> bool(gate)
-    tile = choose_tile(inputs, rows, gated=bool(gate))
     summed = x if addends is None else torch.empty_like(x)
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    out, constants = _prepare(linear, x, gate)
+    outputs = out.shape[1]
+    tile = choose_few_tile(inputs, rows, gated=bool(gate))
     programs = tile.programs * count_multiprocessors(x.device)
     multiply_few[(min(programs, -(-outputs // tile.outputs)),)](
         out,
         x,
-        weight,
-        weight if bias is None else bias,
+        linear.weight,
+        linear.weight if linear.bias is None else linear.bias,
         summed,
         *addend_arguments(x, addends, norm),
-        weight if soon is None else soon.weight,
-        0 if soon is None else soon.weight.nbytes // _LINE >> soon.halves,
         outputs,
         ROWS=rows,
-        INPUTS=inputs,
         PADDED=1 << (inputs - 1).bit_length(),
-        HAS_BIAS=bias is not None,
         **addend_constants(addends),
         KIND="" if norm is None else norm.kind,
         HAS_GAIN=norm is not None and norm.weight is not None,
         HAS_NORM_BIAS=norm is not None and norm.bias is not None,
-        ACT=gate,
         OUTPUTS=tile.outputs,
-        AHEAD=0 if soon is None else _AHEAD,
-        SOON_HALVES=soon is not None and soon.halves,
-        THREADS=32 * WARPS,
-        **launch,
+        **constants,
         num_warps=WARPS,
     )
     return summed, out if act is None or gate else act(out)
+
+
+def _multiply_sixteen(linear: Linear, x: torch.Tensor, act: Activation | None) -> torch.Tensor:
+    """Return act(linear(x)) of up to sixteen rows."""
+    from tgi_trio.shard.torch_backend.kernels.sixteen_rows import multiply_sixteen
+
+    x, gate = x.contiguous(), _gate_of(act)
+    out, constants = _prepare(linear, x, gate)
+    (rows, inputs), outputs = x.shape, out.shape[1]
+    tile = choose_sixteen_tile(outputs, inputs, generation(x.device), gated=bool(gate))
+    tiles = -(-outputs // tile.outputs)
+    if linear.arrived is None:
+        most = -(-len(linear.weight) // tile.outputs)
+        linear.arrived = torch.zeros(most, dtype=torch.int32, device=x.device)
+    found = tiles * tile.parts * 2 * tile.outputs * _ROWS if tile.parts > 1 else 1
+    sums = torch.empty(found, dtype=torch.float32, device=x.device)
+    multiply_sixteen[(tiles, tile.parts)](
+        out,
+        x,
+        linear.weight,
+        linear.weight if linear.bias is None else linear.bias,
+        sums,
+        linear.arrived,
+        rows,
+        outputs,
+        ROWS=_ROWS,
+        OUTPUTS=tile.outputs,
+        DEPTH=tile.depth,
+        PARTS=tile.parts,
+        AHEAD=tile.ahead,
+        **constants,
+    )
+    return out if act is None or gate else act(out)
+
+
+def _prepare(linear: Linear, x: torch.Tensor, gate: str) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Return room for what comes out, and constants of both kernels."""
+    outputs = len(linear.weight) >> bool(gate)
+    out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
+    constants = {"INPUTS": x.shape[1], "HAS_BIAS": linear.bias is not None, "ACT": gate}
+    return out, constants | overlap(x.device)
 
 
 def choose_for_few_rows(
@@ -156,33 +226,29 @@ def choose_for_few_rows(
         if type(linear) is Linear and _fits(linear):
             linear.few_rows, linear.fused = {}, frozenset()
             alike[_kind(linear)].append(linear)
-    for group in alike.values():
-        for rows in _PROGRAMS:
-            _choose_product(group, rows, seconds)
-    projections = list(projections)
-    for each in projections:
-        if each.after is not None:
-            each.after.soon = Soon(each.linear.weight, bool(_gate_of(each.act)))
     around: dict[tuple[object, ...], list[Projection]] = defaultdict(list)
     for each in projections:
         if type(each.linear) is Linear and _fits(each.linear):
-            constants = addend_constants(each.like)
-            gate = _gate_of(each.act)
+            constants, gate = addend_constants(each.like), _gate_of(each.act)
             around[(*_kind(each.linear), *constants.values(), gate)].append(each)
-    for several in around.values():
-        for rows in _PROGRAMS:
-            _choose_fusing(several, rows, seconds)
+    for rows in _CLASSES:
+        for group in alike.values():
+            if rows[-1] in _PROGRAMS or len(group[0].weight) <= _MOST_OUTPUTS:
+                _choose_product(group, rows, seconds)
+        for several in around.values():
+            if rows[-1] in _PROGRAMS or _gate_of(several[0].act):
+                _choose_fusing(several, rows, seconds)
 
 
 def _fits(linear: Linear) -> bool:
-    """Return whether the kernel takes a matrix, which codes and adapters do not make another."""
+    """Return whether the kernels take a matrix, which codes and adapters do not make another."""
     weight = linear.weight
     half = weight.dtype.itemsize == 2 and linear.packed is None
     return half and weight.numel() >= _LEAST and weight.shape[1] <= _MOST_INPUTS
 
 
 def _gate_of(act: Activation | None) -> str:
-    """Return the name of a gate that the kernel applies; "": none, or none that it knows."""
+    """Return the name of a gate that the kernels apply; "": none, or none that they know."""
     if not isinstance(act, Gate) or act.limit or act.paired:
         return ""
     return act.kernel
@@ -192,9 +258,9 @@ def _kind(linear: Linear) -> tuple[object, ...]:
     return (*linear.weight.shape, linear.weight.dtype, linear.bias is None)
 
 
-def _choose_product(linears: list[Linear], rows: int, seconds: Seconds) -> None:
+def _choose_product(linears: list[Linear], rows: range, seconds: Seconds) -> None:
     weight = linears[0].weight
-    x = torch.zeros((rows, weight.shape[1]), dtype=weight.dtype, device=weight.device)
+    x = torch.zeros((rows[-1], weight.shape[1]), dtype=weight.dtype, device=weight.device)
 
     def run(multiply: Callable[[Linear, torch.Tensor], torch.Tensor]) -> torch.Tensor:
         return [multiply(linear, x) for linear in linears][-1]
@@ -202,21 +268,20 @@ def _choose_product(linears: list[Linear], rows: int, seconds: Seconds) -> None:
     library = seconds(partial(run, Linear.__call__))
     if seconds(partial(run, multiply_by_kernel)) < _WORTH * library:
         for linear in linears:
-            linear.few_rows[rows] = multiply_by_kernel
+            linear.few_rows |= dict.fromkeys(rows, multiply_by_kernel)
 
 
-def _choose_fusing(projections: list[Projection], rows: int, seconds: Seconds) -> None:
+def _choose_fusing(projections: list[Projection], rows: range, seconds: Seconds) -> None:
     weight = projections[0].linear.weight
-    x = torch.zeros((rows, weight.shape[1]), dtype=weight.dtype, device=weight.device)
+    x = torch.zeros((rows[-1], weight.shape[1]), dtype=weight.dtype, device=weight.device)
     addends = projections[0].like._replace(first=x)
 
     def run() -> torch.Tensor:
         return [each(x, addends) for each in projections][-1][1]
 
-    def tell(*, fused: bool) -> None:
-        for each in projections:
-            each.linear.fused = each.linear.fused - {rows} | ({rows} if fused else set())
-
     apart = seconds(run)
-    tell(fused=True)
-    tell(fused=seconds(run) < _WORTH * apart)
+    for each in projections:
+        each.linear.fused |= set(rows)
+    if seconds(run) >= _WORTH * apart:
+        for each in projections:
+            each.linear.fused -= set(rows)

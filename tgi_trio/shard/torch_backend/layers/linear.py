@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -12,27 +11,20 @@ from torch.nn import functional
 _PACK_FROM = 1 << 19
 
 
-class Soon(NamedTuple):
-    """Weights that are read behind a linear's, which it may bring nearer while it waits."""
-
-    weight: torch.Tensor
-    halves: bool  # both halves of it are read together
-
-
 class Linear:
     """y = x W^T + b. `weight` [out, in], `bias` [out] or None."""
 
-    __slots__ = ("_bytes", "bias", "few_rows", "fused", "packed", "soon", "weight")
+    __slots__ = ("_bytes", "arrived", "bias", "few_rows", "fused", "packed", "weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
         self.packed: torch.Tensor | None = None
-        # What multiplies so many rows where that takes less than the library does, and of how many
-        # what lies around the product is done with it; see `few_rows.py`.
+        # What multiplies so many rows in less time than the library does, and of how many what lies
+        # around the product is done in its launch; see `few_rows.py`.
         self.few_rows: dict[int, Callable[[Linear, torch.Tensor], torch.Tensor]] = {}
         self.fused: frozenset[int] = frozenset()
-        self.soon: Soon | None = None
+        self.arrived: torch.Tensor | None = None  # int32 [tiles], with which programs share work
         self._bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -127,9 +127,8 @@ class Decoder:
                 before = self._addends_of_mlp(self.layers[i - 1], layer.attention.qkv.weight)
                 yield Projection(layer.attention.qkv, layer.attention_norm, None, before)
             if isinstance(layer.mlp, DenseMlp) and not self.spec.parallel:
-                up, after = layer.mlp.up, layer.attention and layer.attention.output
-                before = self._addends_of_attention(layer, up.weight)
-                yield Projection(up, layer.mlp_norm, layer.mlp.act, before, after)
+                before = self._addends_of_attention(layer, layer.mlp.up.weight)
+                yield Projection(layer.mlp.up, layer.mlp_norm, layer.mlp.act, before)
 
     @property
     def prefix_reuse(self) -> bool:
