@@ -20,7 +20,10 @@ def is_decode(name: str) -> bool:
     if " ahead" in name:  # images of prompts
         return False
     return not name.startswith(
-        ("attend_tile prefill", "multiply_groups bf16 96", "multiply_codes bf16 128")
+        (
+            *("attend_tile prefill", "multiply_groups bf16 96", "multiply_codes bf16 128"),
+            "multiply_sixteen",  # whose tiles follow the device, as those of prefills do
+        )
     )
 
 
