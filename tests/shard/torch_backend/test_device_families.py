@@ -47,7 +47,7 @@ def test_it_says_what_it_says_on_the_cpu(
     folder = checkpoint(family)  # transformers makes it without a device
     expected = drive(start(folder, "cpu"), TEXTS, ASKED, 3)
     with StandInDevice() as device:
-        runner = start(folder, "cuda:0", (2,))
+        runner: Any = start(folder, "cuda:0", (2,))
         ours = drive(runner, TEXTS, ASKED, 3, device=device)
     agree(ours, expected)
     assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
