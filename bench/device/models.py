@@ -162,8 +162,6 @@ def replicate(codes: Codes, times: int, outputs: int) -> Codes:
     """Return a matrix several times below itself, cut to as many outputs."""
     every: dict[str, Any] = {
         name: tensor.repeat(times, 1)[:outputs]
-        if name in ("codes", "planes")
-        else tensor.repeat(1, times)[:, :outputs].contiguous()
         for name, tensor in codes.tensors().items()
         if name != "table"
     }

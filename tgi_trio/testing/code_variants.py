@@ -8,8 +8,21 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import codes, grouped_codes, rounding
-from tgi_trio.shard.torch_backend.layers.coded_linear import CodeTile, choose_tiles
+from tgi_trio.shard.torch_backend.kernels import (
+    codes,
+    few_codes,
+    grouped_codes,
+    rounding,
+    written_codes,
+)
+from tgi_trio.shard.torch_backend.layers.coded_linear import (
+    WRITTEN,
+    CodeTile,
+    FewTile,
+    choose_few_tiles,
+    choose_tiles,
+    units_of,
+)
 from tgi_trio.shard.torch_backend.layers.grouped_matrices import choose_group_tiles
 from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, Lows
 from tgi_trio.shard.torch_backend.torch_device import Generation
@@ -81,15 +94,21 @@ def code_variants(generation: Generation) -> Iterator[Variant]:
     """Yield what devices of a generation are given."""
     for dtype, names in ((BF16, tuple(STORED)), (F32, _WIDE)):
         for name in names:
-            for tile in choose_tiles(dtype, generation):
-                yield _multiply(name, dtype, tile)
+            kind, ordered = STORED[name].kind, STORED[name].ordered
+            for few in choose_few_tiles(dtype, kind, ordered=ordered):
+                yield _multiply_few(name, few, generation)
+            for tile in choose_tiles(dtype, generation, kind):
+                yield _multiply(name, dtype, tile, generation)
+            if dtype is BF16:
+                yield _write(name, generation)
     # Outputs that do not come by sixteen, as those of some vocabularies.
-    for tile in choose_tiles(BF16, generation):
-        yield _multiply("Q6_K", BF16, tile, even="")
-        yield _multiply("GPTQ, AWQ by 128", BF16, tile, even="")
-        if tile.divided:  # unless inputs are few, or outputs many
-            yield _multiply("Q6_K", BF16, tile._replace(divided=False), more=", undivided")
-            yield _multiply("NF4, FP4", BF16, tile._replace(divided=False), more=", undivided")
+    for name in ("Q6_K", "GPTQ, AWQ by 128"):
+        for tile in choose_tiles(BF16, generation, STORED[name].kind):
+            yield _multiply(name, BF16, tile, generation, even="")
+    for name in ("Q6_K", "NF4, FP4"):  # unless inputs are few, or outputs many
+        for tile in choose_tiles(BF16, generation, STORED[name].kind):
+            undivided = tile._replace(divided=False)
+            yield _multiply(name, BF16, undivided, generation, more=", undivided")
     for even in (EVEN, ""):
         yield Variant(
             f"add_parts bf16{'' if even else ' odd'}",
@@ -99,10 +118,11 @@ def code_variants(generation: Generation) -> Iterator[Variant]:
         )
     for dtype, names in ((BF16, _EXPERTS), (F32, _WIDE)):
         for name in names:
-            for tile in choose_group_tiles(dtype, generation)[: 2 if dtype is BF16 else 1]:
+            tiles = choose_group_tiles(dtype, generation, STORED[name].kind)
+            for tile in tiles[: 2 if dtype is BF16 else 1]:
                 limited = ("in gated limits paired",) if "MXFP4" in name else ()  # gpt-oss
                 for way in ("in gated", *limited, "out"):
-                    yield _multiply_groups(name, dtype, tile, way)
+                    yield _multiply_groups(name, dtype, tile, generation, way)
     yield from _rounded(generation)
 
 
@@ -125,11 +145,17 @@ def _rounded(generation: Generation) -> Iterator[Variant]:
 
 
 def _multiply(
-    name: str, dtype: torch.dtype, tile: CodeTile, even: str = EVEN, more: str = ""
+    name: str,
+    dtype: torch.dtype,
+    tile: CodeTile,
+    generation: Generation,
+    even: str = EVEN,
+    more: str = "",
 ) -> Variant:
-    pointers, constants = _stored(name, dtype, tile)
-    sizes = ("i32", f"i32{even}", f"i32{EVEN}", f"i32{EVEN}", f"i32{even}")
+    pointers, constants = _stored(name, generation)
+    sizes = ("i32", f"i32{even}", f"i32{EVEN}", f"i32{EVEN}", f"i32{even}", "i32")
     wide = "fp32" if dtype is F32 else "bf16"
+    constants |= _steps(name, tile)
     return Variant(
         f"multiply_codes {wide} {tile.rows} {name}{'' if even else ', odd'}{more}",
         codes.multiply_codes,
@@ -140,9 +166,36 @@ def _multiply(
     )
 
 
-def _multiply_groups(name: str, dtype: torch.dtype, tile: CodeTile, way: str) -> Variant:
+def _multiply_few(name: str, tile: FewTile, generation: Generation) -> Variant:
+    pointers, constants = _stored(name, generation)
+    sizes = (f"i32{EVEN}", f"i32{EVEN}", f"i32{EVEN}", f"i32{EVEN}", "i32")
+    return Variant(
+        f"multiply_few_rows bf16 {tile.rows} {name}",
+        few_codes.multiply_few_rows,
+        (BF16, BF16, *pointers, BF16, *sizes),
+        constants
+        | {"HAS_BIAS": True, "OUTPUTS": tile.outputs, "ROWS": tile.rows, "UNITS": tile.units},
+        warps=tile.warps,
+    )
+
+
+def _write(name: str, generation: Generation) -> Variant:
+    pointers, constants = _stored(name, generation)
+    outputs, units = WRITTEN
+    return Variant(
+        f"write_numbers bf16 {name}",
+        written_codes.write_numbers,
+        (BF16, *pointers, "i32", "i32", f"i32{EVEN}", f"i32{EVEN}", "i32"),
+        constants | {"OUTPUTS": outputs, "UNITS": units},
+    )
+
+
+def _multiply_groups(
+    name: str, dtype: torch.dtype, tile: CodeTile, generation: Generation, way: str
+) -> Variant:
     """As `multiply_groups` has them: 128 experts, of which a token has 8."""
-    pointers, constants = _stored(name, dtype, tile)
+    pointers, constants = _stored(name, generation)
+    constants |= _steps(name, tile)
     limits = "limits" in way
     more = {
         "N": 1536,
@@ -155,7 +208,7 @@ def _multiply_groups(name: str, dtype: torch.dtype, tile: CodeTile, way: str) ->
         "LIMITS": limits,
         "PAIRED": limits,
     }
-    sizes = ("i32", "fp32", f"i32{EVEN}", f"i32{EVEN}")
+    sizes = ("i32", "fp32", f"i32{EVEN}", f"i32{EVEN}", "i32")
     wide = "fp32" if dtype is F32 else "bf16"
     return Variant(
         f"multiply_coded_groups {wide} {tile.rows} {name} {way}",
@@ -167,9 +220,7 @@ def _multiply_groups(name: str, dtype: torch.dtype, tile: CodeTile, way: str) ->
     )
 
 
-def _stored(
-    name: str, dtype: torch.dtype, tile: CodeTile
-) -> tuple[tuple[torch.dtype, ...], dict[str, Any]]:
+def _stored(name: str, generation: Generation) -> tuple[tuple[torch.dtype, ...], dict[str, Any]]:
     """Return the types of what a format's matrices are made of, and its constants."""
     stored = STORED[name]
     kind = KINDS[stored.kind]
@@ -181,8 +232,17 @@ def _stored(
         "ZERO": stored.zero,
         "NESTED": stored.nested,
         "ORDERED": stored.ordered,
+        "NATIVE": kind.numbers == "e4m3" and generation == "hopper",
+    }
+    words = U8 if kind.bits == 8 else I32
+    return (words, I32, stored.scales, F16, stored.low, F16, F32, I32), constants
+
+
+def _steps(name: str, tile: CodeTile) -> dict[str, Any]:
+    """Return a tile's constants, for inputs that are whole steps of it."""
+    return {
         "OUTPUTS": tile.outputs,
         "ROWS": tile.rows,
-        "DEPTH": 64 if stored.group == 0 or stored.group >= 64 else 32,
+        "UNITS": units_of(STORED[name].kind, tile),
+        "EVEN": not STORED[name].ordered,
     }
-    return (U8, U8, stored.scales, F16, stored.low, F16, F32, I32), constants

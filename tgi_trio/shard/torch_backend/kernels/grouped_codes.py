@@ -9,20 +9,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.kernels.codes import add_steps
+from tgi_trio.shard.torch_backend.kernels.codes import add_units
 from tgi_trio.shard.torch_backend.kernels.grouped import find_group, open_gates
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "one"])
 def multiply_coded_groups(
     out,  # [pairs, N]
     x,  # [tokens, inputs], or in order [pairs, inputs]
     codes,  # as for `multiply_codes`, of GROUPS * N outputs; with ACT twice as many
     planes,
     scales,
-    units,
+    bases,
     lows,
-    low_units,
+    low_bases,
     table,
     order,
     bias,  # of all outputs, read with HAS_BIAS only
@@ -31,7 +31,8 @@ def multiply_coded_groups(
     tokens,
     limit,
     inputs,
-    steps,
+    units,
+    one,
     N: tl.constexpr,
     GROUPS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,  # the next power of two
@@ -48,9 +49,11 @@ def multiply_coded_groups(
     ZERO: tl.constexpr,
     NESTED: tl.constexpr,
     ORDERED: tl.constexpr,
+    NATIVE: tl.constexpr,
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    UNITS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):
     own, begin, first, count = find_group(tl.program_id(0), counts, GROUPS, PADDED_GROUPS, ROWS)
     if own < GROUPS:
@@ -59,26 +62,26 @@ def multiply_coded_groups(
         pair = tl.load(pairs + own.to(tl.int64) * tokens + within, mask=real, other=0)
         row = (pair // PER_ROW if GATHERS else begin + within).to(tl.int64)
         target = (begin + within if GATHERS else pair).to(tl.int64)
-        source = x + tl.where(real, row, 0)[None, :] * inputs
+        source = x + tl.where(real, row, 0) * inputs
         column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         each: tl.constexpr = 2 * N if ACT != "" else N
         # What lies beyond is computed for nobody.
         there = own * each + tl.minimum(column, N - 1)[:, None] * (2 if PAIRED else 1)
         total = tl.zeros([OUTPUTS, ROWS], tl.float32)
-        total = add_steps(
-            total, codes, planes, 0, steps, steps, there, source, real, inputs, GROUPS * each,
-            scales, units, lows, low_units, table, order, BITS, NUMBERS, GROUP, LOWS, ZERO, NESTED,
-            ORDERED, DEPTH,
+        total = add_units(
+            total, codes, planes, 0, units, units, there, source, inputs, scales, bases, lows,
+            low_bases, table, order, one, BITS, NUMBERS, GROUP, LOWS, ZERO, NESTED, ORDERED, NATIVE,
+            UNITS, EVEN,
         )  # fmt: skip
         if HAS_BIAS:
             total += tl.load(bias + there).to(tl.float32)
         if ACT != "":
             there += 1 if PAIRED else N
             up = tl.zeros([OUTPUTS, ROWS], tl.float32)
-            up = add_steps(
-                up, codes, planes, 0, steps, steps, there, source, real, inputs, GROUPS * each,
-                scales, units, lows, low_units, table, order, BITS, NUMBERS, GROUP, LOWS, ZERO,
-                NESTED, ORDERED, DEPTH,
+            up = add_units(
+                up, codes, planes, 0, units, units, there, source, inputs, scales, bases, lows,
+                low_bases, table, order, one, BITS, NUMBERS, GROUP, LOWS, ZERO, NESTED, ORDERED,
+                NATIVE, UNITS, EVEN,
             )  # fmt: skip
             if HAS_BIAS:
                 up += tl.load(bias + there).to(tl.float32)

@@ -25,12 +25,13 @@ def round_rows(
         at = low + place
         value = tl.load(x + row * inputs + at, mask=at < inputs, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(value))
-    scale = tl.maximum(tl.max(largest, 0) / MOST, 1e-30)
+    # Divided as IEEE has it: what lies half-way between two numbers is then the same everywhere.
+    scale = tl.maximum(tl.div_rn(tl.max(largest, 0), MOST), 1e-30)
     tl.store(scales + row, scale)
     for low in range(0, width, BLOCK):
         at = low + place
         value = tl.load(x + row * inputs + at, mask=at < inputs, other=0.0).to(tl.float32)
-        value = tl.minimum(tl.maximum(value / scale, -MOST), MOST)
+        value = tl.minimum(tl.maximum(tl.div_rn(value, scale), -MOST), MOST)
         # 1.5 * 2^23: what is added to it keeps no fraction, and the even one from half-way.
         value = (value + 12582912.0) - 12582912.0 if WHOLE else round_to_e4m3(value)
         tl.store(rounded + row * width + at, value.to(rounded.dtype.element_ty), mask=at < width)

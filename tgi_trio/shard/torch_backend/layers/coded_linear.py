@@ -3,52 +3,106 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.rounded_product import multiply_rounded, takes_rounded
-from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, Codes, join
+from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, TENSORS, Codes, join
 from tgi_trio.shard.torch_backend.torch_device import Generation, generation
 
 
 class CodeTile(NamedTuple):
-    """What a program computes together: powers of two."""
+    """What a program of `multiply_codes` computes together: powers of two."""
 
     most: int  # rows that it is for, at most
     outputs: int
     rows: int
+    depth: int  # inputs of a step
     warps: int
     stages: int
     divided: bool  # programs may share one
 
 
+class FewTile(NamedTuple):
+    """What a program of `multiply_few_rows` computes together: powers of two."""
+
+    rows: int  # that it is for, exactly
+    outputs: int
+    units: int
+    warps: int
+
+
 _ANY: Final = 1 << 62
-# The largest tiles that registers hold, which `testing/compiled_kernels.py` tells.
-_FEW: Final = CodeTile(16, 64, 16, 4, 4, True)
-_TILES: Final[dict[Generation, tuple[CodeTile, ...]]] = {
-    "ampere": (_FEW, CodeTile(256, 64, 32, 4, 3, True), CodeTile(_ANY, 128, 64, 8, 3, False)),
-    "hopper": (_FEW, CodeTile(256, 64, 64, 4, 3, True), CodeTile(_ANY, 128, 128, 8, 3, False)),
+# What an H200 has shown to take least, of those that registers and shared memory hold
+# (`testing/compiled_kernels.py`). Rows beyond the last are a library's: matrices are written out.
+_NARROW: Final[dict[Generation, tuple[CodeTile, ...]]] = {  # codes of fewer than 8 bits
+    "ampere": (
+        CodeTile(16, 64, 16, 128, 4, 3, True),
+        CodeTile(64, 64, 32, 64, 4, 3, True),
+    ),
+    "hopper": (
+        CodeTile(16, 64, 16, 128, 4, 3, True),
+        CodeTile(32, 64, 32, 128, 4, 3, True),
+        CodeTile(64, 64, 64, 128, 4, 3, True),
+    ),
+}
+_BYTES: Final[dict[Generation, tuple[CodeTile, ...]]] = {  # codes of 8 bits
+    "ampere": (
+        CodeTile(16, 64, 16, 64, 4, 3, True),
+        CodeTile(64, 64, 32, 64, 4, 3, True),
+    ),
+    "hopper": (
+        CodeTile(16, 64, 16, 128, 4, 3, True),
+        CodeTile(32, 64, 32, 64, 4, 3, True),
+        CodeTile(64, 64, 64, 64, 4, 3, True),
+        CodeTile(128, 128, 128, 64, 8, 3, True),
+    ),
 }
 # Numbers of four bytes are not for the tensor cores, and take twice the registers.
-_WIDE_TILES: Final = (CodeTile(16, 32, 16, 4, 2, True), CodeTile(_ANY, 32, 32, 4, 2, False))
+_WIDE_TILES: Final = (
+    CodeTile(16, 32, 16, 64, 4, 2, True),
+    CodeTile(_ANY, 32, 32, 32, 4, 2, False),
+)
+# By the bits of a code. Two rows of bytes are better off on the tensor cores.
+_FEW: Final[dict[int, tuple[FewTile, ...]]] = {
+    2: (FewTile(1, 4, 64, 4),),
+    4: (FewTile(1, 8, 128, 4), FewTile(2, 8, 128, 4)),
+    5: (FewTile(1, 4, 64, 2),),
+    6: (FewTile(1, 4, 64, 2),),
+    8: (FewTile(1, 4, 128, 4),),
+}
+WRITTEN: Final = (1, 128)  # outputs and units of a program that writes numbers
+_SCRATCH: Final = 256 << 20  # bytes of numbers that are written before they are multiplied
 # Programs up to which a tile is divided, as for attention.
 _PROGRAMS = 512
 _MOST_PARTS = 16
 _LEAST_STEPS = 4  # of a part
 _BLOCK: Final = 256  # outputs whose parts a program adds
+ONE: Final = 0x3F800000  # the bits of 1.0
 
 
-def choose_tiles(dtype: torch.dtype, generation: Generation) -> tuple[CodeTile, ...]:
-    """Return the tiles for numbers of a dtype, by rising numbers of rows."""
-    return _WIDE_TILES if dtype.itemsize > 2 else _TILES[generation]
+def choose_tiles(dtype: torch.dtype, generation: Generation, kind: str) -> tuple[CodeTile, ...]:
+    """Return the tiles for numbers of a dtype and codes of a kind, by rising numbers of rows."""
+    if dtype.itemsize > 2:
+        return _WIDE_TILES
+    return (_BYTES if KINDS[kind].bits == 8 else _NARROW)[generation]
+
+
+def choose_few_tiles(dtype: torch.dtype, kind: str, *, ordered: bool) -> tuple[FewTile, ...]:
+    """Return the tiles of few rows; there are none for numbers of four bytes.
+
+    Nor for two rows whose inputs are `ordered`: where they come from would fill the registers.
+    """
+    tiles = _FEW[KINDS[kind].bits] if dtype.itemsize == 2 else ()
+    return tiles[:1] if ordered else tiles
 
 
 class CodedLinear(Linear):
     """y = x W^T + b; W is several matrices, one below the other, of which some may be plain."""
 
-    __slots__ = ("_inputs", "_outputs", "_parts", "_rounded", "_tiles")
+    __slots__ = ("_inputs", "_outputs", "_parts", "_rounded")
 
     def __init__(
         self,
@@ -77,7 +131,6 @@ class CodedLinear(Linear):
         ]
         self._inputs = next(part.form.inputs for part in parts if isinstance(part, Codes))
         self._outputs = sum(map(_outputs_of, self._parts))
-        self._tiles = choose_tiles(dtype, generation(device))
         super().__init__(torch.empty((0, self._inputs), dtype=dtype, device=device), bias)
         self._bytes += sum(
             part.nbytes() if isinstance(part, Codes) else part.nbytes for part in self._parts
@@ -86,14 +139,21 @@ class CodedLinear(Linear):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         shape = x.shape[:-1]
         x = x.reshape(-1, self._inputs).contiguous()
+        pieces = list(self._pieces())
+        if len(pieces) == 1:
+            _, part, bias, rounded = pieces[0]
+            if isinstance(part, Codes) and not rounded and is_written(part, x):
+                return multiply_written(x, part, bias).view(*shape, self._outputs)
         out = torch.empty((len(x), self._outputs), dtype=x.dtype, device=x.device)
-        for place, part, bias, rounded in self._pieces():
+        for place, part, bias, rounded in pieces:
             if isinstance(part, torch.Tensor):
                 out[:, place] = torch.nn.functional.linear(x, part, bias)
             elif rounded:
                 multiply_rounded(out[:, place], x, part, bias)
+            elif is_written(part, x):
+                out[:, place] = multiply_written(x, part, bias)
             else:
-                multiply(out[:, place], x, part, bias, self._tiles)
+                multiply(out[:, place], x, part, bias)
         return out.view(*shape, self._outputs)
 
     @property
@@ -109,16 +169,21 @@ class CodedLinear(Linear):
 
     def pack(self) -> None:
         """Compile what products of any number of rows will ask for, by one program of each."""
-        for tile in self._tiles:
-            x = self.weight.new_zeros((tile.rows, self._inputs))
-            out = self.weight.new_empty((tile.rows, self._outputs))
-            for place, part, bias, rounded in self._pieces():
-                if isinstance(part, torch.Tensor):
-                    continue
-                if rounded:
-                    multiply_rounded(out[:1, place], x[:1], part, bias)
-                else:
-                    launch(out[:, place], x, part, bias, tile, only_one=True)
+        dtype = self.weight.dtype
+        for place, part, bias, rounded in self._pieces():
+            if isinstance(part, torch.Tensor):
+                continue
+            x = self.weight.new_zeros((max(_rows_of(part, dtype)), self._inputs))
+            out = self.weight.new_empty((len(x), self._outputs))[:, place]
+            if rounded:
+                multiply_rounded(out[:1], x[:1], part, bias)
+                continue
+            for few in few_tiles_of(part, dtype):
+                launch_few(out[: few.rows], x[: few.rows], part, bias, few, only_one=True)
+            for tile in choose_tiles(dtype, generation(x.device), part.form.kind):
+                launch(out[: tile.rows], x[: tile.rows], part, bias, tile, only_one=True)
+            if dtype.itemsize == 2:
+                write(part, 0, WRITTEN[0], dtype)
 
     def _pieces(self) -> Iterator[tuple[slice, Codes | torch.Tensor, torch.Tensor | None, bool]]:
         """Yield each matrix: where its outputs go, itself, its bias, whether it takes 8 bits."""
@@ -133,21 +198,110 @@ def _outputs_of(part: Codes | torch.Tensor) -> int:
     return part.outputs if isinstance(part, Codes) else len(part)
 
 
-def multiply(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    codes: Codes,
-    bias: torch.Tensor | None,
-    tiles: Sequence[CodeTile],
-) -> None:
+def _rows_of(codes: Codes, dtype: torch.dtype) -> list[int]:
+    """Return the rows of all tiles."""
+    device = codes.codes.device
+    return [tile.rows for tile in choose_tiles(dtype, generation(device), codes.form.kind)]
+
+
+def multiply(out: torch.Tensor, x: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> None:
     """Put x W^T + b into `out` [rows, outputs], dense but for its first stride.
 
-    `x` [rows, inputs], contiguous; `bias` [outputs].
+    `x` [rows, inputs], contiguous, as few rows as `is_written` leaves; `bias` [outputs].
     """
-    if not len(x):
+    rows, kind = len(x), codes.form.kind
+    if not rows:
         return
-    tile = next(tile for tile in tiles if len(x) <= tile.most)
-    launch(out, x, codes, bias, tile)
+    few = next((few for few in few_tiles_of(codes, x.dtype) if few.rows == rows), None)
+    if few is not None:
+        launch_few(out, x, codes, bias, few)
+        return
+    tiles = choose_tiles(x.dtype, generation(x.device), kind)
+    launch(out, x, codes, bias, next(tile for tile in tiles if rows <= tile.most))
+
+
+def few_tiles_of(codes: Codes, dtype: torch.dtype) -> tuple[FewTile, ...]:
+    """Return the tiles of few rows of a matrix."""
+    return choose_few_tiles(dtype, codes.form.kind, ordered=codes.order is not None)
+
+
+def is_written(codes: Codes, x: torch.Tensor) -> bool:
+    """Return whether the numbers are written out for as many rows as `x` has."""
+    return len(x) > choose_tiles(x.dtype, generation(x.device), codes.form.kind)[-1].most
+
+
+def multiply_written(x: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return x W^T + b [rows, outputs] by a library: of W as numbers, as much as scratch holds.
+
+    `x` [rows, inputs]; `bias` [outputs].
+    """
+    if codes.order is not None:
+        x = x.index_select(1, codes.order.clamp(min=0))
+    each = max(1, _SCRATCH // (codes.written * x.dtype.itemsize))
+    if codes.outputs <= each:
+        return torch.nn.functional.linear(x, write(codes, 0, codes.outputs, x.dtype), bias)
+    out = torch.empty((len(x), codes.outputs), dtype=x.dtype, device=x.device)
+    for first in range(0, codes.outputs, each):
+        part = slice(first, min(first + each, codes.outputs))
+        weight = write(codes, first, part.stop - first, x.dtype)
+        out[:, part] = torch.nn.functional.linear(x, weight, None if bias is None else bias[part])
+        del weight  # what the next is written over
+    return out
+
+
+def write(codes: Codes, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return `count` outputs from the `first` on as numbers [count, inputs as they are stored]."""
+    from tgi_trio.shard.torch_backend.kernels.written_codes import write_numbers  # Triton
+
+    form = codes.form
+    weight = torch.empty((count, codes.written), dtype=dtype, device=codes.codes.device)
+    outputs, units = WRITTEN
+    write_numbers[(-(-count // outputs), -(-form.units // units))](
+        weight,
+        *tensors_of(codes),
+        first,
+        count,
+        codes.written,
+        form.units,
+        ONE,
+        **constants_of(codes),
+        OUTPUTS=outputs,
+        UNITS=units,
+    )
+    return weight
+
+
+def tensors_of(codes: Codes) -> tuple[torch.Tensor, ...]:
+    """Return what kernels are given of a matrix, anything for what it does not have."""
+    found, nothing = codes.tensors(), codes.codes
+    return tuple(found.get(name, nothing) for name in TENSORS)
+
+
+def constants_of(codes: Codes) -> dict[str, Any]:
+    """Return what kernels are told of a matrix."""
+    form, kind = codes.form, KINDS[codes.form.kind]
+    return {
+        "BITS": kind.bits,
+        "NUMBERS": kind.numbers,
+        "GROUP": form.group,
+        "LOWS": form.lows,
+        "ZERO": form.zero,
+        "NESTED": form.nested,
+        "ORDERED": codes.order is not None,
+        "NATIVE": kind.numbers == "e4m3" and generation(codes.codes.device) == "hopper",
+    }
+
+
+def steps_of(codes: Codes, tile: CodeTile) -> dict[str, Any]:
+    """Return the constants of the steps that a tile goes through a matrix in."""
+    units = units_of(codes.form.kind, tile)
+    even = codes.order is None and codes.form.inputs % (units * KINDS[codes.form.kind].unit) == 0
+    return {"UNITS": units, "EVEN": even}
+
+
+def units_of(kind: str, tile: CodeTile) -> int:
+    """Return the units of a step of inputs."""
+    return max(1, tile.depth // KINDS[kind].unit)
 
 
 def count_parts(codes: Codes, tile: CodeTile, rows: int) -> int:
@@ -155,8 +309,39 @@ def count_parts(codes: Codes, tile: CodeTile, rows: int) -> int:
     if not tile.divided:
         return 1
     programs = -(-codes.outputs // tile.outputs) * -(-rows // tile.rows)
-    most = min(_PROGRAMS // programs, codes.form.steps // _LEAST_STEPS, _MOST_PARTS)
-    return max(1, most)
+    steps = -(-codes.form.width // tile.depth)
+    return max(1, min(_PROGRAMS // programs, steps // _LEAST_STEPS, _MOST_PARTS))
+
+
+def launch_few(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    codes: Codes,
+    bias: torch.Tensor | None,
+    tile: FewTile,
+    *,
+    only_one: bool = False,
+) -> None:
+    """Multiply a few rows; `only_one`: one program, for the compiler."""
+    from tgi_trio.shard.torch_backend.kernels.few_codes import multiply_few_rows  # Triton
+
+    multiply_few_rows[(1 if only_one else -(-codes.outputs // tile.outputs),)](
+        out,
+        x,
+        *tensors_of(codes),
+        x if bias is None else bias,
+        codes.outputs,
+        codes.form.inputs,
+        codes.form.units,
+        out.stride(0),
+        ONE,
+        **constants_of(codes),
+        HAS_BIAS=bias is not None,
+        OUTPUTS=tile.outputs,
+        ROWS=tile.rows,
+        UNITS=tile.units,
+        num_warps=tile.warps,
+    )
 
 
 def launch(
@@ -171,8 +356,7 @@ def launch(
     """Multiply by tiles of a kind; `only_one`: one program of each launch, for the compiler."""
     from tgi_trio.shard.torch_backend.kernels.codes import add_parts, multiply_codes  # Triton
 
-    form, kind = codes.form, KINDS[codes.form.kind]
-    rows, nothing = len(x), codes.codes
+    rows = len(x)
     parts = count_parts(codes, tile, rows)
     # By what it takes for the fewest rows, so that a tile has one variant.
     divided = count_parts(codes, tile, 1) > 1
@@ -184,32 +368,20 @@ def launch(
         out,
         sums,
         x,
-        codes.codes,
-        nothing if codes.planes is None else codes.planes,
-        codes.scales,
-        nothing if codes.units is None else codes.units,
-        nothing if codes.lows is None else codes.lows,
-        nothing if codes.low_units is None else codes.low_units,
-        nothing if codes.table is None else codes.table,
-        nothing if codes.order is None else codes.order,
-        nothing if bias is None or divided else bias,
+        *tensors_of(codes),
+        x if bias is None or divided else bias,
         rows,
         codes.outputs,
-        form.inputs,
-        form.steps,
+        codes.form.inputs,
+        codes.form.units,
         out.stride(0),
-        BITS=kind.bits,
-        NUMBERS=kind.numbers,
-        GROUP=form.group,
-        LOWS=form.lows,
-        ZERO=form.zero,
-        NESTED=form.nested,
-        ORDERED=codes.order is not None,
+        ONE,
+        **constants_of(codes),
         HAS_BIAS=bias is not None and not divided,
         DIVIDED=divided,
         OUTPUTS=tile.outputs,
         ROWS=tile.rows,
-        DEPTH=form.depth,
+        **steps_of(codes, tile),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

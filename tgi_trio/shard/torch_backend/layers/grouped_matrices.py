@@ -10,10 +10,18 @@ import torch
 
 from tgi_trio.shard.torch_backend.kernels.grouped import multiply_groups
 from tgi_trio.shard.torch_backend.kernels.grouped_codes import multiply_coded_groups
-from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear, CodeTile, choose_tiles
+from tgi_trio.shard.torch_backend.layers.coded_linear import (
+    ONE,
+    CodedLinear,
+    CodeTile,
+    choose_tiles,
+    constants_of,
+    steps_of,
+    tensors_of,
+)
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, Codes, stack
+from tgi_trio.shard.torch_backend.layers.stored_codes import Codes, stack
 from tgi_trio.shard.torch_backend.torch_device import Generation, generation
 
 
@@ -134,41 +142,28 @@ class CodedMatrices:
         self, x: torch.Tensor, routed: Routed, *, gathers: bool, gate: Gate | None = None
     ) -> torch.Tensor:
         codes, form = self.codes, self.codes.form
-        kind, nothing = KINDS[form.kind], codes.codes
         outputs = codes.outputs // self.count // (1 if gate is None else 2)
-        few, many = choose_group_tiles(x.dtype, generation(x.device))
+        few, many = choose_group_tiles(x.dtype, generation(x.device), form.kind)
         tile = many if _has_many(x, routed) else few
         out = _make_room(x, routed, outputs)
         multiply_coded_groups[(_count_tiles(routed, tile.rows), -(-outputs // tile.outputs))](
             out,
             x,
-            codes.codes,
-            nothing if codes.planes is None else codes.planes,
-            codes.scales,
-            nothing if codes.units is None else codes.units,
-            nothing if codes.lows is None else codes.lows,
-            nothing if codes.low_units is None else codes.low_units,
-            nothing if codes.table is None else codes.table,
-            nothing if codes.order is None else codes.order,
-            nothing if self.bias is None else self.bias,
+            *tensors_of(codes),
+            codes.codes if self.bias is None else self.bias,
             routed.pairs,
             routed.counts,
             len(routed.weights),
             0.0 if gate is None else gate.limit,
             form.inputs,
-            form.steps,
+            form.units,
+            ONE,
             N=outputs,
             **_constants(routed, gate, gathers=gathers, biased=self.bias is not None),
-            BITS=kind.bits,
-            NUMBERS=kind.numbers,
-            GROUP=form.group,
-            LOWS=form.lows,
-            ZERO=form.zero,
-            NESTED=form.nested,
-            ORDERED=codes.order is not None,
+            **constants_of(codes),
             OUTPUTS=tile.outputs,
             ROWS=tile.rows,
-            DEPTH=form.depth,
+            **steps_of(codes, tile),
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -186,9 +181,11 @@ def choose_group_tile(
     )
 
 
-def choose_group_tiles(dtype: torch.dtype, generation: Generation) -> tuple[CodeTile, CodeTile]:
+def choose_group_tiles(
+    dtype: torch.dtype, generation: Generation, kind: str
+) -> tuple[CodeTile, CodeTile]:
     """Return the tiles of few rows and of many that experts' codes are multiplied in."""
-    few, many, *_ = choose_tiles(dtype, generation)
+    few, many, *_ = choose_tiles(dtype, generation, kind)
     return few._replace(outputs=_FEW_OUTPUTS), many
 
 

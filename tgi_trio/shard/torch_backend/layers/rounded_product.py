@@ -59,8 +59,9 @@ def multiply_rounded(
     )
     weight = codes.codes.view(dtype).t()
     if not whole:
+        scales = codes.scales.float().view(1, -1)
         made = torch._scaled_mm(
-            rounded, weight, scale_a=row_scales, scale_b=codes.scales.float(), out_dtype=out.dtype
+            rounded, weight, scale_a=row_scales, scale_b=scales, out_dtype=out.dtype
         )
         out.copy_(made if bias is None else made + bias)
         return

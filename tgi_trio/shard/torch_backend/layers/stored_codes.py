@@ -1,9 +1,8 @@
 """Quantised matrices as the kernel over codes reads them: the table of kinds, and how bytes lie.
 
-Inputs come in steps. Kinds of 4 to 6 bits have the lower four of two codes in a byte: those of a
-step's first half below those of its second; what 5 or 6 bits have above lies in planes of its own,
-and codes of 2 bits lie as those do.
-Scales and lows are [runs, outputs], so that those of a tile of outputs lie side by side.
+Codes come in units of 16 bytes, which a thread reads at once; inputs are filled up to whole ones.
+Those of 8 bits lie as their inputs do. Others lie in four words, as `kernels/code_numbers.py` says;
+what 5 or 6 bits have above four lies in planes of its own. Scales and lows are [outputs, runs].
 """
 
 from __future__ import annotations
@@ -32,6 +31,16 @@ class CodeKind(NamedTuple):
     bits: int
     numbers: Numbers
 
+    @property
+    def low(self) -> int:
+        """Return the bits of a code that do not lie in planes."""
+        return 4 if self.bits in (5, 6) else self.bits
+
+    @property
+    def unit(self) -> int:
+        """Return the inputs of a unit."""
+        return _UNIT // self.low
+
 
 KINDS: Final[Mapping[str, CodeKind]] = {
     "u2": CodeKind(2, "whole"),  # GPTQ of 2 bits, Q2_K
@@ -44,8 +53,10 @@ KINDS: Final[Mapping[str, CodeKind]] = {
     "t4": CodeKind(4, "table"),  # NF4, FP4, IQ4_NL, IQ4_XS, MXFP4, NVFP4
     "e4m3": CodeKind(8, "e4m3"),  # FP8 of all sorts
 }
+# What a matrix consists of, in the order in which kernels are given it.
+TENSORS: Final = ("codes", "planes", "scales", "bases", "lows", "low_bases", "table", "order")
 _WIDEST, _NARROWEST = 128, 16  # inputs of a run, as the kernel looks at them: powers of two
-_DEPTHS: Final = (64, 32)  # inputs multiplied together
+_UNIT: Final = 128  # bits of codes that a thread reads at once
 _WHOLE: Final = (("u2", 4), ("u4", 16), ("u5", 32), ("u6", 64))  # by the first number beyond
 
 
@@ -54,40 +65,45 @@ class Form(NamedTuple):
 
     kind: str
     inputs: int
-    steps: int  # that the inputs come in, the last filled up
-    depth: int  # inputs multiplied together
+    units: int  # that the inputs come in, the last filled up
     group: int  # inputs of a run; 0: all
     lows: Lows
     zero: int  # where lows are "constant"
-    nested: int  # runs that share a unit; 0: scales are plain numbers
+    nested: int  # runs that share a base; 0: scales are plain numbers
     dtypes: tuple[torch.dtype, ...]  # of scales and lows, where there are any
 
     @property
-    def step(self) -> int:
-        """Return the inputs of a step."""
-        return self.depth * (1 if KINDS[self.kind].bits == 8 else 2)
+    def width(self) -> int:
+        """Return the inputs of all units."""
+        return self.units * KINDS[self.kind].unit
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A matrix [outputs, inputs]; tensors as `multiply_codes` describes them."""
+    """A matrix [outputs, inputs]; tensors as `make_weights` describes them."""
 
     form: Form
     outputs: int
     codes: torch.Tensor
     scales: torch.Tensor
     planes: torch.Tensor | None = None
-    units: torch.Tensor | None = None
+    bases: torch.Tensor | None = None
     lows: torch.Tensor | None = None
-    low_units: torch.Tensor | None = None
+    low_bases: torch.Tensor | None = None
     table: torch.Tensor | None = None
     order: torch.Tensor | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return those that there are, by name."""
-        names = ("codes", "planes", "scales", "units", "lows", "low_units", "table", "order")
-        found = {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in TENSORS}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    @property
+    def written(self) -> int:
+        """Return the inputs of a matrix that is written as numbers: with what it is filled up with
+        where they are in another order.
+        """
+        return self.form.inputs if self.order is None else self.form.width
 
     def to(self, device: torch.device) -> Codes:
         moved: dict[str, Any] = {k: tensor.to(device) for k, tensor in self.tensors().items()}
@@ -143,9 +159,7 @@ def _are_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 def _below(every: Sequence[Codes]) -> Codes:
     """Return matrices that are alike as one, with the outputs of all."""
     made: dict[str, Any] = {
-        name: torch.cat(
-            [codes.tensors()[name] for codes in every], dim=0 if name in ("codes", "planes") else 1
-        )
+        name: torch.cat([codes.tensors()[name] for codes in every])
         for name in every[0].tensors()
         if name not in ("table", "order")
     }
@@ -164,27 +178,24 @@ def encode(parts: Parts) -> Codes | None:
     if 0 < group < _NARROWEST:
         return None
     kind = _kind_of(parts)
-    depth = next((depth for depth in _DEPTHS if not group or group >= depth), _DEPTHS[-1])
-    step = depth * (1 if KINDS[kind].bits == 8 else 2)
-    steps = -(-parts.codes.shape[1] // step)
-    heads = _Heads.of(parts, size // group if group else 1)
-    found = heads.laid(-(-steps * step // group) if group else 1)
     codes = torch.from_numpy(np.ascontiguousarray(parts.codes)).view(torch.uint8)
-    missing = steps * step - codes.shape[1]
-    if missing:
-        codes = torch.nn.functional.pad(codes, (0, missing))
-    packed, planes = _pack(codes, KINDS[kind].bits, depth)
+    units = -(-codes.shape[1] // KINDS[kind].unit)
+    width = units * KINDS[kind].unit
+    heads = _Heads.of(parts, size // group if group else 1)
+    found = heads.laid(-(-width // group) if group else 1)
+    codes = torch.nn.functional.pad(codes, (0, width - codes.shape[1]))
+    packed, planes = _pack(codes, KINDS[kind])
     if KINDS[kind].numbers == "table":
         found["table"] = np.array(parts.table, np.float32)
     if order is not None:
-        filled = np.full(steps * step, -1, np.int32)
+        filled = np.full(width, -1, np.int32)
         filled[: len(order)] = order
         found["order"] = filled
     tensors = {name: torch.from_numpy(array) for name, array in found.items()}
     if planes is not None:
         tensors["planes"] = planes
     dtypes = tuple(tensors[name].dtype for name in ("scales", "lows") if name in tensors)
-    form = Form(kind, inputs, steps, depth, group, heads.how, heads.zero, heads.together, dtypes)
+    form = Form(kind, inputs, units, group, heads.how, heads.zero, heads.together, dtypes)
     return Codes(form, len(packed), packed, **tensors)
 
 
@@ -196,10 +207,10 @@ class _Heads:
     lows: Array | None
     how: Lows
     zero: int
-    units: Floats | None
-    low_units: Floats | None
+    bases: Floats | None
+    low_bases: Floats | None
     repeats: int  # runs of the kernel's for each of these
-    together: int  # runs of the kernel's that share a unit
+    together: int  # runs of the kernel's that share a base
 
     @classmethod
     def of(cls, parts: Parts, repeats: int) -> _Heads:
@@ -207,7 +218,7 @@ class _Heads:
         scales, nested = parts.scales, parts.nested
         lows: Array | None = parts.lows
         how: Lows = "" if lows is None else "lows"
-        low_units, zero = None, 0
+        low_bases, zero = None, 0
         if lows is not None:
             zeros = _zero_points(scales, lows)
             if zeros is not None:
@@ -217,22 +228,22 @@ class _Heads:
                 else:
                     how, lows = "zeros", zeros
             elif parts.nested_lows is not None:
-                lows, low_units = parts.nested_lows.steps, parts.nested_lows.units
+                lows, low_bases = parts.nested_lows.steps, parts.nested_lows.units
             else:
                 nested = None  # plain lows go with plain scales
         if nested is None:
             return cls(scales, lows, how, zero, None, None, repeats, 0)
         together = scales.shape[1] // nested.units.shape[1] * repeats
-        return cls(nested.steps, lows, how, zero, nested.units, low_units, repeats, together)
+        return cls(nested.steps, lows, how, zero, nested.units, low_bases, repeats, together)
 
     def laid(self, runs: int) -> dict[str, Array]:
-        """Return what there is as [runs, outputs], for as many runs as the kernel looks at."""
+        """Return what there is as [outputs, runs], for as many runs as the kernel looks at."""
         blocks = -(-runs // self.together) if self.together else 0
         every = {
             "scales": (self.scales, self.repeats, runs),
             "lows": (self.lows, self.repeats, runs),
-            "units": (self.units, 1, blocks),
-            "low_units": (self.low_units, 1, blocks),
+            "bases": (self.bases, 1, blocks),
+            "low_bases": (self.low_bases, 1, blocks),
         }
         return {
             name: _small(_lay(head, repeats, count))
@@ -292,9 +303,9 @@ def _zero_points(scales: Floats, lows: Floats) -> Array | None:
 
 
 def _lay(head: Array, repeats: int, count: int) -> Array:
-    """Return [outputs, runs] as [count, outputs], what is beyond the last run zero."""
+    """Return [outputs, runs] as [outputs, count], what is beyond the last run zero."""
     every = np.repeat(head, repeats, axis=1)[:, :count]
-    return np.ascontiguousarray(np.pad(every, ((0, 0), (0, count - every.shape[1]))).T)
+    return np.ascontiguousarray(np.pad(every, ((0, 0), (0, count - every.shape[1]))))
 
 
 def _small(head: Array) -> Array:
@@ -306,30 +317,24 @@ def _small(head: Array) -> Array:
     return half if np.array_equal(half.astype(np.float32), head) else head.astype(np.float32)
 
 
-def _pack(codes: torch.Tensor, bits: int, depth: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return bytes [outputs, steps * depth], and planes where codes have 5 or 6 bits.
-
-    Codes of 2 bits are but planes, and come first.
-    """
-    if bits == 8:
+def _pack(codes: torch.Tensor, kind: CodeKind) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return codes [outputs, inputs of units] as they lie, and planes; see `code_numbers.py`."""
+    if kind.bits == 8:
         return codes, None
-    halves = codes.view(len(codes), -1, 2, depth)
-    first, second = halves[:, :, 0], halves[:, :, 1]
-    if bits == 2:
-        return _planes(first, second, bits), None
-    packed = ((first & 15) | (second << 4)).view(len(codes), -1)
-    return packed, _planes(first >> 4, second >> 4, bits - 4) if bits > 4 else None
+    words = codes.view(len(codes), -1, kind.unit // 4, 4)  # i-th codes, words
+    low = _pack_bits(words.transpose(2, 3) & ((1 << kind.low) - 1), kind.low)
+    if kind.bits == 5:
+        return low, _pack_bits(words >> 4, 1)
+    if kind.bits == 6:
+        return low, _pack_bits((words >> 4).unflatten(3, (2, 2)).transpose(2, 3), 2)
+    return low, None
 
 
-def _planes(first: torch.Tensor, second: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return planes [outputs, steps * width] of `bits` bits of codes [outputs, steps, depth].
-
-    A byte belongs to places that are a plane's width apart: for each, from the lowest bits up,
-    what its first code has, then its second.
-    """
-    width = first.shape[2] * bits // 4
-    planes = torch.zeros((*first.shape[:2], width), dtype=torch.uint8)
-    for i in range(first.shape[2] // width):
-        places = slice(i * width, (i + 1) * width)
-        planes |= (first[..., places] | (second[..., places] << bits)) << (2 * bits * i)
-    return planes.view(len(first), -1)
+def _pack_bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return int32 [outputs, words] of codes [outputs, ...], from the lowest bits up."""
+    each = 8 // bits  # of a byte
+    codes = codes.reshape(len(codes), -1, each)
+    packed = torch.zeros(codes.shape[:2], dtype=torch.uint8)
+    for i in range(each):
+        packed |= codes[..., i] << (i * bits)
+    return packed.view(torch.int32)
