@@ -126,7 +126,8 @@ def test_what_takes_less_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         act: Activation | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         measuring.launched.append("product" if addends is None else "all")
-        return x, functional.linear(x, own.weight)
+        summed = x if addends is None else x + cast("torch.Tensor", addends.first)
+        return summed, functional.linear(summed, own.weight)
 
     monkeypatch.setattr(few_rows, "_multiply_few", multiply)
     monkeypatch.setattr(few_rows, "_CLASSES", (range(1, 2), range(2, 3)))
@@ -152,6 +153,24 @@ def test_what_takes_less_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measuring.launched == ["product", "all"] * 2
     few_rows.choose_for_few_rows([*wide, *gated], around, Measuring())  # another warm-up
     assert not any(own.few_rows or own.fused for own in (*wide, *gated))
+
+
+def test_a_product_that_finds_other_numbers_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(few_rows, "_LEAST", 1)
+    monkeypatch.setattr(few_rows, "_CLASSES", (range(1, 2),))
+    matrix, measuring = linear(16, 32, bias=False), Measuring(outputs=16, fused=16)
+
+    def wrong(own: Linear, x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+        measuring.launched.append("product")
+        return x, functional.linear(x, own.weight.roll(1, 0))
+
+    monkeypatch.setattr(few_rows, "_multiply_few", wrong)
+    around = [Projection(matrix, None, None, Addends(matrix.weight))]
+    few_rows.choose_for_few_rows([matrix], around, measuring)
+    assert measuring.launched and not matrix.few_rows and not matrix.fused
+    assert "left to the library" in capsys.readouterr().err
 
 
 def test_work_is_timed_as_it_is_recorded() -> None:
