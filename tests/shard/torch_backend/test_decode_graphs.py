@@ -208,7 +208,8 @@ def test_a_rehearsal_runs_a_few_sizes_and_leaves_nothing() -> None:
     graphs = DecodeGraphs(Traced(), FixedAttention(), capture, [1, 2, 4, 8, 16, 24, 32], CPU)
     graphs.rehearse(cache, width=4, most=20)
     assert capture.rehearsed == [24, 8, 2, 1] and not capture.recorded
-    assert graphs.forward(step := decodes([9]), step.positions) is None
+    step = decodes([9])
+    assert graphs.forward(step, step.positions) is None
     graphs.record(cache, width=4, most=20)
     assert capture.recorded == [24, 16, 8, 4, 2, 1]
 
