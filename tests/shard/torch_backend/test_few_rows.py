@@ -182,3 +182,13 @@ def test_work_is_timed_as_it_is_recorded() -> None:
         assert stand_in.counts.recordings == 1 and stand_in.counts.replays > 1
         # That recording is gone, and with it the memory that others may share.
         assert seconds(lambda: x + 2) == 0.0
+
+
+def test_nothing_is_timed_in_a_rehearsal() -> None:
+    device = torch.device("cuda:0")
+    with StandInDevice() as stand_in:
+        x, capture = torch.zeros(4, device=device), CudaCapture(device)
+        with capture.rehearsing():
+            assert RecordedTime(device, capture)(lambda: x.add_(1)) == 0.0
+        assert x.tolist() == [1.0] * 4  # it has run, once
+        assert stand_in.counts.recordings == stand_in.counts.event_waits == 0
