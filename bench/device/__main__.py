@@ -263,7 +263,7 @@ def _serve(args: argparse.Namespace, part: Part) -> Row:
     tokens, context = (4, 32) if args.dry_run else (128, args.context)
     folder = _folder() / part.shape
     if part.kind == "break":
-        return measure_break(part.shape, folder, 2 * tokens, flags)
+        return measure_break(part.shape, folder, 256, flags)
     found = measure_server(part.shape, folder, args.clients, context, tokens, flags)
     for row in read_rows(args.rows):
         if row["shape"] == part.shape and row["what"].startswith(f"decode {args.clients} x"):
