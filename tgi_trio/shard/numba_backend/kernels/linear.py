@@ -31,7 +31,7 @@ from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel
 from tgi_trio.shard.numba_backend.kernels.arrays import greater, lesser
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.numba_backend.kernels.quantised.link import call_panel_kernel
-from tgi_trio.shard.numba_backend.kernels.quantised.panels import DIRECT, UNPACK, UNPACKED
+from tgi_trio.shard.numba_backend.kernels.quantised.panels import UNPACK_FOR_MANY, UNPACKED
 from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
 from tgi_trio.shard.numba_backend.kernels.tiles import fold, multiply_add, store_tile, zeros
 from tgi_trio.shard.numba_backend.kernels.variant import count, number, times
@@ -51,7 +51,6 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 _STEP_BYTES = 4 * PANEL  # of a step of a panel
 ROWS = 64  # of sums that a thread has room for: of quantised weights, a panel of which is unpacked
 DELTAS = 1024  # rows of what adapters add that a thread has room for, of all panels together
-_FEW = 32  # rows up to which a panel of quantised weights is not unpacked
 _AHEAD = 4096  # bytes that a lone row fetches ahead
 _FURTHER_AHEAD = 8192  # bytes that a lone tile of several rows does: 8 rows are a sixth faster
 _SHARED = 8  # one of so many panels of a lone tile belongs to whoever is there first
@@ -169,11 +168,9 @@ def count_tiles(variant, rows):
 def multiply_quantised(op, rows, row, inputs, stride, weights, sums):
     """Multiply some of the `rows` from `row` on with a panel as it is stored; return how many."""
     taken = lesser(rows - row, ROWS)
-    mode = np.int64(DIRECT)
-    if rows > _FEW:
+    mode = np.int64(UNPACK_FOR_MANY)
+    if row:  # behind `ROWS` others
         mode = np.int64(UNPACKED)
-        if row == 0:
-            mode = np.int64(UNPACK)
     room = sums + (ROWS + DELTAS) * 4 * PANEL
     call_panel_kernel(
         op.multiply, taken, inputs, stride, weights, op.inputs // BLOCK_INPUTS, op.span_blocks,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from numba import types
@@ -23,13 +25,15 @@ from tgi_trio.shard.numba_backend.kernels.emit import (
 from tgi_trio.shard.numba_backend.kernels.quantised.codes import (
     CODES,
     PAIRS,
+    VECTORS,
     constant,
     offset,
+    read_code,
     read_codes,
     read_lows,
     read_scales,
 )
-from tgi_trio.shard.numba_backend.kernels.quantised.dots import sum_of_bytes, sum_of_shorts
+from tgi_trio.shard.numba_backend.kernels.quantised.dots import sum_products
 from tgi_trio.shard.numba_backend.kernels.quantised.floats import add_floats, read_numbers
 from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier, MultiplierType
 from tgi_trio.shard.numba_backend.kernels.variant import CountType
@@ -39,7 +43,6 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 i64 = types.int64
 _COLUMNS = PANEL // LANES
-_VECTORS = BLOCK_INPUTS // 4
 
 
 @intrinsic
@@ -79,47 +82,61 @@ def add_block(
                     builder, way, sums[own], table_at, codes_at, column, scales[0], rows_at
                 )
                 continue
-            codes = read_codes(builder, way, codes_at, column)
             lows = read_lows(builder, way, block_at, head_at, column)
-            if way.active_bits == 16:
-                codes = [half for each in codes for half in _widen(builder, each)]
-            for row, x in enumerate(rows_at):
-                i = row * columns.value + number
-                sums[i] = _add_row(builder, way, sums[i], codes, scales, lows, x)
+            own = slice(number, None, columns.value)
+            codes = partial(_read_code, builder, way, codes_at, column)
+            sums[own] = _add_rows(builder, way, sums[own], codes, scales, lows, rows_at)
         return cgutils.pack_array(builder, sums)
 
     return tile(multiplier, rows, columns, tile, i64, i64, i64, i64, i64, i64), emit
 
 
-def _add_row(
+def _add_rows(
     builder: Any,
     way: Multiplier,
-    total: Any,
-    codes: list[Any],
+    totals: list[Any],
+    codes: Callable[[int], Any],
     scales: list[Any],
     lows: list[Any],
-    x: Any,
-) -> Any:
-    """Return total + one row's activations at `x` times a column of a block."""
-    facts = offset(builder, x, BLOCK_INPUTS * way.active_bits // 8)
-    weighted = None
-    each = len(codes) // len(scales)
+    rows_at: list[Any],
+) -> list[Any]:
+    """Return totals + the activations of each row times a column of a block."""
+    bits = way.active_bits
+    facts = [offset(builder, x, BLOCK_INPUTS * bits // 8) for x in rows_at]
+    weighted: list[Any] = [None] * len(rows_at)
+    kind = CODES if bits == 8 else PAIRS
+    largest = way.kind.largest_code if bits == 8 else None
+
+    def read(row: int, place: int) -> Any:
+        return _everywhere(builder, offset(builder, rows_at[row], 4 * place), kind)
+
+    each = VECTORS * bits // 8 // len(scales)
     for part, scale in enumerate(scales):
-        own = slice(part * each, (part + 1) * each)
         places = range(part * each, (part + 1) * each)
-        start = _minus_zero(builder, way, facts, part)
-        kind = CODES if way.active_bits == 8 else PAIRS
-        active = [_everywhere(builder, offset(builder, x, 4 * place), kind) for place in places]
-        if way.active_bits == 8:
-            largest = way.kind.largest_code
-            whole = sum_of_bytes(builder, way.dots, codes[own], active, largest, start)
-        else:
-            whole = sum_of_shorts(builder, way.dots, codes[own], active, start)
-        number = builder.sitofp(whole, FLOATS)
-        if weighted is None:
-            weighted = builder.fmul(number, scale)
-        else:
-            weighted = fma_of(builder, number, scale, weighted)
+        starts = [_minus_zero(builder, way, fact, part) for fact in facts]
+        wholes = sum_products(builder, way.dots, places, codes, read, largest, starts)
+        for row, whole in enumerate(wholes):
+            number = builder.sitofp(whole, FLOATS)
+            if weighted[row] is None:
+                weighted[row] = builder.fmul(number, scale)
+            else:
+                weighted[row] = fma_of(builder, number, scale, weighted[row])
+    return [
+        _add_lows(builder, total, more, fact, lows)
+        for total, more, fact in zip(totals, weighted, facts, strict=True)
+    ]
+
+
+def _read_code(builder: Any, way: Multiplier, where: Any, column: Any, place: int) -> Any:
+    """Return codes as wide as the activations of a place, which are four bytes for an output."""
+    if way.active_bits == 8:
+        return read_code(builder, way, where, column, place)
+    vector, half = divmod(place, 2)
+    return _widen(builder, read_code(builder, way, where, column, vector))[half]
+
+
+def _add_lows(builder: Any, total: Any, weighted: Any, facts: Any, lows: list[Any]) -> Any:
+    """Return total + what a row's products mean: scaled, less the lows of its activations."""
     if len(lows) > 1:
         for part, low in enumerate(lows):
             weighted = fma_of(builder, low, _minus_sum(builder, facts, part), weighted)

@@ -27,6 +27,7 @@ PAIRS = ir.VectorType(SHORT, 2 * LANES)  # 2 inputs of 16 outputs
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _VECTOR = 4 * LANES  # bytes
 _COLUMNS = PANEL // LANES
+VECTORS = 8  # of codes of a column of a block, four inputs each
 
 
 def constant(kind: ir.VectorType, value: int) -> ir.Constant:
@@ -47,30 +48,31 @@ def read_codes(builder: Any, way: Multiplier, where: Any, column: Any) -> list[A
 
     They are unsigned bytes, and `way.raised`.
     """
-    bits = way.kind.bits
+    return [read_code(builder, way, where, column, place) for place in range(VECTORS)]
+
+
+def read_code(builder: Any, way: Multiplier, where: Any, column: Any, place: int) -> Any:
+    """Return one of the 8 vectors of `read_codes`; what several are read from LLVM reads once."""
+    bits, raised = way.kind.bits, way.raised
     first = in_column(builder, where, column, _VECTOR)
 
-    def vector(place: int) -> Any:
-        return load_as(builder, offset(builder, first, place * _COLUMNS * _VECTOR), CODES)
+    def vector(at: int) -> Any:
+        return load_as(builder, offset(builder, first, at * _COLUMNS * _VECTOR), CODES)
 
     if bits == 8:
-        return [vector(v) for v in range(8)]
-    raised = way.raised
-    packed, four = [vector(t) for t in range(4)], constant(CODES, 15 << raised)
-    low = [builder.and_(_shift(builder, each, -raised), four) for each in packed]
-    high = [builder.and_(_shift(builder, each, 4 - raised), four) for each in packed]
-    codes = low + high
+        return vector(place)
+    upper, packed = divmod(place, VECTORS // 2)
+    four = constant(CODES, 15 << raised)
+    code = builder.and_(_shift(builder, vector(packed), 4 * upper - raised), four)
     if way.kind.table:
-        return [look_up(builder, way, each) for each in codes]
+        return look_up(builder, way, code)
     if bits > 4:
         each = bits - 4
-        planes = [vector(4 + plane) for plane in range(each)]
+        plane, shift = divmod(place, VECTORS // each)
+        more = _shift(builder, vector(VECTORS // 2 + plane), shift * each - 4 - raised)
         mask = constant(CODES, ((1 << each) - 1) << (4 + raised))
-        for v in range(8):
-            plane, place = divmod(v, 8 // each)
-            upper = _shift(builder, planes[plane], place * each - 4 - raised)
-            codes[v] = builder.or_(codes[v], builder.and_(upper, mask))
-    return codes
+        code = builder.or_(code, builder.and_(more, mask))
+    return code
 
 
 def look_up(builder: Any, way: Multiplier, codes: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.ir as ir
@@ -23,13 +23,97 @@ def multiplies_bytes(dots: Dots, largest_code: int) -> bool:
     return dots in ("vnni", "plain") or _pairs_that_fit(largest_code) > 0 or dots == "neon"
 
 
-def sum_of_bytes(
+def sum_products(
+    builder: Any,
+    dots: Dots,
+    places: Sequence[int],
+    codes: Callable[[int], Any],
+    read: Callable[[int, int], Any],
+    largest: int | None,
+    starts: list[Any],
+) -> list[Any]:
+    """Return start + the sum of codes times activations of each row, int32 for each output.
+
+    `codes(place)`: vectors of unsigned bytes, four to an output, up to `largest`; or, where that is
+    None, of signed 16 bits, two to an output. `read(row, place)`: the signed activations that a
+    vector meets. `starts`: a vector for each row, None for 0.
+    """
+    if dots == "avx2" and len(starts) > 1:
+        return _sum_by_vectors(builder, places, codes, read, largest, starts)
+    own = [codes(place) for place in places]
+    sums = []
+    for row, start in enumerate(starts):
+        x = [read(row, place) for place in places]
+        if largest is None:
+            sums.append(_sum_of_shorts(builder, dots, own, x, start))
+        else:
+            sums.append(_sum_of_bytes(builder, dots, own, x, largest, start))
+    return sums
+
+
+def _sum_by_vectors(
+    builder: Any,
+    places: Sequence[int],
+    codes: Callable[[int], Any],
+    read: Callable[[int, int], Any],
+    largest: int | None,
+    starts: list[Any],
+) -> list[Any]:
+    """Multiply each vector of codes with all rows before the next is read.
+
+    16 registers hold the sums of a tile and one vector of codes, not eight of these.
+    """
+    if largest is None:
+        return _add_vectors(builder, _add_neighbours, places, codes, read, starts)
+    most = _pairs_that_fit(largest)
+    totals = starts
+    for begin in range(0, len(places), most):
+        if begin:
+            totals = _settle(builder, totals)
+        own = places[begin : begin + most]
+        parts = _add_vectors(builder, _add_products, own, codes, read, [None] * len(starts))
+        wholes = [_add_neighbours(builder, "avx2", each, constant(PAIRS, 1)) for each in parts]
+        totals = [
+            whole if total is None else builder.add(total, whole)
+            for total, whole in zip(totals, wholes, strict=True)
+        ]
+    return totals
+
+
+def _add_vectors(
+    builder: Any,
+    multiply: Callable[..., Any],
+    places: Sequence[int],
+    codes: Callable[[int], Any],
+    read: Callable[[int, int], Any],
+    sums: list[Any],
+) -> list[Any]:
+    for number, place in enumerate(places):
+        if number:
+            sums = _settle(builder, sums)
+        code = codes(place)
+        products = [multiply(builder, "avx2", code, read(row, place)) for row in range(len(sums))]
+        sums = [
+            product if total is None else builder.add(total, product)
+            for total, product in zip(sums, products, strict=True)
+        ]
+    return sums
+
+
+def _settle(builder: Any, sums: list[Any]) -> list[Any]:
+    """Have LLVM finish sums before it reads what comes next, which it would read all at once."""
+    halves = [_part(builder, each, 2, i) for each in sums for i in range(2)]
+    kinds = [half.type for half in halves]
+    places = ",".join(["=x"] * len(kinds) + [str(i) for i in range(len(kinds))] + ["~{memory}"])
+    kind = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
+    settled = builder.asm(kind, "", places, halves, side_effect=True)
+    same = [builder.extract_value(settled, i) for i in range(len(kinds))]
+    return [join(builder, same[i : i + 2]) for i in range(0, len(same), 2)]
+
+
+def _sum_of_bytes(
     builder: Any, dots: Dots, codes: list[Any], x: list[Any], largest: int, start: Any
 ) -> Any:
-    """Return start + the sum of unsigned codes times signed activations, int32 for each output.
-
-    `codes`, `x`: vectors of bytes, four to an output. `start`: a vector, None for 0.
-    """
     if dots == "vnni":
         total = ints(0) if start is None else start
         for each, other in zip(codes, x, strict=True):
@@ -45,8 +129,7 @@ def sum_of_bytes(
     return total
 
 
-def sum_of_shorts(builder: Any, dots: Dots, codes: list[Any], x: list[Any], start: Any) -> Any:
-    """The same of vectors of 16 bits, two to an output; both are signed."""
+def _sum_of_shorts(builder: Any, dots: Dots, codes: list[Any], x: list[Any], start: Any) -> Any:
     total = start
     for each, other in zip(codes, x, strict=True):
         if dots == "vnni":

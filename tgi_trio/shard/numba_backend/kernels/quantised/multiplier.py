@@ -72,6 +72,16 @@ class Multiplier:
         return 6 if self.rows >= 8 else self.rows
 
     @property
+    def least_unpacked(self) -> int:
+        """Rows from which on a panel is unpacked before it is multiplied.
+
+        What unpacks has instructions that the products leave idle; AVX2's products leave few.
+        """
+        kind = self.kind
+        plain = kind.floating or (kind.bits in (4, 8) and not kind.table and not kind.span_head)
+        return 12 if self.dots == "avx2" and not plain else 33
+
+    @property
     def active_bytes(self) -> int:
         """Of the activations that a block of weights is multiplied with."""
         if self.kind.floating:

@@ -3,7 +3,8 @@
 Compiled for each kind on its own, apart from the step, and called by its address: a model of new
 kinds needs no other step, and kinds are compiled side by side. Few rows are multiplied with the
 panel as it is stored: what unpacks codes has instructions that the products leave idle. For many
-rows it is unpacked once, into memory of the thread's own that stays in its cache.
+rows (`Multiplier.least_unpacked`) it is unpacked once, into memory of the thread's own that stays
+in its cache.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _AHEAD = 8  # blocks that a lone row fetches ahead; with four memory is read a tenth slower
 _LINE = 64
-# Modes: multiply with the panel as it is stored; unpack it first; it has been unpacked before.
-DIRECT, UNPACK, UNPACKED = 0, 1, 2
+# Modes: multiply with the panel as it is stored; unpack it first; it has been unpacked before;
+# unpack it if the rows are many.
+DIRECT, UNPACK, UNPACKED, UNPACK_FOR_MANY = 0, 1, 2, 3
 
 
 @entry
@@ -35,6 +37,8 @@ def multiply_panel(
     others. No rows: the panel is unpacked, nothing else. A tile may have more rows than are left:
     it reads what lies behind the last of `inputs`, and writes as many rows of `sums`.
     """
+    if mode == UNPACK_FOR_MANY:
+        mode = np.int64(UNPACK) if rows >= way.least_unpacked else np.int64(DIRECT)
     if mode == UNPACK:
         unpack_panel(way, weights, blocks, span_blocks, room)
     one, both = count(1), count(2)
