@@ -41,7 +41,7 @@ from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
 from tgi_trio.client.load import Load, Work, measure
 
-_READY = 180.0  # seconds a server may take to load the model
+_READY = 300.0  # seconds a server may take to load the model
 _LOAD = 120.0  # seconds a load may take
 _PLAIN = "bfloat16"
 COLUMNS = (
