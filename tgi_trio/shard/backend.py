@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -235,6 +236,7 @@ def _grammars(tokenizer: Path | None, config: ModelConfig) -> GrammarMasks | Non
     """Return what serves grammars, if they are wanted."""
     if tokenizer is None:
         return None
-    from tgi_trio.shard.sampling.guides import load_grammars
+    from tgi_trio.grammars.compiler import load_tokenizer
+    from tgi_trio.shard.sampling.guides import Grammars
 
-    return load_grammars(tokenizer, config.eos_ids, config.vocab_size)
+    return Grammars(partial(load_tokenizer, tokenizer, config.eos_ids, config.vocab_size))

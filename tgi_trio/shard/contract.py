@@ -359,10 +359,11 @@ class Runner(Protocol):
         """Return what guesses up to `most` tokens ahead for it, as `--speculate` asks."""
         ...
 
-    def prepare(self, sequence: ShardSequence) -> bool:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
         """Start what a sequence with a grammar needs before its first step; is it ready?
 
-        Asked before every step until it is; the sequence sits them out.
+        Asked before every step until it is; the sequence sits them out. None: start what the first
+        of them would have to wait for; asked once the model is ready.
         """
         ...
 

@@ -239,7 +239,7 @@ class FakeRunner:
         """Guess from what was said before, where the settings let steps take guesses."""
         return NgramDrafter(most, self._info.eos_ids) if self._info.draft_budget else None
 
-    def prepare(self, sequence: ShardSequence) -> bool:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
         """Ready at once: grammars mean nothing here."""
         return True
 

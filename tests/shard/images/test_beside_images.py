@@ -36,6 +36,8 @@ FAMILIES = ("gemma3", "gemma4", "llava", "qwen2_vl", "qwen3_5")
 class OddThenEven:
     """Grammars of one kind: odd and even tokens take turns."""
 
+    def start(self) -> None: ...
+
     def prepare(self, sequence: ShardSequence) -> bool:
         return True
 

@@ -24,6 +24,8 @@ from tgi_trio.errors import ProtocolMismatch
 from tgi_trio.ipc.frame_codec import encode
 from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, Kind, Phase
 from tgi_trio.ipc.messages import StepReport
+from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
+from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.testing.fake_model import FakeRunner
 from tgi_trio.testing.fake_shard import FakeShard
 
@@ -247,6 +249,28 @@ def test_an_idle_shard_says_so() -> None:
         assert router.end.vitals.phase == Phase.IDLE
         assert router.end.vitals.step == 3
         assert router.end.vitals.heartbeat > beats
+
+
+def test_what_the_first_grammar_needs_is_begun_once_the_model_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+    warm_up = FakeRunner.warm_up
+
+    def note_warm_up(runner: FakeRunner, request: WarmupRequest) -> WarmupResult:
+        seen.append("warm-up")
+        return warm_up(runner, request)
+
+    def note(_: FakeRunner, sequence: ShardSequence | None) -> bool:
+        seen.append("all" if sequence is None else "one")
+        return True
+
+    monkeypatch.setattr(FakeRunner, "warm_up", note_warm_up)
+    monkeypatch.setattr(FakeRunner, "prepare", note)
+    with fake_shard() as (router, _):
+        router.prefill(row(1, PROMPT, 1))
+        router.finished(1)
+    assert seen == ["warm-up", "all"]
 
 
 def test_a_second_warm_up_starts_afresh() -> None:

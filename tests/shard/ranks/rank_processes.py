@@ -93,7 +93,7 @@ class Ranks:
     def prove_sound(self) -> None:
         self._together(lambda rank: self.runners[rank].prove_sound())
 
-    def prepare(self, sequence: ShardSequence) -> bool:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
         return self.runners[0].prepare(sequence)
 
     def drop(self, sequence: ShardSequence) -> None:

@@ -107,6 +107,8 @@ MIXED: list[dict[str, Any]] = [
 class OnlyAfter:
     """Grammars under which token n + 1 follows token n; n is where one begins."""
 
+    def start(self) -> None: ...
+
     def prepare(self, sequence: ShardSequence) -> bool:
         return sequence.sampling.grammar != "slow"
 

@@ -36,6 +36,8 @@ SETTINGS: dict[str, dict[str, object]] = {
 class OddThenEven:
     """Grammars of one kind: odd and even tokens take turns."""
 
+    def start(self) -> None: ...
+
     def prepare(self, sequence: ShardSequence) -> bool:
         return True
 

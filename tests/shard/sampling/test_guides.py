@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import get_native_id as gettid
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from tgi_trio.demo import model_path
 from tgi_trio.errors import ModelLoadError
@@ -31,7 +32,7 @@ PROMPT = [5, 6, 7]  # never counts: it matches no grammar here
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    return Grammars(TOKENIZER)
+    return Grammars(lambda: TOKENIZER)
 
 
 def sequence(grammar: str, generated: list[int] | None = None) -> ShardSequence:
@@ -207,7 +208,7 @@ def test_equal_grammars_are_compiled_once_and_the_oldest_are_forgotten(
         return compile_grammar(text, TOKENIZER)
 
     monkeypatch.setattr("tgi_trio.shard.sampling.guides.compile_grammar", counted)
-    own = Grammars(TOKENIZER)
+    own = Grammars(lambda: TOKENIZER)
     first = texts.choice(["first"])
     for text in [first, first, *(texts.choice([str(i)]) for i in range(64)), first]:
         allowed(own, sequence(text))
@@ -241,7 +242,7 @@ def test_grammars_are_compiled_wherever_a_core_is_idle(
 
     def step() -> int:
         own = os.nice(niceness)  # Linux: of this thread, and of those that it starts
-        grammars = Grammars(TOKENIZER)
+        grammars = Grammars(lambda: TOKENIZER)
         os.sched_setaffinity(0, {min(everywhere)})  # as the CPU kernels pin the thread that steps
         allowed(grammars, sequence(texts.choice(["yes"])))
         return own
@@ -251,6 +252,36 @@ def test_grammars_are_compiled_wherever_a_core_is_idle(
         own = thread.submit(step).result()
     assert [cores for cores, _ in seen] == [everywhere]
     assert seen[0][1] > own
+
+
+def test_the_tokenizer_is_read_beside_the_steps_and_once() -> None:
+    read: list[int] = []
+
+    def load() -> LLTokenizer:
+        read.append(gettid())
+        return TOKENIZER
+
+    own = Grammars(load)
+    assert not read
+    own.start()
+    own.start()
+    allowed(own, sequence(texts.choice(["yes"])))
+    assert len(read) == 1 and read[0] != gettid()
+    other = Grammars(load)  # whose first grammar comes before anybody has said `start`
+    allowed(other, sequence(texts.choice(["yes"])))
+    assert len(read) == 2
+
+
+def test_where_the_tokenizer_cannot_be_used_sequences_with_a_grammar_fail_alone(
+    tmp_path: Path,
+) -> None:
+    own = Grammars(lambda: load_tokenizer(tmp_path / "none"))
+    first, second = (sequence(texts.choice([word])) for word in ("yes", "no"))
+    while not own.prepare(first):
+        time.sleep(0.001)
+    masks, faults = own.allowed([first, second])
+    assert len(masks) == 2 and faults.keys() == {0, 1}
+    assert all("cannot be used for grammars" in fault for fault in faults.values())
 
 
 def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class GreedyRecorder:
         best = logits.argmax(dim=-1).tolist()
         return Choices.of([RowResult(token_ids=[token], logprobs=[0.0]) for token in best])
 
-    def prepare(self, sequence: ShardSequence) -> bool:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
         return True
 
     def drop(self, sequence: ShardSequence) -> None:

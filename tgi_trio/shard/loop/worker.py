@@ -217,6 +217,7 @@ class Worker:
         )
         self._token_budget = max(1, request.max_prefill_tokens)
         self._channel.send(encode_warmup_reply(frame.word("command"), found))
+        self._runner.prepare(None)  # beside the router's last preparations
 
     def _on_limits(self, frame: Frame) -> None:
         self._token_budget = max(1, frame.word("token_budget"))

@@ -205,7 +205,7 @@ class CpuRunner:
         spec, token_map = self._heads.spec, self._heads.token_map
         return HeadsDrafter(spec, arithmetic, self._last, most, self._info.eos_ids, token_map)
 
-    def prepare(self, sequence: ShardSequence) -> bool:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
         return self.sampler.prepare(sequence)
 
     def drop(self, sequence: ShardSequence) -> None:

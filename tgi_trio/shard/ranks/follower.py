@@ -31,7 +31,7 @@ class NoSampler:
     def choose(self, logits: Scores, rows: list[ShardSequence]) -> Choices:
         return Choices.none(len(rows))
 
-    def prepare(self, sequence: ShardSequence) -> bool:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
         return True
 
     def drop(self, sequence: ShardSequence) -> None:

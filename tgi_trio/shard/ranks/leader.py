@@ -199,7 +199,7 @@ class GroupRunner:
     def drafter(self, most: int) -> Drafter | None:
         return self._runner.drafter(most)
 
-    def prepare(self, sequence: ShardSequence) -> bool:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
         return self._runner.prepare(sequence)
 
     def drop(self, sequence: ShardSequence) -> None:

@@ -36,7 +36,7 @@ class RowSampler(Protocol):
         """Choose the next token of every row, one each but for rows that fail."""
         ...
 
-    def prepare(self, sequence: ShardSequence) -> bool: ...
+    def prepare(self, sequence: ShardSequence | None) -> bool: ...
 
     def drop(self, sequence: ShardSequence) -> None: ...
 
@@ -145,9 +145,17 @@ class SamplerBase:
         # The same of calls before: with guesses, the rows are now more and now fewer.
         self._kept: dict[tuple[ShardSequence, ...], list[SamplingSettings]] = {}
 
-    def prepare(self, sequence: ShardSequence) -> bool:
-        """Have what the sequence's choices need made ready; return whether it is."""
-        if self.grammars is None or not sequence.sampling.grammar:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
+        """Have what the sequence's choices need made ready; return whether it is.
+
+        None: what those of any sequence may need.
+        """
+        if self.grammars is None:
+            return True
+        if sequence is None:
+            self.grammars.start()
+            return True
+        if not sequence.sampling.grammar:
             return True
         return self.grammars.prepare(sequence)
 

@@ -23,8 +23,8 @@ class DecoderSampler:
     def choose(self, logits: Scores, rows: list[ShardSequence]) -> Choices:
         return self._sampler.choose(logits, [self._decoder_side(row) for row in rows])
 
-    def prepare(self, sequence: ShardSequence) -> bool:
-        return self._sampler.prepare(self._decoder_side(sequence))
+    def prepare(self, sequence: ShardSequence | None) -> bool:
+        return self._sampler.prepare(None if sequence is None else self._decoder_side(sequence))
 
     def drop(self, sequence: ShardSequence) -> None:
         sequence.state.pop(_STATE, None)

@@ -1,28 +1,30 @@
 """Grammars in the shard: compiled beside the steps, and asked before every choice.
 
 A grammar is compiled in a thread of low priority while its sequence sits steps out, so that the
-others notice nothing; llguidance releases the GIL for it. What is compiled is kept for the next
-sequences, which get a copy each. A sequence's place in its grammar is a function of its generated
-tokens, so a replayed one goes on where it was. Most of what a schema allows is forced: such runs
-of tokens are known in advance and cost nothing. No torch in this file.
+others notice nothing; llguidance releases the GIL for it. The tokenizer that all are compiled for
+is read there, too, and not before the model is ready: for a large vocabulary that takes a third of
+a second, in which it holds the GIL. What is compiled is kept for the next sequences, which get a
+copy each. A sequence's place in its grammar is a function of its generated tokens, so a replayed
+one goes on where it was. Most of what a schema allows is forced: such runs of tokens are known in
+advance and cost nothing. No torch in this file.
 """
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.grammars.compiler import compile_grammar, load_tokenizer, raise_error
+from tgi_trio.grammars.compiler import compile_grammar, raise_error
 from tgi_trio.ipc.shard_output import warn
 from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.machine.give_way import give_way
 
 STATE = "grammar"  # key in Sequence.state
@@ -31,16 +33,6 @@ _KEPT = 64  # compiled grammars
 _COMPILING = 2  # at the same time
 _NICENESS = 10  # of the threads that compile, beyond that of the steps
 _TEAM_ROWS = 32  # masks that are worth waking other threads for; most take 10 us
-
-
-def load_grammars(path: Path, eos_ids: Iterable[int], vocab_size: int) -> Grammars | None:
-    """Return what serves grammars; a tokenizer that cannot have any does not end the shard."""
-    try:
-        tokenizer = load_tokenizer(path, eos_ids, vocab_size)
-    except ModelLoadError as error:
-        warn(f"requests with a grammar will fail: {error}")
-        return None
-    return Grammars(tokenizer)
 
 
 class Guide:
@@ -100,9 +92,13 @@ class Guide:
 class Grammars:
     """Compiles grammars and computes masks; keeps a `Guide` in each sequence's state."""
 
-    def __init__(self, tokenizer: LLTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._bytes = 4 * -(-tokenizer.vocab_size // 32)  # of a mask
+    def __init__(self, load: Callable[[], LLTokenizer]) -> None:
+        """`load`: called in a thread, by `start` or for the first grammar.
+
+        Where it raises ModelLoadError, sequences with a grammar fail by that, and nothing else.
+        """
+        self._load = load
+        self._tokenizer: Future[LLTokenizer] | None = None
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         # A thread begins where the one that starts it is pinned, which will be the first core.
         self._pool = ThreadPoolExecutor(
@@ -112,6 +108,10 @@ class Grammars:
             initargs=(os.sched_getaffinity(0), _NICENESS),
         )
         self._executor = LLExecutor()
+
+    def start(self) -> None:
+        """See `GrammarMasks`."""
+        self._tokenizer = self._tokenizer or self._pool.submit(_load, self._load)
 
     def prepare(self, sequence: ShardSequence) -> bool:
         """Have the sequence's grammar compiled; return whether that has ended."""
@@ -123,8 +123,13 @@ class Grammars:
         uint8 [S, bytes]: bit i % 8 of byte i // 8, the lowest first, is 1 if token i may follow;
         a row without a mask has none. As wide as the tokenizer. The reasons by place.
         """
-        masks = np.zeros((len(sequences), self._bytes), np.uint8)
         faults: dict[int, str] = {}
+        try:
+            masks = np.zeros((len(sequences), self._mask_bytes()), np.uint8)
+        except ValueError as error:
+            return np.zeros((len(sequences), 0), np.uint8), dict.fromkeys(
+                range(len(sequences)), str(error)
+            )
         asked: list[tuple[Guide, LLMatcher, int]] = []
         for place, sequence in enumerate(sequences):
             guide = self._guide(sequence)
@@ -146,7 +151,7 @@ class Grammars:
 
     def _compute(self, jobs: list[tuple[LLMatcher, int]], masks: NDArray[np.uint8]) -> None:
         """Write the masks of matchers into their rows."""
-        start, size = masks.ctypes.data, self._bytes
+        start, size = masks.ctypes.data, masks.shape[1]
         if len(jobs) >= _TEAM_ROWS:
             self._executor.unsafe_compute_mask_ptr(jobs, start, size, len(masks))
             return
@@ -167,17 +172,42 @@ class Grammars:
             guide = sequence.state[STATE] = Guide(self._compile(sequence.sampling.grammar))
         return guide
 
+    def _loading(self) -> Future[LLTokenizer]:
+        """Return the tokenizer, under way or there."""
+        self.start()
+        assert self._tokenizer is not None
+        return self._tokenizer
+
+    def _mask_bytes(self) -> int:
+        """Return the size of a mask; waits for the tokenizer, and raises ValueError without one."""
+        return 4 * -(-self._loading().result().vocab_size // 32)
+
     def _compile(self, text: str) -> Future[LLMatcher]:
         """Return the compilation of a grammar, under way or finished."""
         future = self._compiled.pop(text, None)
         if future is None:
             # The router has checked the grammar in as many processes, each as slow as this thread:
             # that keeps the pool's queue short.
-            future = self._pool.submit(compile_grammar, text, self._tokenizer)
+            future = self._pool.submit(_compile, text, self._loading())
         self._compiled[text] = future
         if len(self._compiled) > _KEPT:
             self._compiled.popitem(last=False)
         return future
+
+
+def _load(load: Callable[[], LLTokenizer]) -> LLTokenizer:
+    """Return the tokenizer; raises ValueError, after a word in the log, where it cannot be used."""
+    try:
+        with pause_collection():
+            return load()
+    except ModelLoadError as error:
+        warn(f"requests with a grammar will fail: {error}")
+        raise ValueError(str(error)) from error
+
+
+def _compile(text: str, tokenizer: Future[LLTokenizer]) -> LLMatcher:
+    """Return what `compile_grammar` does; the tokenizer is read by a thread that began before."""
+    return compile_grammar(text, tokenizer.result())
 
 
 def _has_one_bit(mask: NDArray[np.uint8]) -> bool:

@@ -47,6 +47,10 @@ class Watermark:
 class GrammarMasks(Protocol):
     """What sampling needs of `guides.Grammars`."""
 
+    def start(self) -> None:
+        """Begin with what the first grammar would have to wait for."""
+        ...
+
     def prepare(self, sequence: ShardSequence) -> bool: ...
 
     def drop(self, sequence: ShardSequence) -> None: ...

@@ -69,7 +69,7 @@ class DraftedRunner:
             return None
         return ModelDrafter(self._draft, most, info.eos_ids, info.vocab_size)
 
-    def prepare(self, sequence: ShardSequence) -> bool:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
         return self._runner.prepare(sequence)
 
     def drop(self, sequence: ShardSequence) -> None:

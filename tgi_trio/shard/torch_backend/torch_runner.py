@@ -339,7 +339,7 @@ class TorchRunner:
         arithmetic = heads if self._steps is None else None  # steps guess themselves
         return HeadsDrafter(heads.spec, arithmetic, self._last, most, eos_ids, heads.token_map)
 
-    def prepare(self, sequence: ShardSequence) -> bool:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
         return self.sampler.prepare(sequence)
 
     def drop(self, sequence: ShardSequence) -> None:

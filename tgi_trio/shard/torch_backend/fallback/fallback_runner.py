@@ -202,7 +202,7 @@ class FallbackRunner:
     def drafter(self, most: int) -> None:
         """Return nothing: the ways of transformers verify no guesses."""
 
-    def prepare(self, sequence: ShardSequence) -> bool:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
         return self.sampler.prepare(sequence)
 
     def drop(self, sequence: ShardSequence) -> None:
