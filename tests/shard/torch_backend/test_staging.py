@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tgi_trio.shard.torch_backend import staging
-from tgi_trio.shard.torch_backend.staging import Landing, Staging
+from tgi_trio.shard.torch_backend.staging import PinnedPool, Staging
 
 
 @dataclass
@@ -62,17 +62,17 @@ def test_memory_that_steps_came_down_into_is_that_of_later_ones(
         return made[-1]
 
     monkeypatch.setattr(staging, "_host_bytes", make)
-    landing = Landing()
-    first, second = landing.open(), landing.open()
+    pool = PinnedPool()
+    first, second = pool.lend(), pool.lend()
     small = torch.arange(6, dtype=torch.float64).view(2, 3)
     big = torch.arange(3000, dtype=torch.int32)
-    here = [first.bring(small), second.bring(small + 1), first.bring(big)]
+    here = [first.keep(small), second.keep(small + 1), first.keep(big)]
     assert len(made) == 3  # both steps are still to be read
     assert [torch.equal(*pair) for pair in zip(here, (small, small + 1, big), strict=True)]
     del first, here
     for turn in range(5):
-        step = landing.open()
-        assert torch.equal(step.bring(small + turn), small + turn)
-        assert torch.equal(step.bring(big), big)
+        step = pool.lend()
+        assert torch.equal(step.keep(small + turn), small + turn)
+        assert torch.equal(step.keep(big), big)
         del step
     assert len(made) == 3

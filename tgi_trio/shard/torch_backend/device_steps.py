@@ -36,7 +36,7 @@ from tgi_trio.shard.torch_backend.sampling.device_sampler import (
     Found,
     Told,
 )
-from tgi_trio.shard.torch_backend.staging import Array, Landing
+from tgi_trio.shard.torch_backend.staging import Array, PinnedPool
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.step_forward import (
     MOST_CHOICES,
@@ -67,7 +67,7 @@ class DeviceSteps:
         """
         self._chain = chain
         self._judged = False  # the last step was a recording that guesses may follow
-        self._landing = Landing()
+        self._pinned = PinnedPool()
         self._last = last
         self._computes = computes
         self._sampler = sampler
@@ -116,10 +116,10 @@ class DeviceSteps:
         if plan.moves and not (followed and self._judged):
             raise RuntimeError("a step has moved rows, and no recording to move them in")
         spans: dict[int, PromptSpan] = {}
-        landed = self._landing.open()
+        landed = self._pinned.lend()
         if chosen is None:
             hidden = self._computes.hidden(plan, lengths, cache, pool)
-            spans = prompts.launch(plan, hidden, landed.bring)
+            spans = prompts.launch(plan, hidden, landed.keep)
             chosen = self._choose(plan, hidden, choosing, masked)
         step = LaunchedStep(
             *(self._sampler.vocab_size, len(plan.rows), sampled, choosing, began, self._event),
@@ -134,7 +134,7 @@ class DeviceSteps:
             if chosen is not None and chosen.found is not None:
                 step.take(chosen.found)
                 if plan.moves and chosen.ids is not None:
-                    step.computed = landed.bring(chosen.ids)
+                    step.computed = landed.keep(chosen.ids)
             step.finish()
         return step
 

@@ -12,7 +12,7 @@ from tgi_trio.shard.torch_backend.prompt_logprobs import PromptSpan
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 from tgi_trio.shard.torch_backend.sampling.device_choices import list_best, read_choices
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
-from tgi_trio.shard.torch_backend.staging import Array, Landed
+from tgi_trio.shard.torch_backend.staging import Array, PinnedLoan
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class LaunchedStep:
     began: torch.Event
     event: Callable[[], torch.Event]  # recorded where the device's queue ends now
     prompts: dict[int, PromptSpan]
-    landed: Landed  # where it comes down
+    landed: PinnedLoan  # where it comes down
     note: Callable[[Choices, Array], None] | None = None  # is told what was guessed behind them
     later: Callable[[LaunchedStep], None] | None = None  # chooses, once tokens before are known
     faults: dict[int, str] = field(default_factory=dict)  # by choice: nothing is chosen for it

@@ -96,22 +96,23 @@ class Staging:
         return buffer
 
 
-class Landing:
-    """Pinned memory that steps of a device come down into, one after another."""
+class PinnedPool:
+    """Pinned memory that is lent, and lent again; any thread may give it back."""
 
     def __init__(self) -> None:
         """Take memory when it is first needed."""
         self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)  # by bytes
 
-    def open(self) -> Landed:
-        """Return where one step comes down."""
-        return Landed(self._free)
+    def lend(self) -> PinnedLoan:
+        """Return where copies are kept: what comes down of one step, say."""
+        return PinnedLoan(self._free)
 
 
-class Landed:
-    """What comes down of one step; its memory is another's as soon as this is gone.
+class PinnedLoan:
+    """Copies in pinned memory, which is another's as soon as this is gone.
 
-    What is still on its way then lands before anything that is launched later does.
+    What is still on its way to them then lands before anything that is launched later does. What is
+    on its way from them does not: whoever sends them up keeps this until it has arrived.
     """
 
     __slots__ = ("_free", "_taken")
@@ -120,13 +121,16 @@ class Landed:
         self._free = free
         self._taken: list[torch.Tensor] = []
 
-    def bring(self, source: torch.Tensor) -> torch.Tensor:
-        """Return where a device's `source` will be once an event that comes later is reached.
+    def keep(self, source: torch.Tensor) -> torch.Tensor:
+        """Return a copy of `source`, valid as long as this is there.
 
-        It is valid as long as this is there.
+        A device's has come once an event that is recorded later is reached.
         """
         size = max(_LEAST, 1 << (source.nbytes - 1).bit_length())
-        memory = self._free[size].pop() if self._free[size] else _host_bytes(size, True)
+        try:
+            memory = self._free[size].pop()
+        except IndexError:  # asked for before, it might be another thread's by now
+            memory = _host_bytes(size, True)
         self._taken.append(memory)
         target = memory[: source.nbytes].view(source.dtype).view(source.shape)
         return target.copy_(source, non_blocking=True)

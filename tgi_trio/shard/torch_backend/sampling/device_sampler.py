@@ -40,7 +40,14 @@ from tgi_trio.shard.torch_backend.sampling.choice_kernels import (
 )
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
 from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, ResidentCounts
-from tgi_trio.shard.torch_backend.staging import Array, Landed, Staging, packed_size, rest, split
+from tgi_trio.shard.torch_backend.staging import (
+    Array,
+    PinnedLoan,
+    Staging,
+    packed_size,
+    rest,
+    split,
+)
 
 _BLOCK = 1024  # counts moved together
 _KNOWN_ENTRIES = 1 << 16  # that a recording has room for
@@ -65,13 +72,13 @@ class Found:
             None if guesses is None else guesses[:count],
         )
 
-    def send_down(self, landing: Landed) -> Found:
+    def send_down(self, landed: PinnedLoan) -> Found:
         """Return where it will be once an event that comes later is reached."""
         listed, guesses = self.listed, self.guesses
         return Found(
-            landing.bring(self.tokens),
-            None if listed is None else landing.bring(listed),
-            None if guesses is None else landing.bring(guesses),
+            landed.keep(self.tokens),
+            None if listed is None else landed.keep(listed),
+            None if guesses is None else landed.keep(guesses),
         )
 
 
