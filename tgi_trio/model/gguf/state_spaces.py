@@ -45,19 +45,11 @@ _SIGMOID: Final = 2  # of `expert_gating_func`
 def granitehybrid(model: GgufModel, values: Values) -> Values:
     """What differs from Granite's dense models."""
     kv_heads = read_by_layer(model, "attention.head_count_kv", values["num_hidden_layers"])
-    heads, head_dim = _heads(model)
-    said: Values = {
+    said = _bamba(model) | {
         "model_type": "granitemoehybrid",
         EXPERTS_APART: True,
         "layer_types": ["attention" if count else "mamba" for count in kv_heads],
         "position_embedding_type": "rope" if model.get("rope.scaling.finetuned") else "nope",
-        "mamba_n_heads": heads,
-        "mamba_d_head": head_dim,
-        "mamba_d_state": read_count(model, "ssm.state_size"),
-        "mamba_d_conv": read_count(model, "ssm.conv_kernel"),
-        "mamba_n_groups": read_count(model, "ssm.group_count"),
-        "mamba_conv_bias": has_tensor(model, "ssm_conv1d.bias"),
-        "mamba_proj_bias": has_tensor(model, "ssm_in.bias"),
     }
     if not model.get("expert_count"):
         width = expert_width(model, "ffn_up")
@@ -71,16 +63,9 @@ def granitehybrid(model: GgufModel, values: Values) -> Values:
 def falcon_h1(model: GgufModel, values: Values) -> Values:
     """Falcon H1, whose weights have been multiplied with all that it scales."""
     heads, head_dim = _heads(model)
-    return {
+    return _bamba(model) | {
         "model_type": "falcon_h1",
         "mamba_d_ssm": heads * head_dim,
-        "mamba_n_heads": heads,
-        "mamba_d_head": head_dim,
-        "mamba_d_state": read_count(model, "ssm.state_size"),
-        "mamba_d_conv": read_count(model, "ssm.conv_kernel"),
-        "mamba_n_groups": read_count(model, "ssm.group_count"),
-        "mamba_conv_bias": has_tensor(model, "ssm_conv1d.bias"),
-        "mamba_proj_bias": has_tensor(model, "ssm_in.bias"),
         "projectors_bias": has_tensor(model, "ssm_out.bias"),
         "mamba_rms_norm": has_tensor(model, "ssm_norm.weight"),
         "mamba_norm_before_gate": False,
@@ -189,6 +174,20 @@ def mamba2(model: GgufModel, values: Values) -> Values:
         "conv_kernel": read_count(model, "ssm.conv_kernel"),
         "use_conv_bias": has_tensor(model, "ssm_conv1d.bias"),
         "use_bias": has_tensor(model, "ssm_in.bias"),
+    }
+
+
+def _bamba(model: GgufModel) -> Values:
+    """Return a Mamba-2 by the names that Bamba gave its numbers (`_mamba2` of the families)."""
+    heads, head_dim = _heads(model)
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": head_dim,
+        "mamba_d_state": read_count(model, "ssm.state_size"),
+        "mamba_d_conv": read_count(model, "ssm.conv_kernel"),
+        "mamba_n_groups": read_count(model, "ssm.group_count"),
+        "mamba_conv_bias": has_tensor(model, "ssm_conv1d.bias"),
+        "mamba_proj_bias": has_tensor(model, "ssm_in.bias"),
     }
 
 
