@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +26,8 @@ from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.engine.engine import FRAMES_PER_TURN, AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.engine.stream import StreamEnd, TokenStream
+from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.prompt_image import PromptImage
 from tgi_trio.router.request import FinishReason, Token
 from tgi_trio.router.scheduling import Scheduler
 from tgi_trio.router.scheduling.shard_commands import Progress
@@ -334,3 +337,41 @@ async def test_a_shard_that_is_always_ahead_does_not_keep_other_tasks_waiting(
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
     assert flood.turns[:5] == [n * FRAMES_PER_TURN for n in range(5)]
+
+
+class LostPixels:
+    """Pixels of images that are never there."""
+
+    def pin(self, image: PromptImage) -> None:
+        return None
+
+    def unpin(self, image: PromptImage) -> None:
+        raise AssertionError("nothing was pinned")
+
+    def on_ready(self, call: Callable[[bytes], None]) -> None: ...
+
+    def on_lost(self, call: Callable[[bytes, str], None]) -> None:
+        self.lose = call
+
+
+@pytest.mark.trio
+async def test_an_image_that_is_lost_ends_the_requests_that_wait_for_it(tmp_path: Path) -> None:
+    pixels, tokenizer = LostPixels(), byte_tokenizer(tmp_path)
+    engine = Engine(
+        AdmissionLimits(8), scheduling_limits(), tokenizer, Metrics(64, 64), pixels=pixels
+    )
+
+    def ask(*keys: bytes) -> TokenStream:
+        images = tuple(
+            PromptImage(i, 1, ((0, 1),), ImageSize(1, 1), key * 32, b"")
+            for i, key in enumerate(keys)
+        )
+        return engine.submit(replace(make_request(tokenizer, "hello"), images=images))
+
+    with ask(b"a", b"b") as both, ask(b"b") as other, ask() as none:
+        pixels.lose(b"a" * 32, "an image of it cannot be decoded again: a defect")
+        with pytest.raises(GenerationError, match="cannot be decoded again: a defect"):
+            await collect(both)
+        assert other.end is none.end is None
+        assert engine.active == engine.scheduler.queue_size == 2
+    engine.scheduler.check()

@@ -55,6 +55,7 @@ class Decoder:
     def __init__(self) -> None:
         self.decoded: Counter[bytes] = Counter()
         self.failures = 0  # of the next images
+        self.defects: set[bytes] = set()  # of a library, by image
 
     @asynccontextmanager
     async def decode(self, data: Compressed) -> AsyncIterator[Pixels]:
@@ -66,6 +67,8 @@ class Decoder:
         if self.failures:
             self.failures -= 1
             raise Overloaded("too many images wait to be decoded")
+        if data in self.defects:
+            raise OSError("a defect of a library")
         yield Pixels(data[:1], int(data[1:]) * UNIT)
 
 
@@ -242,6 +245,45 @@ async def test_an_image_that_cannot_be_decoded_again_waits_in_line(
         nursery.cancel_scope.cancel()
     assert decoder.decoded == {b"a2": 3}
     assert "waits in line: too many images" in caplog.text
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("busy", [False, True], ids=["a defect", "always busy"])
+async def test_an_image_that_is_lost_takes_nobody_else_with_it(
+    autojump_clock: trio.testing.MockClock, busy: bool
+) -> None:
+    """Whoever waits for it is told; it is tried again when it is asked for again."""
+    decoder = Decoder()
+    store = PixelStore(Memory(2), decoder.decode)
+    lost: list[tuple[bytes, str]] = []
+    ready = trio.Event()
+
+    def again(key: bytes) -> None:
+        store.check()
+        if store.pin(image(key.decode())) is not None:
+            ready.set()
+
+    store.on_ready(again)
+    store.on_lost(lambda key, why: lost.append((key, why)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.run)
+        for repeated in (1, 2):
+            if busy:
+                decoder.failures = 1000
+            else:
+                decoder.defects.add(b"a2")
+            assert store.pin(image("a2")) is None
+            await trio.sleep(120)
+            decoder.failures = 0
+            why = "too many images wait" if busy else "OSError: a defect of a library"
+            assert [key for key, _ in lost] == [b"a2"] * repeated
+            assert all("cannot be decoded again" in each and why in each for _, each in lost)
+        store.check()
+        again(b"b2")
+        await ready.wait()
+        nursery.cancel_scope.cancel()
+    assert decoder.decoded[b"b2"] == 1
+    assert decoder.decoded[b"a2"] == (40 if busy else 2)
 
 
 @given(

@@ -24,6 +24,7 @@ from tgi_trio.cli.shard import run_shard
 from tgi_trio.errors import ConfigurationError, PeerGone
 from tgi_trio.ipc import peering
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.router.shards import shard_host
 from tgi_trio.router.shards.group import Group
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.rank_desk import RankDesk
@@ -281,6 +282,28 @@ async def test_only_a_router_with_both_connections_of_one_call_is_taken() -> Non
                 pass
         for each in (frames, link, other):
             await each.stream.aclose()
+
+
+@pytest.mark.trio
+async def test_a_router_that_says_nothing_does_not_lock_others_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It hangs, or waits for another machine: then it calls again."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(shard_host, "_START_S", 0.2)
+    async with shard_at(0, idle) as port:
+        half = await call(HOST, port, SECRET, Call("half", carries_frames=False))
+        with pytest.raises(PeerGone), trio.fail_after(60):
+            while isinstance(await half.hear(), Welcome):
+                pass  # its other connection never comes
+        first, second = calls_of(port), calls_of(port)
+        await wait_for_all(first)
+        await wait_for_all(second)
+        assert "has not said for 0.2 s what to run" in caplog.text
+        second.take(0).close()
+        await wait_for_all(first)  # which it has noticed
+        first.take(0).close()
+        await half.stream.aclose()
 
 
 @pytest.mark.trio

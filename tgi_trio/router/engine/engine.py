@@ -49,6 +49,10 @@ class PixelSource(Pixels, Protocol):
         """Have `call` told the key of each image that is there by now."""
         ...
 
+    def on_lost(self, call: Callable[[bytes, str], None]) -> None:
+        """Have `call` told the key of each image that will not be there, and why."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
@@ -77,6 +81,7 @@ class Engine:
         if pixels is not None:
             self.scheduler.use_pixels(pixels)
             pixels.on_ready(lambda key: self._dispatch())
+            pixels.on_lost(self._lose_image)
         self.last_step_at = clock()  # when the shard last showed progress; the supervisor reads it
         self._admission = admission
         self._adapters = AdapterRegistry() if adapters is None else adapters
@@ -240,6 +245,15 @@ class Engine:
                 self._end(id, [], GenerationError("the request's deadline has passed"))
             self._dispatch()
 
+    def _lose_image(self, key: bytes, why: str) -> None:
+        """Fail the requests that wait for an image; those on the shard have it."""
+        for id, stream in list(self._streams.items()):
+            images = stream.request.images
+            if any(image.key == key for image in images) and self.scheduler.is_queued(id):
+                self.scheduler.abort(id, self._clock())
+                self._fail(id, why)
+        self._dispatch()
+
     def _dispatch(self) -> None:
         """Send what the scheduler wants sent now."""
         if self._link is None:
@@ -347,7 +361,7 @@ class Engine:
         )
 
     def _fail(self, id: int, message: str) -> None:
-        """The shard gave this sequence up; the others go on."""
+        """This sequence is given up; the others go on."""
         self._end(id, [], GenerationError(message))
 
     def _end(self, id: int, tokens: list[Token], end: Outcome | BaseException) -> None:

@@ -2,13 +2,14 @@
 
 A place is *pinned* while a shard may still read it; others stay as a cache, and the least recently
 used of them makes room. An image without a place is decoded again from its compressed bytes, as
-soon as there is room: a full arena makes it wait in line, and never fails it.
+soon as there is room: a full arena makes it wait in line, and never fails it. One that cannot be
+decoded again, however often it is tried, is given up with the requests that wait for it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED: Final = 4096  # images whose size is known without decoding them
 _AGAIN_S: Final = 1.0  # before an image is tried again that could be decoded once
+_TRIES: Final = 20  # of an image in a row; a machine that is busy lets one wait before it refuses
 
 
 class Arena(Protocol):
@@ -89,7 +91,9 @@ class PixelStore:
         self._awaited: set[bytes] = set()  # keys of those, and of what is being decoded again
         self._active = 0  # images that are being decoded again
         self._news = trio.Event()  # somebody is in line, or there may be room
+        self._failures: Counter[bytes] = Counter()  # in a row, by key, of what is awaited
         self._on_ready: Callable[[bytes], None] = lambda key: None
+        self._on_lost: Callable[[bytes, str], None] = lambda key, why: None
 
     def on_ready(self, call: Callable[[bytes], None]) -> None:
         """Have `call` told the key of each image that was not there when it was to be pinned.
@@ -97,6 +101,13 @@ class PixelStore:
         Then it is worth to ask again; where decoding failed it is back in line by that.
         """
         self._on_ready = call
+
+    def on_lost(self, call: Callable[[bytes, str], None]) -> None:
+        """Have `call` told the key of each image that is not decoded again, and why.
+
+        Whoever waits for it waits in vain; to ask again has it tried again.
+        """
+        self._on_lost = call
 
     # ---- the engine's side ----------------------------------------------------------------------
 
@@ -216,21 +227,40 @@ class PixelStore:
                     raise GenerationError(f"{found.nbytes} bytes of pixels, not {place.nbytes}")
                 await self._fill(image.key, place, found)
         except TgiTrioError as error:  # the machine is busy: it has been decoded before
-            log.warning("an image cannot be decoded again, and waits in line: %s", error)
-            if image.key in self._kept:
-                self._drop(image.key)
-            await trio.sleep(_AGAIN_S)
+            lost = self._note_failure(image, str(error))
+            if not lost:
+                log.warning("an image cannot be decoded again, and waits in line: %s", error)
+                await trio.sleep(_AGAIN_S)
+        except Exception as error:  # what nobody foresaw is the end of requests with this image
+            log.exception("an image cannot be decoded again")
+            lost = self._note_failure(image, f"{type(error).__name__}: {error}", last=True)
+        else:
+            lost = ""
         finally:
             self._active -= 1
             self._news.set()
-        self._tell(image)
+        self._tell(image, lost)
 
-    def _tell(self, image: PromptImage) -> None:
-        """An image is in line no more."""
+    def _note_failure(self, image: PromptImage, why: str, *, last: bool = False) -> str:
+        """Free the place of an image; return why it is given up, "" where it is tried again."""
+        if image.key in self._kept:
+            self._drop(image.key)
+        self._failures[image.key] += 1
+        if not last and self._failures[image.key] < _TRIES:
+            return ""
+        return f"an image of it cannot be decoded again: {why}"
+
+    def _tell(self, image: PromptImage, lost: str = "") -> None:
+        """An image is in line no more; `lost`: why it never will be there."""
         if isinstance(image.data, EncodedImage):
             image.data.let_go()
         self._awaited.discard(image.key)
-        self._on_ready(image.key)
+        if lost:
+            self._on_lost(image.key, lost)
+        else:
+            self._on_ready(image.key)
+        if image.key not in self._awaited:  # it is there, or lost, or nobody wants it any more
+            self._failures.pop(image.key, None)
 
     # ---- places ---------------------------------------------------------------------------------
 

@@ -259,6 +259,11 @@ class Scheduler:
             sequence_id
         )
 
+    def is_queued(self, sequence_id: int) -> bool:
+        """Return whether a sequence waits to go to the shard, for the first time or again."""
+        sequence = self._sequence_table.living.get(sequence_id)
+        return sequence is not None and sequence.state is SequenceState.WAITING
+
     def emitted(self, sequence_id: int) -> list[int]:
         """Return the token ids generated so far."""
         sequence = self.find(sequence_id)

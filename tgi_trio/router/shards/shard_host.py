@@ -10,7 +10,7 @@ import logging
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import trio
 
@@ -22,6 +22,10 @@ from tgi_trio.router.shards.rank_link import Call, Ended, Message, RankLink, Ref
 from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
 
 log = logging.getLogger(__name__)
+
+# Seconds for a router to say what to run, while no other is let in. It may wait for more machines:
+# then it calls again when they are there (`ShardCalls.wait_for_all`).
+_START_S: Final = 60.0
 
 
 class ShardHost:
@@ -71,19 +75,20 @@ class ShardHost:
     async def _serve(self, router: Contact, link: RankLink) -> None:
         """Run what a router wants until either has ended; then the next one may call."""
         log.info("a router on %s has called", link.peer)
-        told = False
+        over = False
         try:
-            start = await link.hear()
-            if not isinstance(start, Start) or router.frames is None:
-                raise ProtocolMismatch(link.peer, f"said {start} first")
+            start = await _hear_start(link)
+            if router.frames is None:
+                raise ProtocolMismatch(link.peer, f"said {start} before it called for frames")
             report = await self._run(start, link, router.frames)
             log.info("%s", report)
             await link.say(Ended(report))
-            told = True
+            over = True
         except PeerError as error:
-            log.info("the router has left: %s", error)
+            log.info("the router is served no more: %s", error)
+            over = True
         finally:
-            if not told:
+            if not over:
                 with suppress(PeerGone, OSError):  # it may be who has left
                     link.say_now(Ended("the program that runs the shard was told to end."))
             router.close()
@@ -98,6 +103,17 @@ class ShardHost:
             raise
         except TgiTrioError as error:
             return str(error)
+
+
+async def _hear_start(link: RankLink) -> Start:
+    """Return what a router wants to be run; raises PeerError where it does not say so in time."""
+    with trio.move_on_after(_START_S) as patience:
+        start = await link.hear()
+    if patience.cancelled_caught:
+        raise PeerGone(link.peer, f"it has not said for {_START_S:g} s what to run")
+    if not isinstance(start, Start):
+        raise ProtocolMismatch(link.peer, f"said {start} first")
+    return start
 
 
 async def _refuse(link: RankLink, why: str, *, for_now: bool = False) -> NoReturn:
