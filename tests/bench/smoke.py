@@ -45,6 +45,7 @@ SMALL: dict[str, str] = {
     "bench.step_gap": "--streams 1 --seconds 0.5",
     "bench.torch_step": "--folder CHECKPOINTS/tgi-trio-tiny --shape tiny --batches 1 --count 2",
     "bench.torch_step.families": "--families smollm3 --count 1",
+    "bench.worker": "--rows 1 --kinds greedy grammar --steps 3 --turns 1",
     "tests.stress.chaos": "--faults 1 --clients 2",
     "tests.stress.fuzz": "--count 40",
     "tests.stress.restarts": "--times 1",
