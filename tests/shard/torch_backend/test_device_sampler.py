@@ -61,7 +61,8 @@ def device_choice(
     assert found.listed is not None
     tops = list_best(choosing, found.listed.cpu().numpy())
     faults = {} if masks is None else masks.faults
-    results = read_choices(choosing, found.tokens.cpu().numpy(), tops, faults, vocab_size).rows
+    refused = sampler.settings(rows).faults
+    results = read_choices(choosing, found.tokens.cpu().numpy(), tops, faults, refused).rows
     for i, result in enumerate(results):
         if result.fault is None:
             assert sampler.chosen[i].item() == result.token_ids[0]

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tgi_trio.shard.torch_backend import staging
-from tgi_trio.shard.torch_backend.staging import PinnedPool, Staging
+from tgi_trio.shard.torch_backend.staging import PinnedPool, Sheet, Staging, packed_size, split
 
 
 @dataclass
@@ -76,3 +78,27 @@ def test_memory_that_steps_came_down_into_is_that_of_later_ones(
         assert torch.equal(step.keep(big), big)
         del step
     assert len(made) == 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.booleans()), max_size=12))
+def test_a_sheet_says_what_the_last_arrays_and_nothing_behind_them_say(
+    steps: list[tuple[int, int, bool]],
+) -> None:
+    """Whatever was written before, shorter arrays leave what is idle behind them."""
+    idle = [np.full(5, -1, np.int32), np.arange(6), np.zeros((3, 6), np.int16)]
+    sheet, kept = Sheet([*idle, np.zeros((5, 4), np.int32)]), np.full(5, 7, np.int32)
+    kept.flags.writeable = False
+    for number, (count, width, same) in enumerate(steps, start=1):
+        column = kept if same else np.full(count, number, np.int32)
+        arrays = [column, np.full(count + 1, number), np.full((3, 6), number, np.int16)]
+        table = np.full((count, width), number, np.int32)
+        size = sheet.write([*arrays, table])
+        wanted = [column.copy() for column in idle]
+        for behind, array in zip(wanted, arrays, strict=True):
+            behind[: len(array)] = array
+        rows = np.zeros((5, width), np.int32)
+        rows[:count] = table
+        wanted.append(rows)
+        assert size == packed_size(wanted)
+        for part, array in zip(split(torch.from_numpy(sheet.bytes), wanted), wanted, strict=True):
+            assert np.array_equal(part.numpy(), array)

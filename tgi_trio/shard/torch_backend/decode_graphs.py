@@ -17,8 +17,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from tgi_trio.shard.torch_backend.decode_plans import (
 from tgi_trio.shard.torch_backend.image_pages import RecordedImages
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
-from tgi_trio.shard.torch_backend.staging import Array, Staging, cut, packed_size, split
+from tgi_trio.shard.torch_backend.staging import Array, Sheet, Staging, cut, packed_size, split
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StateSteps, StepStates, state_arrays
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
@@ -49,6 +49,9 @@ if TYPE_CHECKING:  # it imports Triton
         ReservedMasks,
         Told,
     )
+
+
+_ALL_KNOWN: Final = np.empty(0, np.int32)  # inputs of tokens of which the host knows all
 
 
 class Graph(Protocol):
@@ -140,6 +143,8 @@ class _Step:
     graph: Graph
     hidden: torch.Tensor  # [size, hidden]
     chosen: Chosen | None
+    # What is of so many rows, by that, whether they choose, and whether any lists tokens.
+    parts: dict[tuple[int, bool, bool], Chosen] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -150,9 +155,11 @@ class _Recorded:
     # uint8: token ids, positions, lengths, inputs and slots of states; what the chain, the sampler
     # and at last the attention are told. One copy fills it.
     told: torch.Tensor
+    sheet: Sheet  # what it is told, on the host
     batch: Any  # the attention's own
     asked: Reserved | None  # the sampler's own
     links: Links | None  # the chain's own
+    unlinked: list[Array]  # what those are told of decodes that follow nothing
     images: RecordedImages | None  # the pages' own
     steps: Mapping[StepKind, _Step]  # of those kinds that there may be
     masked: _MaskedChoice | None
@@ -282,12 +289,19 @@ class DecodeGraphs:
             return None
         sampler.refill_entries(recorded.asked, told or recorded.asked.idle)
         step.graph.replay()
+        kind = (rows, told is not None, told is not None and told.widest > 0)
+        if kind not in step.parts:
+            step.parts[kind] = self._part(step.chosen, recorded.size, *kind)
+        return step.parts[kind]
+
+    def _part(self, whole: Chosen, size: int, rows: int, chooses: bool, lists: bool) -> Chosen:
+        """Return what is of the first rows of a recording's `size`."""
         found = None
-        if told is not None and step.chosen.found is not None:
-            found = step.chosen.found.first(rows, lists=told.widest > 0)
+        if chooses and whole.found is not None:
+            found = whole.found.first(rows, lists=lists)
         hidden = None if self._hidden is None else self._hidden[:rows]
-        ids = None if step.chosen.ids is None else step.chosen.ids[:rows]
-        return Chosen(step.chosen.scores[:rows], found, hidden, recorded.size, ids)
+        ids = None if whole.ids is None else whole.ids[:rows]
+        return Chosen(whole.scores[:rows], found, hidden, size, ids)
 
     def choose_masked(self, size: int, told: Told, masks: Masks) -> Found:
         """Choose with masks from the scores of the last step, of the graph for `size` decodes.
@@ -332,40 +346,38 @@ class DecodeGraphs:
 
         All of it but entries goes up in one copy: the device waits for each between two steps.
         """
-        step, groups = pad_plan(plan, recorded.size), list[Sequence[Array]]()
-        if recorded.links is not None and self._ends is not None and self._ends.chain is not None:
-            groups.append(self._ends.chain.pad(links, recorded.size))
+        arrays = self._token_arrays(plan, lengths)
+        arrays += links or recorded.unlinked
         if recorded.asked is not None:
-            groups.append((told or recorded.asked.idle).arrays)
-        groups = [self._token_arrays(step, lengths), *groups, self._attention.arrays(step)]
-        self._staging.fill(recorded.told, [array for group in groups for array in group])
+            arrays += (told or recorded.asked.idle).arrays
+        arrays += self._attention.arrays(plan)
+        self._staging.fill_from(recorded.told, recorded.sheet, arrays)
         adapted = self._adapters is not None and self._adapters.used
         if self._adapters is not None and adapted:
             self._adapters.refill(recorded.size)
-        crossed = self._images is not None and self._images.wants(step)
+        crossed = self._images is not None and self._images.wants(plan)
         if self._images is not None and recorded.images is not None and crossed:
-            self._images.refill(recorded.images, step)
+            self._images.refill(recorded.images, pad_plan(plan, recorded.size))
         return recorded.steps[StepKind(adapted, crossed)]
 
     def _token_arrays(self, plan: StepPlan, lengths: Array) -> list[Array]:
-        """Return a plan's tokens as they are sent; `lengths` of the first of them."""
-        count = len(plan.token_ids)
-        inputs = np.full(count, -1, np.int32)
-        if plan.inputs is not None:
-            inputs[: len(plan.inputs)] = plan.inputs
-        every = np.ones(count, np.int64)
-        every[: len(lengths)] = lengths
+        """Return a plan's tokens as they are sent."""
+        inputs = _ALL_KNOWN if plan.inputs is None else plan.inputs
         slots = [] if self._pool is None else state_arrays(plan)
-        return [plan.token_ids, turning_position(plan), every, inputs, *slots]
+        return [plan.token_ids, turning_position(plan), lengths, inputs, *slots]
 
     def _record(self, size: int, cache: KVCache, width: int) -> _Recorded:
         plan = idle_plan(size, width)
+        plan.inputs = np.full(size, -1, np.int32)
         ends, sampler = self._ends, self._sampler
         chain = None if ends is None else ends.chain
         tokens = self._token_arrays(plan, plan.context_lengths.astype(np.int64))
+        unlinked = [] if chain is None else chain.pad([], size)
+        for array in unlinked:
+            array.flags.writeable = False
         groups = [
             tokens,
-            [] if chain is None else chain.pad([], size),
+            unlinked,
             [] if sampler is None else sampler.ask_nothing(size).arrays,
             self._attention.arrays(plan),
         ]
@@ -422,7 +434,9 @@ class DecodeGraphs:
             with self._adapters.recording(size):
                 for crossed in kinds:
                     made_of[StepKind(adapted=True, crossed=crossed)] = record(crossed=crossed)
-        return _Recorded(size, told, batch, asked, links, images, made_of, masked)
+        return _Recorded(
+            *(size, told, Sheet(every), batch, asked, links, unlinked, images, made_of, masked)
+        )
 
     def _record_masked(
         self, scores: torch.Tensor, sampler: DeviceSampler, asked: Reserved

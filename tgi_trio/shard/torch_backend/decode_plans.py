@@ -35,9 +35,11 @@ def turning_position(plan: StepPlan) -> NDArray[np.int64]:
 
 def are_decodes(plan: StepPlan) -> bool:
     """Return whether a plan has no prefill chunk, but decodes and their guesses alone."""
-    drafts = 0 if plan.drafts is None else plan.drafts
-    alone = plan.samples.all() and (np.diff(plan.query_starts) == 1 + drafts).all()
-    return bool(alone) and not has_image_tokens(plan)
+    if not plan.samples.all() or has_image_tokens(plan):
+        return False
+    if plan.drafts is None:  # each row has a token at least
+        return len(plan.token_ids) == len(plan.samples)
+    return bool((np.diff(plan.query_starts) == 1 + plan.drafts).all())
 
 
 def as_decodes(plan: StepPlan) -> StepPlan | None:

@@ -91,9 +91,9 @@ class DeviceChain:
         numbers: NDArray[np.float64] = np.zeros((count, self._most + 1))
         if plan.moves and plan.inputs is not None:
             follows[:] = plan.inputs
-            if settings.samples.any():
+            if settings.samples:
                 every = choosing.positions[:, None] + np.arange(self._most + 1)
-                seeds = np.repeat(settings.seeds[choosing.owners], self._most + 1)
+                seeds = np.repeat(settings.columns["seed"][choosing.owners], self._most + 1)
                 drawn = uniform(seeds, every.ravel().astype(np.uint64))
                 numbers = drawn.reshape(count, self._most + 1)
         texts: list[Array] = [np.full(count, -1, np.int32), np.zeros(count, np.int32)]

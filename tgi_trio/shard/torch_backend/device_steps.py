@@ -88,12 +88,12 @@ class DeviceSteps:
         decodes = as_decodes(plan)
         if decodes is None or plan.rotary_positions is not None or not self._chain.holds(plan):
             return False
-        if self._graphs.size_of(decodes) is None or self._masks.are_wanted(plan.rows):
-            return False
         settings = self._sampler.settings(plan.rows)
-        plain = not settings.counted.any() and not any(row.min_remaining for row in plan.rows)
+        if self._graphs.size_of(decodes) is None or settings.masked:
+            return False
+        plain = not settings.penalised and not any(row.min_remaining for row in plan.rows)
         # Lists of tokens and biases may be longer than recordings have room for.
-        return plain and not settings.listed.any() and not any(map(len, settings.biases))
+        return plain and not settings.widest and not any(map(len, settings.biases))
 
     def launch(
         self,
@@ -110,7 +110,8 @@ class DeviceSteps:
         began = self._event()
         sampled = np.flatnonzero(plan.samples)
         choosing = Choosing.of(plan, sampled)
-        masked = self._masks.are_wanted(choosing.rows)
+        settings = self._sampler.settings(choosing.rows)
+        masked = settings.masked
         followed, self._judged = self._judged, False
         chosen = self._replay(plan, lengths, choosing, masked)
         if plan.moves and not (followed and self._judged):
@@ -122,7 +123,7 @@ class DeviceSteps:
             spans = prompts.launch(plan, hidden, landed.keep)
             chosen = self._choose(plan, hidden, choosing, masked)
         step = LaunchedStep(
-            *(self._sampler.vocab_size, len(plan.rows), sampled, choosing, began, self._event),
+            *(settings.faults, len(plan.rows), sampled, choosing, began, self._event),
             *(spans, landed),
         )
         if (last := self._last) is not None:

@@ -19,7 +19,7 @@ from tgi_trio.shard.torch_backend.staging import Array, PinnedLoan
 class LaunchedStep:
     """See `Pending`."""
 
-    vocab_size: int
+    refused: dict[int, str]  # by choosing row: nothing is chosen for it
     rows: int  # of the plan
     sampled: Array  # those that choose
     choosing: Choosing
@@ -69,7 +69,7 @@ class LaunchedStep:
             self.choosing.computed = self.computed.numpy().copy()
             drafts = self.choosing.count_guesses()
         found = self.found.tokens.numpy()
-        choices = read_choices(self.choosing, found, tops, self.faults, self.vocab_size)
+        choices = read_choices(self.choosing, found, tops, self.faults, self.refused)
         if self.note is not None and self.found.guesses is not None:
             self.note(choices, self.found.guesses.numpy().copy())
         choices = choices.spread(self.sampled, self.rows)

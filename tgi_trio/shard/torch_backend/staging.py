@@ -30,12 +30,64 @@ Array = NDArray[Any]
 Send: TypeAlias = Callable[[Sequence[Array]], list[torch.Tensor]]
 
 
-@dataclass(slots=True)
 class _Pinned:
     """A buffer of the host, and when the device has read it."""
 
-    memory: torch.Tensor  # uint8
-    free: torch.Event | None = None
+    __slots__ = ("bytes", "free", "memory")
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory  # uint8
+        self.bytes = memory.numpy()  # the same
+        self.free: torch.Event | None = None
+
+
+class Sheet:
+    """What arrays say, as it lies in one block of a device's memory, on the host.
+
+    It is changed in place and sent as a whole: most of what a recording is told stays what it was.
+    """
+
+    def __init__(self, idle: Sequence[Array]) -> None:
+        """`idle`: arrays of the largest sizes, whose ends stay behind shorter ones.
+
+        The last one is a table of zeros, which may become narrower and takes less then.
+        """
+        self.bytes = np.zeros(packed_size(idle), np.uint8)
+        self._columns: list[Array] = []
+        at = 0
+        for array in idle:
+            flat = self.bytes[at : at + array.nbytes]
+            self._columns.append(flat.view(array.dtype).reshape(array.shape))
+            at += aligned(array.nbytes)
+        self._table = self._columns.pop().reshape(
+            -1
+        )  # pages of it that nobody needs stay untouched
+        self._rows, self._fixed = len(idle[-1]), packed_size(idle[:-1])
+        self._idle = self._written = list(idle[:-1])
+        self._lengths = [len(array) for array in self._idle]
+        for column, array in zip(self._columns, self._idle, strict=True):
+            column[...] = array
+
+    def write(self, arrays: Sequence[Array]) -> int:
+        """Put arrays in place of those before them; return how many bytes say everything.
+
+        What nobody may write to, and was put there before, is there.
+        """
+        *others, table = arrays
+        for place, array in enumerate(others):
+            if array is self._written[place] and not array.flags.writeable:
+                continue
+            column, count, length = self._columns[place], len(array), self._lengths[place]
+            column[:count] = array
+            if count < length:
+                column[count:length] = self._idle[place][count:length]
+            self._lengths[place] = count
+        self._written = others
+        count, width = table.shape
+        rows = self._table[: self._rows * width].reshape(self._rows, width)
+        rows[:count] = table
+        rows[count:] = 0
+        return self._fixed + aligned(rows.nbytes)
 
 
 class Staging:
@@ -44,6 +96,7 @@ class Staging:
     def __init__(self, device: torch.device, *, turns: int = _TURNS) -> None:
         """Take memory when it is first needed; `turns`: copies that may be on their way."""
         self._device = device
+        self._pinned = is_accelerator(device)
         self._most = turns
         self._turns: list[_Pinned] = []
         self._outgrown: list[torch.Tensor] = []  # together less than what took their places
@@ -70,21 +123,29 @@ class Staging:
     def fill(self, target: torch.Tensor, arrays: Sequence[Array]) -> None:
         """Copy the arrays to the beginning of `target`, uint8, where `split` finds them."""
         needed = packed_size(arrays)
-        buffer = self._turn(needed)
-        host, at = buffer.memory.numpy(), 0
+        buffer, at = self._turn(needed), 0
         for array in arrays:
             flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            host[at : at + len(flat)] = flat
+            buffer.bytes[at : at + len(flat)] = flat
             at += aligned(len(flat))
+        self._copy(target, buffer, needed)
+
+    def fill_from(self, target: torch.Tensor, sheet: Sheet, arrays: Sequence[Array]) -> None:
+        """Do what `fill` does with what `sheet` says once `arrays` have been written to it."""
+        needed = sheet.write(arrays)
+        buffer = self._turn(needed)
+        buffer.bytes[:needed] = sheet.bytes[:needed]
+        self._copy(target, buffer, needed)
+
+    def _copy(self, target: torch.Tensor, buffer: _Pinned, needed: int) -> None:
         target[:needed].copy_(buffer.memory[:needed], non_blocking=True)
-        if is_accelerator(self._device):
+        if self._pinned:
             buffer.free = record_event(self._device)
 
     def _turn(self, needed: int) -> _Pinned:
         """Return a buffer of at least `needed` bytes that the device has read."""
-        pinned = is_accelerator(self._device)
         if len(self._turns) < self._most:
-            self._turns.append(_Pinned(_host_bytes(max(needed, _LEAST), pinned)))
+            self._turns.append(_Pinned(_host_bytes(max(needed, _LEAST), self._pinned)))
             return self._turns[-1]
         buffer = self._turns[self._next]
         self._next = (self._next + 1) % self._most
@@ -92,7 +153,9 @@ class Staging:
             buffer.free.synchronize()
         if buffer.memory.numel() < needed:
             self._outgrown.append(buffer.memory)
-            buffer.memory = _host_bytes(2 * needed, pinned)
+            self._turns[self._turns.index(buffer)] = buffer = _Pinned(
+                _host_bytes(2 * needed, self._pinned)
+            )
         return buffer
 
 
@@ -101,11 +164,28 @@ class PinnedPool:
 
     def __init__(self) -> None:
         """Take memory when it is first needed."""
-        self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)  # by bytes
+        self._free: defaultdict[int, list[_Strip]] = defaultdict(list)  # by bytes
 
     def lend(self) -> PinnedLoan:
         """Return where copies are kept: what comes down of one step, say."""
         return PinnedLoan(self._free)
+
+
+@dataclass(slots=True, eq=False)
+class _Strip:
+    """Pinned memory of the host."""
+
+    memory: torch.Tensor  # uint8
+    size: int  # its bytes
+    here: torch.Tensor | None = None  # what it was the last time: steps are mostly alike
+
+    def like(self, source: torch.Tensor) -> torch.Tensor:
+        """Return the memory as a tensor like `source`."""
+        here = self.here
+        if here is None or here.dtype != source.dtype or here.shape != source.shape:
+            here = self.memory[: source.nbytes].view(source.dtype).view(source.shape)
+            self.here = here
+        return here
 
 
 class PinnedLoan:
@@ -117,9 +197,9 @@ class PinnedLoan:
 
     __slots__ = ("_free", "_taken")
 
-    def __init__(self, free: defaultdict[int, list[torch.Tensor]]) -> None:
+    def __init__(self, free: defaultdict[int, list[_Strip]]) -> None:
         self._free = free
-        self._taken: list[torch.Tensor] = []
+        self._taken: list[_Strip] = []
 
     def keep(self, source: torch.Tensor) -> torch.Tensor:
         """Return a copy of `source`, valid as long as this is there.
@@ -128,16 +208,15 @@ class PinnedLoan:
         """
         size = max(_LEAST, 1 << (source.nbytes - 1).bit_length())
         try:
-            memory = self._free[size].pop()
+            strip = self._free[size].pop()
         except IndexError:  # asked for before, it might be another thread's by now
-            memory = _host_bytes(size, True)
-        self._taken.append(memory)
-        target = memory[: source.nbytes].view(source.dtype).view(source.shape)
-        return target.copy_(source, non_blocking=True)
+            strip = _Strip(_host_bytes(size, True), size)
+        self._taken.append(strip)
+        return strip.like(source).copy_(source, non_blocking=True)
 
     def __del__(self) -> None:
-        for memory in self._taken:
-            self._free[memory.numel()].append(memory)
+        for strip in self._taken:
+            self._free[strip.size].append(strip)
 
 
 def aligned(size: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +13,13 @@ from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.sampling.base import MOST_TIES
 from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.sampling.logits_processors import RowState
-from tgi_trio.shard.sampling.truncation import Cuts
-from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, ResidentCounts
+from tgi_trio.shard.sampling.philox import uniform
+from tgi_trio.shard.torch_backend.sampling.resident_counts import ADD, NONE, ResidentCounts
 from tgi_trio.shard.torch_backend.staging import Array
 
 _NO_ENTRIES = np.empty((0, 2), np.int32)
+_AHEAD: Final = 64  # positions of a row for which random numbers are drawn together, at most
+_DRAWN: Final = 2048  # numbers that are drawn together, at most, where rows are not more
 
 
 @dataclass(slots=True)
@@ -37,9 +41,12 @@ class Choosing:
     @classmethod
     def of(cls, plan: StepPlan, sampled: NDArray[np.int64]) -> Choosing:
         """Return the choices of the plan's rows `sampled`."""
+        if plan.drafts is None and len(sampled) == len(plan.token_ids):  # decodes, all of them
+            every, zeros = count_up(len(sampled)), repeat(0, len(sampled), np.int64)
+            return cls(plan.rows, every, zeros, plan.positions + 1, every, plan.inputs)
         rows = [plan.rows[i] for i in sampled.tolist()]
         places = choice_positions(plan, sampled)
-        owners = np.arange(len(rows))
+        owners = count_up(len(rows))
         aheads = np.zeros(len(rows), np.int64)
         if plan.drafts is not None:
             counts = 1 + plan.drafts[sampled].astype(np.int64)
@@ -56,6 +63,11 @@ class Choosing:
 
     def __len__(self) -> int:
         return len(self.owners)
+
+    @property
+    def alone(self) -> bool:
+        """Whether each row has one choice: nobody guessed."""
+        return len(self.owners) == len(self.rows)
 
     def guesses(self, choice: int) -> NDArray[np.int32] | NDArray[np.int64]:
         """Return the guesses that a choice takes for right."""
@@ -80,54 +92,150 @@ def nobody() -> Choosing:
     return Choosing([], none, none, none, none)
 
 
-@dataclass(frozen=True)
+# What a row asks for, as long as it is there; columns of it are [R].
+_ROW: Final = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("top_p", np.float64),
+        ("typical_p", np.float64),
+        ("floor", np.float64),  # log(min_p)
+        ("frequency", np.float64),
+        ("presence", np.float64),
+        ("temperature", np.float32),
+        ("repetition", np.float32),
+        ("samples", np.int32),
+        ("top_k", np.int32),
+        ("listed", np.int32),  # how many of the best tokens are wanted; 0: none
+        ("counted", np.bool_),  # it has penalties
+        ("absolute", np.bool_),  # and they are OpenAI's
+        ("masked", np.bool_),  # it has a grammar or a watermark
+        ("biased", np.bool_),
+    ]
+)
+_ASKED: Final = "asked"  # key in Sequence.state: (vocab_size, bytes of `_ROW`)
+# Of what the kernels are told of a choice, in their order.
+_FIXED: Final = ("top_p", "typical_p", "floor", "frequency", "presence")
+_FIXED_TOO: Final = ("temperature", "repetition", "samples", "top_k", "listed")
+
+
+@dataclass
 class Settings:
     """What a list of rows asks for; kept while the list stays the same, as in most steps."""
 
     rows: list[ShardSequence]
-    seeds: NDArray[np.uint64]
-    samples: NDArray[np.int32]
-    temperatures: NDArray[np.float32]
-    cuts: Cuts
-    floors: NDArray[np.float64]
-    listed: NDArray[np.int32]  # how many of the best tokens are wanted; 0: none
-    repetition: NDArray[np.float32]
-    frequency: NDArray[np.float64]
-    presence: NDArray[np.float64]
-    counted: NDArray[np.bool_]  # rows with penalties
+    columns: dict[str, Array]  # [R] by name of `_ROW`
     biases: list[NDArray[np.int32]]  # [B, 2] by row: id and float32 bits; none of rows that fail
     minimum: NDArray[np.bool_]  # rows that may have a minimum to generate
     faults: dict[int, str]
+    widest: int  # tokens that are listed beside a choice, 0: none are
+    penalised: list[ShardSequence]  # rows with penalties
+    places: NDArray[np.int64]  # of those
+    samples: bool  # any row does
+    masked: bool  # any row needs a mask
+    waits: bool  # any row may have a minimum
+    standing: dict[int, Edits] = field(default_factory=dict)  # by size: what biases alone change
+    # float64 [N, R] random numbers of positions from `_drawn_at` [R] on
+    _drawn: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))
+    _drawn_at: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @classmethod
     def of(cls, rows: list[ShardSequence], vocab_size: int) -> Settings:
-        asked = [row.sampling for row in rows]
-        cuts = Cuts.of(asked, vocab_size)
-        with np.errstate(divide="ignore"):
-            floors = np.log(cuts.min_p)
-        counted = [
-            s.repetition_penalty != 1.0 or bool(s.frequency_penalty or s.presence_penalty)
-            for s in asked
-        ]
-        faults = bias_faults(rows, vocab_size)
+        told = np.frombuffer(b"".join([_ask(row, vocab_size) for row in rows]), _ROW)
+        columns = {name: _fix(told[name].copy()) for name in _ROW.names or ()}
+        faults: dict[int, str] = {}
+        biases = [_NO_ENTRIES] * len(rows)
+        if columns["biased"].any():
+            faults = bias_faults(rows, vocab_size)
+            for i in np.flatnonzero(columns["biased"]).tolist():
+                biases[i] = _NO_ENTRIES if i in faults else _bias_entries(rows[i])
+        minimum = [r.min_remaining > 0 and not r.sampling.ignore_eos for r in rows]
+        places = np.flatnonzero(columns["counted"])
         return cls(
             rows=list(rows),
-            seeds=np.array([s.seed for s in asked], np.uint64),
-            samples=np.array([s.sample for s in asked], np.int32),
-            temperatures=np.array([s.temperature for s in asked], np.float32),
-            cuts=cuts,
-            floors=floors,
-            listed=np.array([_count_listed(s.top_n, vocab_size) for s in asked], np.int32),
-            repetition=np.array([s.repetition_penalty for s in asked], np.float32),
-            frequency=np.array([s.frequency_penalty for s in asked], np.float64),
-            presence=np.array([s.presence_penalty for s in asked], np.float64),
-            counted=np.array(counted, np.bool_),
-            biases=[_NO_ENTRIES if i in faults else _bias_entries(r) for i, r in enumerate(rows)],
-            minimum=np.array(
-                [r.min_remaining > 0 and not r.sampling.ignore_eos for r in rows], np.bool_
-            ),
+            columns=columns,
+            biases=biases,
+            minimum=np.array(minimum, np.bool_),
             faults=faults,
+            widest=int(columns["listed"].max(initial=0)),
+            penalised=[rows[i] for i in places.tolist()],
+            places=places,
+            samples=bool(columns["samples"].any()),
+            masked=bool(columns["masked"].any()),
+            waits=any(minimum),
         )
+
+    def of_choices(self, choosing: Choosing) -> tuple[list[Array], list[Array]]:
+        """Return [C] each of what rows ask for, as far as it does not change; in two parts."""
+        parts = [[self.columns[name] for name in names] for names in (_FIXED, _FIXED_TOO)]
+        if not choosing.alone:
+            parts = [[column[choosing.owners] for column in part] for part in parts]
+        return parts[0], parts[1]
+
+    def draw(self, choosing: Choosing) -> NDArray[np.float64]:
+        """Return the random numbers of choices [C]; zeros where nobody samples.
+
+        Those of the positions that follow are drawn with them.
+        """
+        if not self.samples:
+            return repeat(0, len(choosing), np.float64)
+        seeds, positions = self.columns["seed"], choosing.positions
+        if not choosing.alone:
+            return uniform(seeds[choosing.owners], positions.astype(np.uint64))
+        if len(self._drawn):
+            behind = positions - self._drawn_at
+            step = int(behind[0])
+            if 0 <= step < len(self._drawn) and (behind == step).all():
+                own: NDArray[np.float64] = self._drawn[step]
+                return own
+        # The first time one: rows that come and go step by step would have drawn for nothing.
+        count = max(1, min(_AHEAD, _DRAWN // len(seeds))) if len(self._drawn) else 1
+        every = positions + np.arange(count)[:, None]
+        drawn = uniform(np.tile(seeds, count), every.ravel().astype(np.uint64))
+        self._drawn, self._drawn_at = drawn.reshape(count, -1), positions
+        return drawn[: len(seeds)]
+
+
+def _ask(row: ShardSequence, vocab_size: int) -> bytes:
+    """Return a row's `_ROW`, which is made once."""
+    kept = row.state.get(_ASKED)
+    if isinstance(kept, tuple) and kept[0] == vocab_size:
+        told: bytes = kept[1]
+        return told
+    asked = row.sampling
+    counted = asked.repetition_penalty != 1.0 or asked.frequency_penalty or asked.presence_penalty
+    with np.errstate(divide="ignore"):
+        floor = np.log(asked.min_p)
+    values = (
+        *(asked.seed, asked.top_p, asked.typical_p, floor),
+        *(asked.frequency_penalty, asked.presence_penalty),
+        *(asked.temperature, asked.repetition_penalty, asked.sample),
+        asked.top_k if asked.top_k < vocab_size else 0,
+        _count_listed(asked.top_n, vocab_size),
+        *(bool(counted), asked.absolute_penalties, bool(asked.grammar or asked.watermark)),
+        bool(asked.logit_bias),
+    )
+    told = np.array([values], _ROW).tobytes()
+    row.state[_ASKED] = (vocab_size, told)
+    return told
+
+
+@lru_cache(maxsize=256)
+def repeat(value: float, count: int, dtype: Any) -> Array:
+    """Return an array of `count` times a value, which nobody may write to."""
+    return _fix(np.full(count, value, dtype))
+
+
+@lru_cache(maxsize=256)
+def count_up(count: int, size: int | None = None, rest: int = 0) -> NDArray[np.int64]:
+    """Return 0, 1, 2 and so on up to `count`, then `rest` up to `size`; nobody may write to it."""
+    found = np.full(size or count, rest, np.int64)
+    found[:count] = np.arange(count)
+    return _fix(found)
+
+
+def _fix(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
 
 
 def _count_listed(top_n: int, vocab_size: int) -> int:
@@ -146,6 +254,8 @@ def bias_faults(rows: list[ShardSequence], size: int) -> dict[int, str]:
 
 def too_early(choosing: Choosing, settings: Settings) -> NDArray[np.int32]:
     """Return 1 for choices that may not be EOS yet: int32 [C]."""
+    if not settings.waits:
+        return repeat(0, len(choosing), np.int32)
     early = np.zeros(len(choosing), np.int32)
     for c in np.flatnonzero(settings.minimum[choosing.owners]).tolist():
         known = int(choosing.aheads[c])
@@ -157,11 +267,10 @@ def too_early(choosing: Choosing, settings: Settings) -> NDArray[np.int32]:
 
 def count_units(choosing: Choosing, settings: Settings) -> NDArray[np.float64]:
     """Return what a choice's counts are divided by: 1, or its length (TGI's penalty)."""
-    units = np.ones(len(choosing))
-    for c in np.flatnonzero(settings.counted[choosing.owners]).tolist():
-        if not choosing.rows[choosing.owners[c]].sampling.absolute_penalties:
-            units[c] = choosing.positions[c]
-    return units
+    if not settings.penalised:
+        return repeat(1, len(choosing), np.float64)
+    by_length = settings.columns["counted"] & ~settings.columns["absolute"]
+    return np.where(by_length[choosing.owners], choosing.positions, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +284,31 @@ class Edits:
     standing: bool  # the entries are the rows' biases alone: the same as long as the rows are
 
 
-def list_edits(choosing: Choosing, settings: Settings, counts: ResidentCounts) -> Edits:
-    """Return the edits of a step's choices, to be made exactly once: counts move with them."""
-    count = len(choosing)
+def list_edits(
+    choosing: Choosing, settings: Settings, counts: ResidentCounts, size: int | None = None
+) -> Edits:
+    """Return the edits of a step's choices, to be made exactly once: counts move with them.
+
+    `size`: choices that `starts` speak of, those behind the others without edits.
+    """
+    count, size = len(choosing), size or len(choosing)
+    if choosing.alone:
+        if size not in settings.standing:
+            settings.standing[size] = _list_biases(choosing, settings, size)
+        standing, places = settings.standing[size], settings.places
+        if not settings.penalised:
+            return standing
+        if choosing.unknown is not None and (choosing.unknown[places] >= 0).all():
+            kept = counts.follow(settings.penalised, choosing.positions[places])
+            if kept is not None:
+                slots, moves = np.full(count, -1, np.int32), np.full(count, NONE, np.int32)
+                slots[places], moves[places] = kept, ADD
+                return replace(standing, slots=slots, moves=moves)
     slots, moves = np.full(count, -1, np.int32), np.full(count, NONE, np.int32)
-    starts = np.zeros((3, count + 1), np.int32)
+    starts = np.zeros((3, size + 1), np.int32)
     lists: list[list[Array]] = [[], [], []]
     own = np.empty(len(choosing.rows), np.int32)
-    for c in np.flatnonzero(settings.counted[choosing.owners]).tolist():
+    for c in np.flatnonzero(settings.columns["counted"][choosing.owners]).tolist():
         owner, ahead = int(choosing.owners[c]), int(choosing.aheads[c])
         if ahead:
             guesses = choosing.guesses(c)
@@ -195,14 +321,24 @@ def list_edits(choosing: Choosing, settings: Settings, counts: ResidentCounts) -
             own[owner], moves[c], starts[0, c + 1] = news.slot, news.move, len(news.ids)
             lists[0].append(np.stack((news.ids, news.more), axis=1))
         slots[c] = own[owner]
-    standing = count == len(choosing.rows) and not starts[:2].any()
-    if any(len(biases) for biases in settings.biases):
+    alone = choosing.alone and not starts[:2].any()
+    if settings.columns["biased"].any():
         for c, owner in enumerate(choosing.owners.tolist()):
             starts[2, c + 1] = len(settings.biases[owner])
             lists[2].append(settings.biases[owner])
     flat = [entries for kind in lists for entries in kind]
     ends = np.cumsum(starts.ravel()).reshape(starts.shape).astype(np.int32)
-    return Edits(slots, moves, ends, np.concatenate(flat) if flat else _NO_ENTRIES, standing)
+    return Edits(slots, moves, ends, np.concatenate(flat) if flat else _NO_ENTRIES, alone)
+
+
+def _list_biases(choosing: Choosing, settings: Settings, size: int) -> Edits:
+    """Return the edits of rows with one choice each that have nothing but biases."""
+    count, starts = len(choosing), np.zeros((3, size + 1), np.int32)
+    starts[2, 1 : count + 1] = [len(biases) for biases in settings.biases]
+    ends = np.cumsum(starts.ravel()).reshape(starts.shape).astype(np.int32)
+    entries = np.concatenate(settings.biases) if settings.biases else _NO_ENTRIES
+    none = repeat(-1, count, np.int32), repeat(NONE, count, np.int32)
+    return Edits(*none, _fix(ends), entries, standing=True)
 
 
 def _bias_entries(row: ShardSequence) -> NDArray[np.int32]:

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import Alternatives, Choices
-from tgi_trio.shard.sampling.base import MOST_TIES, alternatives
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing, bias_faults
+from tgi_trio.shard.sampling.base import MOST_TIES
+from tgi_trio.shard.torch_backend.sampling.asking import Choosing, repeat
 
 NOTHING_LEFT, IS_NAN = 1, 2  # of `kernels/choosing.py`, which imports Triton
 
@@ -17,15 +17,19 @@ def read_choices(
     found: NDArray[np.float64],
     tops: dict[int, Alternatives],
     faults: dict[int, str],
-    vocab_size: int,
+    refused: dict[int, str],
 ) -> Choices:
     """Return the tokens of every row: one, and one more for every guess that was right.
 
     `found` float64 [C, 3] of `DeviceSampler.choose`; `tops` by choice; `faults` by choice, of those
-    whose masks could not be made.
+    whose masks could not be made; `refused` by row, of those that ask for what there is not.
     """
+    if choosing.alone and not faults and not refused and not found[:, 2].any():
+        listed = {c: [top] for c, top in tops.items()}
+        ones = repeat(1, len(found), np.int64)
+        return Choices(ones, found[:, 0].astype(np.int64), found[:, 1].copy(), listed)
     faults = dict(faults)
-    for owner, why in bias_faults(choosing.rows, vocab_size).items():
+    for owner, why in refused.items():
         for c in np.flatnonzero(choosing.owners == owner).tolist():
             faults.setdefault(c, why)
     for c in np.flatnonzero(found[:, 2]).tolist():
@@ -71,18 +75,28 @@ def list_best(choosing: Choosing, listed: NDArray[np.int32]) -> dict[int, Altern
 
     `listed` int32 [C, room, 2]: as `kernels/listing.py` leaves them.
     """
-    tops: dict[int, Alternatives] = {}
-    for choice, owner in enumerate(choosing.owners.tolist()):
-        wanted = choosing.rows[owner].sampling.top_n
-        if not wanted:
-            continue
-        names, bits = listed[choice].T
-        there = names >= 0
-        names, values = names[there], bits[there].view(np.float32)
-        order = np.lexsort((names, -values))[: max(MOST_TIES, wanted)]
-        kept = np.ones(len(order), np.bool_)
-        tops[choice] = alternatives(names[order], values[order].astype(np.float64), kept, wanted)
-    return tops
+    wanted = np.array([row.sampling.top_n for row in choosing.rows], np.int64)[choosing.owners]
+    there = listed[:, :, 0] >= 0
+    there[wanted == 0] = False
+    choices, places = np.nonzero(there)
+    names, values = listed[choices, places, 0], listed[choices, places, 1].view(np.float32)
+    order = np.lexsort((names, -values, choices))
+    names, values = names[order], values[order].astype(np.float64)
+    ends = np.cumsum(np.bincount(choices, minlength=len(listed)))
+    # Those that tie with the last one wanted go along.
+    starts = np.concatenate(([0], ends[:-1]))
+    ranks = np.arange(len(names)) - starts[choices]
+    lasts = np.minimum(starts + wanted, ends)[choices] - 1
+    most = np.maximum(MOST_TIES, wanted)[choices]
+    kept = (ranks < wanted[choices]) | ((values == values[lasts]) & (ranks < most))
+    pairs = list(zip(names[kept].tolist(), values[kept].tolist(), strict=True))
+    counts = np.bincount(choices[kept], minlength=len(listed))
+    ends = np.cumsum(counts)
+    return {
+        choice: pairs[end - count : end]
+        for choice, (end, count) in enumerate(zip(ends.tolist(), counts.tolist(), strict=True))
+        if wanted[choice]
+    }
 
 
 def _why_not(fault: int, position: int) -> str:

@@ -14,22 +14,23 @@ Rows with a grammar or a watermark bring masks along (`choice_masks.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.kernels import counting
 from tgi_trio.shard.torch_backend.kernels.surveying import KEPT, NOBODY
 from tgi_trio.shard.torch_backend.sampling.asking import (
     Choosing,
     Settings,
     count_units,
+    count_up,
     list_edits,
     nobody,
+    repeat,
     too_early,
 )
 from tgi_trio.shard.torch_backend.sampling.choice_kernels import (
@@ -43,6 +44,7 @@ from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, Resident
 from tgi_trio.shard.torch_backend.staging import (
     Array,
     PinnedLoan,
+    Sheet,
     Staging,
     packed_size,
     rest,
@@ -50,6 +52,8 @@ from tgi_trio.shard.torch_backend.staging import (
 )
 
 _BLOCK = 1024  # counts moved together
+# What a choice of nobody is told, in the order of `Asked`, but for its target and its entries.
+_OF_NOBODY = (0, 0, 1, 1, -np.inf, 0, 0, 1, 1, 1, 0, 0, 0, 0, -1, -1, NONE)
 _KNOWN_ENTRIES = 1 << 16  # that a recording has room for
 
 
@@ -97,6 +101,7 @@ class Reserved:
     """Memory for what choices ask, that stays where it is."""
 
     memory: torch.Tensor  # uint8: the arrays of `Told`
+    sheet: Sheet  # these, on the host
     entries: torch.Tensor  # uint8: its entries
     asked: Asked  # views of both
     idle: Told  # of choices that come later
@@ -171,44 +176,35 @@ class DeviceSampler:
     def ask(self, choosing: Choosing, size: int | None = None, rest: int = NOBODY) -> Told:
         """Return what the kernels are to be told of choices; to be told once, as counts move.
 
-        `size`: fill up with choices whose target is `rest`.
+        `size`: there are more choices behind them, whose target is `rest`; of what else they are
+        told nothing is here.
         """
-        settings, owners = self.settings(choosing.rows), choosing.owners
-        edits = list_edits(choosing, settings, self._resident)
-        numbers = np.zeros(len(choosing))
-        if settings.samples.any():
-            positions = choosing.positions.astype(np.uint64)
-            numbers = uniform(settings.seeds[owners], positions)
-        inputs = np.full(len(choosing), -1, np.int32)
-        columns: list[tuple[Array, float]] = [
-            (choosing.targets, rest),
-            (numbers, 0.0),
-            (settings.cuts.top_p[owners], 1.0),
-            (settings.cuts.typical_p[owners], 1.0),
-            (settings.floors[owners], -np.inf),
-            (settings.frequency[owners], 0.0),
-            (settings.presence[owners], 0.0),
-            (count_units(choosing, settings), 1.0),
-            (settings.temperatures[owners], 1.0),
-            (settings.repetition[owners], 1.0),
-            (settings.samples[owners], 0),
-            (settings.cuts.top_k[owners].astype(np.int32), 0),
-            (settings.listed[owners], 0),
-            (too_early(choosing, settings), 0),
-            (inputs if choosing.unknown is None else choosing.unknown, -1),
-            (edits.slots, -1),
-            (edits.moves, NONE),
+        settings, count = self.settings(choosing.rows), len(choosing)
+        size = size or count
+        edits = list_edits(choosing, settings, self._resident, size)
+        cuts, others = settings.of_choices(choosing)
+        if choosing.targets is count_up(count):
+            targets = count_up(count, size, rest)
+        else:
+            targets = np.concatenate((choosing.targets, np.full(size - count, rest)))
+        known = repeat(-1, count, np.int32) if choosing.unknown is None else choosing.unknown
+        arrays = [
+            *(targets, settings.draw(choosing), *cuts, count_units(choosing, settings), *others),
+            *(too_early(choosing, settings), known, edits.slots, edits.moves, edits.starts),
         ]
-        more = (size or len(choosing)) - len(choosing)
-        arrays = [np.concatenate((c, np.full(more, v, c.dtype))) for c, v in columns]
-        ends = np.repeat(edits.starts[:, -1:], more, axis=1)
-        arrays.append(np.concatenate((edits.starts, ends), axis=1))
-        standing = settings if edits.standing else None
-        return Told(arrays, edits.entries, standing, int(settings.listed.max(initial=0)))
+        return Told(arrays, edits.entries, settings if edits.standing else None, settings.widest)
 
     def ask_nothing(self, size: int) -> Told:
         """Return what the kernels are to be told of `size` choices that come later."""
-        return self.ask(nobody(), size, KEPT)
+        told = self.ask(nobody(), size, KEPT)
+        *columns, starts = told.arrays
+        padded = [
+            np.concatenate((column, np.full(size - len(column), value, column.dtype)))
+            for column, value in zip(columns, _OF_NOBODY, strict=True)
+        ]
+        for array in padded:
+            array.flags.writeable = False
+        return replace(told, arrays=[*padded, starts])
 
     def make_scores(self, choices: int) -> torch.Tensor:
         """Return memory for the scores of choices, float32 [choices, >= vocab_size]."""
@@ -231,7 +227,7 @@ class DeviceSampler:
             self._staging.fill(memory, idle.arrays)
         entries = torch.zeros(8 * _KNOWN_ENTRIES, dtype=torch.uint8, device=self._device)
         views = [*split(memory, idle.arrays), entries.view(torch.int32).view(-1, 2)]
-        return Reserved(memory, entries, Asked(*views), idle)
+        return Reserved(memory, Sheet(idle.arrays), entries, Asked(*views), idle)
 
     def fits(self, told: Told) -> bool:
         """Return whether memory that is reserved has room for this."""
@@ -239,7 +235,7 @@ class DeviceSampler:
 
     def refill(self, reserved: Reserved, told: Told) -> None:
         """Replace what is asked."""
-        self._staging.fill(reserved.memory, told.arrays)
+        self._staging.fill_from(reserved.memory, reserved.sheet, told.arrays)
         self.refill_entries(reserved, told)
 
     def refill_entries(self, reserved: Reserved, told: Told) -> None:

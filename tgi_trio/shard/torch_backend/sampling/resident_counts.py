@@ -35,7 +35,9 @@ class ResidentCounts:
     def __init__(self, slots: int) -> None:
         self._slots = RowSlots(slots)
         # By slot: tokens of its sequence, the one included that is being chosen.
-        self._counted: dict[int, int] = {}
+        self._counted = np.zeros(slots, np.int64)
+        self._followed: list[ShardSequence] | None = None  # whose slots have been found
+        self._own = np.empty(0, np.int64)  # these
 
     def advance(
         self, row: ShardSequence, length: int, unknown: bool, beside: list[ShardSequence]
@@ -51,8 +53,9 @@ class ResidentCounts:
         if slot is None:
             slot = self._take(row, beside)
             self._counted[slot] = length
-        begins = self._counted[slot] >= length
-        first = 0 if begins else self._counted[slot]
+        counted = int(self._counted[slot])
+        begins = counted >= length
+        first = 0 if begins else counted
         self._counted[slot] = length
         known = length - int(unknown)
         if known <= first and not begins:
@@ -60,11 +63,30 @@ class ResidentCounts:
         ids, more = _count(row, first, known)
         return News(slot, BEGIN if begins else ADD, ids, more)
 
+    def follow(
+        self, rows: list[ShardSequence], lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """Do what `advance` does for rows whose last tokens are the device's to count: their slots.
+
+        None, and nothing is done, where any of them lacks more. `rows`: a list that stays the same.
+        """
+        if rows is not self._followed:
+            found = [slot for row in rows if (slot := self._slots.find(row)) is not None]
+            if len(found) < len(rows):
+                return None
+            self._followed, self._own = rows, np.array(found, np.int64)
+        if (self._counted[self._own] != lengths - 1).any():
+            return None
+        self._counted[self._own] = lengths
+        return self._own
+
     def release(self, row: ShardSequence) -> None:
         """Take back the slot of a row, if it has one; what has been launched may still read it."""
+        self._followed = None
         self._slots.release(row)
 
     def _take(self, row: ShardSequence, beside: list[ShardSequence]) -> int:
+        self._followed = None  # others may lose theirs
         slot = self._slots.take(row, beside)
         if slot is None:
             raise RuntimeError(f"more than {self._slots.slots} rows of a step have penalties")
