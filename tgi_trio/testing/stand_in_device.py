@@ -127,6 +127,7 @@ class StandInDevice(TorchDispatchMode):
 
     def _keep_pinned(self, memory: torch.Tensor) -> torch.Tensor:
         """Have `memory` count as pinned as long as it is there; return it."""
+        self.counts.pinned += 1
         at = memory.untyped_storage().data_ptr()
         self._pinned[at] = self._pinned.get(at, 0) + 1
         weakref.finalize(memory, self._unpin, at).atexit = False

@@ -41,6 +41,7 @@ class Counts:
     received: int = 0  # and from it
     recordings: int = 0
     stream_waits: int = 0  # of the device, for what another of its streams does
+    pinned: int = 0  # tensors whose memory was pinned
     unpinned: int = 0  # pinned tensors that are gone: where a device is lost, a process ends by it
 
 

@@ -1,8 +1,9 @@
 """LoRA adapters on a device: in slots that stay where they are, so that recordings may read them.
 
-An adapter is read and laid out beside the steps, in pinned memory, and copied into its slot beside
-what the device computes; steps that have it wait there for the copy, nobody else does. What the
-rows of a step have goes up with it, as tiles: neighbouring rows of one adapter.
+An adapter is read and laid out beside the steps, in pinned memory that is another's later, and
+copied into its slot beside what the device computes; steps that have it wait there for the copy,
+nobody else does. What the rows of a step have goes up with it, as tiles: neighbouring rows of one
+adapter.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tgi_trio.model.split import unit_share
 from tgi_trio.shard.adapter_host import LoadedAdapter
 from tgi_trio.shard.adapters.numbers import read_adapter_numbers
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator
+from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator, record_event
 from tgi_trio.shard.torch_backend.adapter_layout import PackedAdapter, SlotLayout
 from tgi_trio.shard.torch_backend.adapters import wrap_linears
 from tgi_trio.shard.torch_backend.decode_plans import are_decodes
@@ -35,7 +36,14 @@ from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     choose_adapter_tiles,
 )
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
-from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, split
+from tgi_trio.shard.torch_backend.staging import (
+    Array,
+    PinnedLoan,
+    PinnedPool,
+    Staging,
+    packed_size,
+    split,
+)
 
 _MEMORY_SHARE: Final = 0.8  # of what is free beside the weights; the rest is for K and V
 
@@ -44,7 +52,8 @@ _MEMORY_SHARE: Final = 0.8  # of what is free beside the weights; the rest is fo
 class _Loaded:
     sha256: bytes
     rank: int
-    packed: PackedAdapter  # on the host, pinned
+    packed: PackedAdapter  # on the host
+    loan: PinnedLoan | None  # what it is kept by, where it goes to a device
 
     @property
     def nbytes(self) -> int:
@@ -88,6 +97,8 @@ class DeviceAdapters:
         self._free = list(reversed(range(slots)))
         self._coming: set[int] = set()  # slots that are being copied to
         self._aside = torch.cuda.Stream(device) if is_accelerator(device) else None
+        self._pinned = PinnedPool()
+        self._on_their_way: list[tuple[torch.Event, _Loaded]] = []  # into slots, until events
         self._staging = Staging(device)
         self._tiles: Array | None = None  # int32 [n, 3]: of the step at hand
         self._kind = self._kinds.few
@@ -104,9 +115,11 @@ class DeviceAdapters:
             expected=order.sha256,
         )
         packed = self._layout.pack(numbers, self._dtype)
+        loan: PinnedLoan | None = None
         if is_accelerator(self._device):
-            packed = PackedAdapter(packed.numbers.pin_memory(), packed.directory.pin_memory())
-        return _Loaded(numbers.sha256, numbers.rank, packed)
+            loan = self._pinned.lend()
+            packed = PackedAdapter(loan.keep(packed.numbers), loan.keep(packed.directory))
+        return _Loaded(numbers.sha256, numbers.rank, packed, loan)
 
     def install(self, number: int, loaded: LoadedAdapter) -> None:
         """Begin to copy an adapter into a slot; raises TgiTrioError where none is free."""
@@ -119,6 +132,7 @@ class DeviceAdapters:
             packed, memory = loaded.packed, self._memory
             memory.numbers[slot, : len(packed.numbers)].copy_(packed.numbers, non_blocking=True)
             memory.directory[slot].copy_(packed.directory, non_blocking=True)
+            self._keep_until_copied(loaded)
         self._coming.add(slot)
         self._slots[number] = slot
 
@@ -215,6 +229,13 @@ class DeviceAdapters:
         self._aside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._aside):
             yield
+
+    def _keep_until_copied(self, loaded: _Loaded) -> None:
+        """Keep what the device is copying now, and let go of what it has copied."""
+        if loaded.loan is None:
+            return
+        waiting = [each for each in self._on_their_way if not each[0].query()]
+        self._on_their_way = [*waiting, (record_event(self._device), loaded)]
 
     def _wait_for_copies(self) -> None:
         """Have the device compute nothing before what was copied is there."""

@@ -264,4 +264,5 @@ def _bytes(size: int, device: torch.device) -> torch.Tensor:
 
 
 def _host_bytes(size: int, pinned: bool) -> torch.Tensor:
-    return torch.empty(aligned(size), dtype=torch.uint8, pin_memory=pinned)
+    memory = torch.empty(aligned(size), dtype=torch.uint8)
+    return memory.pin_memory() if pinned else memory
