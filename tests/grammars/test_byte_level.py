@@ -36,6 +36,7 @@ TEXTS = [
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabababab abcabc",
 ]
 ADDED = ["<|end|>", "<tool>", "word", "\n\n"]
+MISREAD = "caf\u00e9"  # added: its last letter is a byte of GPT-2's alphabet to llguidance
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -64,7 +65,7 @@ def trained() -> Json:
     made.add_tokens([
         AddedToken("<tool>", normalized=False),
         AddedToken("word", single_word=True),
-        AddedToken("caf\u00e9"),
+        AddedToken(MISREAD),
         AddedToken("\n\n", normalized=False, lstrip=True),
     ])  # fmt: skip
     return dict(json.loads(made.to_str()))
@@ -104,6 +105,10 @@ READ: dict[str, Callable[[Json], object]] = {
 }
 
 
+def misread() -> int:
+    return next(each["id"] for each in trained()["added_tokens"] if each["content"] == MISREAD)
+
+
 def own(data: bytes, ids: int = 0) -> LLTokenizer:
     made = byte_level_tokenizer(data, [0, 1], ids)
     assert made is not None
@@ -114,11 +119,11 @@ def theirs(data: bytes, ids: int = 0) -> LLTokenizer:
     return LLTokenizer(data.decode(), n_vocab=ids or None, eos_token=[0, 1])
 
 
-def check_tokens(ours: LLTokenizer, other: LLTokenizer) -> None:
+def check_tokens(ours: LLTokenizer, other: LLTokenizer, misread: int = -1) -> None:
     assert ours.vocab_size == other.vocab_size
     assert ours.eos_tokens == other.eos_tokens
     assert ours.is_canonical == other.is_canonical
-    for token_id in range(other.vocab_size):
+    for token_id in set(range(other.vocab_size)) - {misread}:
         assert ours.decode_bytes([token_id]) == other.decode_bytes([token_id]), token_id
         assert ours.is_special_token(token_id) == other.is_special_token(token_id), token_id
         assert ours.dbg_tokens([token_id]) == other.dbg_tokens([token_id]), token_id
@@ -128,7 +133,7 @@ def check_tokens(ours: LLTokenizer, other: LLTokenizer) -> None:
 def test_tokens_and_texts_are_llguidances(case: str) -> None:
     data = changed(READ[case])
     ours, other = own(data, 640), theirs(data, 640)
-    check_tokens(ours, other)
+    check_tokens(ours, other, misread())
     for text in TEXTS:
         for end in range(len(text) + 1):
             assert ours.tokenize_str(text[:end]) == other.tokenize_str(text[:end])
@@ -139,6 +144,31 @@ def test_tokens_and_texts_are_llguidances(case: str) -> None:
 def test_the_embedded_models_are_llguidances() -> None:
     data = (model_path() / "tokenizer.json").read_bytes()
     check_tokens(own(data), theirs(data))
+
+
+def test_added_tokens_stand_for_themselves() -> None:
+    """Whatever their letters are in GPT-2's alphabet: the library makes them of the plain text."""
+    data = changed(READ["as it is"])
+    ours, library = own(data), tokenizers.Tokenizer.from_str(data.decode())
+    for token_id, token in library.get_added_tokens_decoder().items():
+        if not ours.is_special_token(token_id):
+            assert ours.decode_bytes([token_id]) == token.content.encode()
+    text = "a caf\u00e9 word"
+    ids = library.encode(text, add_special_tokens=False).ids
+    assert misread() in ids
+    matcher = LLMatcher(ours, grammars.regex(text), log_level=0)
+    assert all(matcher.consume_token(token_id) for token_id in ids), matcher.get_error()
+    assert matcher.is_accepting()
+
+
+def test_a_merged_token_that_is_added_as_well_is_what_it_was() -> None:
+    vocab = trained()["model"]["vocab"]
+    text = next(each for each in vocab if len(each) > 1 and each[0] == "\u0120")
+    added = {"id": vocab[text], "content": text, "special": False}
+    whole = added | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    data = changed(lambda made: made["added_tokens"].append(whole))
+    ours, library = own(data), tokenizers.Tokenizer.from_str(data.decode())
+    assert ours.decode_bytes([vocab[text]]).decode() == library.decode([vocab[text]])
 
 
 @cache
@@ -268,4 +298,4 @@ def test_a_shard_gets_ours_where_it_can(
     monkeypatch.setattr(
         "tgi_trio.grammars.compiler.byte_level_tokenizer", lambda data, eos, size: None
     )
-    check_tokens(expected, load_tokenizer(file, eos_ids, 700))
+    check_tokens(expected, load_tokenizer(file, eos_ids, 700), misread())

@@ -5,7 +5,9 @@ Python's lock meanwhile. Most of that is a tokenizer that it needs for texts tha
 no choice of. Given the tokens as bytes and `BytePairEncoder` for those texts, it is made in less
 than half of the time, and allows the same tokens.
 
-What is special, and which bytes a token is, follows `toktrie_hf_tokenizers` of llguidance 1.9.
+What is special, and which bytes a token is, follows `toktrie_hf_tokenizers` of llguidance 1.9, but
+for added tokens such as `café`: they stand for themselves, and it reads them in GPT-2's alphabet,
+where that `é` is a byte which is no character.
 """
 
 from __future__ import annotations
@@ -160,15 +162,20 @@ def _token_bytes(vocab: dict[str, int], added: list[_Added]) -> list[bytes] | No
         return None
     tokens = [data[begin:end] for begin, end in pairwise(accumulate(map(len, texts), initial=0))]
     for each in added:
-        tokens[each.id] = _added_bytes(each)
+        tokens[each.id] = _added_bytes(each, merged=each.content in vocab)
     return tokens
 
 
-def _added_bytes(token: _Added) -> bytes:
-    """Return the bytes of an added token: those of its text, behind a mark where it is special."""
+def _added_bytes(token: _Added, *, merged: bool) -> bytes:
+    """Return the bytes of an added token: those of its text, behind a mark where it is special.
+
+    `merged`: it is one of the vocabulary, which texts are merged to as well.
+    """
     text = token.content
     if token.special or (text.startswith("<") and text.endswith(">")):
         return _SPECIAL + text.encode()
+    if not merged:
+        return text.encode()
     try:
         return codecs.charmap_encode(text, "strict", _BYTES)[0]
     except UnicodeEncodeError:  # not written in the alphabet

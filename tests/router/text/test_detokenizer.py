@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
-from tests.router.text.kinds import BACKENDS, CORPUS, served, unhurried
+from tests.router.text.kinds import BACKENDS, CORPUS, NO_CONFIG, served, unhurried
 from tgi_trio.router.text.detokenizer import PieceDetokenizer, WindowDetokenizer
 from tgi_trio.router.text.tokenizer import Tokenizer
 
@@ -140,6 +141,19 @@ def test_a_replacement_character_in_the_vocabulary_is_text_like_any_other() -> N
     tokenizer = served("byte_level")
     ids = tokenizer.encode_ids("a\ufffdb", add_special_tokens=False).tolist()
     assert "".join(pieces(tokenizer, [ids[0]], ids)) == "a\ufffdb"
+
+
+def test_an_added_token_is_the_text_that_it_is_made_of() -> None:
+    """The library makes `caf\ufffd` of it: `é` is half of another character in GPT-2's alphabet."""
+    backend = BACKENDS["byte_level"]()
+    backend.add_tokens([AddedToken("café"), AddedToken("\u0120x")])
+    tokenizer = Tokenizer(backend, NO_CONFIG)
+    text = "un café,\u0120x"
+    ids = tokenizer.encode_ids(text, add_special_tokens=False).tolist()
+    assert {backend.token_to_id("café"), backend.token_to_id("\u0120x")} <= {*ids}
+    assert "".join(pieces(tokenizer, [], ids)) == text
+    said = [tokenizer.token_bytes(backend.token_to_id(each)) for each in ("café", "\u0120x")]
+    assert said == ["café".encode(), "\u0120x".encode()]
 
 
 def test_a_token_without_text_does_not_tear_a_character() -> None:

@@ -2,7 +2,7 @@
 
 | decoder of tokenizer.json | a token is | examples |
 |---|---|---|
-| ByteLevel | bytes, written in GPT-2's printable alphabet | GPT-2, Llama 3, Qwen, Falcon |
+| ByteLevel | bytes, written in GPT-2's printable alphabet; added: text | GPT-2, Llama 3, Qwen |
 | Replace, ByteFallback, Fuse, Strip | text as below, or one byte as `<0xE2>` | Llama 2, Gemma |
 | Metaspace | text with U+2581 for a space | T5, XLM-R |
 
@@ -14,7 +14,7 @@ follows a prompt, so it never is that one. Any other decoder goes the slow way r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Piece = str | bytes  # bytes: not valid UTF-8 on its own, waits for its neighbours
@@ -27,9 +27,18 @@ class Pieces(dict[int, Piece]):
     A piece is `str` where the token is complete text, `bytes` where it is a part of a character.
     """
 
-    def __init__(self, token_of: TokenOf, piece_of: Callable[[str], Piece], per_byte: bool) -> None:
-        """`per_byte`: an incomplete character becomes one U+FFFD per byte instead of one in all."""
-        super().__init__()
+    def __init__(
+        self,
+        token_of: TokenOf,
+        piece_of: Callable[[str], Piece],
+        per_byte: bool,
+        plain: Mapping[int, str] | None = None,
+    ) -> None:
+        """`per_byte`: an incomplete character becomes one U+FFFD per byte instead of one in all.
+
+        `plain`: the text of ids that `piece_of` is not asked about.
+        """
+        super().__init__(plain or {})
         self._token_of = token_of
         self._piece_of = piece_of
         self.per_byte = per_byte
@@ -42,13 +51,19 @@ class Pieces(dict[int, Piece]):
         return piece
 
 
-def pieces_for(decoder_state: bytes | None, token_of: TokenOf) -> Pieces | None:
-    """Return the pieces of a decoder given as JSON, or None where tokens depend on neighbours."""
+def pieces_for(
+    decoder_state: bytes | None, token_of: TokenOf, added: Mapping[int, str]
+) -> Pieces | None:
+    """Return the pieces of a decoder given as JSON, or None where tokens depend on neighbours.
+
+    `added`: tokens beside those of the model's vocabulary, by id, as texts have them.
+    """
     decoder = json.loads(decoder_state) if decoder_state else {}
     parts = decoder.get("decoders", [decoder])
     kinds = [part.get("type") for part in parts]
     if kinds == ["ByteLevel"]:
-        return Pieces(token_of, _byte_level(), per_byte=False)
+        # The library reads `café`, an added token, in the alphabet as well: as `caf\ufffd`.
+        return Pieces(token_of, _byte_level(), per_byte=False, plain=added)
     if kinds == ["Metaspace"]:
         space = parts[0]["replacement"]
         return Pieces(token_of, lambda token: token.replace(space, " "), per_byte=False)
@@ -69,7 +84,7 @@ def _byte_level() -> Callable[[str], Piece]:
     def piece_of(token: str) -> Piece:
         try:
             data = bytes([alphabet[character] for character in token])
-        except KeyError:  # an added token outside the alphabet stands for itself
+        except KeyError:  # not written in the alphabet: it stands for itself
             return token
         return _text_if_complete(data)
 

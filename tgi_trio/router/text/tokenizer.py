@@ -77,7 +77,12 @@ class Tokenizer:
         self._prompt_tokens = PromptTokens(backend)
         decoder = backend.decoder
         state = decoder.__getstate__() if decoder is not None else None
-        self._pieces = pieces_for(state, backend.id_to_token)
+        beside = {
+            id: token.content
+            for id, token in added.items()
+            if backend.model.token_to_id(token.content) is None
+        }
+        self._pieces = pieces_for(state, backend.id_to_token, beside)
 
     @classmethod
     def from_folder(
