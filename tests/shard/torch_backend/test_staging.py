@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tgi_trio.shard.torch_backend import staging
-from tgi_trio.shard.torch_backend.staging import PinnedPool, Sheet, Staging, packed_size, split
+from tgi_trio.shard.torch_backend.staging import (
+    Array,
+    PinnedPool,
+    Sheet,
+    Staging,
+    packed_size,
+    split,
+)
 
 
 @dataclass
@@ -85,7 +92,7 @@ def test_a_sheet_says_what_the_last_arrays_and_nothing_behind_them_say(
     steps: list[tuple[int, int, bool]],
 ) -> None:
     """Whatever was written before, shorter arrays leave what is idle behind them."""
-    idle = [np.full(5, -1, np.int32), np.arange(6), np.zeros((3, 6), np.int16)]
+    idle: list[Array] = [np.full(5, -1, np.int32), np.arange(6), np.zeros((3, 6), np.int16)]
     sheet, kept = Sheet([*idle, np.zeros((5, 4), np.int32)]), np.full(5, 7, np.int32)
     kept.flags.writeable = False
     for number, (count, width, same) in enumerate(steps, start=1):
@@ -93,7 +100,7 @@ def test_a_sheet_says_what_the_last_arrays_and_nothing_behind_them_say(
         arrays = [column, np.full(count + 1, number), np.full((3, 6), number, np.int16)]
         table = np.full((count, width), number, np.int32)
         size = sheet.write([*arrays, table])
-        wanted = [column.copy() for column in idle]
+        wanted: list[Array] = [column.copy() for column in idle]
         for behind, array in zip(wanted, arrays, strict=True):
             behind[: len(array)] = array
         rows = np.zeros((5, width), np.int32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,8 @@ def _add_prompts(columns: Columns, rows: list[int], prompts: Mapping[int, Prompt
 
 
 def _add_alternatives(columns: Columns, name: str, tops: list[Alternatives]) -> None:
-    columns[f"{name}_count"] = np.array([len(top) for top in tops], np.int64)
-    columns[f"{name}_ids"] = np.array([token for top in tops for token, _ in top], np.int64)
-    columns[f"{name}_logprobs"] = np.array([value for top in tops for _, value in top])
+    pairs = list(chain.from_iterable(tops))
+    ids, logprobs = zip(*pairs, strict=True) if pairs else ((), ())
+    columns[f"{name}_count"] = np.array(list(map(len, tops)), np.int64)
+    columns[f"{name}_ids"] = np.array(ids, np.int64)
+    columns[f"{name}_logprobs"] = np.array(logprobs, np.float64)

@@ -74,19 +74,23 @@ class Sheet:
         What nobody may write to, and was put there before, is there.
         """
         *others, table = arrays
-        for place, array in enumerate(others):
-            if array is self._written[place] and not array.flags.writeable:
+        for place, (array, before) in enumerate(zip(others, self._written, strict=True)):
+            if array is before and not array.flags.writeable:
                 continue
             column, count, length = self._columns[place], len(array), self._lengths[place]
-            column[:count] = array
-            if count < length:
-                column[count:length] = self._idle[place][count:length]
+            if count == len(column):
+                column[...] = array
+            else:
+                column[:count] = array
+                if count < length:
+                    column[count:length] = self._idle[place][count:length]
             self._lengths[place] = count
         self._written = others
         count, width = table.shape
         rows = self._table[: self._rows * width].reshape(self._rows, width)
         rows[:count] = table
-        rows[count:] = 0
+        if count < self._rows:
+            rows[count:] = 0
         return self._fixed + aligned(rows.nbytes)
 
 

@@ -62,29 +62,30 @@ class ChoiceMasks:
 
         Every row's last token must be known.
         """
-        bits: list[NDArray[np.int32]] = []
+        tables: list[NDArray[np.int32]] = []
         green = np.full(len(choosing), -1, np.int32)
         allowed = np.full(len(choosing), -1, np.int32)
         faults: dict[int, str] = {}
-        gone = [left(row) for row in choosing.rows]
-        for c, owner in enumerate(choosing.owners.tolist()):
-            row = choosing.rows[owner]
-            if row.sampling.watermark and not gone[owner]:
-                green[c] = len(bits)
-                bits.append(self._green(row, int(choosing.aheads[c])))
-        todo = [
-            c
-            for c, owner in enumerate(choosing.owners.tolist())
-            if choosing.rows[owner].sampling.grammar and not gone[owner]
-        ]
-        if todo and self._grammars is None:
-            faults |= dict.fromkeys(todo, NO_TOKENIZER)
-        elif self._grammars is not None:
-            for c, mask in self._follow(self._grammars, choosing, todo, faults):
-                allowed[c] = len(bits)
-                bits.append(mask)
-        table = np.stack(bits) if bits else np.zeros((1, self._words), np.int32)
-        return Masks(table, green, allowed, faults)
+        there = np.array([not left(row) for row in choosing.rows], np.bool_)
+        asked = [row.sampling for row in choosing.rows]
+        marked = there & np.array([bool(s.watermark) for s in asked], np.bool_)
+        guided = there & np.array([bool(s.grammar) for s in asked], np.bool_)
+        if marked.any():
+            own = np.flatnonzero(marked[choosing.owners])
+            green[own] = np.arange(len(own))
+            owners, aheads = choosing.owners[own].tolist(), choosing.aheads[own].tolist()
+            pairs = zip(owners, aheads, strict=True)
+            tables.append(np.stack([self._green(choosing.rows[i], ahead) for i, ahead in pairs]))
+        todo = np.flatnonzero(guided[choosing.owners])
+        if len(todo) and self._grammars is None:
+            faults |= dict.fromkeys(todo.tolist(), NO_TOKENIZER)
+        elif len(todo) and self._grammars is not None:
+            for own, table in self._follow(self._grammars, choosing, todo, faults):
+                allowed[own] = sum(map(len, tables)) + np.arange(len(own))
+                tables.append(table)
+        none = np.zeros((1, self._words), np.int32)
+        table = tables[0] if len(tables) == 1 else np.concatenate(tables or [none])
+        return Masks(table if len(table) else none, green, allowed, faults)
 
     def _green(self, row: ShardSequence, ahead: int) -> NDArray[np.int32]:
         last = int(row.token_ids[row.length + ahead - 1])
@@ -98,34 +99,39 @@ class ChoiceMasks:
         self,
         grammars: GrammarMasks,
         choosing: Choosing,
-        todo: list[int],
+        todo: NDArray[np.int64],
         faults: dict[int, str],
-    ) -> list[tuple[int, NDArray[np.int32]]]:
-        """Return masks by choice; a row's next one only where its guess before is allowed.
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.int32]]]:
+        """Return choices and a mask for each; a row's next one only where its guess is allowed.
 
         What follows a guess that is not allowed needs none: it will not be right.
         """
-        found: list[tuple[int, NDArray[np.int32]]] = []
-        ahead, going = 0, [c for c in todo if choosing.aheads[c] == 0]
+        found: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = []
+        ahead, going = 0, todo[choosing.aheads[todo] == 0]
         firsts = going
-        while going:
+        while len(going):
             owners = choosing.owners[going].tolist()
             some = [extend_by_drafts(choosing.rows[owner], ahead) for owner in owners]
             masks, wrong = grammars.allowed(some)
             table = self._fit(masks)
-            faults |= {going[place]: f"grammar: {why}" for place, why in wrong.items()}
-            found += [(c, table[i]) for i, c in enumerate(going) if i not in wrong]
-            going = [
+            if wrong:
+                faults |= {int(going[place]): f"grammar: {why}" for place, why in wrong.items()}
+                right = np.delete(np.arange(len(going)), list(wrong))
+                going, table = going[right], table[right]
+            found.append((going, table))
+            if choosing.alone:
+                break
+            following = [
                 c + 1
-                for i, c in enumerate(going)
-                if i not in wrong
-                and c + 1 < len(choosing)
+                for i, c in enumerate(going.tolist())
+                if c + 1 < len(choosing)
                 and choosing.aheads[c + 1] == ahead + 1
                 and _has(table[i], int(choosing.guesses(c + 1)[-1]))
             ]
+            going = np.array(following, np.int64)
             ahead += 1
         if ahead > 1:
-            for c in firsts:
+            for c in firsts.tolist():
                 grammars.rewind(choosing.rows[choosing.owners[c]])
         return found
 
