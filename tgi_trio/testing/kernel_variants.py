@@ -10,7 +10,13 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention import latent_kernel, paged_kernel
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
-from tgi_trio.shard.torch_backend.attention.tiles import choose_latent_tile, choose_tile, pad_dim
+from tgi_trio.shard.torch_backend.attention.tiles import (
+    MOST_PARTS,
+    choose_latent_tile,
+    choose_tile,
+    count_merged,
+    pad_dim,
+)
 from tgi_trio.shard.torch_backend.kernels import (
     choosing,
     combining,
@@ -105,6 +111,11 @@ def _attention(generation: Generation) -> Iterator[Variant]:
                 if group == 7 and dim != 128:
                     continue
                 yield _attend(generation, dtype, dim, group, decodes, divided, kind)
+                if divided and decodes and not kind:
+                    yield _attend(generation, dtype, dim, group, decodes, divided, kind, True)
+        if not kind and dtype is BF16 and dim in (64, 128):
+            for group in (1, 8):
+                yield _attend(generation, dtype, dim, group, True, True, kind, True)
     for dtype, heads, decodes, codes in (
         (BF16, 16, True, ""),
         (BF16, 16, False, ""),
@@ -133,6 +144,7 @@ def _attend(
     decodes: bool,
     divided: bool,
     kind: dict[str, Any],
+    merged: bool = False,
 ) -> Variant:
     eight_bits = "CODES" in kind
     tile = choose_tile(dtype, dim, generation, decodes=decodes, eight_bits=eight_bits)
@@ -145,6 +157,8 @@ def _attend(
         "LANES": tile.lanes,
         "KEYS": tile.keys,
         "DIVIDED": divided,
+        "MOST": MOST_PARTS,
+        "MERGED": count_merged(tile, group, dim) if merged else 0,
         "WINDOW": 0,
         "SOFT_CAP": False,
         "ALIBI": False,
@@ -157,11 +171,12 @@ def _attend(
     mode = "decode" if decodes else "prefill"
     named = ({"DIVIDED": True} if divided else {}) | kind
     more = "".join(f" {n.lower() if n != 'CODES' else word}" for n, word in named.items())
+    more += " merged" if merged else ""
     tables = (I32,) * 6 + (F32, F32, I32)  # slopes, sinks and lasts behind them
     return Variant(
         f"attend_tile {mode} {TYPES[dtype]} {dim} g{group}{more}",
         paged_kernel.attend_tile,
-        (dtype, *(F32,) * 3, dtype, cached, cached, *tables, *("fp32",) * 3, "i32", "i32"),
+        (dtype, *(F32,) * 3, I32, dtype, cached, cached, *tables, *("fp32",) * 3, "i32", "i32"),
         constants | kind,
         warps=tile.warps,
         stages=tile.stages,

@@ -21,7 +21,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     start,
 )
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
+from tgi_trio.shard.torch_backend.attention import merging, paged  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import few_rows  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
@@ -44,7 +44,8 @@ def test_it_says_what_it_says_on_the_cpu(
     monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
     monkeypatch.setattr(few_rows, "_fits", lambda linear: linear.packed is None)
-    monkeypatch.setattr(few_rows, "_agree", lambda *_: True)  # warm-ups compute nothing
+    for module in (few_rows, merging):
+        monkeypatch.setattr(module, "agree", lambda *_: True)  # warm-ups compute nothing
     folder = checkpoint(family)  # transformers makes it without a device
     expected = drive(start(folder, "cpu"), TEXTS, ASKED, 3)
     with StandInDevice() as device:

@@ -14,7 +14,11 @@ from tgi_trio.shard.machine.accelerator import runs_kernels
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention
-from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.attention.interface import (
+    AttentionBackend,
+    AttentionLayer,
+    CapturableAttention,
+)
 from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture, RecordedTime
 from tgi_trio.shard.torch_backend.decode_graphs import (
     DecodeForward,
@@ -64,6 +68,9 @@ class DeviceModel(Protocol):
     def kv_shape(self) -> KVShape: ...
     def linears(self) -> Iterable[Linear]: ...
     def projections(self) -> Iterable[Projection]: ...
+    def attending(self) -> Iterable[AttentionLayer]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
     @property
     def forward(self) -> DecodeForward: ...
     @property
@@ -125,7 +132,9 @@ def device_parts(
         tell_no_graphs(sizes, "its steps cannot be recorded")
     elif sizes:
         capture = CudaCapture(device, alone=ranks is None)
-        choose = _row_choice(model, RecordedTime(device, capture)) if has_triton() else None
+        choose = None
+        if has_triton():
+            choose = _choice(model, capturable, device, RecordedTime(device, capture))
         pages = images if isinstance(images, ImagePages) else None
         graphs = DecodeGraphs(
             *(model.forward, capturable, capture, sizes, device, ends, adapters),
@@ -165,9 +174,19 @@ def _chain(chooser: DeviceSampler, eos_ids: Iterable[int], guesses: Guesses) -> 
     return DeviceChain(chosen, guesses.most, texts)
 
 
-def _row_choice(model: DeviceModel, seconds: Seconds) -> Callable[[], None]:
-    """Return what chooses how few rows are multiplied; see `layers/few_rows.py`."""
-    return lambda: choose_for_few_rows(model.linears(), model.projections(), seconds)
+def _choice(
+    model: DeviceModel, attention: CapturableAttention, device: torch.device, seconds: Seconds
+) -> Callable[[], None]:
+    """Return what chooses kernels for few rows, by measuring: products', and who merges parts."""
+    from tgi_trio.shard.torch_backend.attention.merging import choose_merging
+    from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
+
+    def choose() -> None:
+        choose_for_few_rows(model.linears(), model.projections(), seconds)
+        if isinstance(attention, PagedAttention):
+            choose_merging(attention, model.attending(), model.dtype, device, seconds)
+
+    return choose
 
 
 def _device_sampler(

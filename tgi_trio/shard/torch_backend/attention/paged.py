@@ -23,7 +23,13 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 from tgi_trio.shard.torch_backend.attention.latent_kernel import attend_latents
 from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile, merge_parts
 from tgi_trio.shard.torch_backend.attention.projecting import write_latent_keys, write_projected
-from tgi_trio.shard.torch_backend.attention.tiles import choose_latent_tile, choose_tile, pad_dim
+from tgi_trio.shard.torch_backend.attention.tiles import (
+    MOST_PARTS,
+    choose_latent_tile,
+    choose_tile,
+    count_merged,
+    pad_dim,
+)
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
@@ -34,7 +40,6 @@ from tgi_trio.shard.torch_backend.torch_device import generation, overlap
 # Programs up to which a tile is divided: a few for each multiprocessor of a large device. An H100
 # showed that dividing pays up to there, and costs a little beyond.
 _PROGRAMS = 512
-_MOST_PARTS = 32
 _WIDE = 256  # numbers of a head from which on more warps merge its parts
 
 
@@ -88,6 +93,10 @@ class PagedAttention(CapturableAttention):
         self._generation = generation(device)
         self._staging = Staging(device)
         self._tile_staging = Staging(device)
+        # Whether parts of decodes are merged by the program that comes last, see `merging.py`, and
+        # int32: how many have come, of every (tile, KV head) that is divided.
+        self.merges = False
+        self._arrived = torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> PagedBatch:
         arrays = self.arrays(plan)
@@ -197,11 +206,15 @@ class PagedAttention(CapturableAttention):
         group = layer.heads // layer.kv_heads
         lasts = batch.lasts if layer.ahead else None
         work = _divide(layer, query, batch.tiles_of(tile.lanes, group), layer.head_dim)
+        merged = 0
+        if self.merges and decodes and work.parts > 1:
+            merged = count_merged(tile, group, layer.head_dim)
         attend_tile[(len(work.rows), layer.kv_heads, work.parts)](
             work.out,
             work.sums,
             work.bests,
             work.masses,
+            self._arrived,
             query,
             batch.cache.key_slots[layer.index],
             batch.cache.value_slots[layer.index],
@@ -227,6 +240,8 @@ class PagedAttention(CapturableAttention):
             LANES=tile.lanes,
             KEYS=tile.keys,
             DIVIDED=work.parts > 1,
+            MOST=MOST_PARTS,
+            MERGED=merged,
             WINDOW=layer.window,
             SOFT_CAP=layer.soft_cap > 0,
             ALIBI=layer.slopes is not None,
@@ -237,7 +252,7 @@ class PagedAttention(CapturableAttention):
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
-        return work.merge()
+        return work.whole() if merged else work.merge()
 
     def _attend_latents(
         self,
@@ -321,11 +336,15 @@ class _Work:
                 self.parts,
                 DIM=dim,
                 PADDED_DIM=pad_dim(dim),
-                MOST=_MOST_PARTS,
+                MOST=MOST_PARTS,
                 **overlap(self.out.device),
                 num_warps=4 if dim > _WIDE else 2,
             )
-        return self.out.view(tokens, -1)
+        return self.whole()
+
+    def whole(self) -> torch.Tensor:
+        """Return [T, heads * dim], where nothing is left to be merged."""
+        return self.out.view(len(self.out), -1)
 
 
 def _divide(
@@ -348,7 +367,7 @@ def _divide(
 def count_parts(programs: int) -> int:
     """Return over how many programs each of `programs` is divided: a power of two."""
     more = max(1, _PROGRAMS // max(1, programs))
-    return min(_MOST_PARTS, 1 << (more.bit_length() - 1))
+    return min(MOST_PARTS, 1 << (more.bit_length() - 1))
 
 
 def _fixed(plan: StepPlan) -> list[Array]:

@@ -3,8 +3,10 @@
 A program computes one tile: some consecutive (query, head) pairs of one row and one KV head, so
 that a key is read once for all of them. It walks the row's keys through its block table and keeps
 a running softmax (Milakov and Gimelshein 2018; Dao et al. 2022), so no score is ever stored. Where
-tiles are few, each is divided over several programs along the keys, and `merge_parts` puts their
-parts together (Dao et al., "Flash-Decoding", 2023). Imported only where Triton is installed.
+tiles are few, each is divided over several programs along the keys (Dao et al., "Flash-Decoding",
+2023). Their parts are put together by `merge_parts`, or of decodes by the program that comes last:
+in the parts' order, so what comes out is the same whoever that is. Imported only where Triton is
+installed.
 
 Scores are in base 2, which is what a device has an instruction for: constants that they are
 multiplied by anyhow take up log2(e), and that is done together with what is subtracted. Of a prompt
@@ -30,6 +32,7 @@ def attend_tile(
     parts,  # float32 [T, heads, parts, DIM]: sums of what a part has seen, with DIVIDED only
     bests,  # float32 [T, heads, parts]: largest score of a part
     masses,  # float32 [T, heads, parts]: sum of 2 ** (score - best)
+    arrived,  # int32 [tiles, kv_heads]: 0, and left so; with MERGED only
     query,  # [T, heads, DIM], of any strides but the last
     key,  # [slots, kv_heads, DIM], contiguous: one layer of the cache, numbers or CODES
     value,
@@ -53,6 +56,10 @@ def attend_tile(
     LANES: tl.constexpr,  # pairs of a tile, a power of two
     KEYS: tl.constexpr,  # keys looked at together, a power of two
     DIVIDED: tl.constexpr,  # programs share a tile's keys: as many as the grid is deep
+    MOST: tl.constexpr,  # that can be, a power of two
+    # Heads of a decode that the program which comes last merges together, a power of two; 0: what
+    # is DIVIDED is merged by another kernel.
+    MERGED: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: a query sees all keys before it
     SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     AHEAD: tl.constexpr,  # queries see tokens behind their own
@@ -104,6 +111,11 @@ def attend_tile(
         total = total * value_scale
     which = token * KV_HEADS * GROUP + head
     store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, DIM, DIVIDED)
+    if MERGED:
+        first = tl.min(token, 0) * KV_HEADS * GROUP + kv_head * GROUP
+        merge_last(
+            out, parts, bests, masses, arrived, first, GROUP, DIM, PADDED_DIM, MOST, MERGED
+        )
 
 
 @triton.jit
@@ -366,3 +378,48 @@ def merge_parts(
     sums = tl.load(parts + at, mask=there[:, None] & inside[None, :], other=0.0)
     result = tl.sum(sums * weight[:, None], 0) / tl.where(mass == 0.0, 1.0, mass)
     tl.store(out + which * DIM + dim, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def merge_last(
+    out,
+    parts,  # as for `attend_tile`
+    bests,
+    masses,
+    arrived,
+    first,  # int64: token * heads + the first of GROUP heads that the tile has
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    MOST: tl.constexpr,
+    MERGED: tl.constexpr,
+):
+    """Do what `merge_parts` does of a decode's heads, in the last of the programs that share them.
+
+    Parts are read where all multiprocessors see them, beside their own caches.
+    """
+    count = tl.num_programs(2)
+    own = arrived + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.debug_barrier()  # all of a program's part comes before it says that it has arrived
+    if tl.atomic_add(own, 1, sem="acq_rel", scope="gpu") == count - 1:
+        tl.store(own, 0)
+        part = tl.arange(0, MOST)[:, None]
+        dim = tl.arange(0, PADDED_DIM)
+        for low in tl.static_range(0, GROUP, MERGED):
+            head = low + tl.arange(0, MERGED)
+            there = (part < count) & (head < GROUP)[None, :]
+            at = (first + head)[None, :] * count + part
+            best = tl.load(bests + at, mask=there, other=float("-inf"), cache_modifier=".cg")
+            mass = tl.load(masses + at, mask=there, other=0.0, cache_modifier=".cg")
+            stored = there[:, :, None] & (dim < DIM)[None, None, :]
+            places = parts + at[:, :, None] * DIM + dim[None, None, :]
+            sums = tl.load(places, mask=stored, other=0.0, cache_modifier=".cg")
+            level = tl.max(best, 0)
+            level = tl.where(level == float("-inf"), 0.0, level)
+            weight = tl.exp2(best - level[None, :])  # 0 where a part saw nothing
+            mass = tl.sum(mass * weight, 0)
+            result = tl.sum(sums * weight[:, :, None], 0)
+            result = result / tl.where(mass == 0.0, 1.0, mass)[:, None]
+            into = out + (first + head)[:, None] * DIM + dim[None, :]
+            inside = (head < GROUP)[:, None] & (dim < DIM)[None, :]
+            tl.store(into, result.to(out.dtype.element_ty), mask=inside)

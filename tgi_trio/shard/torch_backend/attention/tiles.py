@@ -45,6 +45,8 @@ _WIDE: Final[_BY_HEAD_SIZE] = ((64, Tile(16, 32, 4)), (256, Tile(16, 32, 8)))
 _FEW_LATENT: Final = Tile(16, 32, 8, 2)
 _LATENT: Final = Tile(32, 32, 8, 2)
 _WIDE_LATENT: Final = Tile(16, 16, 8, 2)
+MOST_PARTS: Final = 32  # that a tile's keys are divided into
+_MERGED_NUMBERS: Final = 128  # of parts, that a thread has together
 _MOST, _MOST_LATENT = 256, 512 + 64  # numbers of a head
 
 
@@ -75,6 +77,17 @@ def choose_tile(
         half = _EIGHT_BITS_DECODE if decodes else _EIGHT_BITS_PREFILL[generation]
     table = _WIDE if dtype.itemsize > 2 else half
     return next(tile for most, tile in table if head_dim <= most)
+
+
+def count_merged(tile: Tile, group: int, head_dim: int) -> int:
+    """Return how many heads of a decode the program that comes last merges together.
+
+    A power of two; 0 where a kernel of its own merges them, a program each: one would have more to
+    do than twice what its registers hold.
+    """
+    room = _MERGED_NUMBERS * 32 * tile.warps // (MOST_PARTS * pad_dim(head_dim))
+    heads = min(room, 1 << (group - 1).bit_length())
+    return heads if group <= min(2 * heads, tile.lanes) else 0
 
 
 def pad_dim(head_dim: int) -> int:

@@ -40,6 +40,7 @@ _LEAST: Final = 1 << 20  # numbers of a matrix that is worth a look
 _WORTH: Final = 0.97  # of the library's time, from which on ours is taken
 _ROUNDED: Final = 1 / 32  # of the largest number: some roundings of half precision
 _MOST_OUTPUTS: Final = 1 << 16  # beyond, the library loses nothing with three rows or more
+_LEFT: Final = "products of few rows are left to the library"
 
 # `multiply_few`
 WARPS: Final = 8
@@ -268,7 +269,7 @@ def _choose_product(linears: list[Linear], rows: range, seconds: Seconds) -> Non
 
     library = seconds(partial(run, Linear.__call__))
     less = seconds(partial(run, multiply_by_kernel)) < _WORTH * library
-    if less and _agree(run(multiply_by_kernel), run(Linear.__call__)):
+    if less and agree(run(multiply_by_kernel), run(Linear.__call__), _LEFT):
         for linear in linears:
             linear.few_rows |= dict.fromkeys(rows, multiply_by_kernel)
 
@@ -283,7 +284,7 @@ def _choose_fusing(projections: list[Projection], rows: range, seconds: Seconds)
     apart, wanted = seconds(run), run()
     for each in projections:
         each.linear.fused |= set(rows)
-    if seconds(run) >= _WORTH * apart or not _agree(run(), wanted):
+    if seconds(run) >= _WORTH * apart or not agree(run(), wanted, _LEFT):
         for each in projections:
             each.linear.fused -= set(rows)
 
@@ -295,15 +296,15 @@ def _try_rows(weight: torch.Tensor, rows: range) -> torch.Tensor:
     return count.sin().to(weight.dtype).view(shape)
 
 
-def _agree(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Return whether a product is what the library makes of it, but for how sums are rounded.
+def agree(found: torch.Tensor, wanted: torch.Tensor, left: str) -> bool:
+    """Return whether a kernel finds what is wanted, but for how sums are rounded.
 
-    A compiler or a device that nobody has tried may be wrong: then the library is taken.
+    A compiler or a device that nobody has tried may be wrong: then it is not taken, which is told
+    by what it is `left` to.
     """
     wide = wanted.float()
     apart = (found.float() - wide).abs().max()
     if bool(apart <= _ROUNDED * wide.abs().max()):
         return True
-    said = "products of few rows are left to the library: ours found other numbers"
-    print(said, file=sys.stderr, flush=True)
+    print(f"{left}: what was to replace it found other numbers", file=sys.stderr, flush=True)
     return False

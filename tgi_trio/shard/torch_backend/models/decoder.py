@@ -12,6 +12,7 @@ from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.indexed import attend_indexed
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
+    AttentionLayer,
     attend_heads,
     attend_latents_apart,
 )
@@ -119,6 +120,15 @@ class Decoder:
             if isinstance(layer.mlp, DenseMlp):
                 yield from (layer.mlp.up, layer.mlp.down)
         yield self.head
+
+    def attending(self) -> Iterator[AttentionLayer]:
+        """Yield what every layer's attention is, of those that have one."""
+        return (layer.attention.shape for layer in self.layers if layer.attention is not None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What hidden states, queries, keys and values are numbers of."""
+        return self.embedding.dtype
 
     def projections(self) -> Iterator[Projection]:
         """Yield the linears of `linears` that read a norm of a sum."""
@@ -248,7 +258,7 @@ class Decoder:
     def keep_positions(self, most: int) -> None:
         """Keep what positions below `most` are turned by: nothing else may be computed then."""
         for rotary in self.rotaries:
-            rotary.keep(most, self.embedding.dtype)
+            rotary.keep(most, self.dtype)
 
     def rotary_tables(
         self, positions: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype
