@@ -15,6 +15,7 @@ from runpy import run_module
 from types import ModuleType
 from typing import Any
 
+from tests import warm_children
 from tgi_trio.ipc.parent import die_with_parent
 
 # All that a router imports; no torch, which it does without. Not `tgi_trio.__main__`: that is run.
@@ -38,14 +39,19 @@ LONGEST = 1 << 20  # bytes of one start: its words and its environment
 
 
 def main() -> None:
-    """Become one process per start that is asked for, until nobody is there to ask."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    for name in MODULES:
+    """Become one process per start that is asked for, until nobody is there to ask.
+
+    Words: the descriptor of who asks; which shards of servers are forked as well, "" for none; and
+    anything, whose place the words of those take that are forked.
+    """
+    control, shards = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
+    early = dict(os.environ)
+    for name in MODULES + warm_children.MODULES[shards]:
         import_module(name)
     gc.freeze()
     parent = os.getpid()
     if (start := next_start(control)) is not None:
-        become(*start, parent)
+        become(*start, parent, shards, early)
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,13 @@ def see_end(selector: selectors.BaseSelector, fd: int, child: Child) -> None:
         os.waitpid(child.pid, 0)
 
 
-def become(start: dict[str, Any], fds: list[int], parent: int) -> None:
-    """Run what was asked for as `python -m` or `python -c` does."""
+def become(
+    start: dict[str, Any], fds: list[int], parent: int, shards: str, early: dict[str, str]
+) -> None:
+    """Run what was asked for as `python -m` or `python -c` does.
+
+    `shards`: which of its are forked; `early`: the variables that were there at the imports.
+    """
     os.setsid()
     die_with_parent(parent)
     for number, fd in enumerate(fds[:3]):
@@ -116,6 +127,10 @@ def become(start: dict[str, Any], fds: list[int], parent: int) -> None:
     os.environ.update(start["environment"])
     os.chdir(start["folder"])
     option, what, *words = start["arguments"]
+    warm_children.show_words([sys.executable, *start["arguments"]])
+    same = not warm_children.differs(early, os.environ)
+    if shards and same and warm_children.fork_shards(shards):
+        option, (what, *words) = "-m", sys.argv
     if option == "-m":
         sys.argv = [what, *words]
         run_module(what, run_name="__main__", alter_sys=True)

@@ -21,6 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 _PATIENCE = 240.0  # seconds
+_ROOM = 1000  # bytes that a forked process can show of its command line
+_EARLY = dict(os.environ)  # before a test has changed it: what is imported is for all of them
 _lock = threading.Lock()
 
 
@@ -67,19 +69,22 @@ def start_warm(
     stdin: int | None = None,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    shards: str = "",
 ) -> WarmProcess:
     """Run `python ARGUMENTS`: `-m MODULE` or `-c PROGRAM`, and words.
 
     `stdin`, `stdout`, `stderr`: descriptors; nothing is read without the first. Environment and
-    working folder are this process's where none are given. What runs is the head of a session, and
-    ends with the process that forks it, which ends with this one.
+    working folder are this process's where none are given. `shards`: what runs is a server, whose
+    shards are forked as well if they are `real` or `fake` ones (`tests.warm_children`); it has
+    imported what they import. What runs is the head of a session, and ends with the process that
+    forks it, which ends with this one.
     """
     variables = dict(os.environ if environment is None else environment)
     start = {"arguments": arguments, "environment": variables, "folder": str(folder or Path.cwd())}
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its, open(os.devnull, "rb") as nothing:
         fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr, its.fileno()]
-        socket.send_fds(_control(), [json.dumps(start).encode()], fds)
+        socket.send_fds(_control(shards), [json.dumps(start).encode()], fds)
     return WarmProcess(mine)
 
 
@@ -112,18 +117,23 @@ def run_warm(
         return subprocess.CompletedProcess(argv, code, out.read(), err.read())
 
 
-def _control() -> socket.socket:
+def _control(shards: str) -> socket.socket:
     """Return the way to the process that is forked, which the first call starts."""
     with _lock:
-        return _warm_process()[1]
+        return _warm_process(shards)[1]
 
 
 @functools.cache
-def _warm_process() -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _warm_process(shards: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
-        argv = [sys.executable, "-m", "tests.warm_process", str(its.fileno())]
+        words = [str(its.fileno()), shards, " " * _ROOM]
+        argv = [sys.executable, "-m", "tests.warm_process", *words]
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], start_new_session=True
+            argv,
+            env=_EARLY,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[its.fileno()],
+            start_new_session=True,
         )
     return process, mine

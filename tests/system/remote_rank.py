@@ -52,7 +52,7 @@ def _running(
             [*within, sys.executable, *argv], preexec_fn=partial(die_with_parent, os.getpid())
         )
     else:
-        process = start_warm(argv, 1, 2)  # what it says is said here
+        process = start_warm(argv, 1, 2, shards="real")  # what it says is said here
     try:
         yield process
     finally:

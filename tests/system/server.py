@@ -59,7 +59,8 @@ class ServerProcess:
                     preexec_fn=partial(die_with_parent, os.getpid()),
                 )
             else:
-                self.process = start_warm(argv, sink.fileno(), sink.fileno(), environment=variables)
+                out, shards = sink.fileno(), "real" if fake is None else "fake"
+                self.process = start_warm(argv, out, out, environment=variables, shards=shards)
 
     @property
     def output(self) -> str:
