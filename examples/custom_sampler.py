@@ -37,7 +37,7 @@ class WithoutLetter:
         logits[:, : len(self._banned)][:, self._banned] = -torch.inf
         return self._inner.choose(logits, rows)
 
-    def prepare(self, sequence: ShardSequence) -> bool:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
         return self._inner.prepare(sequence)
 
     def drop(self, sequence: ShardSequence) -> None:

@@ -72,7 +72,7 @@ class BusyRunner:
     def drafter(self, most: int) -> None:
         return None
 
-    def prepare(self, sequence: ShardSequence) -> bool:
+    def prepare(self, sequence: ShardSequence | None) -> bool:
         return True
 
     def drop(self, sequence: ShardSequence) -> None:

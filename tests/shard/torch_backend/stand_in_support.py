@@ -84,7 +84,9 @@ def blinded(folder: Path, copy: Path) -> Path:
 class TakingTurns:
     """Grammars under which odd and even tokens take turns; a matcher is kept, as real ones are."""
 
-    def prepare(self, sequence: ShardSequence | None) -> bool:
+    def start(self) -> None: ...
+
+    def prepare(self, sequence: ShardSequence) -> bool:
         return True
 
     def drop(self, sequence: ShardSequence) -> None:
