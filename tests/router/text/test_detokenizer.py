@@ -150,10 +150,9 @@ def test_an_added_token_is_the_text_that_it_is_made_of() -> None:
     tokenizer = Tokenizer(backend, NO_CONFIG)
     text = "un café,\u0120x"
     ids = tokenizer.encode_ids(text, add_special_tokens=False).tolist()
-    assert {backend.token_to_id("café"), backend.token_to_id("\u0120x")} <= {*ids}
+    added = [id for id in ids if backend.id_to_token(id) in ("café", "\u0120x")]
     assert "".join(pieces(tokenizer, [], ids)) == text
-    said = [tokenizer.token_bytes(backend.token_to_id(each)) for each in ("café", "\u0120x")]
-    assert said == ["café".encode(), "\u0120x".encode()]
+    assert [tokenizer.token_bytes(id) for id in added] == ["café".encode(), "\u0120x".encode()]
 
 
 def test_a_token_without_text_does_not_tear_a_character() -> None:
