@@ -218,18 +218,25 @@ def steps(
     ceiling: Ceiling,
 ) -> Iterator[Row]:
     """Measure the steps of one shape; traces come last."""
+    from bench.device.choices import ROWS, leave_out, tell_chosen
     from bench.device.steps import Bench, Plan
     from tgi_trio.shard.machine.device import graph_sizes
 
     graphs = (2,) if args.dry_run else graph_sizes(str(device), None)
-    plan = Plan(tuple(args.batches), args.context, args.prompt, args.steps, graphs, part.rounded)
-    bench = Bench.start(part.shape, device, dtype, plan)
-    yield {"what": "warm-up", "step_ms": bench.warm_up["warm_up_s"] * 1e3, **bench.warm_up}
+    batches = ROWS if part.without and not args.dry_run else tuple(args.batches)
+    plan = Plan(batches, args.context, args.prompt, args.steps, graphs, part.rounded)
+    with leave_out(part.without):
+        bench = Bench.start(part.shape, device, dtype, plan)
+    chosen = tell_chosen(bench.runner)
+    took = bench.warm_up["warm_up_s"] * 1e3
+    yield {"what": "warm-up", "step_ms": took, **bench.warm_up, **chosen}
     for rows in plan.batches:
         yield bench.decode(rows, ceiling)
+        if part.without:
+            continue
         if rows == plan.batches[0]:
             yield bench.prefill(ceiling)
-    if args.traces is not None:
+    if args.traces is not None and not part.without:
         name = part.name.replace(" ", "-")
         for rows in (min(plan.batches), max(plan.batches)):
             bench.decode(rows, ceiling, args.traces / f"trace-{name}-{rows}.json.gz")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.device.choices import CHOICES
 from bench.harness.server import mortal
 
 Row = dict[str, Any]
@@ -33,6 +34,7 @@ class Part:
     shape: str
     seconds: float  # that it may take
     rounded: str = "plain"  # what linear layers hold
+    without: str = ""  # a choice of the warm-up's that is not made, see `choices.py`
 
 
 def choose_parts(
@@ -44,6 +46,8 @@ def choose_parts(
     peers: Iterable[str],
 ) -> list[Part]:
     """Return the parts, the most valuable first: plain steps, the whole server, then all others.
+
+    Of the last shape also decodes of few rows without each of the warm-up's choices.
 
     `server`: the shape of the whole server's model; "": none.
     """
@@ -58,6 +62,9 @@ def choose_parts(
     ]
     if adapters and shapes:
         found.append(Part(f"{shapes[-1]} adapters", "adapters", shapes[-1], 90.0))
+    for choice in CHOICES if plain else ():
+        name = f"{plain[-1].shape} without {choice}"
+        found.append(Part(name, "steps", plain[-1].shape, 60.0, without=choice))
     found += [Part(name, "peer", "L", 240.0) for name in peers]
     return found
 

@@ -88,7 +88,8 @@ def test_the_most_wanted_parts_come_first() -> None:
     parts = choose_parts(["8B", "1B"], ["plain", "fp8"], adapters=True, server="8B", peers=["vllm"])
     assert [part.name for part in parts] == [
         *("8B", "1B", "server 8B", "broken device 8B"),
-        *("8B fp8", "1B fp8", "1B adapters", "vllm"),
+        *("8B fp8", "1B fp8", "1B adapters"),
+        *("1B without few rows", "1B without merging", "vllm"),
     ]
 
 

@@ -43,6 +43,7 @@ def test_it_says_what_it_says_on_the_cpu(
 ) -> None:
     monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
+    monkeypatch.setattr(device_parts, "interprets_kernels", lambda: False)
     monkeypatch.setattr(few_rows, "_fits", lambda linear: linear.packed is None)
     for module in (few_rows, merging):
         monkeypatch.setattr(module, "agree", lambda *_: True)  # warm-ups compute nothing
@@ -53,6 +54,8 @@ def test_it_says_what_it_says_on_the_cpu(
         ours = drive(runner, TEXTS, ASKED, 3, device=device)
     agree(ours, expected)
     assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
+    merges = any(not layer.value_dim for layer in runner.model.attending())
+    assert runner._graphs._attention.merges == merges
     assert all(each.linear.fused >= {1, 2} for each in runner.model.projections())
 
 

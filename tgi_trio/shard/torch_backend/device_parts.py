@@ -47,7 +47,7 @@ from tgi_trio.shard.torch_backend.step_forward import (
     StepForward,
 )
 from tgi_trio.shard.torch_backend.token_source import TokenSource
-from tgi_trio.shard.torch_backend.torch_device import has_triton
+from tgi_trio.shard.torch_backend.torch_device import has_triton, interprets_kernels
 
 if TYPE_CHECKING:
     from tgi_trio.shard.torch_backend.device_chain import DeviceChain
@@ -183,7 +183,7 @@ def _choice(
 
     def choose() -> None:
         choose_for_few_rows(model.linears(), model.projections(), seconds)
-        if isinstance(attention, PagedAttention):
+        if isinstance(attention, PagedAttention) and not interprets_kernels():
             choose_merging(attention, model.attending(), model.dtype, device, seconds)
 
     return choose

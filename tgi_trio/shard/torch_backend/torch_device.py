@@ -36,6 +36,11 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def interprets_kernels() -> bool:
+    """Return whether Triton interprets our kernels on a CPU, where what they take says nothing."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def runs_kernels(device: torch.device) -> bool:
     """Return whether our own kernels run on a device."""
     return accelerator.runs_kernels(device) and has_triton()
@@ -59,7 +64,7 @@ def overlap(device: torch.device) -> dict[str, bool]:
 
     Both what Triton launches it with and its constant; see `kernels/overlapping.py`.
     """
-    if os.environ.get("TRITON_INTERPRET") == "1" or generation(device) != "hopper":
+    if interprets_kernels() or generation(device) != "hopper":
         return {"OVERLAPS": False}
     return {"OVERLAPS": True, "launch_pdl": True}
 
