@@ -20,9 +20,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final
 
+from tgi_trio.demo import model_path
 from tgi_trio.ipc import spawn, waiting
 from tgi_trio.ipc.parent import die_with_parent
 
@@ -124,6 +126,16 @@ class Forker:
         finally:
             libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
             os.close(write)
+
+
+def prepare(kind: str) -> None:
+    """Import what shards of a kind do, and load what most of the real ones compute with."""
+    for name in MODULES[kind]:
+        import_module(name)
+    if kind == "real":
+        from tgi_trio.shard.numba_backend.__main__ import main
+
+        main([str(model_path())])
 
 
 def differs(one: Mapping[str, str], other: Mapping[str, str]) -> bool:

@@ -46,8 +46,9 @@ def main() -> None:
     """
     control, shards = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     early = dict(os.environ)
-    for name in MODULES + warm_children.MODULES[shards]:
+    for name in MODULES:
         import_module(name)
+    warm_children.prepare(shards)
     gc.freeze()
     parent = os.getpid()
     if (start := next_start(control)) is not None:
