@@ -67,10 +67,10 @@ class _FreeCapture:
 class FreeGrammars:
     """Masks that are there already, and allow everything."""
 
-    def start(self) -> None: ...
-
     def __init__(self) -> None:
         self._masks = np.full((MOST_CHOICES, VOCAB // 8), 255, np.uint8)
+
+    def start(self) -> None: ...
 
     def prepare(self, sequence: ShardSequence) -> bool:
         return True
