@@ -109,24 +109,14 @@ def device_parts(
     """Return what records decodes at batch sizes `sizes`, and what launches steps.
 
     `guesses`: what is guessed on the device is told to its `last`. `images`: as `StepFeatures.of`
-    has them. Either is None where it cannot
-    be: without a device or Triton, for models whose kernels depend on their tokens, on the rank
-    that chooses with a sampler of somebody else's.
+    has them. Either is None where it cannot be: without a device or Triton, for models whose
+    kernels depend on their tokens, on the rank that chooses with a sampler of somebody else's.
     """
     capturable = capturable_attention(device, model.kv_shape) if model.capturable else None
-    follows = ranks is not None and ranks.rank > 0
-    chooser: DeviceSampler | None = None
     ends: Ends | None = None
-    if runs_kernels(device) and has_triton() and (follows or isinstance(sampler, Sampler)):
-        if isinstance(sampler, Sampler) and not follows:
-            drafting = None if guesses is None else guesses.drafting(config.vocab_size)
-            chooser = _device_sampler(sampler, config, device, drafting)
-        chosen = None if chooser is None else chooser.chosen
-        chain = None
+    if runs_kernels(device) and has_triton():
         records = capturable is not None and bool(sizes) and ranks is None
-        if chooser is not None and guesses is not None and records:
-            chain = _chain(chooser, config.eos_ids, guesses)
-        ends = Ends(TokenSource(chosen, ranks), model.raw_logits, chooser, chain)
+        ends = _find_ends(model, sampler, config, device, ranks, guesses, records=records)
     graphs = None
     if capturable is None:
         tell_no_graphs(sizes, "its steps cannot be recorded")
@@ -153,13 +143,37 @@ def device_parts(
         adapters,
         images,
     )
-    if chooser is None or not isinstance(sampler, Sampler):
+    if ends.sampler is None or not isinstance(sampler, Sampler):
         return graphs, FollowedSteps(computes, graphs)
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
 
     masks = ChoiceMasks(config.vocab_size, sampler.grammars, sampler.watermark, permutation)
     last = None if guesses is None else guesses.last
-    return graphs, DeviceSteps(computes, chooser, masks, graphs, last, ends.chain)
+    return graphs, DeviceSteps(computes, ends.sampler, masks, graphs, last, ends.chain)
+
+
+def _find_ends(
+    model: DeviceModel,
+    sampler: RowSampler,
+    config: ModelConfig,
+    device: torch.device,
+    ranks: Ranks | None,
+    guesses: Guesses | None,
+    *,
+    records: bool,
+) -> Ends | None:
+    """Return where tokens of steps come from and what chooses the next; None: another's sampler.
+
+    `records`: steps are recorded, and those with guesses may be chained.
+    """
+    if ranks is not None and ranks.rank > 0:
+        return Ends(TokenSource(None, ranks), model.raw_logits, None, None)
+    if not isinstance(sampler, Sampler):
+        return None
+    drafting = None if guesses is None else guesses.drafting(config.vocab_size)
+    chooser = _device_sampler(sampler, config, device, drafting)
+    chain = _chain(chooser, config.eos_ids, guesses) if guesses is not None and records else None
+    return Ends(TokenSource(chooser.chosen, ranks), model.raw_logits, chooser, chain)
 
 
 def _chain(chooser: DeviceSampler, eos_ids: Iterable[int], guesses: Guesses) -> DeviceChain:
