@@ -111,7 +111,7 @@ def _attention(generation: Generation) -> Iterator[Variant]:
                 if group == 7 and dim != 128:
                     continue
                 yield _attend(generation, dtype, dim, group, decodes, divided, kind)
-                if divided and decodes and not kind:
+                if divided and decodes and not kind and dim <= 128:
                     yield _attend(generation, dtype, dim, group, decodes, divided, kind, True)
         if not kind and dtype is BF16 and dim in (64, 128):
             for group in (1, 8):

@@ -135,6 +135,7 @@ def test_what_one_program_would_have_too_much_of_is_not_merged_by_it(
     # By its registers: as many heads at once, or in two rounds, or too many.
     assert [count_merged(Tile(16, 64, 4), n, 128) for n in (1, 4, 7, 8, 9)] == [1, 4, 4, 4, 0]
     assert count_merged(Tile(16, 64, 4), 32, 16) == 0  # they are several tiles
+    assert count_merged(Tile(16, 32, 8), 1, 192) == 0  # wide heads would spill
     backend.merges = True
     agree(backend, *SIZES["decodes"], heads=20, kv_heads=1, dim=24)
     agree(backend, *SIZES["mixed"])  # prompts are no decodes

@@ -47,6 +47,7 @@ _LATENT: Final = Tile(32, 32, 8, 2)
 _WIDE_LATENT: Final = Tile(16, 16, 8, 2)
 MOST_PARTS: Final = 32  # that a tile's keys are divided into
 _MERGED_NUMBERS: Final = 128  # of parts, that a thread has together
+_WIDEST_MERGED: Final = 128  # heads' numbers; in float32 wider ones spill
 _MOST, _MOST_LATENT = 256, 512 + 64  # numbers of a head
 
 
@@ -83,8 +84,10 @@ def count_merged(tile: Tile, group: int, head_dim: int) -> int:
     """Return how many heads of a decode the program that comes last merges together.
 
     A power of two; 0 where a kernel of its own merges them, a program each: one would have more to
-    do than twice what its registers hold.
+    do than twice what its registers hold, and what wide heads attend with takes them all.
     """
+    if head_dim > _WIDEST_MERGED:
+        return 0
     room = _MERGED_NUMBERS * 32 * tile.warps // (MOST_PARTS * pad_dim(head_dim))
     heads = min(room, 1 << (group - 1).bit_length())
     return heads if group <= min(2 * heads, tile.lanes) else 0
