@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from tgi_trio.shard.torch_backend import torch_runner
+from tgi_trio.shard.torch_backend import compiling_ahead, torch_runner
 from tgi_trio.shard.torch_backend.compiling_ahead import compile_ahead
 from tgi_trio.shard.torch_backend.decode_graphs import Capture, Compute, Graph
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
@@ -36,21 +36,43 @@ class _TimedCapture:
         return made
 
 
+def _timed(make: Callable[..., None], times: list[float]) -> Callable[..., None]:
+    """Return what does the same and adds the seconds that it takes to `times`."""
+
+    def timed(*args: Any) -> None:
+        began = time.perf_counter()
+        try:
+            make(*args)
+        finally:
+            times.append(time.perf_counter() - began)
+
+    return timed
+
+
 @contextmanager
 def timed_warm_up(runner: TorchRunner) -> Iterator[Found]:
     """Yield what becomes the seconds that parts of a warm-up take, and how many there are.
 
-    "compile_s": kernels, beside one another; "largest_s": the step that shows what activations
-    take; "recordings_s". What is rehearsed counts among the first.
+    "compile_s": kernels, beside one another, of which "rehearsal_s" until all are known; "made_s",
+    what each of them took to be compiled or found in the cache, added up, and "slowest_s", the most
+    of any; "largest_s": the step that shows what activations take; "recordings_s".
     """
-    found = {"compile_s": 0.0, "compiled": 0.0, "largest_s": 0.0}
+    found = {"compile_s": 0.0, "compiled": 0.0, "rehearsal_s": 0.0, "made_s": 0.0, "slowest_s": 0.0}
+    found["largest_s"] = 0.0
     found |= {"recordings_s": 0.0, "recordings": 0.0}
     measure, graphs = LargestStep.measure, runner._graphs
 
     def compile_timed(device: torch.device, work: Callable[[], None]) -> int:
-        began = time.perf_counter()
-        found["compiled"] = compile_ahead(device, work)
+        began, times = time.perf_counter(), list[float]()
+
+        def rehearse() -> None:
+            work()
+            found["rehearsal_s"] = time.perf_counter() - began
+
+        with mock.patch.object(compiling_ahead, "_make", _timed(compiling_ahead._make, times)):
+            found["compiled"] = compile_ahead(device, rehearse)
         found["compile_s"] = time.perf_counter() - began
+        found["made_s"], found["slowest_s"] = sum(times), max(times, default=0.0)
         found["recordings_s"] = found["recordings"] = 0.0
         return int(found["compiled"])
 
