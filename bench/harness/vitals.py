@@ -39,6 +39,16 @@ def children(pid: int) -> list[int]:
     return sorted(found)
 
 
+def find_shards(pid: int) -> list[int]:
+    """Return those of a server's children that are shards, oldest first, real or not."""
+    found = []
+    for child in children(pid):
+        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        if b"-m" in words[:-1] and words[words.index(b"-m") + 1].endswith(b"shard"):
+            found.append(child)
+    return found
+
+
 def cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process's threads, those that have ended included.
 

@@ -26,7 +26,7 @@ import trio
 
 from bench.harness import stats
 from bench.harness.server import running
-from bench.harness.vitals import children, vitals
+from bench.harness.vitals import find_shards, vitals
 from tests.stress.soak import Connection, Reading, Soak, resident_bytes, slope
 from tests.system.adapter_support import write
 
@@ -180,7 +180,7 @@ def main() -> None:
         flags += ["--adapter-updates", "--adapter-folder", place, "--api-key", _KEY]
         flags += ["--max-batch-total-tokens", "8192"]
         with running(flags) as server:
-            (shard,) = children(server.pid)
+            (shard,) = find_shards(server.pid)
             soak = AdapterSoak(server, random.Random(0), args.max_tokens, names=args.adapters)
 
             def found() -> tuple[str, dict[str, Any]]:

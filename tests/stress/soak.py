@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from bench.harness import stats
 from bench.harness.server import Server, running
-from bench.harness.vitals import Vitals, children, cpu_seconds, vitals
+from bench.harness.vitals import Vitals, cpu_seconds, find_shards, vitals
 
 # A KV cache so small that it has filled, and its pages are in memory, before the second half.
 FLAGS = ("--max-concurrent-requests", "64", "--max-batch-total-tokens", "8192")
@@ -211,7 +211,7 @@ def main() -> None:
     args = parser.parse_args()
     flags = (*FLAGS, "--model-id", args.model_id) if args.model_id else FLAGS
     with running(flags, fake=None if args.demo or args.model_id else "{}") as server:
-        (shard,) = children(server.pid)
+        (shard,) = find_shards(server.pid)
         pids = {"router": server.pid, "shard": shard}
         soak = Soak(server, random.Random(0), args.max_tokens)
         after: dict[str, dict[str, Any]] = {}
