@@ -232,9 +232,7 @@ def steps(
     yield {"what": "warm-up", "step_ms": took, **bench.warm_up, **chosen}
     for rows in plan.batches:
         yield bench.decode(rows, ceiling)
-        if part.without:
-            continue
-        if rows == plan.batches[0]:
+        if rows == plan.batches[0] and not part.without:
             yield bench.prefill(ceiling)
     if args.traces is not None and not part.without:
         name = part.name.replace(" ", "-")

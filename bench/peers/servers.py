@@ -69,22 +69,23 @@ _BLOCKS: Final = "GPTQ's and AWQ's codes are in a GGUF file as Q4_0, the same we
 
 
 def llama_server(job: Job) -> HttpPeer:
-    peer = llama_cpp.LlamaCpp(job.home)
-    return HttpPeer(
-        "llama.cpp server",
-        lambda port: peer.serve_command(job.checkpoint, port, job.clients),
-        _USAGE | {"cache_prompt": False},
-        note=_BLOCKS,
-    )
+    return _llama("llama.cpp server", llama_cpp.LlamaCpp(job.home), job)
 
 
 def xllamacpp_server(job: Job) -> HttpPeer:
     peer = xllama_cpp.Xllamacpp(job.home)
+    return _llama("llama.cpp server of xllamacpp", peer, job, "built for AVX2")
+
+
+def _llama(
+    name: str, peer: llama_cpp.LlamaCpp | xllama_cpp.Xllamacpp, job: Job, built: str = ""
+) -> HttpPeer:
+    notes = [built] * bool(built) + [_BLOCKS] * job.quantised
     return HttpPeer(
-        "llama.cpp server of xllamacpp",
+        name,
         lambda port: peer.serve_command(job.checkpoint, port, job.clients),
         _USAGE | {"cache_prompt": False},
-        note=f"built for AVX2; {_BLOCKS}",
+        note="; ".join(notes),
     )
 
 

@@ -12,6 +12,8 @@ twenty takes at most: where others compute, the median has cold caches in it.
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import statistics
 import sys
 import time
@@ -19,9 +21,9 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from bench.harness.stats import add_output_flags, reporting, table_of
-from bench.worker.free_device import FreeRunner, free_device
 from tgi_trio.ipc.frame_codec import encode
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, encode_prefill
@@ -76,6 +78,8 @@ class Commands:
 
 def measure(sampling: SamplingParameters, rows: int, steps: int) -> list[float]:
     """Return the processor time of each step in microseconds."""
+    from bench.worker.free_device import FreeRunner  # imports Triton
+
     total = CONTEXT + 2 * (SETTLED + steps)
     need = -(-total // BLOCK_SIZE)
     prompt = np.arange(CONTEXT, dtype=np.int32)
@@ -124,13 +128,15 @@ def main(argv: list[str]) -> int:
     def report() -> tuple[str, dict[str, Any]]:
         return table_of(rows()), {"rows": rows()}
 
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
+    from bench.worker.free_device import free_device
+
+    turn = list(itertools.product(options.rows, options.kinds))
     with reporting(options.json, "worker", report), free_device():
-        for _ in range(options.turns):
-            for count in options.rows:
-                for kind in options.kinds:
-                    taken = measure(KINDS[kind], count, options.steps)
-                    few = float(np.percentile(taken, 5))
-                    found.setdefault((count, kind), []).append((few, statistics.median(taken)))
+        for count, kind in tqdm(turn * options.turns, leave=False):
+            taken = measure(KINDS[kind], count, options.steps)
+            few = float(np.percentile(taken, 5))
+            found.setdefault((count, kind), []).append((few, statistics.median(taken)))
     return 0
 
 

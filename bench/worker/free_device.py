@@ -2,12 +2,12 @@
 
 Its memory is the host's, its events are over when they are recorded, and a recording does nothing
 when it is replayed, so that every step chooses the same token. Everything else is what a device
-gets: plans become arrays, arrays are packed and copied, and what came down is read.
+gets: plans become arrays, arrays are packed and copied, and what came down is read. To be imported
+where TRITON_INTERPRET is set: nothing is compiled.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -17,9 +17,6 @@ from unittest import mock
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-os.environ.setdefault("TRITON_INTERPRET", "1")  # nothing is compiled; before Triton is imported
-
 from triton.runtime.interpreter import InterpretedFunction
 
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult

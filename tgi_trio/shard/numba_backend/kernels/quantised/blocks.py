@@ -33,7 +33,7 @@ from tgi_trio.shard.numba_backend.kernels.quantised.codes import (
     read_lows,
     read_scales,
 )
-from tgi_trio.shard.numba_backend.kernels.quantised.dots import sum_products
+from tgi_trio.shard.numba_backend.kernels.quantised.dots import Operands, sum_products
 from tgi_trio.shard.numba_backend.kernels.quantised.floats import add_floats, read_numbers
 from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier, MultiplierType
 from tgi_trio.shard.numba_backend.kernels.variant import CountType
@@ -84,8 +84,8 @@ def add_block(
                 continue
             lows = read_lows(builder, way, block_at, head_at, column)
             own = slice(number, None, columns.value)
-            codes = partial(_read_code, builder, way, codes_at, column)
-            sums[own] = _add_rows(builder, way, sums[own], codes, scales, lows, rows_at)
+            code = partial(_read_code, builder, way, codes_at, column)
+            sums[own] = _add_rows(builder, way, sums[own], code, scales, lows, rows_at)
         return cgutils.pack_array(builder, sums)
 
     return tile(multiplier, rows, columns, tile, i64, i64, i64, i64, i64, i64), emit
@@ -95,7 +95,7 @@ def _add_rows(
     builder: Any,
     way: Multiplier,
     totals: list[Any],
-    codes: Callable[[int], Any],
+    code: Callable[[int], Any],
     scales: list[Any],
     lows: list[Any],
     rows_at: list[Any],
@@ -105,16 +105,16 @@ def _add_rows(
     facts = [offset(builder, x, BLOCK_INPUTS * bits // 8) for x in rows_at]
     weighted: list[Any] = [None] * len(rows_at)
     kind = CODES if bits == 8 else PAIRS
-    largest = way.kind.largest_code if bits == 8 else None
 
     def read(row: int, place: int) -> Any:
         return _everywhere(builder, offset(builder, rows_at[row], 4 * place), kind)
 
+    operands = Operands(code, read, way.kind.largest_code if bits == 8 else None)
     each = VECTORS * bits // 8 // len(scales)
     for part, scale in enumerate(scales):
         places = range(part * each, (part + 1) * each)
         starts = [_minus_zero(builder, way, fact, part) for fact in facts]
-        wholes = sum_products(builder, way.dots, places, codes, read, largest, starts)
+        wholes = sum_products(builder, way.dots, operands, places, starts)
         for row, whole in enumerate(wholes):
             number = builder.sitofp(whole, FLOATS)
             if weighted[row] is None:

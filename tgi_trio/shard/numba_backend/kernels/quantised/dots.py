@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.ir as ir
 
@@ -23,81 +23,77 @@ def multiplies_bytes(dots: Dots, largest_code: int) -> bool:
     return dots in ("vnni", "plain") or _pairs_that_fit(largest_code) > 0 or dots == "neon"
 
 
-def sum_products(
-    builder: Any,
-    dots: Dots,
-    places: Sequence[int],
-    codes: Callable[[int], Any],
-    read: Callable[[int, int], Any],
-    largest: int | None,
-    starts: list[Any],
-) -> list[Any]:
-    """Return start + the sum of codes times activations of each row, int32 for each output.
+class Operands(NamedTuple):
+    """What is multiplied: vectors of a block's codes with what each row has at their places."""
 
-    `codes(place)`: vectors of unsigned bytes, four to an output, up to `largest`; or, where that is
-    None, of signed 16 bits, two to an output. `read(row, place)`: the signed activations that a
-    vector meets. `starts`: a vector for each row, None for 0.
+    # Vectors by place: of unsigned bytes, four to an output, or of signed 16 bits, two to one.
+    code: Callable[[int], Any]
+    active: Callable[[int, int], Any]  # signed activations as wide, by row and place
+    largest: int | None  # of codes that are bytes; None: of 16 bits
+
+
+def sum_products(
+    builder: Any, dots: Dots, operands: Operands, places: Sequence[int], starts: list[Any]
+) -> list[Any]:
+    """Return start + the sum of products at `places` for each row, int32 for each output.
+
+    `starts`: a vector for each row, None for 0.
     """
     if dots == "avx2" and len(starts) > 1:
-        return _sum_by_vectors(builder, places, codes, read, largest, starts)
-    own = [codes(place) for place in places]
-    sums = []
+        return _sum_by_vectors(builder, operands, places, starts)
+    codes, sums = [operands.code(place) for place in places], []
     for row, start in enumerate(starts):
-        x = [read(row, place) for place in places]
-        if largest is None:
-            sums.append(_sum_of_shorts(builder, dots, own, x, start))
+        x = [operands.active(row, place) for place in places]
+        if operands.largest is None:
+            sums.append(_sum_of_shorts(builder, dots, codes, x, start))
         else:
-            sums.append(_sum_of_bytes(builder, dots, own, x, largest, start))
+            sums.append(_sum_of_bytes(builder, dots, codes, x, operands.largest, start))
     return sums
 
 
 def _sum_by_vectors(
-    builder: Any,
-    places: Sequence[int],
-    codes: Callable[[int], Any],
-    read: Callable[[int, int], Any],
-    largest: int | None,
-    starts: list[Any],
+    builder: Any, operands: Operands, places: Sequence[int], starts: list[Any]
 ) -> list[Any]:
     """Multiply each vector of codes with all rows before the next is read.
 
     16 registers hold the sums of a tile and one vector of codes, not eight of these.
     """
-    if largest is None:
-        return _add_vectors(builder, _add_neighbours, places, codes, read, starts)
-    most = _pairs_that_fit(largest)
+    if operands.largest is None:
+        return _add_vectors(builder, _add_neighbours, operands, places, starts)
+    most = _pairs_that_fit(operands.largest)
     totals = starts
     for begin in range(0, len(places), most):
         if begin:
             totals = _settle(builder, totals)
+        nothing = [None] * len(starts)
         own = places[begin : begin + most]
-        parts = _add_vectors(builder, _add_products, own, codes, read, [None] * len(starts))
-        wholes = [_add_neighbours(builder, "avx2", each, constant(PAIRS, 1)) for each in parts]
-        totals = [
-            whole if total is None else builder.add(total, whole)
-            for total, whole in zip(totals, wholes, strict=True)
-        ]
+        parts = _add_vectors(builder, _add_products, operands, own, nothing)
+        ones = constant(PAIRS, 1)
+        wholes = [_add_neighbours(builder, "avx2", part, ones) for part in parts]
+        totals = _add_each(builder, totals, wholes)
     return totals
 
 
 def _add_vectors(
     builder: Any,
     multiply: Callable[..., Any],
+    operands: Operands,
     places: Sequence[int],
-    codes: Callable[[int], Any],
-    read: Callable[[int, int], Any],
     sums: list[Any],
 ) -> list[Any]:
     for number, place in enumerate(places):
         if number:
             sums = _settle(builder, sums)
-        code = codes(place)
-        products = [multiply(builder, "avx2", code, read(row, place)) for row in range(len(sums))]
-        sums = [
-            product if total is None else builder.add(total, product)
-            for total, product in zip(sums, products, strict=True)
-        ]
+        code, rows = operands.code(place), range(len(sums))
+        products = [multiply(builder, "avx2", code, operands.active(row, place)) for row in rows]
+        sums = _add_each(builder, sums, products)
     return sums
+
+
+def _add_each(builder: Any, sums: list[Any], more: list[Any]) -> list[Any]:
+    """Return sums + `more`, row by row; a sum may be None, which is 0."""
+    pairs = zip(sums, more, strict=True)
+    return [other if total is None else builder.add(total, other) for total, other in pairs]
 
 
 def _settle(builder: Any, sums: list[Any]) -> list[Any]:
