@@ -12,7 +12,11 @@ import torch
 
 from tgi_trio.shard.torch_backend import compiling_ahead, torch_runner
 from tgi_trio.shard.torch_backend.compiling_ahead import compile_ahead
-from tgi_trio.shard.torch_backend.decode_graphs import Capture, Compute, Graph
+from tgi_trio.shard.torch_backend.recorded_steps import (
+    Capture,
+    Compute,
+    Graph,
+)
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 from tgi_trio.shard.torch_backend.warm_up import LargestStep
 

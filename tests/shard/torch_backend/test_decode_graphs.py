@@ -41,14 +41,14 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     CapturableAttention,
     DecodePlaces,
 )
-from tgi_trio.shard.torch_backend.decode_graphs import (
-    Compute,
-    DecodeGraphs,
-    Graph,
-)
+from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.decode_plans import idle_plan, only_decodes, pad_plan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
+from tgi_trio.shard.torch_backend.recorded_steps import (
+    Compute,
+    Graph,
+)
 from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, rest, split
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner

@@ -10,7 +10,11 @@ from typing import Any
 import torch
 
 from tgi_trio.shard.machine.accelerator import record_event
-from tgi_trio.shard.torch_backend.decode_graphs import Capture, Compute, Graph
+from tgi_trio.shard.torch_backend.recorded_steps import (
+    Capture,
+    Compute,
+    Graph,
+)
 
 # Runs before a recording: libraries choose kernels in the first of a size, and in the first of all
 # take memory that the second finds there.
@@ -51,7 +55,7 @@ class _Rehearsed:
 
 
 class CudaCapture:
-    """See `decode_graphs.Capture`. All graphs of one share their memory: one replays at a time.
+    """See `recorded_steps.Capture`. All graphs of one share their memory: one replays at a time.
 
     That memory is shared with a graph that is alive: torch ends the process's recording with an
     internal error where the last graph of a pool has gone, and another is recorded into it.

@@ -15,10 +15,8 @@ shape each time.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -31,147 +29,36 @@ from tgi_trio.shard.torch_backend.decode_plans import (
     pad_plan,
     turning_position,
 )
-from tgi_trio.shard.torch_backend.image_pages import RecordedImages
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.recorded_steps import (
+    Capture,
+    Chosen,
+    DecodeForward,
+    Ends,
+    MaskedChoice,
+    PagedImages,
+    RecordedAdapters,
+    RecordedStep,
+    Recording,
+    StepKind,
+    StepMemory,
+)
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
 from tgi_trio.shard.torch_backend.staging import Array, Sheet, Staging, cut, packed_size, split
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StateSteps, StepStates, state_arrays
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
-from tgi_trio.shard.torch_backend.token_source import TokenSource
 
 if TYPE_CHECKING:  # it imports Triton
-    from tgi_trio.shard.torch_backend.device_chain import DeviceChain, Links
     from tgi_trio.shard.torch_backend.sampling.device_sampler import (
         DeviceSampler,
         Found,
         Reserved,
-        ReservedMasks,
         Told,
     )
 
 
 _ALL_KNOWN: Final = np.empty(0, np.int32)  # inputs of tokens of which the host knows all
-
-
-class Graph(Protocol):
-    """Recorded work: reads and writes the tensors it was recorded with."""
-
-    def replay(self) -> None: ...
-
-
-Compute = Callable[[], torch.Tensor]
-
-
-class Capture(Protocol):
-    """Records work; the tensor is what replays write."""
-
-    def __call__(self, compute: Compute, /) -> tuple[Graph, torch.Tensor]: ...
-    def rehearsing(self) -> AbstractContextManager[None]: ...  # meanwhile it runs work once
-
-
-class DecodeForward(Protocol):
-    """`Model.forward`, as far as decodes are concerned."""
-
-    def __call__(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        lengths: torch.Tensor,
-        attention: Any,
-        batch: Any,
-        states: StepStates | None = None,
-        *,
-        features: StepFeatures | None = None,
-    ) -> torch.Tensor: ...
-
-
-class RecordedAdapters(Protocol):
-    """Adapters as recordings have them; each reads what `refill` tells it."""
-
-    @property
-    def used(self) -> bool: ...  # by the step at hand
-    def fits(self, size: int) -> bool: ...  # a recording of `size` decodes holds what it has
-    def reserve(self, most: int) -> None: ...  # what those of up to `most` decodes read
-    def recording(self, size: int) -> AbstractContextManager[None]: ...
-    def refill(self, size: int) -> None: ...
-
-
-class PagedImages(Protocol):
-    """Images that layers attend to, as recordings have them; each reads what `refill` tells it."""
-
-    def wants(self, plan: StepPlan) -> bool: ...  # a row of it attends to some
-    def fits(self, plan: StepPlan) -> bool: ...  # what its decodes see has its place
-    def reserve(self, size: int) -> RecordedImages: ...  # what one of `size` decodes reads
-    def refill(self, recorded: RecordedImages, plan: StepPlan) -> None: ...
-
-
-class StepKind(NamedTuple):
-    """What some of a step's rows have."""
-
-    adapted: bool = False
-    crossed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What a recorded step begins and ends with: tokens of the step before, logits, a choice."""
-
-    tokens: TokenSource
-    logits: Callable[[torch.Tensor], torch.Tensor]
-    sampler: DeviceSampler | None = None  # None: another rank chooses
-    chain: DeviceChain | None = None  # None: no step follows guesses that nobody has read
-
-
-@dataclass(slots=True)
-class Chosen:
-    """What a step chose, on the device and valid until the next one."""
-
-    # [R, >= vocab] what is left to choose from: logits, or `DeviceSampler.choose`'s scores
-    scores: torch.Tensor
-    found: Found | None  # None: it has chosen nothing yet
-    hidden: torch.Tensor | None = None  # [R, features] of the scores, for those who guess on
-    size: int = 0  # of the recording that has made the scores; 0: none has
-    # int64 [R] that it computed, where steps are chained; -1: token 0, as nothing was guessed
-    ids: torch.Tensor | None = None
-
-
-@dataclass(slots=True)
-class _Step:
-    """A graph and the memory it writes."""
-
-    graph: Graph
-    hidden: torch.Tensor  # [size, hidden]
-    chosen: Chosen | None
-    # What is of so many rows, by that, whether they choose, and whether any lists tokens.
-    parts: dict[tuple[int, bool, bool], Chosen] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Recorded:
-    """The graphs of a batch size and the memory they read."""
-
-    size: int
-    # uint8: token ids, positions, lengths, inputs and slots of states; what the chain, the sampler
-    # and at last the attention are told. One copy fills it.
-    told: torch.Tensor
-    sheet: Sheet  # what it is told, on the host
-    batch: Any  # the attention's own
-    asked: Reserved | None  # the sampler's own
-    links: Links | None  # the chain's own
-    unlinked: list[Array]  # what those are told of decodes that follow nothing
-    images: RecordedImages | None  # the pages' own
-    steps: Mapping[StepKind, _Step]  # of those kinds that there may be
-    masked: _MaskedChoice | None
-
-
-@dataclass(slots=True)
-class _MaskedChoice:
-    """A graph that chooses from the scores of another one, with masks."""
-
-    graph: Graph
-    masks: ReservedMasks
-    found: Found  # of `size` choices
 
 
 class DecodeGraphs:
@@ -208,7 +95,7 @@ class DecodeGraphs:
         self.sizes = sorted(set(sizes))
         self._usable: list[int] = []
         self._width = 0  # of the block tables they were recorded with
-        self._recorded: dict[int, _Recorded] = {}
+        self._recorded: dict[int, Recording] = {}
         self._pool: StatePool | None = None  # that they were recorded over
         self._scores: torch.Tensor | None = None  # [largest, >= vocab]: of all graphs
         self._hidden: torch.Tensor | None = None  # [largest, features], where anybody guesses
@@ -281,17 +168,17 @@ class DecodeGraphs:
         `DeviceChain.arrays` returns; none: it follows nothing.
         """
         recorded, sampler = self._find(plan), self._sampler
-        if recorded is None or sampler is None or recorded.asked is None:
+        if recorded is None or sampler is None or recorded.memory.asked is None:
             return None
         rows = len(plan.token_ids)
         step = self._refill(recorded, plan, lengths, told, links)
         if step.chosen is None:
             return None
-        sampler.refill_entries(recorded.asked, told or recorded.asked.idle)
+        sampler.refill_entries(recorded.memory.asked, told or recorded.memory.asked.idle)
         step.graph.replay()
         kind = (rows, told is not None, told is not None and told.widest > 0)
         if kind not in step.parts:
-            step.parts[kind] = self._part(step.chosen, recorded.size, *kind)
+            step.parts[kind] = self._part(step.chosen, recorded.memory.size, *kind)
         return step.parts[kind]
 
     def _part(self, whole: Chosen, size: int, rows: int, chooses: bool, lists: bool) -> Chosen:
@@ -309,9 +196,9 @@ class DecodeGraphs:
         `told`: as for `choose`.
         """
         recorded, sampler = self._recorded[size], self._sampler
-        if recorded.masked is None or recorded.asked is None or sampler is None:
+        if recorded.masked is None or recorded.memory.asked is None or sampler is None:
             raise RuntimeError("tokens are not chosen where this is recorded")
-        sampler.refill(recorded.asked, told)
+        sampler.refill(recorded.memory.asked, told)
         sampler.refill_masks(recorded.masked.masks, masks)
         recorded.masked.graph.replay()
         return recorded.masked.found.first(len(masks.green), lists=told.widest > 0)
@@ -319,9 +206,9 @@ class DecodeGraphs:
     def size_of(self, plan: StepPlan) -> int | None:
         """Return the decodes of the graph that a step would take; None: no graph fits."""
         recorded = self._find(plan)
-        return None if recorded is None else recorded.size
+        return None if recorded is None else recorded.memory.size
 
-    def _find(self, plan: StepPlan) -> _Recorded | None:
+    def _find(self, plan: StepPlan) -> Recording | None:
         """Return the smallest graph that holds a step."""
         place = bisect_left(self._usable, len(plan.token_ids))
         fits = place < len(self._usable) and plan.block_tables.shape[1] <= self._width
@@ -336,28 +223,28 @@ class DecodeGraphs:
 
     def _refill(
         self,
-        recorded: _Recorded,
+        recorded: Recording,
         plan: StepPlan,
         lengths: Array,
         told: Told | None,
         links: Sequence[Array] = (),
-    ) -> _Step:
+    ) -> RecordedStep:
         """Make what a graph reads that of `plan`; return which of them computes it.
 
         All of it but entries goes up in one copy: the device waits for each between two steps.
         """
         arrays = self._token_arrays(plan, lengths)
-        arrays += links or recorded.unlinked
-        if recorded.asked is not None:
-            arrays += (told or recorded.asked.idle).arrays
+        arrays += links or recorded.memory.unlinked
+        if recorded.memory.asked is not None:
+            arrays += (told or recorded.memory.asked.idle).arrays
         arrays += self._attention.arrays(plan)
-        self._staging.fill_from(recorded.told, recorded.sheet, arrays)
+        self._staging.fill_from(recorded.memory.told, recorded.memory.sheet, arrays)
         adapted = self._adapters is not None and self._adapters.used
         if self._adapters is not None and adapted:
-            self._adapters.refill(recorded.size)
+            self._adapters.refill(recorded.memory.size)
         crossed = self._images is not None and self._images.wants(plan)
-        if self._images is not None and recorded.images is not None and crossed:
-            self._images.refill(recorded.images, pad_plan(plan, recorded.size))
+        if self._images is not None and recorded.memory.images is not None and crossed:
+            self._images.refill(recorded.memory.images, pad_plan(plan, recorded.memory.size))
         return recorded.steps[StepKind(adapted, crossed)]
 
     def _token_arrays(self, plan: StepPlan, lengths: Array) -> list[Array]:
@@ -366,11 +253,25 @@ class DecodeGraphs:
         slots = [] if self._pool is None else state_arrays(plan)
         return [plan.token_ids, turning_position(plan), lengths, inputs, *slots]
 
-    def _record(self, size: int, cache: KVCache, width: int) -> _Recorded:
-        plan = idle_plan(size, width)
+    def _record(self, size: int, cache: KVCache, width: int) -> Recording:
+        memory = self._reserve(size, cache, width)
+        kinds = (False,) if memory.images is None else (False, True)
+        steps = {StepKind(crossed=each): self._record_step(memory, crossed=each) for each in kinds}
+        plain, masked = steps[StepKind()], None
+        if plain.chosen is not None and self._sampler is not None and memory.asked is not None:
+            masked = self._record_masked(plain.chosen.scores, self._sampler, memory.asked)
+        if self._adapters is not None:
+            with self._adapters.recording(size):
+                for each in kinds:
+                    kind = StepKind(adapted=True, crossed=each)
+                    steps[kind] = self._record_step(memory, crossed=each)
+        return Recording(memory, steps, masked)
+
+    def _reserve(self, size: int, cache: KVCache, width: int) -> StepMemory:
+        """Return what graphs of `size` decodes read, filled with idle ones."""
+        plan, sampler = idle_plan(size, width), self._sampler
         plan.inputs = np.full(size, -1, np.int32)
-        ends, sampler = self._ends, self._sampler
-        chain = None if ends is None else ends.chain
+        chain = None if self._ends is None else self._ends.chain
         tokens = self._token_arrays(plan, plan.context_lengths.astype(np.int64))
         unlinked = [] if chain is None else chain.pad([], size)
         for array in unlinked:
@@ -391,56 +292,67 @@ class DecodeGraphs:
             reads, writes, fresh = slots
             steps = StateSteps(list(range(size + 1)), reads, writes, fresh)
             states = StepStates(self._pool.layers, steps)
-        batch = self._attention.reserve(plan, cache, of_attention)
-        asked = None if sampler is None else sampler.reserve(size, of_choices)
-        links = None if chain is None else chain.reserve(size, of_links)
-        images = None if self._images is None else self._images.reserve(size)
-        features: StepFeatures | None = None
-        made: list[Chosen] = []
+        return StepMemory(
+            *(size, told, Sheet(every), ids, positions, lengths, inputs, states),
+            batch=self._attention.reserve(plan, cache, of_attention),
+            asked=None if sampler is None else sampler.reserve(size, of_choices),
+            links=None if chain is None else chain.reserve(size, of_links),
+            unlinked=unlinked,
+            images=None if self._images is None else self._images.reserve(size),
+        )
 
-        def record(*, crossed: bool) -> _Step:
-            nonlocal features
-            features = None
-            if images is not None and crossed:
-                features = StepFeatures.recorded(images.sight, self._device)
-            made.clear()
-            graph, hidden = self._capture(compute)
-            return _Step(graph, hidden, made[0] if made else None)
+    def _record_step(self, memory: StepMemory, *, crossed: bool) -> RecordedStep:
+        """Record a step over `memory`; `crossed`: some of its rows attend to images."""
+        ends, made = self._ends, list[Chosen]()
+        features: StepFeatures | None = None
+        if memory.images is not None and crossed:
+            features = StepFeatures.recorded(memory.images.sight, self._device)
 
         def compute() -> torch.Tensor:
-            tokens = known = ends.tokens.fill_in(ids, inputs) if ends else ids
-            if chain is not None and links is not None and asked is not None:
-                places = self._attention.places(batch)
-                tokens = chain.move(known, positions, places, links, asked.asked.uniforms)
+            known = ends.tokens.fill_in(memory.ids, memory.inputs) if ends else memory.ids
             hidden = self._compute(
-                tokens, positions, lengths, self._attention, batch, states, features=features
+                self._chain_tokens(known, memory),
+                *(memory.positions, memory.lengths, self._attention, memory.batch, memory.states),
+                features=features,
             )
             logits = ends.logits(hidden) if ends else None
-            if sampler is not None and asked is not None and logits is not None:
-                scores = self._own_scores(sampler, size)
+            if self._sampler is not None and memory.asked is not None and logits is not None:
                 hidden = self._own_hidden(hidden)
-                found = sampler.choose(logits, asked.asked, hidden=hidden, scores=scores)
-                if chain is not None and links is not None:
-                    found = chain.judge(found, known, positions, asked.asked.targets, links)
-                made[:] = [Chosen(scores, found, ids=known)]
+                made[:] = [self._choose(self._sampler, memory, memory.asked, logits, hidden, known)]
             return hidden
 
-        kinds = (False,) if images is None else (False, True)
-        made_of = {StepKind(crossed=crossed): record(crossed=crossed) for crossed in kinds}
-        plain, masked = made_of[StepKind()], None
-        if plain.chosen is not None and sampler is not None and asked is not None:
-            masked = self._record_masked(plain.chosen.scores, sampler, asked)
-        if self._adapters is not None:
-            with self._adapters.recording(size):
-                for crossed in kinds:
-                    made_of[StepKind(adapted=True, crossed=crossed)] = record(crossed=crossed)
-        return _Recorded(
-            *(size, told, Sheet(every), batch, asked, links, unlinked, images, made_of, masked)
-        )
+        graph, hidden = self._capture(compute)
+        return RecordedStep(graph, hidden, made[0] if made else None)
+
+    def _chain_tokens(self, known: torch.Tensor, memory: StepMemory) -> torch.Tensor:
+        """Return the tokens that are computed: the chain's, where rows follow guesses."""
+        chain = None if self._ends is None else self._ends.chain
+        if chain is None or memory.links is None or memory.asked is None:
+            return known
+        places, uniforms = self._attention.places(memory.batch), memory.asked.asked.uniforms
+        return chain.move(known, memory.positions, places, memory.links, uniforms)
+
+    def _choose(
+        self,
+        sampler: DeviceSampler,
+        memory: StepMemory,
+        asked: Reserved,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        known: torch.Tensor,
+    ) -> Chosen:
+        """Choose every row's token; the scores are what choices with masks begin with."""
+        chain = None if self._ends is None else self._ends.chain
+        scores = self._own_scores(sampler, memory.size)
+        found = sampler.choose(logits, asked.asked, hidden=hidden, scores=scores)
+        if chain is not None and memory.links is not None:
+            targets = asked.asked.targets
+            found = chain.judge(found, known, memory.positions, targets, memory.links)
+        return Chosen(scores, found, ids=known)
 
     def _record_masked(
         self, scores: torch.Tensor, sampler: DeviceSampler, asked: Reserved
-    ) -> _MaskedChoice:
+    ) -> MaskedChoice:
         """Record a choice with masks from `scores`; all of them use the memory of the largest."""
         masks = sampler.reserve_masks(len(scores), self._mask_memory)
         self._mask_memory = masks.memory
@@ -452,7 +364,7 @@ class DecodeGraphs:
             return made[0].tokens
 
         graph, _ = self._capture(compute)
-        return _MaskedChoice(graph, masks, made[0])
+        return MaskedChoice(graph, masks, made[0])
 
     def _own_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what heads guess from where a choice with masks finds it, too."""

@@ -20,12 +20,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     CapturableAttention,
 )
 from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture, RecordedTime
-from tgi_trio.shard.torch_backend.decode_graphs import (
-    DecodeForward,
-    DecodeGraphs,
-    Ends,
-    RecordedAdapters,
-)
+from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
 from tgi_trio.shard.torch_backend.heads import TorchHeads
@@ -38,6 +33,11 @@ from tgi_trio.shard.torch_backend.layers.few_rows import (
 )
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
+from tgi_trio.shard.torch_backend.recorded_steps import (
+    DecodeForward,
+    Ends,
+    RecordedAdapters,
+)
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler, permutation
 from tgi_trio.shard.torch_backend.step_features import ImageStates

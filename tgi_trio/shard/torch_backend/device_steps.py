@@ -22,12 +22,15 @@ from tgi_trio.shard.loop.soundness import proof_plan
 from tgi_trio.shard.machine.accelerator import record_event
 from tgi_trio.shard.machine.kv_sizing import DEFAULT_LENGTH
 from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.torch_backend.decode_graphs import Chosen, DecodeGraphs
+from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.decode_plans import as_decodes
 from tgi_trio.shard.torch_backend.device_chain import DeviceChain
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.launched_step import LaunchedStep
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs, PromptSpan
+from tgi_trio.shard.torch_backend.recorded_steps import (
+    Chosen,
+)
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 from tgi_trio.shard.torch_backend.sampling.choice_kernels import DeviceMasks
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks

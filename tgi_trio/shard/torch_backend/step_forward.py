@@ -11,9 +11,11 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
-from tgi_trio.shard.torch_backend.decode_graphs import DecodeForward
 from tgi_trio.shard.torch_backend.decode_plans import idle_chunks, idle_plan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.recorded_steps import (
+    DecodeForward,
+)
 from tgi_trio.shard.torch_backend.staging import Array, Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StepStates
