@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention import latent_kernel, paged_kernel
+from tgi_trio.shard.torch_backend.attention import latent_kernel, merging_kernel, paged_kernel
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import (
     MOST_PARTS,
@@ -129,7 +129,7 @@ def _attention(generation: Generation) -> Iterator[Variant]:
     for dim in (64, 128, 256, 512):
         yield Variant(
             f"merge_parts bf16 {dim}",
-            paged_kernel.merge_parts,
+            merging_kernel.merge_parts,
             (BF16, F32, F32, F32, "i32"),
             {"DIM": dim, "PADDED_DIM": dim, "MOST": 32, "OVERLAPS": overlaps},
             warps=4 if dim > 256 else 2,

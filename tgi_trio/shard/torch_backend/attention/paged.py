@@ -21,7 +21,8 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     DecodePlaces,
 )
 from tgi_trio.shard.torch_backend.attention.latent_kernel import attend_latents
-from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile, merge_parts
+from tgi_trio.shard.torch_backend.attention.merging_kernel import merge_parts
+from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile
 from tgi_trio.shard.torch_backend.attention.projecting import write_latent_keys, write_projected
 from tgi_trio.shard.torch_backend.attention.tiles import (
     MOST_PARTS,
@@ -210,20 +211,12 @@ class PagedAttention(CapturableAttention):
         if self.merges and decodes and work.parts > 1:
             merged = count_merged(tile, group, layer.head_dim)
         attend_tile[(len(work.rows), layer.kv_heads, work.parts)](
-            work.out,
-            work.sums,
-            work.bests,
-            work.masses,
-            self._arrived,
+            *(work.out, work.sums, work.bests, work.masses, self._arrived),
             query,
             batch.cache.key_slots[layer.index],
             batch.cache.value_slots[layer.index],
-            batch.tables,
-            batch.width,
-            batch.contexts,
-            batch.query_starts,
-            work.rows,
-            work.starts,
+            *(batch.tables, batch.width, batch.contexts, batch.query_starts),
+            *(work.rows, work.starts),
             work.bests if layer.slopes is None else layer.slopes,
             work.bests if layer.sinks is None else layer.sinks,
             batch.contexts if lasts is None else lasts,
