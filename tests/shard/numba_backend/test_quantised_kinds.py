@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs
+from tgi_trio.shard.numba_backend.kernels.linear import ROWS
 from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel, compile_panel_kernel
-from tgi_trio.shard.numba_backend.kernels.quantised.panels import UNPACK
+from tgi_trio.shard.numba_backend.kernels.quantised.panels import UNPACK, UNPACK_FOR_MANY
 from tgi_trio.shard.numba_backend.kind_self_test import (
     dequantise,
     find_fault,
@@ -24,7 +25,7 @@ from tgi_trio.shard.numba_backend.kind_self_test import (
 )
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Codes, Kind, fill_panels
 from tgi_trio.shard.numba_backend.kinds.table import KINDS
-from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
+from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, SPARE_ROWS
 
 ALL = {stored.kind.name: stored.kind for stored in KINDS.values()}
 NAMES = sorted(ALL)
@@ -122,6 +123,28 @@ def test_a_row_does_not_depend_on_the_others(name: str, dot: bool) -> None:
     for row in range(len(x)):
         alone = multiply(used, weights, span, stored[row : row + 1])
         np.testing.assert_array_equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_panel_is_unpacked_for_many_rows_alone(name: str) -> None:
+    """The room tells whether it was; products are the same either way."""
+    draw, kind = np.random.default_rng(6), ALL[name]
+    used, span = kernel(name, 8), spans(kind)[-1]
+    weights = random_codes(kind, PANEL, span, span, draw)
+    panel = allocate_zeroed((1, kind.panel_bytes(span, span)))
+    fill_panels(panel, kind, weights, span)
+    least = used.multiplier.least_unpacked
+    assert 1 < least <= ROWS  # rows beyond those meet a panel that has been unpacked
+    for rows in (1, least - 1, least):
+        stored, _ = store_for(used.multiplier, draw.standard_normal((rows, span), np.float32))
+        room = allocate_zeroed((used.room_bytes(span),))
+        sums = allocate_zeroed((rows + SPARE_ROWS, PANEL), np.float32)
+        used.call(
+            rows, address(stored), stored.strides[0], address(panel), span // BLOCK_INPUTS,
+            span // BLOCK_INPUTS, panel.nbytes, UNPACK_FOR_MANY, address(room), address(sums),
+        )  # fmt: skip
+        np.testing.assert_array_equal(sums[:rows], multiply(used, weights, span, stored))
+        assert room.any() == (rows == least)
 
 
 @pytest.mark.parametrize("dot", [False, True])
