@@ -153,7 +153,10 @@ def free_device() -> Iterator[None]:
             found.copy_(torch.tensor([TOKEN, -0.5, 0.0]))
             listed.fill_(-1)[:, :16, 0] = torch.arange(16)  # as many tokens as are asked for
 
+    threads = torch.get_num_threads()
     with ExitStack() as stack:
+        torch.set_num_threads(1)  # a device copies by itself, and does not have the host's threads do
+        stack.callback(torch.set_num_threads, threads)
         for owner, name, value in (
             (InterpretedFunction, "run", run),
             (staging, "is_accelerator", lambda device: True),
