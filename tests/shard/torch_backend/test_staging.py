@@ -87,25 +87,53 @@ def test_memory_that_steps_came_down_into_is_that_of_later_ones(
     assert len(made) == 3
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.booleans()), max_size=12))
+@given(
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.booleans()), max_size=12),
+)
 def test_a_sheet_says_what_the_last_arrays_and_nothing_behind_them_say(
-    steps: list[tuple[int, int, bool]],
+    shared: bool, steps: list[tuple[int, int, bool]]
 ) -> None:
-    """Whatever was written before, shorter arrays leave what is idle behind them."""
+    """Whatever was written before, shorter arrays leave what is idle behind them.
+
+    So says the device's memory, though a table that it has is not sent again, but where others
+    write there.
+    """
     idle: list[Array] = [np.full(5, -1, np.int32), np.arange(6), np.zeros((3, 6), np.int16)]
-    sheet, kept = Sheet([*idle, np.zeros((5, 4), np.int32)]), np.full(5, 7, np.int32)
+    widest = np.zeros((5, 4), np.int32)
+    target = torch.zeros(packed_size([*idle, widest]), dtype=torch.uint8)
+    sheet, kept = Sheet([*idle, widest], target, shared=shared), np.full(5, 7, np.int32)
+    table = np.zeros((0, 1), np.int32)
     kept.flags.writeable = False
+    uploads = Staging(torch.device("cpu"))
     for number, (count, width, same) in enumerate(steps, start=1):
         column = kept if same else np.full(count, number, np.int32)
         arrays = [column, np.full(count + 1, number), np.full((3, 6), number, np.int16)]
-        table = np.full((count, width), number, np.int32)
-        size = sheet.write([*arrays, table])
+        if not same or number == 1:
+            table = np.full((count, width), number, np.int32)
+            table.flags.writeable = number % 2 == 0
+        if shared:
+            target.zero_()
+        uploads.fill_from(sheet, [*arrays, table])
         wanted: list[Array] = [column.copy() for column in idle]
         for behind, array in zip(wanted, arrays, strict=True):
             behind[: len(array)] = array
-        rows = np.zeros((5, width), np.int32)
-        rows[:count] = table
+        rows = np.zeros((5, table.shape[1]), np.int32)
+        rows[: len(table)] = table
         wanted.append(rows)
-        assert size == packed_size(wanted)
-        for part, array in zip(split(torch.from_numpy(sheet.bytes), wanted), wanted, strict=True):
-            assert np.array_equal(part.numpy(), array)
+        for memory in (torch.from_numpy(sheet.bytes), target):
+            for part, array in zip(split(memory, wanted), wanted, strict=True):
+                assert np.array_equal(part.numpy(), array)
+
+
+def test_views_of_arrays_that_may_change_are_written_again() -> None:
+    every = np.zeros((2, 3), np.int32)
+    target = torch.zeros(packed_size([every[0], every]), dtype=torch.uint8)
+    sheet = Sheet([every[0], every.copy()], target, shared=False)
+    view, table = every[0], np.zeros((2, 3), np.int32)
+    view.flags.writeable = table.flags.writeable = False
+    uploads = Staging(torch.device("cpu"))
+    for number in range(3):
+        every[0] = number
+        uploads.fill_from(sheet, [view, table])
+        assert split(target, [view])[0].tolist() == [number] * 3

@@ -238,7 +238,7 @@ class DecodeGraphs:
         if recorded.memory.asked is not None:
             arrays += (told or recorded.memory.asked.idle).arrays
         arrays += self._attention.arrays(plan)
-        self._staging.fill_from(recorded.memory.told, recorded.memory.sheet, arrays)
+        self._staging.fill_from(recorded.memory.sheet, arrays)
         adapted = self._adapters is not None and self._adapters.used
         if self._adapters is not None and adapted:
             self._adapters.refill(recorded.memory.size)
@@ -293,7 +293,7 @@ class DecodeGraphs:
             steps = StateSteps(list(range(size + 1)), reads, writes, fresh)
             states = StepStates(self._pool.layers, steps)
         return StepMemory(
-            *(size, told, Sheet(every), ids, positions, lengths, inputs, states),
+            *(size, Sheet(every, told, shared=False), ids, positions, lengths, inputs, states),
             batch=self._attention.reserve(plan, cache, of_attention),
             asked=None if sampler is None else sampler.reserve(size, of_choices),
             links=None if chain is None else chain.reserve(size, of_links),

@@ -137,11 +137,10 @@ class StepMemory:
     """What the graphs of a batch size read; it stays where it is."""
 
     size: int
-    # uint8: token ids, positions, lengths, inputs and slots of states; what the chain, the sampler
-    # and at last the attention are told. One copy fills it.
-    told: torch.Tensor
-    sheet: Sheet  # what it is told, on the host
-    ids: torch.Tensor  # [size], as are the next three: views of it
+    # Token ids, positions, lengths, inputs and slots of states; what the chain, the sampler and at
+    # last the attention are told. One copy fills it.
+    sheet: Sheet
+    ids: torch.Tensor  # [size], as are the next three: views of its target
     positions: torch.Tensor
     lengths: torch.Tensor
     inputs: torch.Tensor

@@ -30,13 +30,29 @@ Array = NDArray[Any]
 Send: TypeAlias = Callable[[Sequence[Array]], list[torch.Tensor]]
 
 
+class _Beginnings:
+    """The first bytes of a block of memory; those asked for last are found again at once."""
+
+    __slots__ = ("_found", "_memory", "_size")
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = self._found = memory  # uint8
+        self._size = memory.numel()
+
+    def of(self, size: int) -> torch.Tensor:
+        if size != self._size:
+            self._size, self._found = size, self._memory[:size]
+        return self._found
+
+
 class _Pinned:
     """A buffer of the host, and when the device has read it."""
 
-    __slots__ = ("bytes", "free", "memory")
+    __slots__ = ("beginning", "bytes", "free", "memory")
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory  # uint8
+        self.beginning = _Beginnings(memory)
         self.bytes = memory.numpy()  # the same
         self.free: torch.Event | None = None
 
@@ -44,15 +60,19 @@ class _Pinned:
 class Sheet:
     """What arrays say, as it lies in one block of a device's memory, on the host.
 
-    It is changed in place and sent as a whole: most of what a recording is told stays what it was.
+    It is changed in place: most of what a recording is told stays what it was. So no array is
+    written, and no table sent, that nobody may write to and that was there the last time.
     """
 
-    def __init__(self, idle: Sequence[Array]) -> None:
+    def __init__(self, idle: Sequence[Array], target: torch.Tensor, *, shared: bool) -> None:
         """`idle`: arrays of the largest sizes, whose ends stay behind shorter ones.
 
-        The last one is a table of zeros, which may become narrower and takes less then.
+        The last one is a table of zeros, which may become narrower and takes less then. `target`:
+        the device's memory, uint8. `shared`: others write there as well, so that it has to be told
+        the table each time; what is in front of that it always is.
         """
         self.bytes = np.zeros(packed_size(idle), np.uint8)
+        self.target = _Beginnings(target)
         self._columns: list[Array] = []
         at = 0
         for array in idle:
@@ -63,19 +83,25 @@ class Sheet:
             -1
         )  # pages of it that nobody needs stay untouched
         self._rows, self._fixed = len(idle[-1]), packed_size(idle[:-1])
-        self._idle = self._written = list(idle[:-1])
+        self._idle = list(idle[:-1])
         self._lengths = [len(array) for array in self._idle]
+        # What lies here and cannot have changed since; None: something that can.
+        self._there: list[Array | None] = [_if_fixed(array) for array in self._idle]
+        self._table_there: Array | None = None
+        self._table_sent: Array | None = None  # never where the target is `shared`
+        self._shared = shared
         for column, array in zip(self._columns, self._idle, strict=True):
             column[...] = array
 
     def write(self, arrays: Sequence[Array]) -> int:
-        """Put arrays in place of those before them; return how many bytes say everything.
+        """Put arrays in place of those before them; return how many bytes are to be sent.
 
-        What nobody may write to, and was put there before, is there.
+        All of them, or without the table where the device has that.
         """
         *others, table = arrays
-        for place, (array, before) in enumerate(zip(others, self._written, strict=True)):
-            if array is before and not array.flags.writeable:
+        there = self._there
+        for place, (array, before) in enumerate(zip(others, there, strict=True)):
+            if array is before:
                 continue
             column, count, length = self._columns[place], len(array), self._lengths[place]
             if count == len(column):
@@ -85,13 +111,27 @@ class Sheet:
                 if count < length:
                     column[count:length] = self._idle[place][count:length]
             self._lengths[place] = count
-        self._written = others
+            there[place] = _if_fixed(array)
+        if table is self._table_sent:
+            return self._fixed
+        self._table_there, self._table_sent = _if_fixed(table), None
         count, width = table.shape
         rows = self._table[: self._rows * width].reshape(self._rows, width)
         rows[:count] = table
         if count < self._rows:
             rows[count:] = 0
         return self._fixed + aligned(rows.nbytes)
+
+    def note_sent(self) -> None:
+        """Take note that all of it is on its way to `target`."""
+        self._table_sent = None if self._shared else self._table_there
+
+
+def _if_fixed(array: Array) -> Array | None:
+    """Return an array that nobody may write to, through what it is a view of neither."""
+    base = array.base
+    writeable = array.flags.writeable or (isinstance(base, np.ndarray) and base.flags.writeable)
+    return None if writeable else array
 
 
 class Staging:
@@ -132,17 +172,18 @@ class Staging:
             flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             buffer.bytes[at : at + len(flat)] = flat
             at += aligned(len(flat))
-        self._copy(target, buffer, needed)
+        self._copy(target[:needed], buffer, needed)
 
-    def fill_from(self, target: torch.Tensor, sheet: Sheet, arrays: Sequence[Array]) -> None:
-        """Do what `fill` does with what `sheet` says once `arrays` have been written to it."""
+    def fill_from(self, sheet: Sheet, arrays: Sequence[Array]) -> None:
+        """Have the sheet's target say what `sheet` does once `arrays` have been written to it."""
         needed = sheet.write(arrays)
         buffer = self._turn(needed)
         buffer.bytes[:needed] = sheet.bytes[:needed]
-        self._copy(target, buffer, needed)
+        self._copy(sheet.target.of(needed), buffer, needed)
+        sheet.note_sent()
 
     def _copy(self, target: torch.Tensor, buffer: _Pinned, needed: int) -> None:
-        target[:needed].copy_(buffer.memory[:needed], non_blocking=True)
+        target.copy_(buffer.beginning.of(needed), non_blocking=True)
         if self._pinned:
             buffer.free = record_event(self._device)
 

@@ -100,8 +100,7 @@ class Told:
 class Reserved:
     """Memory for what choices ask, that stays where it is."""
 
-    memory: torch.Tensor  # uint8: the arrays of `Told`
-    sheet: Sheet  # these, on the host
+    sheet: Sheet  # the arrays of `Told`
     entries: torch.Tensor  # uint8: its entries
     asked: Asked  # views of both
     idle: Told  # of choices that come later
@@ -227,7 +226,8 @@ class DeviceSampler:
             self._staging.fill(memory, idle.arrays)
         entries = torch.zeros(8 * _KNOWN_ENTRIES, dtype=torch.uint8, device=self._device)
         views = [*split(memory, idle.arrays), entries.view(torch.int32).view(-1, 2)]
-        return Reserved(memory, Sheet(idle.arrays), entries, Asked(*views), idle)
+        sheet = Sheet(idle.arrays, memory, shared=True)
+        return Reserved(sheet, entries, Asked(*views), idle)
 
     def fits(self, told: Told) -> bool:
         """Return whether memory that is reserved has room for this."""
@@ -235,7 +235,7 @@ class DeviceSampler:
 
     def refill(self, reserved: Reserved, told: Told) -> None:
         """Replace what is asked."""
-        self._staging.fill_from(reserved.memory, reserved.sheet, told.arrays)
+        self._staging.fill_from(reserved.sheet, told.arrays)
         self.refill_entries(reserved, told)
 
     def refill_entries(self, reserved: Reserved, told: Told) -> None:
