@@ -64,7 +64,7 @@ class StepPlan:
     """One step: R rows, T query tokens in all, flat and without padding.
 
     A value: its arrays are copies, so commands that are applied after it was made change nothing
-    of it. `rows` are the batch's own sequences, for what only few rows need (sampling parameters,
+    of it. Plans may share them: nobody writes to one. `rows` are the batch's own sequences, for what only few rows need (sampling parameters,
     tokens known so far); whoever computes must not change them.
     """
 
@@ -110,7 +110,10 @@ class StepPlan:
     places: NDArray[np.int64] | None = None
     taken: NDArray[np.int64] | None = None
     moment: int = 0
-    # Every row of the batch computes its last token and nothing else, and has others to come.
+    # Every row computes its last token and nothing else, and chooses the next; none is an image's.
+    # False: it may be so all the same.
+    decodes: bool = False
+    # So does every row of the batch, in its order, and has others to come.
     uniform: bool = False
     counts: PlanCounts = PlanCounts()
     applied: int = 0  # number of the last command applied before it: what its STEP acknowledges

@@ -39,6 +39,7 @@ def fill_inputs(plan: StepPlan) -> None:
         return
     if plan.drafts is not None:
         _leave_out_guesses(plan)  # the runner alone knew them
+    plan.token_ids = plan.token_ids.copy()  # other plans may have the same
     for i in np.flatnonzero(plan.inputs >= 0).tolist():
         row = plan.rows[int(np.searchsorted(plan.query_starts, i, side="right")) - 1]
         at = int(plan.positions[i])

@@ -169,6 +169,7 @@ def run_ahead(batch: Batch, budget: int) -> dict[int, list[int]]:
         plan = batch.plan(budget)
         if plan is not None and plan.inputs is not None and before is not None:
             ids = before[1].choices.rows
+            plan.token_ids = plan.token_ids.copy()
             for at in np.flatnonzero(plan.inputs >= 0).tolist():
                 plan.token_ids[at] = ids[plan.inputs[at]].token_ids[0]
         if before is not None:

@@ -108,5 +108,5 @@ def assert_same(mine: StepPlan, theirs: StepPlan) -> None:
             assert (ours.tolist(), ours.dtype) == (other.tolist(), other.dtype), field.name
         elif field.name == "rows":
             assert [each.id for each in ours] == [each.id for each in other]
-        elif field.name != "uniform":  # which lets it be settled the shorter way
+        elif field.name not in ("uniform", "decodes"):  # which let a shorter way be taken
             assert ours == other, field.name

@@ -1,9 +1,13 @@
-"""Plans of a batch that only decodes: what they have in common is made once. No torch here."""
+"""Plans of a batch that only decodes: what they have in common is made once. No torch here.
+
+Their numbers are made for many steps at a time: a call of numpy takes as long for one row of them
+as for a hundred. Nobody may write to what plans share.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +16,39 @@ from tgi_trio.shard.contract import PlanCounts, ShardSequence, StepPlan
 from tgi_trio.shard.loop.row_table import RowTable
 
 _Number = TypeVar("_Number", np.int32, np.int64)
+_FURTHEST: Final = 64  # steps whose numbers are made together, at most
+_MOST: Final = 4096  # and rows of them all, where one step has no more
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """Numbers of the N steps to come, [N, R] each: a row of them is a plan's."""
+
+    first: int  # position of the first row in the first of them
+    positions: NDArray[np.int64]
+    contexts: NDArray[np.int32]
+    kv_slots: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, table: RowTable, places: NDArray[np.int64], first: NDArray[np.int64], steps: int
+    ) -> _Coming:
+        """Return those of the rows at `places`, which have blocks for as many tokens behind the
+        positions `first`; all are [R].
+        """
+        positions = first + np.arange(steps)[:, None]
+        blocks, offsets = np.divmod(positions, table.block_size)
+        slots = table.blocks[places, blocks] * np.int64(table.block_size) + offsets
+        contexts = (positions + 1).astype(np.int32)
+        return cls(int(first[0]), fix(positions), fix(contexts), fix(slots))
 
 
 @dataclass(slots=True)
 class SteadyDecode:
     """Every row of the table computes its last token, step after step, until a command comes.
 
-    Most steps of a server are like that, and nothing but positions and tokens differs in them.
+    Most steps of a server are like that, and nothing but positions and tokens differs in them. All
+    rows move by one token a step: where one of them is says where all are.
     """
 
     version: int  # of the table: a command ends it
@@ -28,12 +58,15 @@ class SteadyDecode:
     ones: NDArray[np.int64]  # [R]
     places: NDArray[np.int64]  # [R] in the table
     uniform: bool  # the rows are in the table's order: `places` are 0, 1, 2 and so on
+    unknown: NDArray[np.int64]  # [R] tokens that are not known yet: 0
     inputs: NDArray[np.int32]  # [R] who chooses tokens in a step that is expected: the same rows
     starts: NDArray[np.int32]  # [R + 1]
     samples: NDArray[np.bool_]  # [R] all of them
     prefills: NDArray[np.bool_]  # [R] none
     counts: PlanCounts
     stateful: bool  # the model keeps states
+    tables: NDArray[np.int32]  # [R, width] the rows' blocks, as far as the last plan needed them
+    coming: _Coming | None = field(default=None, init=False)
 
     @classmethod
     def after(cls, plan: StepPlan, table: RowTable) -> SteadyDecode | None:
@@ -49,20 +82,23 @@ class SteadyDecode:
         ):
             return None
         left = np.minimum(table.granted[:rows] - table.computed[:rows], table.remaining[:rows])
+        uniform = bool((np.diff(plan.places) > 0).all())
         return cls(
             version=table.version,
             steps=int(left.min()) - 1,
             reach=int(plan.context_lengths.max()) + 1,
             rows=plan.rows,
-            ones=np.ones(rows, np.int64),
-            places=plan.places,
-            uniform=bool((np.diff(plan.places) > 0).all()),
-            inputs=np.arange(rows, dtype=np.int32),
-            starts=plan.query_starts,
-            samples=plan.samples,
-            prefills=plan.prefills,
+            ones=fix(np.ones(rows, np.int64)),
+            places=fix(plan.places),
+            uniform=uniform,
+            unknown=fix(np.zeros(rows, np.int64)),
+            inputs=fix(np.arange(rows, dtype=np.int32)),
+            starts=fix(plan.query_starts),
+            samples=fix(plan.samples),
+            prefills=fix(plan.prefills),
             counts=plan.counts,
             stateful=plan.state_reads is not None,
+            tables=fix(plan.block_tables),
         )
 
     def is_current(
@@ -75,45 +111,58 @@ class SteadyDecode:
 
     def plan(self, table: RowTable, expected: StepPlan | None = None) -> StepPlan:
         """Return the next plan; the batch has settled the one before, or expects it."""
+        coming, at = self._find_numbers(table)
         self.steps -= 1
         width, self.reach = -(-self.reach // table.block_size), self.reach + 1
-        places, size = self.places, table.block_size
-        positions = self._own(table.computed)
-        context = (positions + 1).astype(np.int32)
-        blocks, offsets = np.divmod(positions, size)
-        own = table.blocks[places, blocks].astype(np.int64)
+        if width != self.tables.shape[1]:
+            self.tables = fix(self._own(table.blocks[:, :width]))
+        places, positions = self.places, coming.positions[at]
         reads = writes = None
         if self.stateful:
             reads, writes = table.state_slots(places, positions + 1)
         return StepPlan(
             rows=self.rows,
-            token_ids=self._own(table.last)
-            if expected is None
-            else np.zeros(len(places), np.int64),
+            token_ids=self._own(table.last) if expected is None else self.unknown,
             positions=positions,
-            kv_slots=own * size + offsets,
+            kv_slots=coming.kv_slots[at],
             query_starts=self.starts,
-            context_lengths=context,
-            block_tables=self._own(table.blocks[:, :width]),
+            context_lengths=coming.contexts[at],
+            block_tables=self.tables,
             samples=self.samples,
             prefills=self.prefills,
             inputs=None if expected is None else self.inputs,
-            rotary_positions=self._turning(positions, table),
+            rotary_positions=self._turning(positions, table) if table.shaped else None,
             state_reads=reads,
             state_writes=writes,
             places=places,
             taken=self.ones,
             moment=table.moment,
             counts=self.counts,
+            decodes=True,
             uniform=self.uniform and self.steps > 0,  # else a row may choose its last token
         )
 
-    def _turning(self, positions: NDArray[np.int64], table: RowTable) -> NDArray[np.int64] | None:
+    def _find_numbers(self, table: RowTable) -> tuple[_Coming, int]:
+        """Return the numbers of steps to come, and which of them the next one is."""
+        coming, first = self.coming, int(table.computed[self.places[0]])
+        if coming is not None and 0 <= first - coming.first < len(coming.positions):
+            return coming, first - coming.first
+        # The first time one: rows that come and go step by step would have them made for nothing.
+        most = 1 if coming is None else min(_FURTHEST, max(1, _MOST // len(self.rows)))
+        own = self._own(table.computed)
+        coming = self.coming = _Coming.of(table, self.places, own, min(self.steps, most))
+        return coming, 0
+
+    def _turning(self, positions: NDArray[np.int64], table: RowTable) -> NDArray[np.int64]:
         """Return `StepPlan.rotary_positions`: tokens behind images turn with one position."""
-        if not table.shaped:
-            return None
         return np.tile(positions + self._own(table.delta), (3, 1))
 
     def _own(self, column: NDArray[_Number]) -> NDArray[_Number]:
         """Return a copy of the rows' part of a column; a slice takes half the time of an index."""
         return column[: len(self.rows)].copy() if self.uniform else column[self.places]
+
+
+def fix(array: NDArray[Any]) -> NDArray[Any]:
+    """Have nobody write to an array; return it."""
+    array.flags.writeable = False
+    return array
