@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tgi_trio.ipc.messages import StepReport
-from tgi_trio.shard.reply_frames import encode_step
+from tgi_trio.shard.reply_frames import StepFrames
 
 
 def encode_report(report: StepReport, max_bytes: int) -> Iterator[bytes]:
@@ -22,4 +22,4 @@ def encode_report(report: StepReport, max_bytes: int) -> Iterator[bytes]:
             words[field.name] = value
         elif value:
             columns[field.name] = np.array(value)
-    return encode_step(words, columns, max_bytes)
+    return iter(StepFrames().encode(words, columns, max_bytes))

@@ -155,7 +155,7 @@ def free_device() -> Iterator[None]:
 
     threads = torch.get_num_threads()
     with ExitStack() as stack:
-        torch.set_num_threads(1)  # a device copies by itself, and does not have the host's threads do
+        torch.set_num_threads(1)  # a device copies by itself, with no threads of the host's
         stack.callback(torch.set_num_threads, threads)
         for owner, name, value in (
             (InterpretedFunction, "run", run),

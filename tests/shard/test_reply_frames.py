@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from hypothesis import given
+import numpy as np
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shard.loop.scripted_router import answer, fake_shard, row, rows_of
 from tests.step_frames import encode_report
-from tgi_trio.ipc.frame_codec import Frame
-from tgi_trio.ipc.frames import Finish, Phase
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import SPECS, Finish, Kind, Phase
 from tgi_trio.ipc.messages import Fault, StepReport, decode_faults, decode_step
 from tgi_trio.shard import reply_frames
 
@@ -131,3 +133,48 @@ def test_faults_are_divided_and_long_messages_cut() -> None:
     decoded = [fault for frame in frames for fault in decode_faults(Frame(memoryview(frame)))]
     assert [fault.sequence for fault in decoded] == list(range(40))
     assert all(set(fault.message) == {"ä"} for fault in decoded)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3),  # rows
+            st.integers(0, 2),  # alternatives of each token
+            st.sampled_from(["as before", "fixed", "changed in place", "another dtype"]),
+            st.integers(0, 2**40),
+        ),
+        max_size=14,
+    )
+)
+def test_steps_are_encoded_as_if_none_had_been_before(
+    steps: list[tuple[int, int, str, int]],
+) -> None:
+    """Columns of the step before may come again, changed or not."""
+    frames, before = reply_frames.StepFrames(), dict[str, Any]()
+    for number, (rows, listed, how, word) in enumerate(steps):
+        columns: dict[str, Any] = {
+            "sequence": np.arange(number, number + rows, dtype=np.uint64),
+            "computed": np.full(rows, 3 * number),
+            "token_count": np.ones(rows, np.int64),
+            "prompt_count": np.zeros(rows, np.int64),
+            "finish": np.zeros(rows, np.uint8),
+            "token_ids": np.full(rows, number),
+            "logprobs": np.linspace(-number, 0, rows),
+            "top_count": np.full(rows, listed, np.uint32),
+            "top_ids": np.arange(rows * listed, dtype=np.int32 if how == "fixed" else np.int64),
+            "top_logprobs": np.full(rows * listed, -0.5 * number),
+        }
+        if before and rows == len(before["sequence"]) and how != "another dtype":
+            columns |= {name: before[name] for name in ("sequence", "token_ids")}
+        if how == "changed in place" and columns["token_ids"].flags.writeable:
+            columns["token_ids"][:] = 7 + number
+        if how == "fixed":
+            for array in columns.values():
+                array.flags.writeable = False
+        if not listed and number % 2:
+            del columns["top_ids"], columns["top_logprobs"]
+        words = {name: 0 for name, _ in SPECS[Kind.STEP].words} | {"step": number, "held": word}
+        expected = encode(Kind.STEP, words, columns)
+        assert frames.encode({"step": number, "held": word}, columns, 1 << 20) == [expected]
+        before = columns

@@ -87,6 +87,53 @@ def _row_type(kind: Kind, counts: tuple[int, ...], size: int) -> np.dtype[Any]:
     )
 
 
+class FrameTemplate:
+    """A frame that is encoded again and again with the same counts: only what differs is written.
+
+    Its bytes are those of `encode`.
+    """
+
+    def __init__(self, kind: Kind, frame: bytes, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Begin with a frame of these columns, as `encode` returns it."""
+        self._kind = kind
+        self._spec = SPECS[kind]
+        self._bytes = bytearray(frame)
+        first, counts_at = WORD * (1 + len(self._spec.words)), self._spec.header_bytes
+        self._counts = tuple(memoryview(self._bytes)[first:counts_at].cast("Q"))
+        every = np.ndarray((), _row_type(kind, self._counts, len(self._bytes)), self._bytes)
+        self._columns = {name: every[name] for name in columns}
+        # What is there and cannot have changed since; None: something that can.
+        self._there = {name: fixed_array(array) for name, array in columns.items()}
+
+    def encode(self, words: Mapping[str, int], columns: Mapping[str, NDArray[Any]]) -> bytes | None:
+        """Return the frame as bytes; None for other counts or columns.
+
+        A column that was there in the last frame, and that nobody may write to, is not looked at.
+        """
+        there = self._there
+        if columns.keys() != there.keys():
+            return None
+        for name, array in columns.items():
+            if array is there[name]:
+                continue
+            column = self._columns[name]
+            there[name] = None
+            if len(array) != len(column):
+                return None
+            column[...] = array
+            there[name] = fixed_array(array)
+        values = [words[name] for name, _ in self._spec.words]
+        self._spec.header.pack_into(self._bytes, 0, self._kind, *values, *self._counts)
+        return bytes(self._bytes)
+
+
+def fixed_array(array: NDArray[Any]) -> NDArray[Any] | None:
+    """Return an array that nobody may write to, through what it is a view of neither; else None."""
+    base = array.base
+    writeable = array.flags.writeable or (isinstance(base, np.ndarray) and base.flags.writeable)
+    return None if writeable else array
+
+
 class Frame:
     """A decoded frame: words as ints, columns as read-only numpy views into the ring.
 

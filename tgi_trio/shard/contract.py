@@ -64,8 +64,9 @@ class StepPlan:
     """One step: R rows, T query tokens in all, flat and without padding.
 
     A value: its arrays are copies, so commands that are applied after it was made change nothing
-    of it. Plans may share them: nobody writes to one. `rows` are the batch's own sequences, for what only few rows need (sampling parameters,
-    tokens known so far); whoever computes must not change them.
+    of it. Plans may share them: nobody writes to one. `rows` are the batch's own sequences, for
+    what only few rows need (sampling parameters, tokens known so far); whoever computes must not
+    change them.
     """
 
     rows: list[ShardSequence]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.ipc.frame_codec import encode
+from tgi_trio.ipc.frame_codec import FrameTemplate, encode
 from tgi_trio.ipc.frames import SPECS, Finish, Kind
 from tgi_trio.ipc.messages import Fault, encode_faults
 
@@ -26,18 +26,34 @@ _SEEN_COLUMNS = ("seen_sequence", "seen_image", "seen_ns")
 _MESSAGE_CHARS = 2000  # of a fault's message; longer ones are cut
 
 
-def encode_step(
+class StepFrames:
+    """Encodes the STEP frames of step after step, most of which are like the one before."""
+
+    def __init__(self) -> None:
+        self._template: FrameTemplate | None = None
+        self._size = 0  # of the last frame that was encoded without one
+
+    def encode(
+        self, words: Mapping[str, int], columns: Mapping[str, NDArray[Any]], max_bytes: int
+    ) -> list[bytes]:
+        """Return the STEP frames of a step, each of `max_bytes` at most.
+
+        `words` left out are 0, `columns` left out are empty; any integer or float dtype.
+        """
+        words = {**_NO_WORDS, **words}
+        frame = None if self._template is None else self._template.encode(words, columns)
+        if frame is None:
+            frame, before = encode(Kind.STEP, words, columns), self._size
+            self._template, self._size = None, len(frame)
+            if columns and self._size == before:  # the second of a kind, most likely
+                self._template = FrameTemplate(Kind.STEP, frame, columns)
+        return [frame] if len(frame) <= max_bytes else list(_divide(words, columns, max_bytes))
+
+
+def _divide(
     words: Mapping[str, int], columns: Mapping[str, NDArray[Any]], max_bytes: int
 ) -> Iterator[bytes]:
-    """Yield the STEP frames of a step, each of `max_bytes` at most.
-
-    `words` left out are 0, `columns` left out are empty; any integer or float dtype.
-    """
-    words = {**_NO_WORDS, **words}
-    frame = encode(Kind.STEP, words, columns)
-    if len(frame) <= max_bytes:
-        yield frame
-        return
+    """Yield the frames of a step that does not fit into one."""
     columns = {name: column.astype(_STEP_DTYPES[name]) for name, column in columns.items()}
     if seen := {name: columns.pop(name) for name in _SEEN_COLUMNS if name in columns}:
         yield encode(Kind.STEP, words, seen)  # a few images at most

@@ -8,7 +8,7 @@ from tgi_trio.ipc.messages import StepReport, decode_step
 from tgi_trio.shard.contract import Drafter, RowResult, StepPlan, StepResult
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.step_columns import Moved
-from tgi_trio.shard.reply_frames import encode_step
+from tgi_trio.shard.reply_frames import StepFrames
 
 EOS = 2
 BUDGET = 10**6
@@ -40,7 +40,7 @@ def advance(batch: Batch, plan: StepPlan, result: StepResult) -> tuple[StepRepor
 
 
 def read_report(moved: Moved) -> StepReport:
-    (frame,) = encode_step({"step": 1, "acknowledged": 1}, moved.columns, 1 << 20)
+    (frame,) = StepFrames().encode({"step": 1, "acknowledged": 1}, moved.columns, 1 << 20)
     return decode_step(Frame(memoryview(frame)))
 
 

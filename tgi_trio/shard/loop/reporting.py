@@ -18,6 +18,7 @@ class Reporter:
         """Report over `channel`; with each goes what `images` has seen until then."""
         self._channel = channel
         self._images = images
+        self._frames = reply_frames.StepFrames()
         self._faults: list[Fault] = []  # not yet sent
         self._acknowledged = 0  # number of the last command the router knows to be applied
         self._stalled = 0  # stalled rows the router knows of
@@ -52,5 +53,5 @@ class Reporter:
             columns = columns | self._images.take_seen()
         words["acknowledged"] = acknowledged
         # Control passes to the router's process (`Engine.serve`); this one goes on by itself.
-        for frame in reply_frames.encode_step(words, columns, most):
+        for frame in self._frames.encode(words, columns, most):
             self._channel.send(frame)

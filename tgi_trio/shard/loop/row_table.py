@@ -15,6 +15,7 @@ from tgi_trio.shard.prompt_geometry import PromptGeometry
 NO_STOP = 1 << 62  # in `stop`: a token count that no sequence reaches
 UNKNOWN = -1  # in `last`: chosen by a step whose result has not been settled
 
+_ONE_TOKEN = np.array([[1], [1], [-1]])  # what a token adds to `computed`, `length`, `remaining`
 _FIRST_ROWS = 16  # rows and block table width to start with; both double when they no longer do
 _FIRST_WIDTH = 8
 _COLUMNS = (
@@ -60,10 +61,10 @@ class RowTable:
         self.id = np.zeros(_FIRST_ROWS, np.uint64)
         self.length = np.zeros(_FIRST_ROWS, np.int64)  # tokens, those being chosen included
         self.computed = np.zeros(_FIRST_ROWS, np.int64)
+        self.remaining = np.zeros(_FIRST_ROWS, np.int64)  # tokens still to generate at most
         self.given = np.zeros(_FIRST_ROWS, np.int64)  # tokens known at admission: prefill ends
         self.granted = np.zeros(_FIRST_ROWS, np.int64)  # KV tokens its blocks hold
         self.last = np.zeros(_FIRST_ROWS, np.int64)  # id of its last token, or UNKNOWN
-        self.remaining = np.zeros(_FIRST_ROWS, np.int64)  # tokens still to generate at most
         self.minimum = np.zeros(_FIRST_ROWS, np.int64)  # and before EOS is allowed
         self.ends = np.zeros(_FIRST_ROWS, np.bool_)  # whether EOS ends it
         self.held = np.zeros(_FIRST_ROWS, np.bool_)  # sits steps out until it is released
@@ -77,6 +78,8 @@ class RowTable:
         self.save = np.zeros(_FIRST_ROWS, np.int64)  # slot for that
         self.kept = np.zeros(_FIRST_ROWS, np.int64)  # leading tokens whose K and V stay
         self.blocks = np.zeros((_FIRST_ROWS, _FIRST_WIDTH), np.int32)  # block tables
+        self._ids: tuple[int, NDArray[np.uint64]] = (0, self.id[:0])  # at which moment, and these
+        self._stack_moving()
 
     def add(self, sequence: ShardSequence) -> int:
         """Append a row without blocks; return its place."""
@@ -177,6 +180,23 @@ class RowTable:
         self.holding = self.counting = self.shaped = False
         return removed
 
+    @property
+    def ids(self) -> NDArray[np.uint64]:
+        """The rows' ids, which nobody may write to: the same array while they are the same."""
+        moment, ids = self._ids
+        rows = len(self.sequences)
+        if moment != self.moment or len(ids) != rows:
+            ids = self.id[:rows].copy()
+            ids.flags.writeable = False
+            self._ids = self.moment, ids
+        return ids
+
+    def move_all(self, last: NDArray[np.int64] | int) -> None:
+        """Move every row by a token; `last` [R] are those, or what all are."""
+        rows = len(self.sequences)
+        self._moving[:, :rows] += _ONE_TOKEN
+        self.last[:rows] = last
+
     def places(self, plan: StepPlan) -> NDArray[np.int64]:
         """Return where a plan's rows are now, -1 for those that have left: int64 [R]."""
         if plan.places is not None and plan.moment == self.moment:
@@ -208,11 +228,19 @@ class RowTable:
         for name in _COLUMNS:
             old: NDArray[Any] = getattr(self, name)
             setattr(self, name, np.concatenate((old, np.zeros_like(old))))
+        self._stack_moving()
+
+    def _stack_moving(self) -> None:
+        """Have what moves with every token in one array: one call moves all of it."""
+        self._moving = np.stack((self.computed, self.length, self.remaining))
+        self.computed, self.length, self.remaining = self._moving
 
     def check(self) -> None:
         """Raise AssertionError unless arrays, sequences and index say the same."""
         if list(self.place_by_id) != [sequence.id for sequence in self.sequences]:
             raise AssertionError("the index does not list the rows in order")
+        if self.ids.tolist() != list(self.place_by_id):
+            raise AssertionError("ids that are kept are not the rows'")
         for place, sequence in enumerate(self.sequences):
             blocks = sequence.block_ids
             facts = {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tgi_trio.ipc.messages import Fault, Finish
 from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan, StepResult
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
-from tgi_trio.shard.loop.step_columns import Moved, MovedRows, ones_and_zeros, to_columns
+from tgi_trio.shard.loop.step_columns import Moved, MovedRows, to_columns, to_columns_of_all
 
 _MISCHOSEN = "the model runner chose a token where none was due, or none where one was"
 
@@ -37,7 +37,7 @@ class Settler:
             raise ValueError("only a plan of this batch can be expected")
         table = self._table
         if plan.uniform and plan.moment == table.moment:
-            self._count_all(plan, UNKNOWN)
+            self._move_all(plan, UNKNOWN)
             self.expected = plan
             return
         places = table.places(plan)
@@ -88,30 +88,25 @@ class Settler:
         """
         table, choices, rows = self._table, result.choices, len(plan.rows)
         tokens = choices.token_ids
-        if len(tokens) != rows or choices.faults or table.counting or plan.places is None:
+        if len(tokens) != rows or choices.faults or table.counting:
             return None
-        if self._is_eos(tokens).any():
+        each = tokens.tolist()
+        if not self._eos_ids.isdisjoint(each):
             return None
         if self.expected is None:
-            self._count_all(plan, tokens)
+            self._move_all(plan, tokens)
         else:  # they have moved, but for the tokens
             table.last[:rows] = tokens
             self.expected = None
-        _append_each(plan.rows, tokens.tolist(), table.length[:rows].tolist())
-        moved = MovedRows(
-            plan.places, table.id[:rows], table.computed[:rows], *ones_and_zeros(rows)
-        )
-        return Moved(to_columns(moved, choices, result.prompts))
+        _append_each(plan.rows, each, table.length[:rows].tolist())
+        columns = to_columns_of_all(table.ids, table.computed[:rows], choices, result.prompts)
+        return Moved(columns)
 
-    def _count_all(self, plan: StepPlan, last: NDArray[np.int64] | int) -> None:
-        """Move all rows of a uniform plan by a token; `last` [R] are those, or what all are."""
-        table, rows = self._table, len(plan.rows)
-        table.computed[:rows] += 1
-        table.length[:rows] += 1
-        table.remaining[:rows] -= 1
-        table.last[:rows] = last
+    def _move_all(self, plan: StepPlan, last: NDArray[np.int64] | int) -> None:
+        """Move all rows of a uniform plan by a token; `last` as for `RowTable.move_all`."""
+        self._table.move_all(last)
         if plan.state_writes is not None and plan.places is not None:
-            table.move_states(plan.places, plan.state_writes)
+            self._table.move_states(plan.places, plan.state_writes)
 
     def _settle_plain(
         self, plan: StepPlan, places: NDArray[np.int64], tokens: NDArray[np.int64], expected: bool

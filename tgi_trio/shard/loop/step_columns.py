@@ -48,11 +48,11 @@ def to_columns(moved: MovedRows, choices: Choices, prompts: Mapping[int, PromptV
         "sequence": moved.sequence,
         "computed": moved.computed,
         "token_count": moved.used,
-        "prompt_count": ones_and_zeros(rows)[1],
+        "prompt_count": _repeat(0, rows),
         "finish": moved.finish,
         "token_ids": token_ids,
         "logprobs": logprobs,
-        "top_count": ones_and_zeros(tokens)[1],
+        "top_count": _repeat(0, tokens),
     }
     if choices.tops:
         used = zip(moved.rows.tolist(), moved.used.tolist(), strict=True)
@@ -63,12 +63,38 @@ def to_columns(moved: MovedRows, choices: Choices, prompts: Mapping[int, PromptV
     return columns
 
 
+def to_columns_of_all(
+    ids: NDArray[Any],
+    computed: NDArray[Any],
+    choices: Choices,
+    prompts: Mapping[int, PromptValues],
+) -> Columns:
+    """Return what `to_columns` does where each row of a plan got one token, and none has ended.
+
+    `ids` and `computed` are [R].
+    """
+    ones, zeros = _repeat(1, len(ids)), _repeat(0, len(ids))
+    if choices.tops or prompts:
+        rows = np.arange(len(ids))
+        return to_columns(MovedRows(rows, ids, computed, ones, zeros), choices, prompts)
+    return {
+        "sequence": ids,
+        "computed": computed,
+        "token_count": ones,
+        "prompt_count": zeros,
+        "finish": zeros,
+        "token_ids": choices.token_ids,
+        "logprobs": choices.logprobs,
+        "top_count": zeros,
+    }
+
+
 @lru_cache(maxsize=64)
-def ones_and_zeros(rows: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return ones and zeros, uint32 [rows] each, which nobody may write to."""
-    ones, zeros = np.ones(rows, np.uint32), np.zeros(rows, np.uint32)
-    ones.flags.writeable = zeros.flags.writeable = False
-    return ones, zeros
+def _repeat(value: int, rows: int) -> NDArray[np.uint32]:
+    """Return uint32 [rows] of one value, which nobody may write to."""
+    every = np.full(rows, value, np.uint32)
+    every.flags.writeable = False
+    return every
 
 
 def _mark_kept(moved: MovedRows, counts: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.frame_codec import fixed_array
 from tgi_trio.shard.machine.accelerator import is_accelerator, record_event
 
 _ALIGNMENT = 16  # bytes; of every array's beginning
@@ -86,7 +87,7 @@ class Sheet:
         self._idle = list(idle[:-1])
         self._lengths = [len(array) for array in self._idle]
         # What lies here and cannot have changed since; None: something that can.
-        self._there: list[Array | None] = [_if_fixed(array) for array in self._idle]
+        self._there: list[Array | None] = [fixed_array(array) for array in self._idle]
         self._table_there: Array | None = None
         self._table_sent: Array | None = None  # never where the target is `shared`
         self._shared = shared
@@ -111,10 +112,10 @@ class Sheet:
                 if count < length:
                     column[count:length] = self._idle[place][count:length]
             self._lengths[place] = count
-            there[place] = _if_fixed(array)
+            there[place] = fixed_array(array)
         if table is self._table_sent:
             return self._fixed
-        self._table_there, self._table_sent = _if_fixed(table), None
+        self._table_there, self._table_sent = fixed_array(table), None
         count, width = table.shape
         rows = self._table[: self._rows * width].reshape(self._rows, width)
         rows[:count] = table
@@ -125,13 +126,6 @@ class Sheet:
     def note_sent(self) -> None:
         """Take note that all of it is on its way to `target`."""
         self._table_sent = None if self._shared else self._table_there
-
-
-def _if_fixed(array: Array) -> Array | None:
-    """Return an array that nobody may write to, through what it is a view of neither."""
-    base = array.base
-    writeable = array.flags.writeable or (isinstance(base, np.ndarray) and base.flags.writeable)
-    return None if writeable else array
 
 
 class Staging:
