@@ -21,6 +21,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from bench.harness.stats import add_output_flags, reporting, table_of
@@ -97,7 +98,8 @@ def measure(sampling: SamplingParameters, rows: int, steps: int) -> list[float]:
     channel = Commands(
         [encode_warmup(1, request), encode_prefill(2, sequences)], SETTLED + steps + 1
     )
-    Worker(channel, FreeRunner((rows,)), ShardOptions()).serve()
+    with torch.inference_mode():  # as in the shard's process
+        Worker(channel, FreeRunner((rows,)), ShardOptions()).serve()
     taken: list[float] = (np.diff(channel.times)[SETTLED : SETTLED + steps] / 1e3).tolist()
     return taken
 

@@ -56,13 +56,24 @@ def main(argv: list[str]) -> int:
 
     if settings.world_size > 1:
         return _serve_rank(argv[0], settings)
-    return process.serve(
-        argv[0],
-        lambda: load(settings),
-        settings,
-        images=find_image_source(settings),
-        frames=settings.frames,
-    )
+    with ExitStack() as at_end:
+        return process.serve(
+            argv[0],
+            lambda: load_to_serve(settings, at_end),
+            settings,
+            images=find_image_source(settings),
+            frames=settings.frames,
+        )
+
+
+def load_to_serve(
+    settings: ShardSettings, at_end: ExitStack, connect: Callable[[str], Ranks] | None = None
+) -> Runner:
+    """Do what `load` does, in the thread that is to serve: until `at_end` it keeps no gradients."""
+    runner = load(settings, connect)
+    if (torch := sys.modules.get("torch")) is not None:  # said once, it takes no step any time
+        at_end.enter_context(torch.inference_mode())
+    return runner
 
 
 def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None) -> Runner:
@@ -115,7 +126,7 @@ def _serve_rank(spec: str, settings: ShardSettings) -> int:
                 followers = Followers.attach(settings.followers)
                 followers.greet()
                 at_end.callback(followers.dismiss)
-            runner = load(settings, connect)
+            runner = load_to_serve(settings, at_end, connect)
             if followers is None:
                 return runner
             leads = PipelineRunner if settings.pipeline_stages > 1 else GroupRunner

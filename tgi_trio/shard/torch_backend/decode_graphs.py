@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # it imports Triton
 
 
 _ALL_KNOWN: Final = np.empty(0, np.int32)  # inputs of tokens of which the host knows all
+_PLAIN: Final = StepKind()
 
 
 class DecodeGraphs:
@@ -147,7 +148,7 @@ class DecodeGraphs:
 
         `lengths` int64 [T] as for `Model.forward`.
         """
-        recorded = self._find(plan)
+        recorded = self.find(plan)
         if recorded is None:
             return None
         step = self._refill(recorded, plan, lengths, None)
@@ -159,16 +160,21 @@ class DecodeGraphs:
         return self.forward(plan, lengths) is not None
 
     def choose(
-        self, plan: StepPlan, lengths: Array, told: Told | None, links: Sequence[Array] = ()
+        self,
+        recorded: Recording,
+        plan: StepPlan,
+        lengths: Array,
+        told: Told | None,
+        links: Sequence[Array] = (),
     ) -> Chosen | None:
-        """Compute a step of decodes and choose all its rows' tokens; None: no graph fits.
+        """Compute a step of decodes and choose all its rows' tokens; None: none is chosen here.
 
-        `told`: what `DeviceSampler.ask` returns for as many choices as `size_of` says; None:
-        nothing is chosen, and the scores are as the model left them. `links`: what
+        `recorded`: what `find` returns of it. `told`: what `DeviceSampler.ask` returns for as many
+        choices as that has; None: nothing is chosen, and the scores are as the model left them. `links`: what
         `DeviceChain.arrays` returns; none: it follows nothing.
         """
-        recorded, sampler = self._find(plan), self._sampler
-        if recorded is None or sampler is None or recorded.memory.asked is None:
+        sampler = self._sampler
+        if sampler is None or recorded.memory.asked is None:
             return None
         rows = len(plan.token_ids)
         step = self._refill(recorded, plan, lengths, told, links)
@@ -203,13 +209,8 @@ class DecodeGraphs:
         recorded.masked.graph.replay()
         return recorded.masked.found.first(len(masks.green), lists=told.widest > 0)
 
-    def size_of(self, plan: StepPlan) -> int | None:
-        """Return the decodes of the graph that a step would take; None: no graph fits."""
-        recorded = self._find(plan)
-        return None if recorded is None else recorded.memory.size
-
-    def _find(self, plan: StepPlan) -> Recording | None:
-        """Return the smallest graph that holds a step."""
+    def find(self, plan: StepPlan) -> Recording | None:
+        """Return the smallest graph that holds a step; None: none does."""
         place = bisect_left(self._usable, len(plan.token_ids))
         fits = place < len(self._usable) and plan.block_tables.shape[1] <= self._width
         if not fits or not only_decodes(plan):
@@ -245,7 +246,7 @@ class DecodeGraphs:
         crossed = self._images is not None and self._images.wants(plan)
         if self._images is not None and recorded.memory.images is not None and crossed:
             self._images.refill(recorded.memory.images, pad_plan(plan, recorded.memory.size))
-        return recorded.steps[StepKind(adapted, crossed)]
+        return recorded.steps[StepKind(adapted, crossed) if adapted or crossed else _PLAIN]
 
     def _token_arrays(self, plan: StepPlan, lengths: Array) -> list[Array]:
         """Return a plan's tokens as they are sent."""

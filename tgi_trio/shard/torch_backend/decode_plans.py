@@ -15,7 +15,7 @@ from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT
 
 def only_decodes(plan: StepPlan) -> bool:
     """Return whether every row of the plan has one query token, and none of an image."""
-    return len(plan.token_ids) == len(plan.context_lengths) and not has_image_tokens(plan)
+    return plan.decodes or len(plan.token_ids) == len(plan.context_lengths) and not has_image_tokens(plan)
 
 
 def has_image_tokens(plan: StepPlan) -> bool:
@@ -35,6 +35,8 @@ def turning_position(plan: StepPlan) -> NDArray[np.int64]:
 
 def are_decodes(plan: StepPlan) -> bool:
     """Return whether a plan has no prefill chunk, but decodes and their guesses alone."""
+    if plan.decodes:
+        return True
     if not plan.samples.all() or has_image_tokens(plan):
         return False
     if plan.drafts is None:  # each row has a token at least

@@ -31,7 +31,7 @@ from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs, PromptS
 from tgi_trio.shard.torch_backend.recorded_steps import (
     Chosen,
 )
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing
+from tgi_trio.shard.torch_backend.sampling.asking import Choosing, count_up
 from tgi_trio.shard.torch_backend.sampling.choice_kernels import DeviceMasks
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
 from tgi_trio.shard.torch_backend.sampling.device_sampler import (
@@ -47,6 +47,7 @@ from tgi_trio.shard.torch_backend.step_forward import (
     fits_device,
     idle_steps,
 )
+from tgi_trio.shard.torch_backend.torch_device import within_inference
 
 _GONE = "gone"  # key in Sequence.state: it has left, whatever a step in flight says of it
 
@@ -92,7 +93,7 @@ class DeviceSteps:
         if decodes is None or plan.rotary_positions is not None or not self._chain.holds(plan):
             return False
         settings = self._sampler.settings(plan.rows)
-        if self._graphs.size_of(decodes) is None or settings.masked:
+        if self._graphs.find(decodes) is None or settings.masked:
             return False
         plain = not settings.penalised and not any(row.min_remaining for row in plan.rows)
         # Lists of tokens and biases may be longer than recordings have room for.
@@ -111,7 +112,7 @@ class DeviceSteps:
         `pool`: where the model keeps states; that of the warm-up.
         """
         began = self._event()
-        sampled = np.flatnonzero(plan.samples)
+        sampled = count_up(len(plan.rows)) if plan.decodes else np.flatnonzero(plan.samples)
         choosing = Choosing.of(plan, sampled)
         settings = self._sampler.settings(choosing.rows)
         masked = settings.masked
@@ -138,7 +139,7 @@ class DeviceSteps:
             if chosen is not None and chosen.found is not None:
                 step.take(chosen.found)
                 if plan.moves and chosen.ids is not None:
-                    step.computed = landed.keep(chosen.ids)
+                    step.computed = landed.keep_array(chosen.ids)
             step.finish()
         return step
 
@@ -191,9 +192,10 @@ class DeviceSteps:
         decodes = None if self._graphs is None else as_decodes(plan)
         if self._graphs is None or decodes is None:
             return None
-        size = self._graphs.size_of(decodes)
-        if size is None:
+        recorded = self._graphs.find(decodes)
+        if recorded is None:
             return None
+        size = recorded.memory.size
         told = None if masked else self._sampler.ask(choosing, size)
         if told is not None and self._sampler.fits(told):
             links: list[Array] = []
@@ -202,8 +204,8 @@ class DeviceSteps:
                 guesses = plan.leads or plan.moves or plan.drafts is not None
                 self._judged = guesses and self.chains(plan)
                 links = self._chain.arrays(plan, choosing, settings, leads=self._judged)
-            return self._graphs.choose(decodes, lengths, told, links)
-        chosen = self._graphs.choose(decodes, lengths, None)
+            return self._graphs.choose(recorded, decodes, lengths, told, links)
+        chosen = self._graphs.choose(recorded, decodes, lengths, None)
         if chosen is None or masked:
             return chosen
         found = self._choose_now(chosen.scores, chosen.hidden, choosing)
@@ -236,7 +238,7 @@ class DeviceSteps:
         found = self._sampler.choose(scores, self._sampler.upload(told), masks, hidden)
         return found.first(len(scores), lists=told.widest > 0)
 
-    @torch.inference_mode()
+    @within_inference
     def _choose_later(self, step: LaunchedStep, unchosen: Chosen) -> None:
         """Choose with masks; every token before is known."""
         choosing, scores, size = step.choosing, unchosen.scores, unchosen.size

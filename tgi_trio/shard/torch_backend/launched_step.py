@@ -11,7 +11,7 @@ from tgi_trio.shard.contract import Alternatives, Choices, StepResult
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptSpan
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 from tgi_trio.shard.torch_backend.sampling.device_choices import list_best, read_choices
-from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
+from tgi_trio.shard.torch_backend.sampling.device_sampler import Found, Landed
 from tgi_trio.shard.torch_backend.staging import Array, PinnedLoan
 
 
@@ -30,8 +30,8 @@ class LaunchedStep:
     note: Callable[[Choices, Array], None] | None = None  # is told what was guessed behind them
     later: Callable[[LaunchedStep], None] | None = None  # chooses, once tokens before are known
     faults: dict[int, str] = field(default_factory=dict)  # by choice: nothing is chosen for it
-    found: Found | None = None  # pinned
-    computed: torch.Tensor | None = None  # pinned: see `Choosing`
+    found: Landed | None = None
+    computed: Array | None = None  # pinned: see `Choosing`
     done: torch.Event | None = None
 
     def proceed(self) -> None:
@@ -58,19 +58,19 @@ class LaunchedStep:
             raise RuntimeError("a step that was not launched to its end has no result")
         self.done.synchronize()
         took = int(self.began.elapsed_time(self.done) * 1e6)
-        prompts = {row: span.read() for row, span in self.prompts.items()}
+        prompts = {row: span.read() for row, span in self.prompts.items()} if self.prompts else {}
         if self.found is None:
             return StepResult(Choices.none(self.rows), took, 0, prompts)
         tops: dict[int, Alternatives] = {}
         if self.found.listed is not None:
-            tops = list_best(self.choosing, self.found.listed.numpy())
+            tops = list_best(self.choosing, self.found.listed)
         drafts: Array | None = None
         if self.computed is not None:
-            self.choosing.computed = self.computed.numpy().copy()
+            self.choosing.computed = self.computed.copy()
             drafts = self.choosing.count_guesses()
-        found = self.found.tokens.numpy()
+        found = self.found.tokens
         choices = read_choices(self.choosing, found, tops, self.faults, self.refused)
         if self.note is not None and self.found.guesses is not None:
-            self.note(choices, self.found.guesses.numpy().copy())
+            self.note(choices, self.found.guesses.copy())
         choices = choices.spread(self.sampled, self.rows)
         return StepResult(choices, took, 0, prompts, drafts=drafts)

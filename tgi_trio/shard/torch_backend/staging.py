@@ -216,15 +216,25 @@ class _Strip:
 
     memory: torch.Tensor  # uint8
     size: int  # its bytes
-    here: torch.Tensor | None = None  # what it was the last time: steps are mostly alike
+    # What it was the last time, as a tensor and as an array: steps are mostly alike.
+    here: torch.Tensor | None = None
+    array: Array | None = None
 
     def like(self, source: torch.Tensor) -> torch.Tensor:
         """Return the memory as a tensor like `source`."""
         here = self.here
         if here is None or here.dtype != source.dtype or here.shape != source.shape:
             here = self.memory[: source.nbytes].view(source.dtype).view(source.shape)
-            self.here = here
+            self.here, self.array = here, None
         return here
+
+    def as_array(self) -> Array:
+        """Return what `like` has returned as an array."""
+        if self.array is None:
+            if self.here is None:
+                raise RuntimeError("nothing has been kept here")
+            self.array = self.here.numpy()
+        return self.array
 
 
 class PinnedLoan:
@@ -245,13 +255,23 @@ class PinnedLoan:
 
         A device's has come once an event that is recorded later is reached.
         """
+        strip = self._take(source)
+        return strip.like(source).copy_(source, non_blocking=True)
+
+    def keep_array(self, source: torch.Tensor) -> Array:
+        """Do what `keep` does, and return an array."""
+        strip = self._take(source)
+        strip.like(source).copy_(source, non_blocking=True)
+        return strip.as_array()
+
+    def _take(self, source: torch.Tensor) -> _Strip:
         size = max(_LEAST, 1 << (source.nbytes - 1).bit_length())
         try:
             strip = self._free[size].pop()
         except IndexError:  # asked for before, it might be another thread's by now
             strip = _Strip(_host_bytes(size, True), size)
         self._taken.append(strip)
-        return strip.like(source).copy_(source, non_blocking=True)
+        return strip
 
     def __del__(self) -> None:
         for strip in self._taken:

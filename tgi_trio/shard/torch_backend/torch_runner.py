@@ -51,6 +51,7 @@ from tgi_trio.shard.torch_backend.staging import Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StepStates, send_plain
 from tgi_trio.shard.torch_backend.step_features import ImageStates, StepFeatures
+from tgi_trio.shard.torch_backend.torch_device import within_inference
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
 
 if TYPE_CHECKING:  # it imports Triton
@@ -309,7 +310,7 @@ class TorchRunner:
         choices = choices.spread(sampled, len(plan.rows))
         return StepResult(choices, chosen - began, time.monotonic_ns() - chosen, prompts)
 
-    @torch.inference_mode()
+    @within_inference
     def launch(self, plan: StepPlan) -> Pending:
         if self._steps is None or self._cache is None or not self._steps.serve(plan):
             return Computed(self._compute(plan))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -365,5 +366,13 @@ def count_parts(programs: int) -> int:
 
 def _fixed(plan: StepPlan) -> list[Array]:
     """Return what a plan tells the kernels besides its block tables."""
-    width = np.array([plan.block_tables.shape[1]], np.int32)
+    width = _only(plan.block_tables.shape[1])
     return [plan.kv_slots, plan.context_lengths, plan.query_starts, width]
+
+
+@lru_cache(maxsize=256)
+def _only(value: int) -> NDArray[np.int32]:
+    """Return int32 [1], which nobody may write to."""
+    found = np.array([value], np.int32)
+    found.flags.writeable = False
+    return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.frame_codec import fixed_array
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.sampling.base import MOST_TIES
 from tgi_trio.shard.sampling.choosing import choice_positions
@@ -16,6 +17,8 @@ from tgi_trio.shard.sampling.logits_processors import RowState
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.sampling.resident_counts import ADD, NONE, ResidentCounts
 from tgi_trio.shard.torch_backend.staging import Array
+
+Positions: TypeAlias = NDArray[np.int64] | NDArray[np.int32]
 
 _NO_ENTRIES = np.empty((0, 2), np.int32)
 _AHEAD: Final = 64  # positions of a row for which random numbers are drawn together, at most
@@ -29,7 +32,7 @@ class Choosing:
     rows: list[ShardSequence]  # [R] that get a token
     owners: NDArray[np.int64]  # [C] whose choice it is
     aheads: NDArray[np.int64]  # [C] how many of the row's guesses it takes for right
-    positions: NDArray[np.int64]  # [C] index in its sequence of the token to be chosen
+    positions: Positions  # [C] index in its sequence of the token to be chosen
     targets: NDArray[np.int64]  # [C] row of the plan
     # [C] which row of the step before chooses the row's last token; -1: the sequence has it.
     # Set to None once it does.
@@ -43,7 +46,7 @@ class Choosing:
         """Return the choices of the plan's rows `sampled`."""
         if plan.drafts is None and len(sampled) == len(plan.token_ids):  # decodes, all of them
             every, zeros = count_up(len(sampled)), repeat(0, len(sampled), np.int64)
-            return cls(plan.rows, every, zeros, plan.positions + 1, every, plan.inputs)
+            return cls(plan.rows, every, zeros, plan.context_lengths, every, plan.inputs)
         rows = [plan.rows[i] for i in sampled.tolist()]
         places = choice_positions(plan, sampled)
         owners = count_up(len(rows))
@@ -133,10 +136,13 @@ class Settings:
     samples: bool  # any row does
     masked: bool  # any row needs a mask
     waits: bool  # any row may have a minimum
-    standing: dict[int, Edits] = field(default_factory=dict)  # by size: what biases alone change
-    # float64 [N, R] random numbers of positions from `_drawn_at` [R] on
-    _drawn: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))
-    _drawn_at: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    by_length: NDArray[np.bool_]  # rows whose counts are divided by their lengths
+    # Of rows with one choice each: what does not change, in two parts; by size, what biases alone
+    # change; what was found for rows with penalties that decode.
+    alone: tuple[list[Array], list[Array]]
+    standing: dict[int, Edits] = field(default_factory=dict)
+    followed: Followed | None = None
+    _drawn: Drawn | None = None
 
     @classmethod
     def of(cls, rows: list[ShardSequence], vocab_size: int) -> Settings:
@@ -148,8 +154,9 @@ class Settings:
             faults = bias_faults(rows, vocab_size)
             for i in np.flatnonzero(columns["biased"]).tolist():
                 biases[i] = _NO_ENTRIES if i in faults else _bias_entries(rows[i])
+        counted = columns["counted"]
         minimum = [r.min_remaining > 0 and not r.sampling.ignore_eos for r in rows]
-        places = np.flatnonzero(columns["counted"])
+        places = np.flatnonzero(counted)
         return cls(
             rows=list(rows),
             columns=columns,
@@ -162,14 +169,21 @@ class Settings:
             samples=bool(columns["samples"].any()),
             masked=bool(columns["masked"].any()),
             waits=any(minimum),
+            by_length=counted & ~columns["absolute"],
+            alone=([columns[name] for name in _FIXED], [columns[name] for name in _FIXED_TOO]),
         )
+
+    @property
+    def stays(self) -> bool:
+        """Whether nothing of what is asked for a choice depends on where its row is."""
+        return not (self.samples or self.penalised or self.waits)
 
     def of_choices(self, choosing: Choosing) -> tuple[list[Array], list[Array]]:
         """Return [C] each of what rows ask for, as far as it does not change; in two parts."""
-        parts = [[self.columns[name] for name in names] for names in (_FIXED, _FIXED_TOO)]
-        if not choosing.alone:
-            parts = [[column[choosing.owners] for column in part] for part in parts]
-        return parts[0], parts[1]
+        if choosing.alone:
+            return self.alone
+        first, second = ([column[choosing.owners] for column in part] for part in self.alone)
+        return first, second
 
     def draw(self, choosing: Choosing) -> NDArray[np.float64]:
         """Return the random numbers of choices [C]; zeros where nobody samples.
@@ -181,18 +195,39 @@ class Settings:
         seeds, positions = self.columns["seed"], choosing.positions
         if not choosing.alone:
             return uniform(seeds[choosing.owners], positions.astype(np.uint64))
-        if len(self._drawn):
-            behind = positions - self._drawn_at
-            step = int(behind[0])
-            if 0 <= step < len(self._drawn) and (behind == step).all():
-                own: NDArray[np.float64] = self._drawn[step]
-                return own
+        own = None if self._drawn is None else self._drawn.find(positions)
+        if own is not None:
+            return own
         # The first time one: rows that come and go step by step would have drawn for nothing.
-        count = max(1, min(_AHEAD, _DRAWN // len(seeds))) if len(self._drawn) else 1
-        every = positions + np.arange(count)[:, None]
-        drawn = uniform(np.tile(seeds, count), every.ravel().astype(np.uint64))
-        self._drawn, self._drawn_at = drawn.reshape(count, -1), positions
-        return drawn[: len(seeds)]
+        count = 1 if self._drawn is None else max(1, min(_AHEAD, _DRAWN // len(seeds)))
+        self._drawn = Drawn.of(seeds, positions, count)
+        first: NDArray[np.float64] = self._drawn.numbers[0]
+        return first
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Random numbers of rows at N steps in turn."""
+
+    first: int  # position of the first row in the first of them
+    positions: list[bytes]  # [N] of all rows
+    numbers: NDArray[np.float64]  # [N, R]
+
+    @classmethod
+    def of(cls, seeds: NDArray[np.uint64], positions: Positions, steps: int) -> Drawn:
+        """Draw them from `positions` [R] on."""
+        every = positions + np.arange(steps)[:, None]
+        drawn = uniform(np.tile(seeds, steps), every.ravel().astype(np.uint64))
+        own = [some.tobytes() for some in every.astype(positions.dtype)]
+        return cls(int(positions[0]), own, drawn.reshape(steps, -1))
+
+    def find(self, positions: Positions) -> NDArray[np.float64] | None:
+        """Return the numbers of rows at `positions` [R]; None: they are not all there."""
+        step = int(positions[0]) - self.first
+        if not 0 <= step < len(self.positions) or self.positions[step] != positions.tobytes():
+            return None
+        found: NDArray[np.float64] = self.numbers[step]
+        return found
 
 
 def _ask(row: ShardSequence, vocab_size: int) -> bytes:
@@ -269,8 +304,9 @@ def count_units(choosing: Choosing, settings: Settings) -> NDArray[np.float64]:
     """Return what a choice's counts are divided by: 1, or its length (TGI's penalty)."""
     if not settings.penalised:
         return repeat(1, len(choosing), np.float64)
-    by_length = settings.columns["counted"] & ~settings.columns["absolute"]
-    return np.where(by_length[choosing.owners], choosing.positions, 1.0)
+    by_length = settings.by_length
+    own = by_length if choosing.alone else by_length[choosing.owners]
+    return np.where(own, choosing.positions, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +320,16 @@ class Edits:
     standing: bool  # the entries are the rows' biases alone: the same as long as the rows are
 
 
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Edits of rows with penalties whose last tokens are the device's to count."""
+
+    unknown: Array  # which says that they are: nobody may write to it
+    slots: Array  # as `ResidentCounts.follow` has returned them
+    standing: Edits  # of the biases
+    edits: Edits
+
+
 def list_edits(
     choosing: Choosing, settings: Settings, counts: ResidentCounts, size: int | None = None
 ) -> Edits:
@@ -295,15 +341,11 @@ def list_edits(
     if choosing.alone:
         if size not in settings.standing:
             settings.standing[size] = _list_biases(choosing, settings, size)
-        standing, places = settings.standing[size], settings.places
+        standing = settings.standing[size]
         if not settings.penalised:
             return standing
-        if choosing.unknown is not None and (choosing.unknown[places] >= 0).all():
-            kept = counts.follow(settings.penalised, choosing.positions[places])
-            if kept is not None:
-                slots, moves = np.full(count, -1, np.int32), np.full(count, NONE, np.int32)
-                slots[places], moves[places] = kept, ADD
-                return replace(standing, slots=slots, moves=moves)
+        if (followed := _follow(choosing, settings, counts, standing)) is not None:
+            return followed
     slots, moves = np.full(count, -1, np.int32), np.full(count, NONE, np.int32)
     starts = np.zeros((3, size + 1), np.int32)
     lists: list[list[Array]] = [[], [], []]
@@ -329,6 +371,35 @@ def list_edits(
     flat = [entries for kind in lists for entries in kind]
     ends = np.cumsum(starts.ravel()).reshape(starts.shape).astype(np.int32)
     return Edits(slots, moves, ends, np.concatenate(flat) if flat else _NO_ENTRIES, alone)
+
+
+def _follow(
+    choosing: Choosing, settings: Settings, counts: ResidentCounts, standing: Edits
+) -> Edits | None:
+    """Return the edits of rows with penalties whose last tokens are the device's to count.
+
+    None, and nothing is counted, where any row's is not, or where more is to be counted of one.
+    """
+    unknown, places, kept = choosing.unknown, settings.places, settings.followed
+    if unknown is None:
+        return None
+    known = kept is None or kept.unknown is not unknown
+    if known and not (unknown[places] >= 0).all():
+        return None
+    every = len(places) == len(unknown)
+    positions = choosing.positions if every else choosing.positions[places]
+    own = counts.follow(settings.penalised, positions)
+    if own is None:
+        return None
+    if kept is not None and not known and kept.slots is own and kept.standing is standing:
+        return kept.edits
+    slots, moves = np.full(len(unknown), -1, np.int32), np.full(len(unknown), NONE, np.int32)
+    slots[places], moves[places] = own, ADD
+    edits = replace(standing, slots=_fix(slots), moves=_fix(moves))
+    settings.followed = None
+    if fixed_array(unknown) is not None:
+        settings.followed = Followed(unknown, own, standing, edits)
+    return edits
 
 
 def _list_biases(choosing: Choosing, settings: Settings, size: int) -> Edits:

@@ -24,7 +24,7 @@ def read_choices(
     `found` float64 [C, 3] of `DeviceSampler.choose`; `tops` by choice; `faults` by choice, of those
     whose masks could not be made; `refused` by row, of those that ask for what there is not.
     """
-    if choosing.alone and not faults and not refused and not found[:, 2].any():
+    if choosing.alone and not faults and not refused and not np.count_nonzero(found[:, 2]):
         listed = {c: [top] for c, top in tops.items()}
         ones = repeat(1, len(found), np.int64)
         return Choices(ones, found[:, 0].astype(np.int64), found[:, 1].copy(), listed)

@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from tgi_trio.ipc.frame_codec import fixed_array
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.torch_backend.kernels import counting
 from tgi_trio.shard.torch_backend.kernels.surveying import KEPT, NOBODY
@@ -58,8 +59,17 @@ _KNOWN_ENTRIES = 1 << 16  # that a recording has room for
 
 
 @dataclass(frozen=True, slots=True)
+class Landed:
+    """What was chosen, as `Found` has it, on its way into pinned memory."""
+
+    tokens: Array
+    listed: Array | None
+    guesses: Array | None
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
-    """What was chosen: on the device, or the same on its way into pinned memory."""
+    """What was chosen, on the device."""
 
     tokens: torch.Tensor  # float64 [C, 3]: token, log-probability, fault
     # int32 [C, room, 2]: the best tokens of choices that list some, as `list_best` leaves them.
@@ -76,13 +86,13 @@ class Found:
             None if guesses is None else guesses[:count],
         )
 
-    def send_down(self, landed: PinnedLoan) -> Found:
+    def send_down(self, landed: PinnedLoan) -> Landed:
         """Return where it will be once an event that comes later is reached."""
         listed, guesses = self.listed, self.guesses
-        return Found(
-            landed.keep(self.tokens),
-            None if listed is None else landed.keep(listed),
-            None if guesses is None else landed.keep(guesses),
+        return Landed(
+            landed.keep_array(self.tokens),
+            None if listed is None else landed.keep_array(listed),
+            None if guesses is None else landed.keep_array(guesses),
         )
 
 
@@ -94,6 +104,16 @@ class Told:
     entries: Array
     standing: Settings | None  # whose biases the entries are, and nothing else
     widest: int  # tokens that are listed beside a choice, 0: none are
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What was told of rows with one choice each that ask for the same wherever they are."""
+
+    settings: Settings
+    size: int
+    known: Array  # nobody may write to it
+    told: Told
 
 
 @dataclass(slots=True)
@@ -149,6 +169,7 @@ class DeviceSampler:
         eos = torch.from_numpy(np.array(sorted(eos_ids), np.int32)).to(device)
         self._kernels = ChoiceKernels(vocab_size, eos, device, most_rows)
         self._settings: Settings | None = None
+        self._kept: _Kept | None = None  # of the last step
         # The tokens of the last step by its rows.
         self.chosen = torch.zeros(most_rows, dtype=torch.int64, device=device)
         self.make_room(1)
@@ -180,18 +201,27 @@ class DeviceSampler:
         """
         settings, count = self.settings(choosing.rows), len(choosing)
         size = size or count
+        known = repeat(-1, count, np.int32) if choosing.unknown is None else choosing.unknown
+        decodes = choosing.targets is count_up(count)
+        stays = decodes and settings.stays and rest == NOBODY
+        if stays and (kept := self._kept) is not None and kept.settings is settings:
+            if kept.size == size and kept.known is known:
+                return kept.told
         edits = list_edits(choosing, settings, self._resident, size)
         cuts, others = settings.of_choices(choosing)
-        if choosing.targets is count_up(count):
+        if decodes:
             targets = count_up(count, size, rest)
         else:
             targets = np.concatenate((choosing.targets, np.full(size - count, rest)))
-        known = repeat(-1, count, np.int32) if choosing.unknown is None else choosing.unknown
         arrays = [
             *(targets, settings.draw(choosing), *cuts, count_units(choosing, settings), *others),
             *(too_early(choosing, settings), known, edits.slots, edits.moves, edits.starts),
         ]
-        return Told(arrays, edits.entries, settings if edits.standing else None, settings.widest)
+        standing = settings if edits.standing else None
+        told = Told(arrays, edits.entries, standing, settings.widest)
+        if stays and fixed_array(known) is not None:
+            self._kept = _Kept(settings, size, known, told)
+        return told
 
     def ask_nothing(self, size: int) -> Told:
         """Return what the kernels are to be told of `size` choices that come later."""

@@ -64,7 +64,7 @@ class ResidentCounts:
         return News(slot, BEGIN if begins else ADD, ids, more)
 
     def follow(
-        self, rows: list[ShardSequence], lengths: NDArray[np.int64]
+        self, rows: list[ShardSequence], lengths: NDArray[np.int64] | NDArray[np.int32]
     ) -> NDArray[np.int64] | None:
         """Do what `advance` does for rows whose last tokens are the device's to count: their slots.
 
@@ -75,7 +75,7 @@ class ResidentCounts:
             if len(found) < len(rows):
                 return None
             self._followed, self._own = rows, np.array(found, np.int64)
-        if (self._counted[self._own] != lengths - 1).any():
+        if np.count_nonzero(self._counted[self._own] + 1 != lengths):
             return None
         self._counted[self._own] = lengths
         return self._own
