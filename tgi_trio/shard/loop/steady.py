@@ -40,7 +40,7 @@ class _Coming:
         blocks, offsets = np.divmod(positions, table.block_size)
         slots = table.blocks[places, blocks] * np.int64(table.block_size) + offsets
         contexts = (positions + 1).astype(np.int32)
-        return cls(int(first[0]), fix(positions), fix(contexts), fix(slots))
+        return cls(int(first[0]), positions, contexts, slots)
 
 
 @dataclass(slots=True)

@@ -108,7 +108,7 @@ class T5Layout:
             self._token_ids = np.zeros(cache.blocks * BLOCK_SIZE, np.int64)
         self._token_ids[plan.kv_slots] = plan.token_ids
         rows, places, starts, prompts, prompt_slots = [], [], [], [], []
-        tables = torch.from_numpy(plan.block_tables).to(torch.int64).to(device)
+        tables = torch.from_numpy(plan.block_tables.astype(np.int64)).to(device)
         offsets = torch.arange(BLOCK_SIZE, device=device)
         count = 0
         for index, row in enumerate(plan.rows):
