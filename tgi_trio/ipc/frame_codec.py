@@ -97,6 +97,7 @@ class FrameTemplate:
         """Begin with a frame of these columns, as `encode` returns it."""
         self._kind = kind
         self._spec = SPECS[kind]
+        self._words = [name for name, _ in self._spec.words]
         self._bytes = bytearray(frame)
         first, counts_at = WORD * (1 + len(self._spec.words)), self._spec.header_bytes
         self._counts = tuple(memoryview(self._bytes)[first:counts_at].cast("Q"))
@@ -106,7 +107,8 @@ class FrameTemplate:
         self._there = {name: fixed_array(array) for name, array in columns.items()}
 
     def encode(self, words: Mapping[str, int], columns: Mapping[str, NDArray[Any]]) -> bytes | None:
-        """Return the frame as bytes; None for other counts or columns.
+        """Return the frame as bytes, words that are left out being 0; None for other counts or
+        columns.
 
         A column that was there in the last frame, and that nobody may write to, is not looked at.
         """
@@ -121,8 +123,8 @@ class FrameTemplate:
             if len(array) != len(column):
                 return None
             column[...] = array
-            there[name] = fixed_array(array)
-        values = [words[name] for name, _ in self._spec.words]
+            there[name] = None if array.flags.writeable else fixed_array(array)
+        values = [words.get(name, 0) for name in self._words]
         self._spec.header.pack_into(self._bytes, 0, self._kind, *values, *self._counts)
         return bytes(self._bytes)
 

@@ -122,11 +122,14 @@ class Batch:
         self._table.hold(self._table.place_by_id[sequence], held)
 
     @property
+    def holds(self) -> bool:
+        """Whether any sequence may sit steps out."""
+        return self._table.holding
+
+    @property
     def held(self) -> list[ShardSequence]:
         """The sequences that sit steps out, in admission order."""
         table = self._table
-        if not table.holding:
-            return []
         return [table.sequences[i] for i in np.flatnonzero(table.held[: len(table.sequences)])]
 
     def remove(self, sequences: Iterable[int]) -> list[ShardSequence]:
@@ -154,8 +157,9 @@ class Batch:
         not change it.
         """
         table, n = self._table, len(self._table.sequences)
-        if self._steady is not None and not self._may_be_steady(n):
-            self._steady = None
+        guessing = self._guessing
+        if guessing is not None and self._steady is not None and not guessing.sits_out(n):
+            self._steady = None  # the next step may have guesses
         steady, expected = self._steady, self._settler.expected
         if expected is not None and (expected.drafts is not None or expected.leads):
             self._steady = None
@@ -269,10 +273,6 @@ class Batch:
         the host are for rows whose last token is known.
         """
         return self.guesses_rest or plan.leads
-
-    def _may_be_steady(self, rows: int) -> bool:
-        """Return whether the next step of so many decodes is one without guesses for certain."""
-        return self._guessing is None or self._guessing.sits_out(rows)
 
     def _draft(
         self, chosen: NDArray[np.int64], out: NDArray[np.bool_], spare: int

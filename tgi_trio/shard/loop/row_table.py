@@ -194,7 +194,8 @@ class RowTable:
     def move_all(self, last: NDArray[np.int64] | int) -> None:
         """Move every row by a token; `last` [R] are those, or what all are."""
         rows = len(self.sequences)
-        self._moving[:, :rows] += _ONE_TOKEN
+        moving = self._moving[:, :rows]
+        np.add(moving, _ONE_TOKEN, moving)  # `+=` would write them twice
         self.last[:rows] = last
 
     def places(self, plan: StepPlan) -> NDArray[np.int64]:

@@ -24,6 +24,7 @@ _MOST: Final = 4096  # and rows of them all, where one step has no more
 class _Coming:
     """Numbers of the N steps to come, [N, R] each: a row of them is a plan's."""
 
+    steps: int
     first: int  # position of the first row in the first of them
     positions: NDArray[np.int64]
     contexts: NDArray[np.int32]
@@ -40,7 +41,7 @@ class _Coming:
         blocks, offsets = np.divmod(positions, table.block_size)
         slots = table.blocks[places, blocks] * np.int64(table.block_size) + offsets
         contexts = (positions + 1).astype(np.int32)
-        return cls(int(first[0]), positions, contexts, slots)
+        return cls(steps, int(first[0]), positions, contexts, slots)
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class SteadyDecode:
     rows: list[ShardSequence]
     ones: NDArray[np.int64]  # [R]
     places: NDArray[np.int64]  # [R] in the table
+    first: int  # of those
     uniform: bool  # the rows are in the table's order: `places` are 0, 1, 2 and so on
     unknown: NDArray[np.int64]  # [R] tokens that are not known yet: 0
     inputs: NDArray[np.int32]  # [R] who chooses tokens in a step that is expected: the same rows
@@ -90,6 +92,7 @@ class SteadyDecode:
             rows=plan.rows,
             ones=fix(np.ones(rows, np.int64)),
             places=fix(plan.places),
+            first=int(plan.places[0]),
             uniform=uniform,
             unknown=fix(np.zeros(rows, np.int64)),
             inputs=fix(np.arange(rows, dtype=np.int32)),
@@ -144,9 +147,11 @@ class SteadyDecode:
 
     def _find_numbers(self, table: RowTable) -> tuple[_Coming, int]:
         """Return the numbers of steps to come, and which of them the next one is."""
-        coming, first = self.coming, int(table.computed[self.places[0]])
-        if coming is not None and 0 <= first - coming.first < len(coming.positions):
-            return coming, first - coming.first
+        coming = self.coming
+        if coming is not None:
+            at = int(table.computed[self.first]) - coming.first
+            if 0 <= at < coming.steps:
+                return coming, at
         # The first time one: rows that come and go step by step would have them made for nothing.
         most = 1 if coming is None else min(_FURTHEST, max(1, _MOST // len(self.rows)))
         own = self._own(table.computed)

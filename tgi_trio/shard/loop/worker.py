@@ -153,7 +153,8 @@ class Worker:
                 self._report_idle()
             if self._images.is_busy:
                 self._compute_images()
-            self._release_ready()
+            if self._batch.holds:
+                self._release_ready()
             if self._adapters.is_loading:
                 self._install_adapters()
             plan = self._batch.plan(self._token_budget)
@@ -308,15 +309,17 @@ class Worker:
         if self._micro_batches > 1:
             self._take_along(flight)
             return
-        followed = self._batch.is_followed(plan)
-        if not self._runner.runs_ahead(plan) or (self._flight is None and not followed):
+        followed, flies = self._batch.is_followed(plan), self._flight is not None
+        # Behind a step in flight it has been asked whether it may be launched; see `serve`.
+        if not flies and not (followed and self._runner.runs_ahead(plan)):
             self._settle(flight)
             return
         pending = try_launch(self._runner, plan)
         if not self._land(followed=True):
             self._step -= 1  # it has not been
             return
-        self._batch.settle_positions(plan)
+        if plan.moves:
+            self._batch.settle_positions(plan)
         if pending is not None and try_proceed(pending):
             flight.pending = pending
             if followed:

@@ -170,8 +170,8 @@ class DecodeGraphs:
         """Compute a step of decodes and choose all its rows' tokens; None: none is chosen here.
 
         `recorded`: what `find` returns of it. `told`: what `DeviceSampler.ask` returns for as many
-        choices as that has; None: nothing is chosen, and the scores are as the model left them. `links`: what
-        `DeviceChain.arrays` returns; none: it follows nothing.
+        choices as that has; None: nothing is chosen, and the scores are as the model left them.
+        `links`: what `DeviceChain.arrays` returns; none: it follows nothing.
         """
         sampler = self._sampler
         if sampler is None or recorded.memory.asked is None:
@@ -213,7 +213,7 @@ class DecodeGraphs:
         """Return the smallest graph that holds a step; None: none does."""
         place = bisect_left(self._usable, len(plan.token_ids))
         fits = place < len(self._usable) and plan.block_tables.shape[1] <= self._width
-        if not fits or not only_decodes(plan):
+        if not fits or not (plan.decodes or only_decodes(plan)):
             return None
         size = self._usable[place]
         if self._adapters is not None and self._adapters.used and not self._adapters.fits(size):

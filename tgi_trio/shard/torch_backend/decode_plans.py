@@ -15,7 +15,8 @@ from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT
 
 def only_decodes(plan: StepPlan) -> bool:
     """Return whether every row of the plan has one query token, and none of an image."""
-    return plan.decodes or len(plan.token_ids) == len(plan.context_lengths) and not has_image_tokens(plan)
+    one_each = len(plan.token_ids) == len(plan.context_lengths)
+    return plan.decodes or (one_each and not has_image_tokens(plan))
 
 
 def has_image_tokens(plan: StepPlan) -> bool:

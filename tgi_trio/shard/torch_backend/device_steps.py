@@ -55,6 +55,8 @@ _GONE = "gone"  # key in Sequence.state: it has left, whatever a step in flight 
 class DeviceSteps:
     """Launches the steps of one model on one device."""
 
+    serve = staticmethod(fits_device)
+
     def __init__(
         self,
         computes: StepForward,
@@ -77,10 +79,6 @@ class DeviceSteps:
         self._sampler = sampler
         self._masks = masks
         self._graphs = graphs
-
-    def serve(self, plan: StepPlan) -> bool:
-        """Return whether the device has room for the plan's choices."""
-        return fits_device(plan)
 
     def chains(self, plan: StepPlan) -> bool:
         """Return whether the next step may follow guesses that nobody has read, as may this one.
@@ -189,8 +187,10 @@ class DeviceSteps:
         self, plan: StepPlan, lengths: Array, choosing: Choosing, masked: bool
     ) -> Chosen | None:
         """Compute a step of decodes as a recording; None: there is none for it."""
-        decodes = None if self._graphs is None else as_decodes(plan)
-        if self._graphs is None or decodes is None:
+        if self._graphs is None:
+            return None
+        decodes = plan if plan.decodes else as_decodes(plan)
+        if decodes is None:
             return None
         recorded = self._graphs.find(decodes)
         if recorded is None:

@@ -45,14 +45,12 @@ def _leave(values: torch.Tensor) -> torch.Tensor:
 class FollowedSteps:
     """Launches this rank's part of steps; see `DeviceSteps` for rank 0's."""
 
+    serve = staticmethod(fits_device)
+
     def __init__(self, computes: StepForward, graphs: DecodeGraphs | None) -> None:
         """`graphs` record what rank 0's do, but for the choice."""
         self._computes = computes
         self._graphs = graphs
-
-    def serve(self, plan: StepPlan) -> bool:
-        """Return whether rank 0 chooses the plan's tokens on its device."""
-        return fits_device(plan)
 
     @property
     def looks_up(self) -> bool:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import is_not
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,12 +51,13 @@ class _Beginnings:
 class _Pinned:
     """A buffer of the host, and when the device has read it."""
 
-    __slots__ = ("beginning", "bytes", "free", "memory")
+    __slots__ = ("beginning", "bytes", "free", "memory", "size")
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory  # uint8
         self.beginning = _Beginnings(memory)
         self.bytes = memory.numpy()  # the same
+        self.size = len(self.bytes)
         self.free: torch.Event | None = None
 
 
@@ -99,12 +102,12 @@ class Sheet:
 
         All of them, or without the table where the device has that.
         """
-        *others, table = arrays
-        there = self._there
-        for place, (array, before) in enumerate(zip(others, there, strict=True)):
-            if array is before:
-                continue
-            column, count, length = self._columns[place], len(array), self._lengths[place]
+        there, table = self._there, arrays[-1]
+        if len(arrays) != len(there) + 1:
+            raise ValueError(f"{len(arrays)} arrays, expected {len(there) + 1}")
+        for place in compress(range(len(there)), map(is_not, arrays, there)):
+            array, column, length = arrays[place], self._columns[place], self._lengths[place]
+            count = len(array)
             if count == len(column):
                 column[...] = array
             else:
@@ -112,7 +115,7 @@ class Sheet:
                 if count < length:
                     column[count:length] = self._idle[place][count:length]
             self._lengths[place] = count
-            there[place] = fixed_array(array)
+            there[place] = None if array.flags.writeable else fixed_array(array)
         if table is self._table_sent:
             return self._fixed
         self._table_there, self._table_sent = fixed_array(table), None
@@ -190,7 +193,7 @@ class Staging:
         self._next = (self._next + 1) % self._most
         if buffer.free is not None and not buffer.free.query():
             buffer.free.synchronize()
-        if buffer.memory.numel() < needed:
+        if buffer.size < needed:
             self._outgrown.append(buffer.memory)
             self._turns[self._turns.index(buffer)] = buffer = _Pinned(
                 _host_bytes(2 * needed, self._pinned)
@@ -228,14 +231,6 @@ class _Strip:
             self.here, self.array = here, None
         return here
 
-    def as_array(self) -> Array:
-        """Return what `like` has returned as an array."""
-        if self.array is None:
-            if self.here is None:
-                raise RuntimeError("nothing has been kept here")
-            self.array = self.here.numpy()
-        return self.array
-
 
 class PinnedLoan:
     """Copies in pinned memory, which is another's as soon as this is gone.
@@ -255,14 +250,15 @@ class PinnedLoan:
 
         A device's has come once an event that is recorded later is reached.
         """
-        strip = self._take(source)
-        return strip.like(source).copy_(source, non_blocking=True)
+        return self._take(source).like(source).copy_(source, non_blocking=True)
 
     def keep_array(self, source: torch.Tensor) -> Array:
         """Do what `keep` does, and return an array."""
         strip = self._take(source)
-        strip.like(source).copy_(source, non_blocking=True)
-        return strip.as_array()
+        here = strip.like(source).copy_(source, non_blocking=True)
+        if strip.array is None:
+            strip.array = here.numpy()
+        return strip.array
 
     def _take(self, source: torch.Tensor) -> _Strip:
         size = max(_LEAST, 1 << (source.nbytes - 1).bit_length())

@@ -28,7 +28,10 @@ _SLOT_TURNS = 16
 
 
 def fits_device(plan: StepPlan) -> bool:
-    """Return whether a device has room for the plan's choices; every rank says the same."""
+    """Return whether a device has room for the plan's choices; every rank says the same.
+
+    Rank 0 then chooses the plan's tokens there.
+    """
     guesses = 0 if plan.drafts is None else int(plan.drafts.sum())
     return len(plan.rows) + guesses <= MOST_CHOICES
 

@@ -109,7 +109,9 @@ class PagedAttention(CapturableAttention):
 
     def arrays(self, plan: StepPlan) -> list[Array]:
         """See CapturableAttention."""
-        return [*_fixed(plan), plan.block_tables]
+        arrays = _fixed(plan)
+        arrays.append(plan.block_tables)
+        return arrays
 
     def reserve(self, plan: StepPlan, cache: KVCache, memory: torch.Tensor) -> PagedBatch:
         """See CapturableAttention."""

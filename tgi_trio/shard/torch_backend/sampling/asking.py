@@ -44,8 +44,9 @@ class Choosing:
     @classmethod
     def of(cls, plan: StepPlan, sampled: NDArray[np.int64]) -> Choosing:
         """Return the choices of the plan's rows `sampled`."""
-        if plan.drafts is None and len(sampled) == len(plan.token_ids):  # decodes, all of them
-            every, zeros = count_up(len(sampled)), repeat(0, len(sampled), np.int64)
+        count = len(sampled)
+        if plan.drafts is None and count == len(plan.token_ids):  # decodes, all of them
+            every, zeros = count_up(count), repeat(0, count, np.int64)
             return cls(plan.rows, every, zeros, plan.context_lengths, every, plan.inputs)
         rows = [plan.rows[i] for i in sampled.tolist()]
         places = choice_positions(plan, sampled)
@@ -136,6 +137,7 @@ class Settings:
     samples: bool  # any row does
     masked: bool  # any row needs a mask
     waits: bool  # any row may have a minimum
+    stays: bool  # nothing of what is asked for a choice depends on where its row is
     by_length: NDArray[np.bool_]  # rows whose counts are divided by their lengths
     # Of rows with one choice each: what does not change, in two parts; by size, what biases alone
     # change; what was found for rows with penalties that decode.
@@ -156,7 +158,7 @@ class Settings:
                 biases[i] = _NO_ENTRIES if i in faults else _bias_entries(rows[i])
         counted = columns["counted"]
         minimum = [r.min_remaining > 0 and not r.sampling.ignore_eos for r in rows]
-        places = np.flatnonzero(counted)
+        places, samples = np.flatnonzero(counted), bool(columns["samples"].any())
         return cls(
             rows=list(rows),
             columns=columns,
@@ -166,17 +168,13 @@ class Settings:
             widest=int(columns["listed"].max(initial=0)),
             penalised=[rows[i] for i in places.tolist()],
             places=places,
-            samples=bool(columns["samples"].any()),
+            samples=samples,
             masked=bool(columns["masked"].any()),
             waits=any(minimum),
+            stays=not (samples or len(places) or any(minimum)),
             by_length=counted & ~columns["absolute"],
             alone=([columns[name] for name in _FIXED], [columns[name] for name in _FIXED_TOO]),
         )
-
-    @property
-    def stays(self) -> bool:
-        """Whether nothing of what is asked for a choice depends on where its row is."""
-        return not (self.samples or self.penalised or self.waits)
 
     def of_choices(self, choosing: Choosing) -> tuple[list[Array], list[Array]]:
         """Return [C] each of what rows ask for, as far as it does not change; in two parts."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -58,8 +58,7 @@ _OF_NOBODY = (0, 0, 1, 1, -np.inf, 0, 0, 1, 1, 1, 0, 0, 0, 0, -1, -1, NONE)
 _KNOWN_ENTRIES = 1 << 16  # that a recording has room for
 
 
-@dataclass(frozen=True, slots=True)
-class Landed:
+class Landed(NamedTuple):
     """What was chosen, as `Found` has it, on its way into pinned memory."""
 
     tokens: Array
@@ -199,14 +198,14 @@ class DeviceSampler:
         `size`: there are more choices behind them, whose target is `rest`; of what else they are
         told nothing is here.
         """
-        settings, count = self.settings(choosing.rows), len(choosing)
+        settings, count = self.settings(choosing.rows), len(choosing.owners)
         size = size or count
         known = repeat(-1, count, np.int32) if choosing.unknown is None else choosing.unknown
         decodes = choosing.targets is count_up(count)
-        stays = decodes and settings.stays and rest == NOBODY
-        if stays and (kept := self._kept) is not None and kept.settings is settings:
-            if kept.size == size and kept.known is known:
-                return kept.told
+        stays, kept = decodes and settings.stays and rest == NOBODY, self._kept
+        same = stays and kept is not None and kept.settings is settings and kept.known is known
+        if kept is not None and same and kept.size == size:
+            return kept.told
         edits = list_edits(choosing, settings, self._resident, size)
         cuts, others = settings.of_choices(choosing)
         if decodes:
@@ -270,8 +269,9 @@ class DeviceSampler:
 
     def refill_entries(self, reserved: Reserved, told: Told) -> None:
         """Replace what is asked but for its arrays; biases that are there are not sent again."""
-        there = told.standing is not None and reserved.standing is told.standing
-        if len(told.entries) and not there:
+        if told.standing is not None and reserved.standing is told.standing:
+            return
+        if len(told.entries):
             self._staging.fill(reserved.entries, [told.entries])
         reserved.standing = told.standing
 
