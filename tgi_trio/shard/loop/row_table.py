@@ -15,7 +15,7 @@ from tgi_trio.shard.prompt_geometry import PromptGeometry
 NO_STOP = 1 << 62  # in `stop`: a token count that no sequence reaches
 UNKNOWN = -1  # in `last`: chosen by a step whose result has not been settled
 
-_ONE_TOKEN = np.array([[1], [1], [-1]])  # what a token adds to `computed`, `length`, `remaining`
+_ONE_TOKEN = np.array((1, 1, -1))  # what a token adds to `computed`, `length`, `remaining`
 _FIRST_ROWS = 16  # rows and block table width to start with; both double when they no longer do
 _FIRST_WIDTH = 8
 _COLUMNS = (
@@ -193,10 +193,8 @@ class RowTable:
 
     def move_all(self, last: NDArray[np.int64] | int) -> None:
         """Move every row by a token; `last` [R] are those, or what all are."""
-        rows = len(self.sequences)
-        moving = self._moving[:, :rows]
-        np.add(moving, _ONE_TOKEN, moving)  # `+=` would write them twice
-        self.last[:rows] = last
+        self._moving += self._one_token  # whole: a part of it takes several times as long
+        self.last[: len(self.sequences)] = last
 
     def places(self, plan: StepPlan) -> NDArray[np.int64]:
         """Return where a plan's rows are now, -1 for those that have left: int64 [R]."""
@@ -232,8 +230,12 @@ class RowTable:
         self._stack_moving()
 
     def _stack_moving(self) -> None:
-        """Have what moves with every token in one array: one call moves all of it."""
+        """Have what moves with every token in one array: one call moves all of it.
+
+        What it adds behind the rows is nobody's.
+        """
         self._moving = np.stack((self.computed, self.length, self.remaining))
+        self._one_token = np.repeat(_ONE_TOKEN[:, None], len(self.computed), axis=1)
         self.computed, self.length, self.remaining = self._moving
 
     def check(self) -> None:

@@ -59,6 +59,8 @@ if TYPE_CHECKING:  # it imports Triton
 
 
 _ALL_KNOWN: Final = np.empty(0, np.int32)  # inputs of tokens of which the host knows all
+_UNREAD: Final = np.empty(0, np.int64)  # lengths for models that read none
+_ALL_KNOWN.flags.writeable = _UNREAD.flags.writeable = False
 _PLAIN: Final = StepKind()
 
 
@@ -143,10 +145,10 @@ class DecodeGraphs:
             self._record_all(few, cache, width, pool)
         self.forget()
 
-    def forward(self, plan: StepPlan, lengths: Array) -> torch.Tensor | None:
+    def forward(self, plan: StepPlan, lengths: Array | None) -> torch.Tensor | None:
         """Return hidden states [T, hidden], valid until the next call; None: no graph fits.
 
-        `lengths` int64 [T] as for `Model.forward`.
+        `lengths` int64 [T] as for `Model.forward`, None for one that reads none.
         """
         recorded = self.find(plan)
         if recorded is None:
@@ -155,7 +157,7 @@ class DecodeGraphs:
         step.graph.replay()
         return step.hidden[: len(plan.token_ids)]
 
-    def replay(self, plan: StepPlan, lengths: Array) -> bool:
+    def replay(self, plan: StepPlan, lengths: Array | None) -> bool:
         """Compute a step of decodes whose tokens another rank chooses; False: no graph fits."""
         return self.forward(plan, lengths) is not None
 
@@ -163,7 +165,7 @@ class DecodeGraphs:
         self,
         recorded: Recording,
         plan: StepPlan,
-        lengths: Array,
+        lengths: Array | None,
         told: Told | None,
         links: Sequence[Array] = (),
     ) -> Chosen | None:
@@ -226,7 +228,7 @@ class DecodeGraphs:
         self,
         recorded: Recording,
         plan: StepPlan,
-        lengths: Array,
+        lengths: Array | None,
         told: Told | None,
         links: Sequence[Array] = (),
     ) -> RecordedStep:
@@ -248,11 +250,12 @@ class DecodeGraphs:
             self._images.refill(recorded.memory.images, pad_plan(plan, recorded.memory.size))
         return recorded.steps[StepKind(adapted, crossed) if adapted or crossed else _PLAIN]
 
-    def _token_arrays(self, plan: StepPlan, lengths: Array) -> list[Array]:
+    def _token_arrays(self, plan: StepPlan, lengths: Array | None) -> list[Array]:
         """Return a plan's tokens as they are sent."""
         inputs = _ALL_KNOWN if plan.inputs is None else plan.inputs
         slots = [] if self._pool is None else state_arrays(plan)
-        return [plan.token_ids, turning_position(plan), lengths, inputs, *slots]
+        read = _UNREAD if lengths is None else lengths
+        return [plan.token_ids, turning_position(plan), read, inputs, *slots]
 
     def _record(self, size: int, cache: KVCache, width: int) -> Recording:
         memory = self._reserve(size, cache, width)

@@ -100,12 +100,13 @@ class DeviceSteps:
     def launch(
         self,
         plan: StepPlan,
-        lengths: Array,
+        lengths: Array | None,
         cache: KVCache,
         prompts: PromptLogprobs,
         pool: StatePool | None = None,
     ) -> LaunchedStep:
-        """Begin a plan that `serve` accepts; `lengths` int64 [T] as for `Model.forward`.
+        """Begin a plan that `serve` accepts; `lengths` int64 [T] as for `Model.forward`, None
+        for one that reads none.
 
         `pool`: where the model keeps states; that of the warm-up.
         """
@@ -184,7 +185,7 @@ class DeviceSteps:
             self._sampler.choose(scores, told, masks)
 
     def _replay(
-        self, plan: StepPlan, lengths: Array, choosing: Choosing, masked: bool
+        self, plan: StepPlan, lengths: Array | None, choosing: Choosing, masked: bool
     ) -> Chosen | None:
         """Compute a step of decodes as a recording; None: there is none for it."""
         if self._graphs is None:

@@ -64,7 +64,7 @@ class FollowedSteps:
     def launch(
         self,
         plan: StepPlan,
-        lengths: Array,
+        lengths: Array | None,
         cache: KVCache,
         prompts: PromptLogprobs,
         pool: StatePool | None = None,

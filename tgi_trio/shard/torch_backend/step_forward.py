@@ -89,15 +89,21 @@ class StepForward:
             self._keep_positions(positions)
 
     def hidden(
-        self, plan: StepPlan, lengths: Array, cache: KVCache, pool: StatePool | None = None
+        self, plan: StepPlan, lengths: Array | None, cache: KVCache, pool: StatePool | None = None
     ) -> torch.Tensor:
-        """Return hidden states [T, hidden]; `lengths` int64 [T] as for `Model.forward`.
+        """Return hidden states [T, hidden]; `lengths` int64 [T] as for `Model.forward`, None for
+        one that reads none.
 
         `pool`: where the model keeps states.
         """
         inputs = np.empty(0, np.int32) if plan.inputs is None else plan.inputs
         ids, positions, every, unknown = self._staging.upload(
-            [plan.token_ids, plan.turning_positions, lengths, inputs]
+            [
+                plan.token_ids,
+                plan.turning_positions,
+                plan.positions if lengths is None else lengths,
+                inputs,
+            ]
         )
         if plan.inputs is not None:
             ids = self._tokens.fill_in(ids, unknown)

@@ -316,7 +316,7 @@ class TorchRunner:
             return Computed(self._compute(plan))
         if self._adapters is not None:
             self._adapters.begin(plan)
-        lengths = first_lengths(plan) if self.model.needs_lengths else plan.positions
+        lengths = first_lengths(plan) if self.model.needs_lengths else None
         return self._steps.launch(plan, lengths, self._cache, self.prompt_logprobs, self._pool)
 
     def runs_ahead(self, plan: StepPlan) -> bool:

@@ -24,12 +24,10 @@ def read_choices(
     `found` float64 [C, 3] of `DeviceSampler.choose`; `tops` by choice; `faults` by choice, of those
     whose masks could not be made; `refused` by row, of those that ask for what there is not.
     """
-    if choosing.alone and not faults and not refused:
-        tokens, logprobs, wrong = found.T.copy()
-        if not np.count_nonzero(wrong):
-            listed = {c: [top] for c, top in tops.items()}
-            ones = repeat(1, len(found), np.int64)
-            return Choices(ones, tokens.astype(np.int64), logprobs, listed)
+    if choosing.alone and not (faults or refused or np.count_nonzero(found[:, 2])):
+        ones = repeat(1, len(found), np.int64)
+        listed = {c: [top] for c, top in tops.items()} if tops else {}
+        return Choices(ones, found[:, 0].astype(np.int64), found[:, 1].copy(), listed)
     faults = dict(faults)
     for owner, why in refused.items():
         for c in np.flatnonzero(choosing.owners == owner).tolist():
