@@ -144,13 +144,46 @@ class RowResult:
 
 
 @dataclass(slots=True)
+class Listed:
+    """The alternatives of N tokens as columns: those of one token after those of the other."""
+
+    counts: NDArray[np.int64]  # [N]
+    token_ids: NDArray[np.int64]  # [the sum of them], each token's best first
+    logprobs: NDArray[np.float64]  # the same
+
+    @classmethod
+    def none(cls, tokens: int) -> Listed:
+        """Return the alternatives of tokens that have none."""
+        return cls(np.zeros(tokens, np.int64), np.empty(0, np.int64), np.empty(0))
+
+    @classmethod
+    def of(cls, each: ListLike[Alternatives]) -> Listed:
+        """Return tokens' alternatives as columns."""
+        counts = np.array([len(some) for some in each], np.int64)
+        flat = np.array([pair for some in each for pair in some], np.float64).reshape(-1, 2)
+        return cls(counts, flat[:, 0].astype(np.int64), flat[:, 1])
+
+    @property
+    def each(self) -> list[list[tuple[int, float]]]:
+        """Return the columns token by token."""
+        pairs = list(zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True))
+        ends = np.cumsum(self.counts).tolist()
+        return [pairs[end - n : end] for end, n in zip(ends, self.counts.tolist(), strict=True)]
+
+    def kept(self, which: NDArray[np.bool_]) -> Listed:
+        """Return those of the tokens `which` [N] says."""
+        own = np.repeat(which, self.counts)
+        return Listed(self.counts[which], self.token_ids[own], self.logprobs[own])
+
+
+@dataclass(slots=True)
 class Choices:
     """Tokens chosen for R rows, as columns: N tokens, row after row."""
 
     counts: NDArray[np.int64]  # [R] tokens of each row, 0 where none was due or the row failed
     token_ids: NDArray[np.int64]  # [N]
     logprobs: NDArray[np.float64]  # [N]
-    tops: Mapping[int, ListLike[Alternatives]] = field(default_factory=dict)  # by row, per token
+    tops: Listed | None = None  # of the tokens; None: none has any
     faults: Mapping[int, str] = field(default_factory=dict)  # by row
 
     @classmethod
@@ -170,7 +203,7 @@ class Choices:
             counts=np.array([len(row.token_ids) for row in rows], np.int64),
             token_ids=np.array([token for row in rows for token in row.token_ids], np.int64),
             logprobs=np.array([value for row in rows for value in row.logprobs], np.float64),
-            tops={i: row.tops for i, row in enumerate(rows) if any(row.tops)},
+            tops=_list_tops(rows) if any(any(row.tops) for row in rows) else None,
             faults={i: row.fault for i, row in enumerate(rows) if row.fault is not None},
         )
 
@@ -179,11 +212,12 @@ class Choices:
         """Return the columns row by row."""
         ends = np.cumsum(self.counts).tolist()
         ids, logprobs = self.token_ids.tolist(), self.logprobs.tolist()
+        tops = [[]] * len(ids) if self.tops is None else self.tops.each
         return [
             RowResult(
                 token_ids=tuple(ids[end - count : end]),
                 logprobs=tuple(logprobs[end - count : end]),
-                tops=tuple(self.tops[row]) if row in self.tops else ([],) * count,
+                tops=tuple(tops[end - count : end]),
                 fault=self.faults.get(row),
             )
             for row, (end, count) in enumerate(zip(ends, self.counts.tolist(), strict=True))
@@ -195,9 +229,8 @@ class Choices:
             return self
         counts = np.zeros(rows, np.int64)
         counts[places] = self.counts
-        tops = {int(places[row]): tops for row, tops in self.tops.items()}
         faults = {int(places[row]): fault for row, fault in self.faults.items()}
-        return Choices(counts, self.token_ids, self.logprobs, tops, faults)
+        return Choices(counts, self.token_ids, self.logprobs, self.tops, faults)
 
     @classmethod
     def concatenate(cls, parts: ListLike[Choices]) -> Choices:
@@ -206,13 +239,26 @@ class Choices:
             return parts[0]
         firsts = [0, *np.cumsum([len(part.counts) for part in parts]).tolist()]
         numbered = list(zip(firsts, parts, strict=False))
+        tops = None
+        if any(part.tops is not None for part in parts):
+            each = [part.tops or Listed.none(len(part.token_ids)) for part in parts]
+            tops = Listed(
+                np.concatenate([own.counts for own in each]),
+                np.concatenate([own.token_ids for own in each]),
+                np.concatenate([own.logprobs for own in each]),
+            )
         return cls(
             counts=np.concatenate([part.counts for part in parts]),
             token_ids=np.concatenate([part.token_ids for part in parts]),
             logprobs=np.concatenate([part.logprobs for part in parts]),
-            tops={at + row: tops for at, part in numbered for row, tops in part.tops.items()},
+            tops=tops,
             faults={at + row: fault for at, part in numbered for row, fault in part.faults.items()},
         )
+
+
+def _list_tops(rows: ListLike[RowResult]) -> Listed:
+    """Return rows' alternatives as columns; a row may have been given none at all."""
+    return Listed.of([top for row in rows for top in row.tops or [()] * len(row.token_ids)])
 
 
 @dataclass(slots=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import Fault
-from tgi_trio.shard.contract import Alternatives, Choices, PromptValues, ShardSequence
+from tgi_trio.shard.contract import Choices, Listed, PromptValues, ShardSequence
 
 Columns = dict[str, NDArray[Any]]
 
@@ -39,11 +38,13 @@ class MovedRows:
 
 def to_columns(moved: MovedRows, choices: Choices, prompts: Mapping[int, PromptValues]) -> Columns:
     """Return the columns of the rows that moved, with their tokens and alternatives."""
-    token_ids, logprobs, rows = choices.token_ids, choices.logprobs, len(moved.rows)
+    token_ids, logprobs, tops = choices.token_ids, choices.logprobs, choices.tops
+    rows = len(moved.rows)
     tokens = int(moved.used.sum())
     if tokens != len(token_ids):
         kept = _mark_kept(moved, choices.counts)
         token_ids, logprobs = token_ids[kept], logprobs[kept]
+        tops = None if tops is None else tops.kept(kept)
     columns: Columns = {
         "sequence": moved.sequence,
         "computed": moved.computed,
@@ -54,9 +55,7 @@ def to_columns(moved: MovedRows, choices: Choices, prompts: Mapping[int, PromptV
         "logprobs": logprobs,
         "top_count": _repeat(0, tokens),
     }
-    if choices.tops:
-        used = zip(moved.rows.tolist(), moved.used.tolist(), strict=True)
-        tops = [top for row, n in used for top in _take_first(choices.tops.get(row), n)]
+    if tops is not None:
         _add_alternatives(columns, "top", tops)
     if prompts:
         _add_prompts(columns, moved.rows.tolist(), prompts)
@@ -74,10 +73,10 @@ def to_columns_of_all(
     `ids` and `computed` are [R].
     """
     ones, zeros = _repeat(1, len(ids)), _repeat(0, len(ids))
-    if choices.tops or prompts:
+    if prompts:
         rows = np.arange(len(ids))
         return to_columns(MovedRows(rows, ids, computed, ones, zeros), choices, prompts)
-    return {
+    columns: Columns = {
         "sequence": ids,
         "computed": computed,
         "token_count": ones,
@@ -87,6 +86,9 @@ def to_columns_of_all(
         "logprobs": choices.logprobs,
         "top_count": zeros,
     }
+    if choices.tops is not None:
+        _add_alternatives(columns, "top", choices.tops)
+    return columns
 
 
 @lru_cache(maxsize=64)
@@ -107,10 +109,6 @@ def _mark_kept(moved: MovedRows, counts: NDArray[np.int64]) -> NDArray[np.bool_]
     return kept
 
 
-def _take_first(tops: Any, count: int) -> list[Alternatives]:
-    return list(tops[:count]) if tops else [()] * count
-
-
 def _add_prompts(columns: Columns, rows: list[int], prompts: Mapping[int, PromptValues]) -> None:
     """Add what the rows' prompt tokens got."""
     given = [prompts.get(row) for row in rows]
@@ -120,12 +118,9 @@ def _add_prompts(columns: Columns, rows: list[int], prompts: Mapping[int, Prompt
     columns["prompt_top_count"] = np.zeros(len(values), np.int64)
     if any(p and p.tops for p in given):
         tops = [top for p in given if p for top in (p.tops or [()] * len(p.logprobs))]
-        _add_alternatives(columns, "prompt_top", tops)
+        _add_alternatives(columns, "prompt_top", Listed.of(tops))
 
 
-def _add_alternatives(columns: Columns, name: str, tops: list[Alternatives]) -> None:
-    pairs = list(chain.from_iterable(tops))
-    ids, logprobs = zip(*pairs, strict=True) if pairs else ((), ())
-    columns[f"{name}_count"] = np.array(list(map(len, tops)), np.int64)
-    columns[f"{name}_ids"] = np.array(ids, np.int64)
-    columns[f"{name}_logprobs"] = np.array(logprobs, np.float64)
+def _add_alternatives(columns: Columns, name: str, tops: Listed) -> None:
+    columns[f"{name}_count"] = tops.counts
+    columns[f"{name}_ids"], columns[f"{name}_logprobs"] = tops.token_ids, tops.logprobs

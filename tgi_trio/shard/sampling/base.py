@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import Choices, ShardSequence
+from tgi_trio.shard.contract import Choices, Listed, ShardSequence
 from tgi_trio.shard.sampling import logits_processors as processors
 from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.sampling.philox import uniform
@@ -118,7 +118,9 @@ class Choice:
         if faults:
             counts[list(faults)] = 0
             token_ids, logprobs = token_ids[counts > 0], logprobs[counts > 0]
-        tops = {row: [top] for row, top in enumerate(self.tops) if top and row not in faults}
+        tops = None
+        if any(self.tops):
+            tops = Listed.of([top for row, top in enumerate(self.tops) if row not in faults])
         return Choices(counts, token_ids, logprobs, tops, faults)
 
 

@@ -64,7 +64,7 @@ def choose_tokens(
         for ahead in range(1 + count if _leaves_nothing(sequences[i]) else 1)
     ]
     choices = choose(places)
-    if len(choices.token_ids) == len(logits) and not choices.tops:
+    if len(choices.token_ids) == len(logits) and choices.tops is None:
         return _keep_right(choices, sequences, drafts)
     found = dict(zip(places, choices.rows, strict=True))
     results, ahead = [found[i, 0] for i in range(len(sequences))], 0

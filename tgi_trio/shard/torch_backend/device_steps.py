@@ -126,7 +126,8 @@ class DeviceSteps:
             spans = prompts.launch(plan, hidden, landed.keep)
             chosen = self._choose(plan, hidden, choosing, masked)
         step = LaunchedStep(
-            *(settings.faults, len(plan.rows), sampled, choosing, began, self._event),
+            *(settings.faults, len(plan.rows), sampled, choosing, settings.columns["top_n"]),
+            *(began, self._event),
             *(spans, landed),
         )
         if (last := self._last) is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tgi_trio.shard.contract import Alternatives, Choices, StepResult
+from tgi_trio.shard.contract import Choices, Listed, StepResult
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptSpan
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 from tgi_trio.shard.torch_backend.sampling.device_choices import list_best, read_choices
@@ -23,6 +23,7 @@ class LaunchedStep:
     rows: int  # of the plan
     sampled: Array  # those that choose
     choosing: Choosing
+    wanted: Array  # int64, by choosing row: tokens listed beside it
     began: torch.Event
     event: Callable[[], torch.Event]  # recorded where the device's queue ends now
     prompts: dict[int, PromptSpan]
@@ -61,9 +62,9 @@ class LaunchedStep:
         prompts = {row: span.read() for row, span in self.prompts.items()} if self.prompts else {}
         if self.found is None:
             return StepResult(Choices.none(self.rows), took, 0, prompts)
-        tops: dict[int, Alternatives] = {}
+        tops: Listed | None = None
         if self.found.listed is not None:
-            tops = list_best(self.choosing, self.found.listed)
+            tops = list_best(self.wanted[self.choosing.owners], self.found.listed)
         drafts: Array | None = None
         if self.computed is not None:
             self.choosing.computed = self.computed.copy()

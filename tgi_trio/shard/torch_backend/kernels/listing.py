@@ -19,7 +19,7 @@ _HIGHEST = tl.constexpr(1)  # above that of every log-probability
 
 @triton.jit
 def list_best(
-    into,  # int32 [room, 2]: ids and bits of float32 log-probabilities, unordered; -1: nobody
+    into,  # int32 [room, 2]: ids and bits of float32 log-probabilities, unordered; -1, -1: nobody
     base,  # float32 [size]: log-probabilities, -inf where a token does not survive
     names,  # float32 [size]: the tokens' ids, read with `named`; else they are the places
     named,
@@ -63,6 +63,7 @@ def list_best(
     for low in range(above, room - ties, BLOCK):
         nobody = tl.full([BLOCK], -1, tl.int32)
         tl.store(into + 2 * (low + place), nobody, mask=low + place < room - ties)
+        tl.store(into + 2 * (low + place) + 1, nobody, mask=low + place < room - ties)
 
 
 @triton.jit

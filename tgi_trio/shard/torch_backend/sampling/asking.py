@@ -109,7 +109,8 @@ _ROW: Final = np.dtype(
         ("repetition", np.float32),
         ("samples", np.int32),
         ("top_k", np.int32),
-        ("listed", np.int32),  # how many of the best tokens are wanted; 0: none
+        ("listed", np.int32),  # how many of the best tokens are looked at; 0: none
+        ("top_n", np.int64),  # and how many of them are wanted
         ("counted", np.bool_),  # it has penalties
         ("absolute", np.bool_),  # and they are OpenAI's
         ("masked", np.bool_),  # it has a grammar or a watermark
@@ -243,7 +244,7 @@ def _ask(row: ShardSequence, vocab_size: int) -> bytes:
         *(asked.frequency_penalty, asked.presence_penalty),
         *(asked.temperature, asked.repetition_penalty, asked.sample),
         asked.top_k if asked.top_k < vocab_size else 0,
-        _count_listed(asked.top_n, vocab_size),
+        *(_count_listed(asked.top_n, vocab_size), asked.top_n),
         *(bool(counted), asked.absolute_penalties, bool(asked.grammar or asked.watermark)),
         bool(asked.logit_bias),
     )

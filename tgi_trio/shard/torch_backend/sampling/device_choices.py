@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import Alternatives, Choices
+from tgi_trio.shard.contract import Choices, Listed
 from tgi_trio.shard.sampling.base import MOST_TIES
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing, repeat
+
+_ID_BITS, _IDS = np.uint64(32), np.uint64((1 << 32) - 1)
+_NOBODY = np.uint64((1 << 64) - 1)
 
 NOTHING_LEFT, IS_NAN = 1, 2  # of `kernels/choosing.py`, which imports Triton
 
@@ -15,19 +18,18 @@ NOTHING_LEFT, IS_NAN = 1, 2  # of `kernels/choosing.py`, which imports Triton
 def read_choices(
     choosing: Choosing,
     found: NDArray[np.float64],
-    tops: dict[int, Alternatives],
+    tops: Listed | None,
     faults: dict[int, str],
     refused: dict[int, str],
 ) -> Choices:
     """Return the tokens of every row: one, and one more for every guess that was right.
 
-    `found` float64 [C, 3] of `DeviceSampler.choose`; `tops` by choice; `faults` by choice, of those
-    whose masks could not be made; `refused` by row, of those that ask for what there is not.
+    `found` float64 [C, 3] of `DeviceSampler.choose`; `tops` of the choices; `faults` by choice, of
+    those whose masks could not be made; `refused` by row, of those that ask for what there is not.
     """
     if choosing.alone and not (faults or refused or np.count_nonzero(found[:, 2])):
         ones = repeat(1, len(found), np.int64)
-        listed = {c: [top] for c, top in tops.items()} if tops else {}
-        return Choices(ones, found[:, 0].astype(np.int64), found[:, 1].copy(), listed)
+        return Choices(ones, found[:, 0].astype(np.int64), found[:, 1].copy(), tops)
     faults = dict(faults)
     for owner, why in refused.items():
         for c in np.flatnonzero(choosing.owners == owner).tolist():
@@ -43,11 +45,8 @@ def read_choices(
     wrong = {owner: faults[c] for owner, c in enumerate(firsts.tolist()) if c in faults}
     counts[list(wrong)] = 0
     kept = choosing.aheads < counts[choosing.owners]
-    by_row: dict[int, list[Alternatives]] = {}
-    for c in sorted(tops):
-        if kept[c]:
-            by_row.setdefault(int(choosing.owners[c]), []).append(tops[c])
-    return Choices(counts, found[kept, 0].astype(np.int64), found[kept, 1], by_row, wrong)
+    tops = None if tops is None else tops.kept(kept)
+    return Choices(counts, found[kept, 0].astype(np.int64), found[kept, 1], tops, wrong)
 
 
 def _count_right(
@@ -70,34 +69,26 @@ def _count_right(
     return count
 
 
-def list_best(choosing: Choosing, listed: NDArray[np.int32]) -> dict[int, Alternatives]:
-    """Return the alternatives of the choices that want some, best first, lower ids first in ties.
+def list_best(wanted: NDArray[np.int64], listed: NDArray[np.int32]) -> Listed:
+    """Return the alternatives of choices, best first, lower ids first in ties.
 
-    `listed` int32 [C, room, 2]: as `kernels/listing.py` leaves them.
+    `wanted` [C]: how many each wants; those that tie with the last of them go along. `listed` int32
+    [C, room, 2]: as `kernels/listing.py` leaves them.
     """
-    wanted = np.array([row.sampling.top_n for row in choosing.rows], np.int64)[choosing.owners]
-    there = (listed[:, :, 0] >= 0) & (wanted > 0)[:, None]
-    places = np.flatnonzero(there)  # of the flat list: `nonzero` takes ten times as long
-    choices = places // listed.shape[1]
-    names, bits = listed.reshape(-1, 2)[places].T
-    values = bits.view(np.float32)
-    order = np.lexsort((names, -values, choices))
-    names, values = names[order], values[order].astype(np.float64)
-    ends = np.cumsum(np.bincount(choices, minlength=len(listed)))
-    # Those that tie with the last one wanted go along.
-    starts = np.concatenate(([0], ends[:-1]))
-    ranks = np.arange(len(names)) - starts[choices]
-    lasts = np.minimum(starts + wanted, ends)[choices] - 1
-    most = np.maximum(MOST_TIES, wanted)[choices]
-    kept = (ranks < wanted[choices]) | ((values == values[lasts]) & (ranks < most))
-    pairs = list(zip(names[kept].tolist(), values[kept].tolist(), strict=True))
-    counts = np.bincount(choices[kept], minlength=len(listed))
-    ends = np.cumsum(counts)
-    return {
-        choice: pairs[end - count : end]
-        for choice, (end, count) in enumerate(zip(ends.tolist(), counts.tolist(), strict=True))
-        if wanted[choice]
-    }
+    # An id and, above it, the bits of a number that is not positive: rising, from the best on.
+    keys = np.sort(listed.view(np.uint64)[:, :, 0], axis=1)
+    most, room = int(wanted.max(initial=0)), keys.shape[1]
+    lasts = keys[np.arange(len(keys)), np.clip(wanted, 1, room) - 1] >> _ID_BITS
+    if most < room and ((keys[:, most] >> _ID_BITS) <= lasts).any():
+        most = room  # some may tie with the last one
+    keys = keys[:, :most]
+    ranks, limits = np.arange(most), np.where(wanted, np.maximum(MOST_TIES, wanted), 0)
+    ties = (keys >> _ID_BITS == lasts[:, None]) & (ranks < limits[:, None])
+    kept = ((ranks < wanted[:, None]) | ties) & (keys != _NOBODY)
+    own = keys[kept]
+    ids, bits = own & _IDS, (own >> _ID_BITS).astype(np.uint32)
+    logprobs = bits.view(np.float32).astype(np.float64)
+    return Listed(np.count_nonzero(kept, axis=1), ids.astype(np.int64), logprobs)
 
 
 def _why_not(fault: int, position: int) -> str:
