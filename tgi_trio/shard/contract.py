@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,8 +148,8 @@ class Listed:
     """The alternatives of N tokens as columns: those of one token after those of the other."""
 
     counts: NDArray[np.int64]  # [N]
-    token_ids: NDArray[np.int64]  # [the sum of them], each token's best first
-    logprobs: NDArray[np.float64]  # the same
+    token_ids: NDArray[np.integer[Any]]  # [the sum of them], each token's best first
+    logprobs: NDArray[np.floating[Any]]  # the same
 
     @classmethod
     def none(cls, tokens: int) -> Listed:

@@ -12,7 +12,13 @@ from tests.shard.sampling.sampling_support import sequence
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.sampling.base import MOST_TIES, alternatives
 from tgi_trio.shard.sampling.philox import uniform
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing, Settings, count_up, repeat
+from tgi_trio.shard.torch_backend.sampling.asking import (
+    Choosing,
+    Settings,
+    Wanted,
+    count_up,
+    repeat,
+)
 from tgi_trio.shard.torch_backend.sampling.device_choices import list_best
 from tgi_trio.shard.torch_backend.sampling.resident_counts import ADD, ResidentCounts
 
@@ -64,13 +70,18 @@ def test_rows_that_are_followed_count_what_they_count_one_by_one(events: list[st
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 30), st.integers(1, 9)), max_size=4),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 30), st.integers(1, 99)), max_size=4),
+    st.booleans(),
     st.randoms(use_true_random=False),
 )
 def test_lists_of_all_choices_are_those_of_each(
-    choices: list[tuple[int, int, int]], draw: random.Random
+    choices: list[tuple[int, int, int]], even: bool, draw: random.Random
 ) -> None:
-    """`choices`: how many tokens are wanted, how many came down, how many values they have."""
+    """`choices`: how many tokens are wanted, how many came down, how many values they have.
+
+    `even`: all want as many as the first.
+    """
+    choices = [(choices[0][0] if even else n, came, kinds) for n, came, kinds in choices]
     rows = [sequence([1], top_n=wanted) for wanted, _, _ in choices]
     listed = np.full((len(rows), 40, 2), -1, np.int32)
     for own, (wanted, count, kinds) in zip(listed, choices, strict=True):
@@ -78,7 +89,7 @@ def test_lists_of_all_choices_are_those_of_each(
         own[places, 0] = draw.sample(range(VOCAB), len(places))
         values = [-float(draw.randrange(kinds)) for _ in places]
         own[places, 1] = np.array(values, np.float32).view(np.int32)
-    found = list_best(np.array([wanted for wanted, _, _ in choices], np.int64), listed)
+    found = list_best(Wanted.of(np.array([n for n, _, _ in choices], np.int64)), listed)
     assert len(found.each) == len(rows)
     for i, pairs in enumerate(found.each):
         if not choices[i][0]:

@@ -59,8 +59,7 @@ def device_choice(
     here = None if masks is None else sampler.upload_masks(masks)
     found = sampler.choose(scores, sampler.upload(sampler.ask(choosing)), here)
     assert found.listed is not None
-    wanted = np.array([row.sampling.top_n for row in rows])
-    tops = list_best(wanted, found.listed.cpu().numpy())
+    tops = list_best(sampler.settings(rows).wanted, found.listed.cpu().numpy())
     faults = {} if masks is None else masks.faults
     refused = sampler.settings(rows).faults
     results = read_choices(choosing, found.tokens.cpu().numpy(), tops, faults, refused).rows

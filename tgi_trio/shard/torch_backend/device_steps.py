@@ -126,7 +126,7 @@ class DeviceSteps:
             spans = prompts.launch(plan, hidden, landed.keep)
             chosen = self._choose(plan, hidden, choosing, masked)
         step = LaunchedStep(
-            *(settings.faults, len(plan.rows), sampled, choosing, settings.columns["top_n"]),
+            *(settings.faults, len(plan.rows), sampled, choosing, settings.wanted),
             *(began, self._event),
             *(spans, landed),
         )

@@ -9,7 +9,7 @@ import torch
 
 from tgi_trio.shard.contract import Choices, Listed, StepResult
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptSpan
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing
+from tgi_trio.shard.torch_backend.sampling.asking import Choosing, Wanted
 from tgi_trio.shard.torch_backend.sampling.device_choices import list_best, read_choices
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Found, Landed
 from tgi_trio.shard.torch_backend.staging import Array, PinnedLoan
@@ -23,7 +23,7 @@ class LaunchedStep:
     rows: int  # of the plan
     sampled: Array  # those that choose
     choosing: Choosing
-    wanted: Array  # int64, by choosing row: tokens listed beside it
+    wanted: Wanted  # by choosing rows
     began: torch.Event
     event: Callable[[], torch.Event]  # recorded where the device's queue ends now
     prompts: dict[int, PromptSpan]
@@ -64,7 +64,10 @@ class LaunchedStep:
             return StepResult(Choices.none(self.rows), took, 0, prompts)
         tops: Listed | None = None
         if self.found.listed is not None:
-            tops = list_best(self.wanted[self.choosing.owners], self.found.listed)
+            wanted = self.wanted
+            if not self.choosing.alone:
+                wanted = Wanted.of(wanted.each[self.choosing.owners])
+            tops = list_best(wanted, self.found.listed)
         drafts: Array | None = None
         if self.computed is not None:
             self.choosing.computed = self.computed.copy()

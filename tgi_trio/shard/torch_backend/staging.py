@@ -270,7 +270,7 @@ class PinnedLoan:
         return strip
 
     def __del__(self) -> None:
-        for strip in self._taken:
+        for strip in reversed(self._taken):  # so that each is taken for the same again
             self._free[strip.size].append(strip)
 
 

@@ -123,6 +123,19 @@ _FIXED: Final = ("top_p", "typical_p", "floor", "frequency", "presence")
 _FIXED_TOO: Final = ("temperature", "repetition", "samples", "top_k", "listed")
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How many alternatives are wanted."""
+
+    each: NDArray[np.int64]  # [C], or [R]
+    even: int  # by every one; 0: by none, or not as many by each
+
+    @classmethod
+    def of(cls, each: NDArray[np.int64]) -> Wanted:
+        even = len(each) > 0 and bool((each == each[0]).all())
+        return cls(each, int(each[0]) if even else 0)
+
+
 @dataclass
 class Settings:
     """What a list of rows asks for; kept while the list stays the same, as in most steps."""
@@ -133,6 +146,7 @@ class Settings:
     minimum: NDArray[np.bool_]  # rows that may have a minimum to generate
     faults: dict[int, str]
     widest: int  # tokens that are listed beside a choice, 0: none are
+    wanted: Wanted  # by rows
     penalised: list[ShardSequence]  # rows with penalties
     places: NDArray[np.int64]  # of those
     samples: bool  # any row does
@@ -167,6 +181,7 @@ class Settings:
             minimum=np.array(minimum, np.bool_),
             faults=faults,
             widest=int(columns["listed"].max(initial=0)),
+            wanted=Wanted.of(columns["top_n"]),
             penalised=[rows[i] for i in places.tolist()],
             places=places,
             samples=samples,

@@ -7,10 +7,9 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import Choices, Listed
 from tgi_trio.shard.sampling.base import MOST_TIES
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing, repeat
+from tgi_trio.shard.torch_backend.sampling.asking import Choosing, Wanted, repeat
 
-_ID_BITS, _IDS = np.uint64(32), np.uint64((1 << 32) - 1)
-_NOBODY = np.uint64((1 << 64) - 1)
+_ID_BITS, _NOBODY = np.uint64(32), np.uint64((1 << 64) - 1)
 
 NOTHING_LEFT, IS_NAN = 1, 2  # of `kernels/choosing.py`, which imports Triton
 
@@ -69,14 +68,26 @@ def _count_right(
     return count
 
 
-def list_best(wanted: NDArray[np.int64], listed: NDArray[np.int32]) -> Listed:
+def list_best(wanted: Wanted, listed: NDArray[np.int32]) -> Listed:
     """Return the alternatives of choices, best first, lower ids first in ties.
 
-    `wanted` [C]: how many each wants; those that tie with the last of them go along. `listed` int32
-    [C, room, 2]: as `kernels/listing.py` leaves them.
+    Those that tie with the last one wanted go along. `listed` int32 [C, room, 2]: as
+    `kernels/listing.py` leaves them.
     """
     # An id and, above it, the bits of a number that is not positive: rising, from the best on.
     keys = np.sort(listed.view(np.uint64)[:, :, 0], axis=1)
+    most, parts = wanted.even, keys.view(np.int32)
+    if 0 < most < keys.shape[1]:
+        ties = parts[:, 2 * most - 1] == parts[:, 2 * most + 1]
+        if not np.count_nonzero(ties):  # nor is there nobody among them
+            ids = parts[:, 0 : 2 * most : 2].reshape(-1)
+            logprobs = keys.view(np.float32)[:, 1 : 2 * most : 2].reshape(-1)
+            return Listed(repeat(most, len(keys), np.int64), ids, logprobs)
+    return _list_best(wanted.each, keys)
+
+
+def _list_best(wanted: NDArray[np.int64], keys: NDArray[np.uint64]) -> Listed:
+    """Return the alternatives of choices that want different numbers of them, or as many."""
     most, room = int(wanted.max(initial=0)), keys.shape[1]
     lasts = keys[np.arange(len(keys)), np.clip(wanted, 1, room) - 1] >> _ID_BITS
     if most < room and ((keys[:, most] >> _ID_BITS) <= lasts).any():
@@ -85,10 +96,8 @@ def list_best(wanted: NDArray[np.int64], listed: NDArray[np.int32]) -> Listed:
     ranks, limits = np.arange(most), np.where(wanted, np.maximum(MOST_TIES, wanted), 0)
     ties = (keys >> _ID_BITS == lasts[:, None]) & (ranks < limits[:, None])
     kept = ((ranks < wanted[:, None]) | ties) & (keys != _NOBODY)
-    own = keys[kept]
-    ids, bits = own & _IDS, (own >> _ID_BITS).astype(np.uint32)
-    logprobs = bits.view(np.float32).astype(np.float64)
-    return Listed(np.count_nonzero(kept, axis=1), ids.astype(np.int64), logprobs)
+    own = keys[kept].view(np.int32)
+    return Listed(np.count_nonzero(kept, axis=1), own[::2], own.view(np.float32)[1::2])
 
 
 def _why_not(fault: int, position: int) -> str:
