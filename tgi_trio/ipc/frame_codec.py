@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import compress
+from operator import is_not, itemgetter
 from typing import Any
 
 import numpy as np
@@ -97,35 +99,35 @@ class FrameTemplate:
         """Begin with a frame of these columns, as `encode` returns it."""
         self._kind = kind
         self._spec = SPECS[kind]
-        self._words = [name for name, _ in self._spec.words]
+        self._find_words = itemgetter(*(name for name, _ in self._spec.words))
         self._bytes = bytearray(frame)
         first, counts_at = WORD * (1 + len(self._spec.words)), self._spec.header_bytes
         self._counts = tuple(memoryview(self._bytes)[first:counts_at].cast("Q"))
         every = np.ndarray((), _row_type(kind, self._counts, len(self._bytes)), self._bytes)
-        self._columns = {name: every[name] for name in columns}
+        self._names = tuple(columns)
+        self._columns = [every[name] for name in columns]
         # What is there and cannot have changed since; None: something that can.
-        self._there = {name: fixed_array(array) for name, array in columns.items()}
+        self._there = [fixed_array(array) for array in columns.values()]
 
     def encode(self, words: Mapping[str, int], columns: Mapping[str, NDArray[Any]]) -> bytes | None:
-        """Return the frame as bytes, words that are left out being 0; None for other counts or
-        columns.
+        """Return the frame as bytes; None for other counts or columns, or in another order.
 
         A column that was there in the last frame, and that nobody may write to, is not looked at.
+        Raises KeyError where a word is missing.
         """
-        there = self._there
-        if columns.keys() != there.keys():
+        if tuple(columns) != self._names:
             return None
-        for name, array in columns.items():
-            if array is there[name]:
-                continue
-            column = self._columns[name]
-            there[name] = None
+        arrays, there = list(columns.values()), self._there
+        for place in compress(range(len(arrays)), map(is_not, arrays, there)):
+            array, column = arrays[place], self._columns[place]
+            there[place] = None
             if len(array) != len(column):
                 return None
             column[...] = array
-            there[name] = None if array.flags.writeable else fixed_array(array)
-        values = [words.get(name, 0) for name in self._words]
-        self._spec.header.pack_into(self._bytes, 0, self._kind, *values, *self._counts)
+            if not array.flags.writeable:
+                there[place] = fixed_array(array)
+        words_there = self._find_words(words)
+        self._spec.header.pack_into(self._bytes, 0, self._kind, *words_there, *self._counts)
         return bytes(self._bytes)
 
 

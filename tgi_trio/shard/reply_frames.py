@@ -40,17 +40,18 @@ class StepFrames:
 
         `words` left out are 0, `columns` left out are empty; any integer or float dtype.
         """
+        if len(words) < len(_NO_WORDS):
+            words = {**_NO_WORDS, **words}
         template = self._template
         frame = None if template is None else template.encode(words, columns)
         if frame is None:
-            words = {**_NO_WORDS, **words}
             frame, before = encode(Kind.STEP, words, columns), self._size
             self._template, self._size = None, len(frame)
             if columns and self._size == before:  # the second of a kind, most likely
                 self._template = FrameTemplate(Kind.STEP, frame, columns)
         if len(frame) <= max_bytes:
             return [frame]
-        return list(_divide({**_NO_WORDS, **words}, columns, max_bytes))
+        return list(_divide(words, columns, max_bytes))
 
 
 def _divide(

@@ -16,7 +16,7 @@ from tgi_trio.shard.contract import PlanCounts, ShardSequence, StepPlan
 from tgi_trio.shard.loop.row_table import RowTable
 
 _Number = TypeVar("_Number", np.int32, np.int64)
-_FURTHEST: Final = 64  # steps whose numbers are made together, at most
+_FURTHEST: Final = 256  # steps whose numbers are made together, at most
 _MOST: Final = 4096  # and rows of them all, where one step has no more
 
 

@@ -10,7 +10,6 @@ has been lost meanwhile it ends the process on the spot, before anybody can say 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -206,30 +205,24 @@ class PinnedPool:
 
     def __init__(self) -> None:
         """Take memory when it is first needed."""
-        self._free: defaultdict[int, list[_Strip]] = defaultdict(list)  # by bytes
+        self.free: list[list[_Strip]] = []  # what each loan had
+        self.outgrown: list[_Strip] = []  # together less than what took their places
 
     def lend(self) -> PinnedLoan:
         """Return where copies are kept: what comes down of one step, say."""
-        return PinnedLoan(self._free)
+        try:
+            return PinnedLoan(self, self.free.pop())
+        except IndexError:  # asked for before, it might be another thread's by now
+            return PinnedLoan(self, [])
 
 
 @dataclass(slots=True, eq=False)
 class _Strip:
-    """Pinned memory of the host."""
+    """Pinned memory of the host, and what it is now."""
 
     memory: torch.Tensor  # uint8
-    size: int  # its bytes
-    # What it was the last time, as a tensor and as an array: steps are mostly alike.
-    here: torch.Tensor | None = None
-    array: Array | None = None
-
-    def like(self, source: torch.Tensor) -> torch.Tensor:
-        """Return the memory as a tensor like `source`."""
-        here = self.here
-        if here is None or here.dtype != source.dtype or here.shape != source.shape:
-            here = self.memory[: source.nbytes].view(source.dtype).view(source.shape)
-            self.here, self.array = here, None
-        return here
+    here: torch.Tensor  # a view of it
+    array: Array | None = None  # of that, once it has been asked for
 
 
 class PinnedLoan:
@@ -239,39 +232,52 @@ class PinnedLoan:
     on its way from them does not: whoever sends them up keeps this until it has arrived.
     """
 
-    __slots__ = ("_free", "_taken")
+    __slots__ = ("_pool", "_strips", "_taken")
 
-    def __init__(self, free: defaultdict[int, list[_Strip]]) -> None:
-        self._free = free
-        self._taken: list[_Strip] = []
+    def __init__(self, pool: PinnedPool, strips: list[_Strip]) -> None:
+        """`strips`: those of a loan before, one for each copy: steps are mostly alike."""
+        self._pool = pool
+        self._strips = strips
+        self._taken = 0
 
     def keep(self, source: torch.Tensor) -> torch.Tensor:
         """Return a copy of `source`, valid as long as this is there.
 
         A device's has come once an event that is recorded later is reached.
         """
-        return self._take(source).like(source).copy_(source, non_blocking=True)
+        return self._take(source).here.copy_(source, non_blocking=True)
 
     def keep_array(self, source: torch.Tensor) -> Array:
         """Do what `keep` does, and return an array."""
         strip = self._take(source)
-        here = strip.like(source).copy_(source, non_blocking=True)
+        strip.here.copy_(source, non_blocking=True)
         if strip.array is None:
-            strip.array = here.numpy()
+            strip.array = strip.here.numpy()
         return strip.array
 
     def _take(self, source: torch.Tensor) -> _Strip:
-        size = max(_LEAST, 1 << (source.nbytes - 1).bit_length())
-        try:
-            strip = self._free[size].pop()
-        except IndexError:  # asked for before, it might be another thread's by now
-            strip = _Strip(_host_bytes(size, True), size)
-        self._taken.append(strip)
-        return strip
+        """Return the next strip, as a tensor like `source`."""
+        at, strips = self._taken, self._strips
+        self._taken = at + 1
+        if at < len(strips):
+            strip = strips[at]
+            if strip.here.shape == source.shape and strip.here.dtype == source.dtype:
+                return strip
+            if strip.memory.numel() >= source.nbytes:
+                strips[at] = _Strip(strip.memory, _shape_like(strip.memory, source))
+                return strips[at]
+            self._pool.outgrown.append(strips.pop(at))
+        memory = _host_bytes(max(_LEAST, 1 << (source.nbytes - 1).bit_length()), True)
+        strips.insert(at, _Strip(memory, _shape_like(memory, source)))
+        return strips[at]
 
     def __del__(self) -> None:
-        for strip in reversed(self._taken):  # so that each is taken for the same again
-            self._free[strip.size].append(strip)
+        self._pool.free.append(self._strips)
+
+
+def _shape_like(memory: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Return the beginning of memory as a tensor like `source`."""
+    return memory[: source.nbytes].view(source.dtype).view(source.shape)
 
 
 def aligned(size: int) -> int:
