@@ -361,8 +361,10 @@ class Worker:
         self._computed_at = time.perf_counter_ns()
         self._beat(Phase.REPLYING)
         moved = self._batch.settle(plan, result)
-        self._drop(moved.dropped)
-        self._reports.add_faults(moved.faults)
+        if moved.dropped:
+            self._drop(moved.dropped)
+        if moved.faults:
+            self._reports.add_faults(moved.faults)
         self._reports.send(
             plan.applied,
             moved.columns,

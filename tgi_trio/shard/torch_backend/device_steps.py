@@ -47,7 +47,6 @@ from tgi_trio.shard.torch_backend.step_forward import (
     fits_device,
     idle_steps,
 )
-from tgi_trio.shard.torch_backend.torch_device import within_inference
 
 _GONE = "gone"  # key in Sequence.state: it has left, whatever a step in flight says of it
 
@@ -240,7 +239,7 @@ class DeviceSteps:
         found = self._sampler.choose(scores, self._sampler.upload(told), masks, hidden)
         return found.first(len(scores), lists=told.widest > 0)
 
-    @within_inference
+    @torch.inference_mode()
     def _choose_later(self, step: LaunchedStep, unchosen: Chosen) -> None:
         """Choose with masks; every token before is known."""
         choosing, scores, size = step.choosing, unchosen.scores, unchosen.size

@@ -5,16 +5,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Callable
-from typing import Any, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, Literal
 
 import torch
 
 from tgi_trio.shard.machine import accelerator
 from tgi_trio.shard.machine.accelerator import current_device, is_accelerator
-
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
 
 Generation = Literal["ampere", "hopper"]  # of devices, as far as kernels care
 
@@ -32,22 +28,6 @@ def resolve_device(name: str) -> torch.device:
     if is_accelerator(device) and device.index is None:
         return current_device(device.type)
     return device
-
-
-def within_inference(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Have a function keep no gradients: a decorator, and a quick one for a thread that never does.
-
-    Entering torch's mode takes as long as two copies.
-    """
-
-    @functools.wraps(function)
-    def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
-        if torch.is_inference_mode_enabled():
-            return function(*args, **kwargs)
-        with torch.inference_mode():
-            return function(*args, **kwargs)
-
-    return run
 
 
 @functools.cache  # each look takes tens of microseconds, and every layer asks
