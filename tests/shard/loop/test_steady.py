@@ -110,3 +110,15 @@ def assert_same(mine: StepPlan, theirs: StepPlan) -> None:
             assert [each.id for each in ours] == [each.id for each in other]
         elif field.name not in ("uniform", "decodes"):  # which let a shorter way be taken
             assert ours == other, field.name
+
+
+def test_rows_that_join_while_a_step_flies_are_none_of_its() -> None:
+    batch = decoding()
+    plan = batch.plan(BUDGET)
+    assert plan is not None and plan.uniform
+    batch.expect(plan)
+    batch.add(row(4, [41, 42], 9, blocks=[1]))
+    moved = batch.settle(plan, answer(plan))
+    assert moved.columns["sequence"].tolist() == [1, 2, 3]
+    assert len(moved.columns["computed"]) == 3
+    batch.check()

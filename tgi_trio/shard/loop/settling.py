@@ -99,12 +99,13 @@ class Settler:
             table.last[:rows] = tokens
             self.expected = None
         _append_each(plan.rows, each, table.length[:rows].tolist())
-        columns = to_columns_of_all(table.ids, table.computed[:rows], choices, result.prompts)
+        ids = table.ids if len(table.ids) == rows else table.ids[:rows]  # others may have come
+        columns = to_columns_of_all(ids, table.computed[:rows], choices, result.prompts)
         return Moved(columns)
 
     def _move_all(self, plan: StepPlan, last: NDArray[np.int64] | int) -> None:
-        """Move all rows of a uniform plan by a token; `last` as for `RowTable.move_all`."""
-        self._table.move_all(last)
+        """Move all rows of a uniform plan by a token; `last` as for `RowTable.move_first`."""
+        self._table.move_first(len(plan.rows), last)
         if plan.state_writes is not None and plan.places is not None:
             self._table.move_states(plan.places, plan.state_writes)
 

@@ -86,6 +86,7 @@ class Sheet:
             -1
         )  # pages of it that nobody needs stay untouched
         self._rows, self._fixed = len(idle[-1]), packed_size(idle[:-1])
+        self.used = self._fixed  # bytes that say everything
         self._idle = list(idle[:-1])
         self._lengths = [len(array) for array in self._idle]
         # What lies here and cannot have changed since; None: something that can.
@@ -123,7 +124,8 @@ class Sheet:
         rows[:count] = table
         if count < self._rows:
             rows[count:] = 0
-        return self._fixed + aligned(rows.nbytes)
+        self.used = self._fixed + aligned(rows.nbytes)
+        return self.used
 
     def note_sent(self) -> None:
         """Take note that all of it is on its way to `target`."""
@@ -179,7 +181,7 @@ class Staging:
         sheet.note_sent()
 
     def _copy(self, target: torch.Tensor, buffer: _Pinned, needed: int) -> None:
-        target.copy_(buffer.beginning.of(needed), non_blocking=True)
+        target.copy_(buffer.beginning.of(needed), True)  # without waiting
         if self._pinned:
             buffer.free = record_event(self._device)
 
@@ -250,7 +252,7 @@ class PinnedLoan:
     def keep_array(self, source: torch.Tensor) -> Array:
         """Do what `keep` does, and return an array."""
         strip = self._take(source)
-        strip.here.copy_(source, non_blocking=True)
+        strip.here.copy_(source, True)  # without waiting
         if strip.array is None:
             strip.array = strip.here.numpy()
         return strip.array
