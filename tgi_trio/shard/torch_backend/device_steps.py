@@ -47,6 +47,7 @@ from tgi_trio.shard.torch_backend.step_forward import (
     fits_device,
     idle_steps,
 )
+from tgi_trio.shard.torch_backend.torch_device import without_gradients
 
 _GONE = "gone"  # key in Sequence.state: it has left, whatever a step in flight says of it
 
@@ -239,7 +240,6 @@ class DeviceSteps:
         found = self._sampler.choose(scores, self._sampler.upload(told), masks, hidden)
         return found.first(len(scores), lists=told.widest > 0)
 
-    @torch.inference_mode()
     def _choose_later(self, step: LaunchedStep, unchosen: Chosen) -> None:
         """Choose with masks; every token before is known."""
         choosing, scores, size = step.choosing, unchosen.scores, unchosen.size
@@ -247,15 +247,16 @@ class DeviceSteps:
         masks = self._masks.make(choosing, _is_gone)
         step.faults = masks.faults
         told = self._sampler.ask(choosing, size or None)
-        if self._graphs is not None and size and self._sampler.fits(told):
-            found = self._graphs.choose_masked(size, told, masks)
-        else:
-            if size:
-                told = self._sampler.ask(choosing)
-            here = self._sampler.upload_masks(masks)
-            found = self._choose_told(scores, unchosen.hidden, told, here)
-        step.take(found)
-        step.finish()
+        with without_gradients():
+            if self._graphs is not None and size and self._sampler.fits(told):
+                found = self._graphs.choose_masked(size, told, masks)
+            else:
+                if size:
+                    told = self._sampler.ask(choosing)
+                here = self._sampler.upload_masks(masks)
+                found = self._choose_told(scores, unchosen.hidden, told, here)
+            step.take(found)
+            step.finish()
 
     def _event(self) -> torch.Event:
         return record_event(self._computes.device, timed=True)

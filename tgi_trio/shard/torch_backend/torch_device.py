@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal
 
 import torch
 
 from tgi_trio.shard.machine import accelerator
 from tgi_trio.shard.machine.accelerator import current_device, is_accelerator
+
+_NOTHING: Final = nullcontext()
 
 Generation = Literal["ampere", "hopper"]  # of devices, as far as kernels care
 
@@ -28,6 +31,14 @@ def resolve_device(name: str) -> torch.device:
     if is_accelerator(device) and device.index is None:
         return current_device(device.type)
     return device
+
+
+def without_gradients() -> AbstractContextManager[object]:
+    """Return torch's mode in which nothing is kept for gradients, to be entered.
+
+    Entering it takes as long as two copies: a thread that serves is in it, and stays so.
+    """
+    return _NOTHING if torch.is_inference_mode_enabled() else torch.inference_mode()
 
 
 @functools.cache  # each look takes tens of microseconds, and every layer asks

@@ -66,17 +66,17 @@ class ChoiceMasks:
         green = np.full(len(choosing), -1, np.int32)
         allowed = np.full(len(choosing), -1, np.int32)
         faults: dict[int, str] = {}
-        there = np.array([not left(row) for row in choosing.rows], np.bool_)
-        asked = [row.sampling for row in choosing.rows]
-        marked = there & np.array([bool(s.watermark) for s in asked], np.bool_)
-        guided = there & np.array([bool(s.grammar) for s in asked], np.bool_)
-        if marked.any():
-            own = np.flatnonzero(marked[choosing.owners])
+        marked, guided = [False] * len(choosing.rows), [False] * len(choosing.rows)
+        for i, row in enumerate(choosing.rows):
+            if not left(row):
+                marked[i], guided[i] = row.sampling.watermark, bool(row.sampling.grammar)
+        if any(marked):
+            own = np.flatnonzero(np.array(marked)[choosing.owners])
             green[own] = np.arange(len(own))
             owners, aheads = choosing.owners[own].tolist(), choosing.aheads[own].tolist()
             pairs = zip(owners, aheads, strict=True)
             tables.append(np.stack([self._green(choosing.rows[i], ahead) for i, ahead in pairs]))
-        todo = np.flatnonzero(guided[choosing.owners])
+        todo = np.flatnonzero(np.array(guided)[choosing.owners])
         if len(todo) and self._grammars is None:
             faults |= dict.fromkeys(todo.tolist(), NO_TOKENIZER)
         elif len(todo) and self._grammars is not None:

@@ -292,8 +292,10 @@ class DeviceSampler:
 
     def refill_masks(self, reserved: ReservedMasks, masks: Masks) -> None:
         """Replace the masks in `reserved`; choices beyond theirs have none."""
-        more = np.full(len(reserved.here.green) - len(masks.green), -1, np.int32)
-        green, allowed = (np.concatenate((c, more)) for c in (masks.green, masks.allowed))
+        green, allowed = masks.green, masks.allowed
+        if (missing := len(reserved.here.green) - len(green)) > 0:
+            more = repeat(-1, missing, np.int32)
+            green, allowed = np.concatenate((green, more)), np.concatenate((allowed, more))
         self._mask_staging.fill(reserved.memory, [green, allowed, masks.bits])
 
     def choose(
