@@ -2,14 +2,15 @@
 
 A start compiles a kernel where it is first launched, one after another, for half a second to a
 second each, while most cores have nothing to do. What will be launched is known by launching it
-alone: so a small warm-up goes first, in which nothing is launched that is not compiled yet. Each is
-compiled by a thread instead: compilers let each other run, most of the time.
+alone: so a small warm-up goes first, in which none of our kernels runs. Each is compiled by a
+thread instead: compilers let each other run, most of the time.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,18 +42,20 @@ class ZeroedMemory(TorchDispatchMode):
 def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
     """Compile what `work` launches; return how many kernels that were.
 
-    Those that are compiled already are launched, all others write nothing, and products of the
-    library's are computed: nobody may look at what comes out. A kernel that does not compile is
-    left for where it is launched, and so are all where `work` raises, which is told to stderr.
+    None of them runs, compiled or not: what one reads, another would have had to write. What torch
+    computes is computed, of memory that holds zeros: nobody may look at what comes out. A kernel
+    that does not compile is left for where it is launched, and so are all where `work` raises,
+    which is told to stderr.
     """
     if not _compiles(device):
         return 0
     made: dict[str, Future[None]] = {}
+    here = threading.get_ident()
     with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
 
-        def take(*, fn: Any, compile: dict[str, Any], is_manual_warmup: bool, **_: Any) -> bool:
-            """Have a kernel compiled; called by Triton, which launches nothing if it is true."""
-            if is_manual_warmup:
+        def take(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+            """Have a kernel compiled; called by Triton, which does not do it if that is true."""
+            if threading.get_ident() != here:
                 return False
             data = compile["specialization_data"]
             if data not in made:
@@ -60,7 +63,7 @@ def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
             return True
 
         try:
-            with _asking(take), ZeroedMemory():
+            with _launching_nothing(), _asking(take), ZeroedMemory():
                 work()
         except Exception:
             traceback.print_exc()
@@ -88,6 +91,23 @@ def _asking(hook: Callable[..., bool]) -> Iterator[None]:
         yield
     finally:
         knobs.runtime.jit_cache_hook = before
+
+
+@contextmanager
+def _launching_nothing() -> Iterator[None]:
+    """Have Triton look for the kernels that are launched, and launch none."""
+    from triton.runtime.jit import JITFunction
+
+    run = JITFunction.run
+
+    def find(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(function, *args, grid=grid, warmup=True, **kwargs)
+
+    JITFunction.run = find
+    try:
+        yield
+    finally:
+        JITFunction.run = run
 
 
 def _make(device: torch.device, function: Any, data: str) -> None:
