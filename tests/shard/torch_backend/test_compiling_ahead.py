@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,12 +39,23 @@ class Named:
     map_python_to_cpp_type = lambda self, kind: kind
 
 driver.set_active(Named())
-from tgi_trio.shard.torch_backend import compiling_ahead
+from triton.compiler import ASTSource
+from tgi_trio.shard.torch_backend import compilers, compiling_ahead
 from tgi_trio.testing.kernel_variants import variants
 
 compiling_ahead.runs_kernels = lambda device: True
 torch.cuda.device = lambda device: contextlib.nullcontext()
-(variant,) = [each for each in variants("hopper") if each.name == sys.argv[1]]
+found = {each.name: each for each in variants("hopper")}
+variant = found[sys.argv[1]]
+begin, here = ASTSource.make_ir, []
+
+def make_ir(source, *given, **more):
+    here.append(source.name)
+    return begin(source, *given, **more)
+
+ASTSource.make_ir = make_ir  # what this process compiles
+cores = 2
+compilers.usable_cores = lambda: list(range(cores))
 
 def argument(kind):
     return torch.empty(64, dtype=kind) if not isinstance(kind, str) else 16 if "i" in kind else 1.5
@@ -59,7 +72,7 @@ def fail():
 
 compiling = True
 device = torch.device("cuda")
-print(compiling_ahead.compile_ahead(device, launch), launched)
+print(compiling_ahead.compile_ahead(device, launch), launched, here)
 compiling, anew = False, []
 knobs.runtime.jit_cache_hook = lambda **told: anew.append(told["fn"].name) and False
 launch()
@@ -69,16 +82,61 @@ print(compiling_ahead.compile_ahead(device, launch), len(launched))
 print(compiling_ahead.compile_ahead(device, fail), len(launched))
 compiling = False
 launch()
-print(anew, len(launched))
+print(anew, len(launched), here)
+cores, compiling, variant = 1, True, found[sys.argv[2]]
+print(compiling_ahead.compile_ahead(device, launch), len(launched), here)
 """
 
 
 def test_what_is_launched_later_has_been_compiled(tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
-    argv = [sys.executable, "-c", COMPILE, "gate bf16 silu"]
+    argv = [sys.executable, "-c", COMPILE, "gate bf16 silu", "gate bf16 gelu"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
-    told = ["1 []", "[] 2", "0 2", "0 2", "[] 4"]  # what is compiled already does not run, either
+    by_another, by_itself = "1 [] []", "1 4 ['gate']"
+    # What is compiled already does not run, either.
+    told = [by_another, "[] 2", "0 2", "0 2", "[] 4 []", by_itself]
     assert done.stdout.splitlines() == told
     assert "not this way" in done.stderr and "where they are launched first" in done.stderr
+
+
+ASK = """
+import os, signal, sys, time
+from pathlib import Path
+from tgi_trio.shard.torch_backend import compilers
+
+compilers.usable_cores = lambda: [0, 1]
+ring = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.set_inheritable(ring, True)
+
+def under(pid):
+    found = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [each for child in found for each in (child, *under(child))]
+
+with compilers.compilers(("cuda", 90, 32)) as others:
+    assert not under(os.getpid())
+    assert not others.compile('{"name": "os.none"}')  # it answers
+    while len(under(os.getpid())) < 3:
+        time.sleep(0.01)
+    for pid in under(os.getpid()):
+        open_ = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+        print(pid, *open_, flush=True)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "left"])
+def test_compilers_hold_nothing_and_end_with_who_asks(tmp_path: Path, end: str) -> None:
+    argv = [sys.executable, "-c", ASK, str(tmp_path / "ring"), end]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.returncode == (-signal.SIGKILL if end == "killed" else 0), done.stderr
+    told = [line.split() for line in done.stdout.splitlines()]
+    assert len(told) == 3
+    for _, *held in told:
+        assert len(held) <= 2 and all(name.startswith(("/dev/null", "socket:")) for name in held)
+    deadline = time.monotonic() + 60 * (end == "killed")  # else they have been waited for
+    while any(Path(f"/proc/{pid}").exists() for pid, *_ in told):
+        assert time.monotonic() < deadline, told
+        time.sleep(0.01)

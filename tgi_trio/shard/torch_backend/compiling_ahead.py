@@ -2,28 +2,29 @@
 
 A start compiles a kernel where it is first launched, one after another, for half a second to a
 second each, while most cores have nothing to do. What will be launched is known by launching it
-alone: so a small warm-up goes first, in which none of our kernels runs. Each is compiled by a
-thread instead: compilers let each other run, most of the time.
+alone: so a small warm-up goes first, in which none of our kernels runs. Each is looked for in
+Triton's cache by a thread instead, and compiled by another process where it is not there.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tgi_trio.shard.torch_backend.compilers import Compilers, compilers, count_compilers
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
-_MOST_THREADS: Final = 16
 _EMPTY: Final = ("aten::empty", "aten::new_empty")
+_LOOKS: Final = ContextVar("looks", default=False)  # for a kernel that has been compiled already
 
 
 class ZeroedMemory(TorchDispatchMode):
@@ -39,6 +40,10 @@ class ZeroedMemory(TorchDispatchMode):
         return out
 
 
+class _NotKept(Exception):
+    """A kernel is not in Triton's cache."""
+
+
 def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
     """Compile what `work` launches; return how many kernels that were.
 
@@ -51,7 +56,10 @@ def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
         return 0
     made: dict[str, Future[None]] = {}
     here = threading.get_ident()
-    with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
+    with ExitStack() as stack:
+        others = stack.enter_context(compilers(_target_of(device)))
+        stack.enter_context(_looking())
+        pool = stack.enter_context(ThreadPoolExecutor(count_compilers()))
 
         def take(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
             """Have a kernel compiled; called by Triton, which does not do it if that is true."""
@@ -59,7 +67,7 @@ def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
                 return False
             data = compile["specialization_data"]
             if data not in made:
-                made[data] = pool.submit(_make, device, fn.jit_function, data)
+                made[data] = pool.submit(_make, device, fn.jit_function, data, others)
             return True
 
         try:
@@ -79,6 +87,15 @@ def _compiles(device: torch.device) -> bool:
     from triton import knobs
 
     return not knobs.runtime.interpret
+
+
+def _target_of(device: torch.device) -> tuple[Any, ...]:
+    """Return what Triton compiles for, in the words of its `GPUTarget`."""
+    from triton.runtime import driver
+
+    with torch.cuda.device(device):
+        target = driver.active.get_current_target()
+    return target.backend, target.arch, target.warp_size
 
 
 @contextmanager
@@ -110,9 +127,42 @@ def _launching_nothing() -> Iterator[None]:
         JITFunction.run = run
 
 
-def _make(device: torch.device, function: Any, data: str) -> None:
-    """Compile a kernel and load it, as its first launch would."""
+@contextmanager
+def _looking() -> Iterator[None]:
+    """Have Triton raise `_NotKept` where it is to compile a kernel, while `_LOOKS`."""
+    from triton.compiler import ASTSource
+
+    begin = ASTSource.make_ir
+
+    def begin_or_refuse(source: Any, *args: Any, **kwargs: Any) -> Any:
+        if _LOOKS.get():
+            raise _NotKept
+        return begin(source, *args, **kwargs)
+
+    ASTSource.make_ir = begin_or_refuse
+    try:
+        yield
+    finally:
+        ASTSource.make_ir = begin
+
+
+def _make(device: torch.device, function: Any, data: str, others: Compilers) -> None:
+    """Have a kernel compiled and load it, as its first launch would."""
     with torch.cuda.device(device):
-        kernel = function.preload(data)
+        kernel = _find(function, data)
+        if kernel is None:
+            others.compile(data)  # into Triton's cache; else it is compiled here
+            kernel = function.preload(data)
         if kernel is not None:
             _ = kernel.run  # what launches it is made when it is looked at
+
+
+def _find(function: Any, data: str) -> Any:
+    """Return a kernel from Triton's cache, None where it is not there."""
+    token = _LOOKS.set(True)
+    try:
+        return function.preload(data)
+    except _NotKept:
+        return None
+    finally:
+        _LOOKS.reset(token)

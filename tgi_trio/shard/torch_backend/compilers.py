@@ -1,0 +1,118 @@
+"""Processes that compile kernels: in threads of one process compilers wait for each other.
+
+Triton's compiler is in Python up to its own representation of a kernel, and so is the rehearsal
+that finds out what is to be compiled: sixteen threads took more than twice as long for 29 kernels
+as the longest of them takes alone. What processes compile they leave in Triton's cache on disk,
+where it is found by the key that it is looked for with.
+
+They hold nothing of this process but a socket each, know of no device, say nothing, and end with
+the block that they are started for, or with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from tgi_trio.shard.machine.cores import usable_cores
+
+_MODULE: Final = "tgi_trio.shard.torch_backend.compiler_zygote"
+_MOST: Final = 16
+_PATIENCE_S: Final = 120.0  # for one kernel, which takes seconds; then whoever asked compiles it
+_TO_END_S: Final = 2.0
+
+
+class Compilers:
+    """Compiles kernels in other processes, which are started with the first; any thread may ask."""
+
+    def __init__(self, target: Sequence[Any]) -> None:
+        """`target`: the three words of a `GPUTarget` of Triton's."""
+        self._target = list(target)
+        self._starting = threading.Lock()
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+
+    def compile(self, data: str) -> bool:
+        """Compile a kernel as Triton describes it; return whether it is in Triton's cache.
+
+        Not where it does not compile, nor where there is no process that is free, or no second
+        core. At most `count_compilers` should ask at a time.
+        """
+        if count_compilers() < 2:
+            return False
+        try:
+            with self._starting:
+                if self._zygote is None:
+                    self._zygote = self._start()
+            own = self._free.get_nowait()
+        except (OSError, queue.Empty):  # the machine has no process to give, or all have died
+            return False
+        try:
+            own.sendall(data.encode() + b"\n")
+            answer = _read_line(own)
+        except OSError:  # it has died, or takes too long
+            own.close()
+            return False
+        self._free.put(own)
+        return json.loads(answer) is None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        pairs = [socket.socketpair() for _ in range(count_compilers())]
+        places = [theirs.fileno() for _, theirs in pairs]
+        words = [f"{os.getpid()}", json.dumps(self._target), *map(str, places)]
+        zygote = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=places,
+        )
+        for ours, theirs in pairs:
+            theirs.close()
+            ours.settimeout(_PATIENCE_S)
+            self._free.put(ours)
+        return zygote
+
+    def close(self) -> None:
+        """End the processes; to be called when nobody asks any more."""
+        while not self._free.empty():
+            self._free.get_nowait().close()  # so that each ends by itself, and is reaped
+        if self._zygote is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._zygote.wait(_TO_END_S)
+            self._zygote.kill()  # with it those that are still at work
+            self._zygote.wait()
+
+
+@contextmanager
+def compilers(target: Sequence[Any]) -> Iterator[Compilers]:
+    """Yield what compiles for a target, by the three words of a `GPUTarget`, during the block."""
+    made = Compilers(target)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def count_compilers() -> int:
+    """Return how many kernels are compiled at a time."""
+    return min(_MOST, len(usable_cores()))
+
+
+def _read_line(own: socket.socket) -> bytes:
+    """Return what comes up to the end of a line; raises OSError where none does."""
+    found = b""
+    while not found.endswith(b"\n"):
+        more = own.recv(1 << 16)
+        if not more:
+            raise ConnectionError("the compiler has died")
+        found += more
+    return found
