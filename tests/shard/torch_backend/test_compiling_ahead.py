@@ -85,6 +85,7 @@ launch()
 print(anew, len(launched), here)
 cores, compiling, variant = 1, True, found[sys.argv[2]]
 print(compiling_ahead.compile_ahead(device, launch), len(launched), here)
+assert "torch._dynamo" not in sys.modules  # two seconds
 """
 
 
@@ -140,3 +141,30 @@ def test_compilers_hold_nothing_and_end_with_who_asks(tmp_path: Path, end: str) 
     while any(Path(f"/proc/{pid}").exists() for pid, *_ in told):
         assert time.monotonic() < deadline, told
         time.sleep(0.01)
+
+
+KEYS = """
+import os, sys
+from tgi_trio.shard.torch_backend.kernel_keys import settle_key
+from tgi_trio.shard.torch_backend.kernels import choosing, surveying
+
+for names in (("choose_tokens", "survey_scores"), ("survey_scores", "choose_tokens")):
+    if os.fork() == 0:
+        keys = {}
+        for name in names:
+            function = getattr(choosing, name, None) or getattr(surveying, name)
+            settle_key(function)
+            keys[name] = function.cache_key
+        print(sorted(keys.items()), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_keys_of_kernels_that_call_the_same_do_not_depend_on_which_came_first() -> None:
+    environment = dict(os.environ)
+    environment.pop("TRITON_INTERPRET", None)
+    argv = [sys.executable, "-c", KEYS]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, env=environment)
+    first, second = done.stdout.splitlines()
+    assert first == second and "choose_tokens" in first, done.stderr

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from tgi_trio.errors import PeerGone
 from tgi_trio.ipc.parent import die_with_parent
+from tgi_trio.shard.torch_backend.kernel_keys import settle_key
 
 
 def main(argv: Sequence[str]) -> int:
@@ -76,7 +77,9 @@ def _compile(data: str) -> str | None:
     """Compile a kernel; return what went wrong."""
     try:
         module, _, name = json.loads(data)["name"].rpartition(".")
-        getattr(importlib.import_module(module), name).preload(data)
+        function = getattr(importlib.import_module(module), name)
+        settle_key(function)
+        function.preload(data)
     except Exception as error:  # defects of compilers, too: whoever asks may compile it himself
         return f"{type(error).__name__}: {error}"
     return None

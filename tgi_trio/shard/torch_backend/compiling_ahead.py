@@ -18,26 +18,25 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from tgi_trio.shard.torch_backend.compilers import Compilers, compilers, count_compilers
+from tgi_trio.shard.torch_backend.kernel_keys import settle_key
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
-_EMPTY: Final = ("aten::empty", "aten::new_empty")
+_EMPTY: Final = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 _LOOKS: Final = ContextVar("looks", default=False)  # for a kernel that has been compiled already
 
 
-class ZeroedMemory(TorchDispatchMode):
-    """Memory that is taken is zero: what no kernel has written is an index within any table."""
+class ZeroedMemory(TorchFunctionMode):
+    """Memory that is taken is zero: what no kernel has written is an index within any table.
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    Not a mode of torch's dispatcher, which imports its compiler first: two seconds.
+    """
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func._schema.name.startswith(_EMPTY):
-            out.zero_()
-        return out
+        return out.zero_() if func in _EMPTY else out
 
 
 class _NotKept(Exception):
@@ -148,6 +147,7 @@ def _looking() -> Iterator[None]:
 
 def _make(device: torch.device, function: Any, data: str, others: Compilers) -> None:
     """Have a kernel compiled and load it, as its first launch would."""
+    settle_key(function)
     with torch.cuda.device(device):
         kernel = _find(function, data)
         if kernel is None:
