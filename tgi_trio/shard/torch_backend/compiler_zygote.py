@@ -1,9 +1,10 @@
-"""`python -m ...compiler_zygote <parent's process id> <target as JSON> <descriptors>`.
+"""`python -m ...compiler_zygote <target as JSON> <descriptors>`.
 
 The process that has Triton loaded, and forks a child of itself for each socket: `compilers.py`.
 Every line that comes through one is a kernel as Triton describes it (`specialization_data`), which
 the child compiles into Triton's cache on disk; the line that goes back says what went wrong, in
-JSON: null where nothing did. No device is needed for that, and none is looked at.
+JSON: null where nothing did. No device is needed for that, and none is looked at. All of it ends
+when standard input does, which whoever asks holds open.
 """
 
 from __future__ import annotations
@@ -12,37 +13,38 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from tgi_trio.errors import PeerGone
 from tgi_trio.ipc.parent import die_with_parent
-from tgi_trio.shard.torch_backend.kernel_keys import settle_key
+from tgi_trio.shard.torch_backend.kernel_keys import settle_key, sum_compiler
 
 
-def main(argv: Sequence[str]) -> int:
-    """Serve every socket by a child until it closes; returns the process's exit code."""
-    parent, target, *places = argv
-    try:
-        die_with_parent(int(parent))
-    except PeerGone:
-        return 0
+def main(argv: Sequence[str]) -> NoReturn:
+    """Serve every socket by a child until standard input ends."""
+    target, *places = argv
+    os.setpgid(0, 0)
     gc.disable()  # this ends within seconds
     _aim_at(json.loads(target))
     sockets = [socket.socket(fileno=int(place)) for place in places]
-    here = os.getpid()
+    here, children = os.getpid(), []
     while sockets:
         with sockets.pop() as own:
-            if os.fork() == 0:
+            child = os.fork()
+            if child == 0:
                 _serve(own, here, sockets)
-    with suppress(ChildProcessError):
-        while True:
-            os.wait()
-    return 0
+            children.append(child)
+    sys.stdin.buffer.read()
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    os.killpg(0, signal.SIGKILL)  # assemblers that they ran, and this process
+    raise RuntimeError("killed, and alive")
 
 
 def _aim_at(target: Sequence[Any]) -> None:
@@ -52,16 +54,15 @@ def _aim_at(target: Sequence[Any]) -> None:
 
     aim = GPUTarget(*target)
     driver.set_active(SimpleNamespace(get_current_target=lambda: aim, get_current_device=lambda: 0))
-    with suppress(ImportError):  # where it is depends on Triton's version; each child would do it
-        from triton.runtime.cache import triton_key
-
-        triton_key()
+    sum_compiler()
 
 
 def _serve(own: socket.socket, parent: int, others: Sequence[socket.socket]) -> NoReturn:
     """Compile what comes through a socket, and end this process."""
     try:
         die_with_parent(parent)
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), sys.stdin.fileno())
         for other in others:
             other.close()
         with own.makefile("rb") as lines:
@@ -86,4 +87,4 @@ def _compile(data: str) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

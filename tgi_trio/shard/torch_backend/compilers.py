@@ -12,7 +12,6 @@ the block that they are started for, or with this process, however that ends.
 from __future__ import annotations
 
 import json
-import os
 import queue
 import socket
 import subprocess
@@ -67,10 +66,10 @@ class Compilers:
     def _start(self) -> subprocess.Popen[bytes]:
         pairs = [socket.socketpair() for _ in range(count_compilers())]
         places = [theirs.fileno() for _, theirs in pairs]
-        words = [f"{os.getpid()}", json.dumps(self._target), *map(str, places)]
+        words = [json.dumps(self._target), *map(str, places)]
         zygote = subprocess.Popen(
             [sys.executable, "-m", _MODULE, *words],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # it ends with it: the thread that starts it may end before
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=places,
@@ -84,12 +83,14 @@ class Compilers:
     def close(self) -> None:
         """End the processes; to be called when nobody asks any more."""
         while not self._free.empty():
-            self._free.get_nowait().close()  # so that each ends by itself, and is reaped
-        if self._zygote is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._zygote.wait(_TO_END_S)
-            self._zygote.kill()  # with it those that are still at work
-            self._zygote.wait()
+            self._free.get_nowait().close()
+        if self._zygote is None or self._zygote.stdin is None:
+            return
+        self._zygote.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._zygote.wait(_TO_END_S)
+        self._zygote.kill()
+        self._zygote.wait()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tgi_trio.shard.torch_backend.compilers import Compilers, compilers, count_compilers
-from tgi_trio.shard.torch_backend.kernel_keys import settle_key
+from tgi_trio.shard.torch_backend.kernel_keys import settle_key, sum_compiler
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _EMPTY: Final = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
@@ -59,6 +59,7 @@ def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
         others = stack.enter_context(compilers(_target_of(device)))
         stack.enter_context(_looking())
         pool = stack.enter_context(ThreadPoolExecutor(count_compilers()))
+        summed = pool.submit(sum_compiler)
 
         def take(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
             """Have a kernel compiled; called by Triton, which does not do it if that is true."""
@@ -66,7 +67,7 @@ def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
                 return False
             data = compile["specialization_data"]
             if data not in made:
-                made[data] = pool.submit(_make, device, fn.jit_function, data, others)
+                made[data] = pool.submit(_make, device, fn.jit_function, data, others, summed)
             return True
 
         try:
@@ -145,9 +146,12 @@ def _looking() -> Iterator[None]:
         ASTSource.make_ir = begin
 
 
-def _make(device: torch.device, function: Any, data: str, others: Compilers) -> None:
+def _make(
+    device: torch.device, function: Any, data: str, others: Compilers, summed: Future[None]
+) -> None:
     """Have a kernel compiled and load it, as its first launch would."""
     settle_key(function)
+    summed.result()
     with torch.cuda.device(device):
         kernel = _find(function, data)
         if kernel is None:

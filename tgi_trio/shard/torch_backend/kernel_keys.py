@@ -8,8 +8,20 @@ the cache is not found. Where all callees have theirs first, it does not.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
+
+
+def sum_compiler() -> None:
+    """Have Triton sum its own files, which is part of all keys and is kept.
+
+    They are 416 MB: threads that come at once would do so each for itself.
+    """
+    with suppress(ImportError):  # where it is depends on Triton's version
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def settle_key(function: Any) -> None:

@@ -248,14 +248,14 @@ class TorchRunner:
         self._cache = self._new_cache(1 if largest is None else largest.blocks)
         self._pool = self._new_pool(1)
         try:
+            if self._steps:  # first: what chooses tokens takes longest to compile
+                self._steps.warm_up(self._cache, request.max_batch_size, self._pool)
             if largest is not None:
                 self._warm_step(largest.plan)
             if self._graphs:
                 width = math.ceil(longest_sequence(request, self._info) / BLOCK_SIZE)
                 most = self._most_decodes(request)
                 self._graphs.rehearse(self._cache, width, most, self._pool)
-            if self._steps:
-                self._steps.warm_up(self._cache, request.max_batch_size, self._pool)
         finally:
             self._cache = self._pool = None
 
