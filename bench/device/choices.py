@@ -20,7 +20,7 @@ ROWS: Final = (1, 2, 4, 16)  # of decodes beside which those without a choice ar
 
 def leave_out(choice: str) -> AbstractContextManager[object]:
     """Have a warm-up not make a choice; "": all are made."""
-    return mock.patch(CHOICES[choice], lambda *_: None) if choice else nullcontext()
+    return mock.patch(CHOICES[choice], lambda *_, **__: None) if choice else nullcontext()
 
 
 def tell_chosen(runner: TorchRunner) -> dict[str, Any]:

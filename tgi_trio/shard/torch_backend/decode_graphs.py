@@ -77,12 +77,13 @@ class DecodeGraphs:
         ends: Ends | None = None,
         adapters: RecordedAdapters | None = None,
         *,
-        before: Callable[[], None] | None = None,
+        before: Callable[[bool], None] | None = None,
         images: PagedImages | None = None,
     ) -> None:
         """`sizes`: batch sizes to record, in any order; none: `forward` always returns None.
 
-        `before` is called before any is: what it chooses is recorded. `images`: where layers attend
+        `before` is called before any is, with whether that is rehearsed: what it chooses is
+        recorded. `images`: where layers attend
         to some.
         """
         self._images = images
@@ -117,18 +118,24 @@ class DecodeGraphs:
         Steps have `most` rows; larger sizes than hold them are left out. The largest goes first:
         the smaller ones then live in its memory. `pool`: where the model keeps states.
         """
-        self._record_all(self._sizes_for(most), cache, width, pool)
+        self._record_all(self._sizes_for(most), cache, width, pool, rehearses=False)
 
     def _sizes_for(self, most: int | None) -> list[int]:
         return self.sizes if most is None else self.sizes[: 1 + bisect_left(self.sizes, most)]
 
     def _record_all(
-        self, sizes: list[int], cache: KVCache, width: int, pool: StatePool | None
+        self,
+        sizes: list[int],
+        cache: KVCache,
+        width: int,
+        pool: StatePool | None,
+        *,
+        rehearses: bool,
     ) -> None:
         self.forget()
         self._pool = pool
         if self._before is not None:
-            self._before()
+            self._before(rehearses)
         self._width = width
         if self._adapters is not None and sizes:
             self._adapters.reserve(sizes[-1])
@@ -142,7 +149,7 @@ class DecodeGraphs:
         sizes = self._sizes_for(most)
         few = sorted({*sizes[:2], *sizes[len(sizes) // 2 :][:1], *sizes[-1:]})
         with self._capture.rehearsing():
-            self._record_all(few, cache, width, pool)
+            self._record_all(few, cache, width, pool, rehearses=True)
         self.forget()
 
     def forward(self, plan: StepPlan, lengths: Array | None) -> torch.Tensor | None:

@@ -190,13 +190,16 @@ def _chain(chooser: DeviceSampler, eos_ids: Iterable[int], guesses: Guesses) -> 
 
 def _choice(
     model: DeviceModel, attention: CapturableAttention, device: torch.device, seconds: Seconds
-) -> Callable[[], None]:
-    """Return what chooses kernels for few rows, by measuring: products', and who merges parts."""
+) -> Callable[[bool], None]:
+    """Return what chooses kernels for few rows, by measuring: products', and who merges parts.
+
+    It is told whether it rehearses that alone.
+    """
     from tgi_trio.shard.torch_backend.attention.merging import choose_merging
     from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 
-    def choose() -> None:
-        choose_for_few_rows(model.linears(), model.projections(), seconds)
+    def choose(rehearses: bool) -> None:
+        choose_for_few_rows(model.linears(), model.projections(), seconds, lone=rehearses)
         if isinstance(attention, PagedAttention) and not interprets_kernels():
             choose_merging(attention, model.attending(), model.dtype, device, seconds)
 

@@ -216,13 +216,18 @@ def _prepare(linear: Linear, x: torch.Tensor, gate: str) -> tuple[torch.Tensor, 
 
 
 def choose_for_few_rows(
-    linears: Iterable[Linear], projections: Iterable[Projection], seconds: Seconds
+    linears: Iterable[Linear],
+    projections: Iterable[Projection],
+    seconds: Seconds,
+    *,
+    lone: bool = False,
 ) -> None:
     """Have each plain half-precision matrix multiply few rows the way that takes less.
 
     Then, of each of `projections`, whose linears are among the first, whether what lies around the
     product is done in its launch. Matrices of a shape are measured one behind the other, as a step
-    reads them: none is found in a cache because it has been read before.
+    reads them: none is found in a cache because it has been read before. `lone`: one stands for
+    them, where nobody measures anything.
     """
     alike: dict[tuple[object, ...], list[Linear]] = defaultdict(list)
     for linear in linears:
@@ -234,13 +239,14 @@ def choose_for_few_rows(
         if type(each.linear) is Linear and _fits(each.linear):
             constants, gate = addend_constants(each.like), _gate_of(each.act)
             around[(*_kind(each.linear), *constants.values(), gate)].append(each)
+    most = 1 if lone else None
     for rows in _CLASSES:
         for group in alike.values():
             if rows[-1] in _PROGRAMS or len(group[0].weight) <= _MOST_OUTPUTS:
-                _choose_product(group, rows, seconds)
+                _choose_product(group[:most], rows, seconds)
         for several in around.values():
             if rows[-1] in _PROGRAMS or _gate_of(several[0].act):
-                _choose_fusing(several, rows, seconds)
+                _choose_fusing(several[:most], rows, seconds)
 
 
 def _fits(linear: Linear) -> bool:
