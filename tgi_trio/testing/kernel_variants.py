@@ -8,7 +8,12 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention import latent_kernel, merging_kernel, paged_kernel
+from tgi_trio.shard.torch_backend.attention import (
+    latent_kernel,
+    merging_kernel,
+    paged_kernel,
+    tiling_kernel,
+)
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import (
     MOST_PARTS,
@@ -17,6 +22,7 @@ from tgi_trio.shard.torch_backend.attention.tiles import (
     count_merged,
     pad_dim,
 )
+from tgi_trio.shard.torch_backend.attention.tiling import count_listed
 from tgi_trio.shard.torch_backend.kernels import (
     choosing,
     combining,
@@ -133,6 +139,13 @@ def _attention(generation: Generation) -> Iterator[Variant]:
             (BF16, F32, F32, F32, "i32"),
             {"DIM": dim, "PADDED_DIM": dim, "MOST": 32, "OVERLAPS": overlaps},
             warps=4 if dim > 256 else 2,
+        )
+    for rows in (16, 64, 1024):
+        yield Variant(
+            f"list_tiles {rows} rows",
+            tiling_kernel.list_tiles,
+            (I32, I32, I32, "i32", "i32"),
+            {"GROUP": 4, "LANES": 128, "ROWS": rows, "BLOCK": count_listed(rows)},
         )
 
 

@@ -72,7 +72,10 @@ class FixedAttention(CapturableAttention):
         width = np.array([plan.block_tables.shape[1]], np.int32)
         return [plan.kv_slots, plan.context_lengths, width, plan.block_tables]
 
-    def reserve(self, plan: StepPlan, cache: KVCache, memory: torch.Tensor) -> Batch:
+    def reserve(
+        self, plan: StepPlan, cache: KVCache, memory: torch.Tensor, *, decodes: bool = True
+    ) -> Batch:
+        assert decodes
         fixed = self.arrays(plan)[:-1]
         slots, contexts, width = split(memory, fixed)
         tables = rest(memory, fixed, torch.int32)

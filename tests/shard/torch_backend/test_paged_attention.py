@@ -199,7 +199,7 @@ def test_a_sink_is_one_more_key_without_a_value() -> None:
 
 
 def test_tiles_cover_every_pair_once_the_longest_first() -> None:
-    from tgi_trio.shard.torch_backend.attention.paged import split_pairs
+    from tgi_trio.shard.torch_backend.attention.tiling import split_pairs
 
     rows, starts = split_pairs(np.array([5, 1, 8, 3], np.int32), 4)
     assert rows.tolist() == [0, 2, 0, 1, 2, 3]

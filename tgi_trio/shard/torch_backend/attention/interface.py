@@ -146,23 +146,26 @@ class DecodePlaces:
 
 
 class CapturableAttention(AttentionBackend, Protocol):
-    """A backend whose work on a batch of decodes can be recorded once and replayed.
+    """A backend whose work on a batch of some size can be recorded once and replayed.
 
     Its launches depend on nothing but the batch's shape; what a step changes lies in tensors of
     the batch that stay where they are.
     """
 
     def arrays(self, plan: StepPlan) -> list[Array]:
-        """Return what a batch is told of decodes, their block tables last: the others have the same
-        sizes for as many decodes.
+        """Return what a batch is told of a plan, its block tables last: the others have the same
+        sizes for as many tokens in as many rows.
         """
         ...
 
-    def reserve(self, plan: StepPlan, cache: KVCache, memory: torch.Tensor) -> Any:
+    def reserve(
+        self, plan: StepPlan, cache: KVCache, memory: torch.Tensor, *, decodes: bool = True
+    ) -> Any:
         """Return what `prepare` does, over `memory`, uint8.
 
         It has at its beginning what `Staging.fill` puts there of `arrays(plan)`; later those of
-        plans of as many decodes, whose tables are no wider.
+        plans of as many decodes, whose tables are no wider. If not `decodes`, of plans of as many
+        tokens in as many rows, however they share them, and what is made here is good for one run.
         """
         ...
 

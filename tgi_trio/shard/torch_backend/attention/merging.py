@@ -15,6 +15,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention, PagedBatch
+from tgi_trio.shard.torch_backend.attention.tiling import HostTiling
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.torch_backend.layers.few_rows import agree
 from tgi_trio.shard.torch_backend.staging import Staging
@@ -80,9 +81,9 @@ def _attend_one(
         width=torch.full((1,), blocks, dtype=torch.int32, device=device),
         contexts=torch.full((1,), _CONTEXT, dtype=torch.int32, device=device),
         query_starts=torch.arange(2, dtype=torch.int32, device=device),
-        counts=np.ones(1, np.int32),
+        tiling=HostTiling(np.ones(1, np.int32), Staging(device)),
+        decodes=True,
         lasts=None,
-        staging=Staging(device),
     )
     layer = AttentionLayer(0, heads, kv_heads, head_dim, scale=head_dim**-0.5)
     count = torch.arange(heads * head_dim, device=device, dtype=torch.float32)

@@ -8,7 +8,7 @@ one block of memory that one copy fills, so a step of decodes can be recorded as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -31,6 +31,12 @@ from tgi_trio.shard.torch_backend.attention.tiles import (
     choose_tile,
     count_merged,
     pad_dim,
+)
+from tgi_trio.shard.torch_backend.attention.tiling import (
+    DeviceTiling,
+    HostTiling,
+    Tiles,
+    Tiling,
 )
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
@@ -55,35 +61,9 @@ class PagedBatch:
     width: torch.Tensor  # int32 [1]
     contexts: torch.Tensor  # int32 [R]
     query_starts: torch.Tensor  # int32 [R + 1]
-    counts: NDArray[np.int32]  # [R] queries per row
+    tiling: Tiling
+    decodes: bool  # every row is one token
     lasts: torch.Tensor | None  # int32 [T] the last position each query sees; None: its own
-    staging: Staging
-    tiles: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-
-    def tiles_of(self, lanes: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (row, first pair) of every tile of `lanes` pairs, int32 each; made once."""
-        kind = (lanes, group)
-        if kind not in self.tiles:
-            rows, starts = split_pairs(self.counts * group, lanes)
-            uploaded = self.staging.upload([rows, starts])
-            # Each kind keeps its own: what is uploaded next takes their place.
-            self.tiles[kind] = (uploaded[0].clone(), uploaded[1].clone())
-        return self.tiles[kind]
-
-
-def split_pairs(
-    pairs: NDArray[np.int32], lanes: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return int32 (row, first pair within the row) of tiles of at most `lanes` pairs.
-
-    The tiles that see the most keys come first: what begins last should not take longest.
-    """
-    tiles = -(-pairs // lanes)
-    rows = np.repeat(np.arange(len(pairs), dtype=np.int32), tiles)
-    first = np.cumsum(tiles) - tiles
-    starts = (np.arange(len(rows)) - np.repeat(first, tiles)) * lanes
-    order = np.argsort(-starts, kind="stable")
-    return rows[order], starts[order].astype(np.int32)
 
 
 class PagedAttention(CapturableAttention):
@@ -113,11 +93,17 @@ class PagedAttention(CapturableAttention):
         arrays.append(plan.block_tables)
         return arrays
 
-    def reserve(self, plan: StepPlan, cache: KVCache, memory: torch.Tensor) -> PagedBatch:
+    def reserve(
+        self, plan: StepPlan, cache: KVCache, memory: torch.Tensor, *, decodes: bool = True
+    ) -> PagedBatch:
         """See CapturableAttention."""
         fixed = _fixed(plan)
         views = [*split(memory, fixed), rest(memory, fixed, torch.int32)]
-        return self._batch(plan, cache, views)
+        batch = self._batch(plan, cache, views)
+        if not decodes:
+            batch.decodes = False
+            batch.tiling = DeviceTiling(batch.query_starts, len(plan.token_ids))
+        return batch
 
     def places(self, batch: PagedBatch) -> DecodePlaces:
         """See CapturableAttention."""
@@ -131,6 +117,7 @@ class PagedAttention(CapturableAttention):
         lasts: torch.Tensor | None = None,
     ) -> PagedBatch:
         slots, contexts, query_starts, width, tables = views
+        counts = np.diff(plan.query_starts)
         return PagedBatch(
             cache=cache,
             slots=slots,
@@ -138,9 +125,9 @@ class PagedAttention(CapturableAttention):
             width=width,
             contexts=contexts,
             query_starts=query_starts,
-            counts=np.diff(plan.query_starts),
+            tiling=HostTiling(counts, self._tile_staging),
+            decodes=len(counts) == len(plan.token_ids),
             lasts=lasts,
-            staging=self._tile_staging,
         )
 
     def attend(
@@ -202,24 +189,23 @@ class PagedAttention(CapturableAttention):
         if layer.value_dim:
             query, ends = query.split((layer.value_dim, layer.head_dim - layer.value_dim), dim=-1)
             return self._attend_latents(layer, query, ends, batch, None)
-        decodes = len(batch.counts) == len(query)
-        eight_bits = bool(batch.cache.codes)
+        decodes, eight_bits = batch.decodes, bool(batch.cache.codes)
         tile = choose_tile(
             query.dtype, layer.head_dim, self._generation, decodes=decodes, eight_bits=eight_bits
         )
         group = layer.heads // layer.kv_heads
         lasts = batch.lasts if layer.ahead else None
-        work = _divide(layer, query, batch.tiles_of(tile.lanes, group), layer.head_dim)
+        work = _divide(layer, query, batch.tiling.tiles(tile.lanes, group), layer.head_dim)
         merged = 0
         if self.merges and decodes and work.parts > 1:
             merged = count_merged(tile, group, layer.head_dim)
-        attend_tile[(len(work.rows), layer.kv_heads, work.parts)](
+        attend_tile[(len(work.tiles.rows), layer.kv_heads, work.parts)](
             *(work.out, work.sums, work.bests, work.masses, self._arrived),
             query,
             batch.cache.key_slots[layer.index],
             batch.cache.value_slots[layer.index],
             *(batch.tables, batch.width, batch.contexts, batch.query_starts),
-            *(work.rows, work.starts),
+            *work.tiles,
             work.bests if layer.slopes is None else layer.slopes,
             work.bests if layer.sinks is None else layer.sinks,
             batch.contexts if lasts is None else lasts,
@@ -265,10 +251,10 @@ class PagedAttention(CapturableAttention):
         rotary, cos, sin = None, query, query
         if turning is not None:
             rotary, (cos, sin, _) = turning
-        rank, decodes = layer.value_dim, len(batch.counts) == len(query)
-        tile = choose_latent_tile(query.dtype, layer.heads, decodes=decodes)
-        work = _divide(layer, query, batch.tiles_of(tile.lanes, layer.heads), rank)
-        attend_latents[(len(work.rows), 1, work.parts)](
+        rank = layer.value_dim
+        tile = choose_latent_tile(query.dtype, layer.heads, decodes=batch.decodes)
+        work = _divide(layer, query, batch.tiling.tiles(tile.lanes, layer.heads), rank)
+        attend_latents[(len(work.tiles.rows), 1, work.parts)](
             work.out,
             work.sums,
             work.bests,
@@ -282,8 +268,7 @@ class PagedAttention(CapturableAttention):
             batch.width,
             batch.contexts,
             batch.query_starts,
-            work.rows,
-            work.starts,
+            *work.tiles,
             layer.scale * layer.kv_scales[0] if batch.cache.codes else layer.scale,
             layer.kv_scales[0],
             query.stride(0),
@@ -312,8 +297,7 @@ class PagedAttention(CapturableAttention):
 class _Work:
     """The tiles of a launch, over how many programs each is divided, and where results go."""
 
-    rows: torch.Tensor  # int32 [tiles], as `PagedBatch.tiles_of` has them
-    starts: torch.Tensor
+    tiles: Tiles
     parts: int
     out: torch.Tensor  # [T, heads, dim]
     sums: torch.Tensor  # float32 [T, heads, parts, dim]; of one number where nothing is divided
@@ -346,18 +330,17 @@ class _Work:
 def _divide(
     layer: AttentionLayer,
     query: torch.Tensor,
-    tiles: tuple[torch.Tensor, torch.Tensor],
+    tiles: Tiles,
     dim: int,
 ) -> _Work:
     """Return room for the results, [T, heads, dim], of a launch over tiles."""
-    rows, starts = tiles
-    parts = count_parts(len(rows) * layer.kv_heads)
+    parts = count_parts(len(tiles.rows) * layer.kv_heads)
     tokens, heads = query.shape[:2]
     space = (tokens, heads, parts) if parts > 1 else (1, 1, 1)
     out = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
     bests = torch.empty(space, dtype=torch.float32, device=query.device)
     sums = torch.empty((*space, dim), dtype=torch.float32, device=query.device)
-    return _Work(rows, starts, parts, out, sums, bests, torch.empty_like(bests))
+    return _Work(tiles, parts, out, sums, bests, torch.empty_like(bests))
 
 
 def count_parts(programs: int) -> int:

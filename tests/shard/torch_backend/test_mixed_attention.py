@@ -1,0 +1,126 @@
+"""Attention to steps with prompts as recordings have them: tiles found on the device, idle ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.shard.torch_backend.attention_cases import KINDS, attended
+from tests.shard.torch_backend.interpreter import DEVICE, need_triton
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
+from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.mixed_plans import MixedSize, idle_step
+from tgi_trio.shard.torch_backend.staging import Sheet, Staging, packed_size
+
+need_triton()
+
+from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402  (it imports Triton)
+from tgi_trio.shard.torch_backend.attention.tiling import (  # noqa: E402
+    DeviceTiling,
+    count_tiles,
+    split_pairs,
+)
+
+MIXED = ([90, 40, 1, 17, 33], [70, 5, 1, 1, 6])
+ONE_EACH = ([40, 1, 17], [1, 1, 1])  # whatever is left over makes decodes a mixed step
+LEFT_OVER = 9  # tokens
+
+
+class FromMemory(AttentionBackend):
+    """Attends to steps that have fewer tokens and rows than the memory they are read from."""
+
+    name = "from memory"
+
+    def __init__(self) -> None:
+        self._attention = paged.PagedAttention(torch.device(DEVICE))
+        self._staging = Staging(torch.device(DEVICE))
+
+    def prepare(self, plan: StepPlan, cache: KVCache) -> Any:
+        size = MixedSize(len(plan.token_ids) + LEFT_OVER, len(plan.context_lengths) + 2)
+        idle = idle_step(size, plan.block_tables.shape[1] + 1)
+        arrays = self._attention.arrays(idle)
+        memory = torch.full((packed_size(arrays),), 255, dtype=torch.uint8, device=DEVICE)
+        self._staging.fill_from(memory, Sheet(arrays), self._attention.arrays(plan))
+        return self._attention.reserve(idle, cache, memory, decodes=False)
+
+    def attend(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: Any,
+    ) -> torch.Tensor:
+        more = [
+            torch.cat((x, x.new_full((LEFT_OVER, *x.shape[1:]), 3.0))) for x in (query, key, value)
+        ]
+        out = self._attention.attend(layer, more[0], more[1], more[2], batch)
+        assert not out[len(query) :].any()  # what is left over sees nothing
+        return out[: len(query)]
+
+
+@pytest.fixture(params=[1, 64], ids=["whole", "divided"])
+def from_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FromMemory:
+    monkeypatch.setattr(paged, "_PROGRAMS", request.param)
+    return FromMemory()
+
+
+def agree(backend: AttentionBackend, sizes: tuple[list[int], list[int]], **options: Any) -> None:
+    ours = attended(backend, *sizes, device=DEVICE, **options)
+    expected = attended(ReferenceAttention(), *sizes, **options)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_what_is_left_over_changes_nothing(from_memory: FromMemory, kind: dict[str, Any]) -> None:
+    agree(from_memory, MIXED, **kind)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"heads": 14, "kv_heads": 2, "dim": 64, "window": 5},  # a group that is no power of two
+        {"heads": 3, "dim": 16 + 8, "value_dim": 16, "kv_heads": 1},  # latents
+    ],
+    ids=str,
+)
+def test_other_shapes_and_rows_of_one_token(from_memory: FromMemory, shape: dict[str, Any]) -> None:
+    agree(from_memory, MIXED, **shape)
+    agree(from_memory, ONE_EACH, **shape)
+
+
+def test_it_is_bitwise_what_launched_steps_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where both divide tiles alike."""
+    monkeypatch.setattr(paged, "_PROGRAMS", 1)
+    launched = attended(paged.PagedAttention(torch.device(DEVICE)), *MIXED, device=DEVICE)
+    assert torch.equal(attended(FromMemory(), *MIXED, device=DEVICE), launched)
+
+
+@given(
+    st.lists(st.integers(0, 70), min_size=1, max_size=9),
+    st.integers(0, 90),
+    st.sampled_from([(16, 1), (16, 7), (128, 4), (16, 20)]),
+)
+def test_tiles_are_those_that_the_host_finds(
+    counts: list[int], left: int, kind: tuple[int, int]
+) -> None:
+    """In another order; the others have no pair."""
+    lanes, group = kind
+    tokens = sum(counts) + left
+    starts = np.cumsum([0, *counts, left]).astype(np.int32)
+    tiling = DeviceTiling(torch.from_numpy(starts).to(DEVICE), tokens)
+    found = [column.tolist() for column in tiling.tiles(lanes, group)]
+    assert len(found[0]) == count_tiles(tokens, len(counts) + 1, lanes, group)
+    pairs = np.diff(starts) * group
+    real = [(r, s) for r, s in zip(*found, strict=True) if s < pairs[r]]
+    expected = zip(*(column.tolist() for column in split_pairs(pairs, lanes)), strict=True)
+    assert sorted(real) == sorted(expected)
+    assert real == sorted(real, reverse=True)  # what begins last is not what takes longest
+    assert all(0 <= row <= len(counts) for row in found[0])

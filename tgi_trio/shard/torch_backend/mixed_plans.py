@@ -1,0 +1,100 @@
+"""Steps that carry prompts, as recordings of some sizes have them: which size, and what is idle.
+
+A size has so many tokens and so many rows; a step with fewer of both is filled up. Tokens that are
+left over are those of one more row, which has no context: they see nothing, and what they write
+goes to the null block.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.sampling.choosing import choice_positions
+from tgi_trio.shard.torch_backend.decode_plans import has_image_tokens, turning_position
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK
+from tgi_trio.shard.torch_backend.staging import Array
+
+# Tokens of a step. What a step is filled up with costs little where weights set the pace, which is
+# up to the first few hundred tokens, and its part of all products from there on.
+_TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024)
+_ROWS_APART: Final = 4  # rows' sizes: each this part of the next one
+
+_ALL_KNOWN: Final = np.empty(0, np.int32)  # inputs of tokens of which the host knows all
+
+
+class MixedSize(NamedTuple):
+    """What a recording has room for."""
+
+    tokens: int
+    rows: int  # of a plan, and as many choices
+
+
+def mixed_sizes(most_tokens: int, decodes: Sequence[int]) -> list[MixedSize]:
+    """Return what is recorded of steps of up to `most_tokens` tokens, the largest first.
+
+    `decodes`: batch sizes that are recorded of decodes, rising; none of these has more rows.
+    """
+    if most_tokens <= 0 or not decodes:
+        return []
+    place = bisect_left(_TOKENS, most_tokens)
+    tokens = [*_TOKENS[:place], *([most_tokens] if place < len(_TOKENS) else [])]
+    rows, wanted = list[int](), decodes[-1]
+    while wanted:
+        rows.append(decodes[bisect_left(decodes, wanted)])
+        wanted = min(wanted // _ROWS_APART, rows[-1] - 1)
+    sizes = {MixedSize(count, min(count, most)) for count in tokens for most in rows}
+    return sorted(sizes, reverse=True)
+
+
+def find_size(sizes: Sequence[MixedSize], plan: StepPlan, choices: int) -> MixedSize | None:
+    """Return the smallest of `sizes` that holds a plan which makes so many choices."""
+    tokens, rows = len(plan.token_ids), max(len(plan.context_lengths), choices)
+    fits = [size for size in sizes if size.tokens >= tokens and size.rows >= rows]
+    return min(fits, default=None)
+
+
+def is_recordable(plan: StepPlan) -> bool:
+    """Return whether a plan's tokens are plain ones, of rows that keep no state."""
+    return not has_image_tokens(plan) and plan.state_writes is None and not plan.moves
+
+
+def token_arrays(plan: StepPlan, lengths: Array, sampled: NDArray[np.intp]) -> list[Array]:
+    """Return a plan's tokens as they are sent, and behind which of them `sampled` rows choose."""
+    inputs = _ALL_KNOWN if plan.inputs is None else plan.inputs
+    places = choice_positions(plan, sampled)
+    return [plan.token_ids, turning_position(plan), lengths, inputs, places]
+
+
+def idle_step(size: MixedSize, width: int) -> StepPlan:
+    """Return a plan of tokens that see nothing, with block tables of `width` blocks.
+
+    It has a row more than `size`. All tokens are the first one's, and wherever a plan's rows end,
+    those left over are the next row's.
+    """
+    rows = size.rows + 1
+    starts = np.full(rows + 1, size.tokens, np.int32)
+    starts[0] = 0
+    return StepPlan(
+        rows=[],
+        token_ids=np.zeros(size.tokens, np.int64),
+        positions=np.zeros(size.tokens, np.int64),
+        kv_slots=np.full(size.tokens, NULL_BLOCK * BLOCK_SIZE, np.int64),
+        query_starts=starts,
+        context_lengths=np.zeros(rows, np.int32),
+        block_tables=np.full((rows, width), NULL_BLOCK, np.int32),
+        samples=np.empty(0, np.bool_),
+        inputs=np.full(size.tokens, -1, np.int32),
+    )
+
+
+def idle_arrays(size: MixedSize) -> list[Array]:
+    """Return what `token_arrays` does, of `idle_step`: every choice is behind the first token."""
+    idle = idle_step(size, 1)
+    ones = np.ones(size.tokens, np.int64)
+    return [*token_arrays(idle, ones, np.empty(0, np.intp))[:-1], np.zeros(size.rows, np.int64)]
