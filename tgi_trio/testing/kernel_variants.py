@@ -140,7 +140,7 @@ def _attention(generation: Generation) -> Iterator[Variant]:
             {"DIM": dim, "PADDED_DIM": dim, "MOST": 32, "OVERLAPS": overlaps},
             warps=4 if dim > 256 else 2,
         )
-    for rows in (16, 64, 1024):
+    for rows in (64, 256, 1024):
         yield Variant(
             f"list_tiles {rows} rows",
             tiling_kernel.list_tiles,

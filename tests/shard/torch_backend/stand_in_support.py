@@ -35,7 +35,7 @@ from tgi_trio.testing.stand_in_device import StandInDevice, current_device
 from tgi_trio.testing.stand_in_driver import Counts
 
 BLOCKS, SLOTS = 64, 16
-REQUEST = WarmupRequest(8, 64, 4, (BLOCKS - 1) * BLOCK)
+REQUEST = WarmupRequest(24, 64, 4, (BLOCKS - 1) * BLOCK)
 
 
 def start(
@@ -43,6 +43,7 @@ def start(
     where: str,
     graphs: tuple[int, ...] = (),
     grammars: GrammarMasks | None = None,
+    request: WarmupRequest = REQUEST,
     **settings: Any,
 ) -> Runner:
     """Return a runner of a checkpoint, warmed up."""
@@ -50,7 +51,7 @@ def start(
     runner = load_torch_runner(told, device=where, graph_sizes=graphs, grammars=grammars)
     real = where == "cpu" or torch.cuda.is_available()
     with contextlib.nullcontext() if real else current_device().idle():
-        runner.warm_up(REQUEST)
+        runner.warm_up(request)
     return runner
 
 
@@ -139,6 +140,7 @@ class Said:
     tops: list[tuple[int, float]] = field(default_factory=list)  # alternatives
     prompts: list[float] = field(default_factory=list)
     decodes: list[Counts] = field(default_factory=list)  # of steps without a prefill
+    prefills: list[Counts] = field(default_factory=list)  # of the others
     steps: int = 0
     drafts: int = 0  # guesses that were computed
     moved: int = 0  # steps that followed guesses which nobody had read
@@ -225,8 +227,7 @@ def drive(
             read += 1
         if device is not None:
             assert not counts.waits and counts.event_waits <= max(1, read), counts
-        if not plan.counts.prefill_tokens:
-            said.decodes.append(counts)
+        (said.prefills if plan.counts.prefill_tokens else said.decodes).append(counts)
     said.tokens = [row.token_ids[row.prompt_length : row.length].tolist() for row in rows]
     return said
 

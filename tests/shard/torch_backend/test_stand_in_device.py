@@ -190,13 +190,15 @@ def test_launches_of_a_layer_are_few(
 def test_a_warm_up_records_what_it_has_run_once(
     checkpoint: Callable[..., Path], device: StandInDevice
 ) -> None:
-    """Three sizes: steps and choices with masks. The first of all is run once more."""
+    """Three sizes: steps and choices with masks, and two with prompts. The first of all is run once
+    more.
+    """
     device.counts = Counts()
     start(checkpoint("llama"), "cuda:0", (1, 2, 4))
-    assert device.counts.recordings == 2 * 3
+    assert device.counts.recordings == 2 * 3 + 2
     idle = 2 * 2 * 2  # few rows and many, decodes and prefills, with masks and without
-    assert device.counts.launches["choose_tokens"] == 1 + 2 * 2 * 3 + idle
-    assert device.counts.launches["fill_tokens"] == 1 + 2 * 3 + idle // 2
+    assert device.counts.launches["choose_tokens"] == 1 + 2 * (2 * 3 + 2) + idle
+    assert device.counts.launches["fill_tokens"] == 1 + 2 * (3 + 2) + idle // 2
 
 
 def test_positions_are_turned_by_what_is_kept(

@@ -8,8 +8,8 @@ Where adapters are served, steps that have any have a recording of their own: th
 nothing for them. So have steps with rows that attend to images, where layers do.
 Guesses are decodes, too: each reads the blocks of its sequence up to its own place. Where layers
 keep states, the slots that a row reads and writes change like its blocks, and guesses, which follow
-one another there, are computed without graphs. So is a step with a prefill chunk, which has another
-shape each time.
+one another there, are computed without graphs. Steps with prompts are recorded beside these
+(`mixed_graphs.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tgi_trio.shard.torch_backend.decode_plans import (
     turning_position,
 )
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.mixed_plans import MixedSize, mixed_sizes
 from tgi_trio.shard.torch_backend.recorded_steps import (
     Capture,
     Chosen,
@@ -49,7 +50,8 @@ from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StateSteps, StepStates, state_arrays
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
-if TYPE_CHECKING:  # it imports Triton
+if TYPE_CHECKING:  # they import Triton
+    from tgi_trio.shard.torch_backend.mixed_graphs import MixedGraphs
     from tgi_trio.shard.torch_backend.sampling.device_sampler import (
         DeviceSampler,
         Found,
@@ -79,13 +81,15 @@ class DecodeGraphs:
         *,
         before: Callable[[bool], None] | None = None,
         images: PagedImages | None = None,
+        mixed: MixedGraphs | None = None,
     ) -> None:
         """`sizes`: batch sizes to record, in any order; none: `forward` always returns None.
 
         `before` is called before any is, with whether that is rehearsed: what it chooses is
-        recorded. `images`: where layers attend
-        to some.
+        recorded. `images`: where layers attend to some. `mixed`: recorded behind these, and
+        forgotten with them.
         """
+        self._mixed = mixed
         self._images = images
         self._adapters = adapters
         self._before = before
@@ -109,16 +113,26 @@ class DecodeGraphs:
         """Drop every recording: each holds on to the cache it was made over."""
         self._recorded, self._usable, self._scores, self._mask_memory = {}, [], None, None
         self._hidden = self._pool = None
+        if self._mixed is not None:
+            self._mixed.forget()
 
     def record(
-        self, cache: KVCache, width: int, most: int | None = None, pool: StatePool | None = None
+        self,
+        cache: KVCache,
+        width: int,
+        most: int | None = None,
+        pool: StatePool | None = None,
+        tokens: int = 0,
     ) -> None:
         """Record every size over `cache`, for block tables of up to `width` blocks.
 
         Steps have `most` rows; larger sizes than hold them are left out. The largest goes first:
-        the smaller ones then live in its memory. `pool`: where the model keeps states.
+        the smaller ones then live in its memory. `pool`: where the model keeps states. `tokens`:
+        that a step with prompts has at most.
         """
-        self._record_all(self._sizes_for(most), cache, width, pool, rehearses=False)
+        sizes = self._sizes_for(most)
+        self._record_all(sizes, cache, width, pool, rehearses=False)
+        self._record_mixed(mixed_sizes(tokens, sizes), cache, width)
 
     def _sizes_for(self, most: int | None) -> list[int]:
         return self.sizes if most is None else self.sizes[: 1 + bisect_left(self.sizes, most)]
@@ -142,14 +156,25 @@ class DecodeGraphs:
         self._recorded = {size: self._record(size, cache, width) for size in reversed(sizes)}
         self._usable = sizes
 
+    def _record_mixed(self, sizes: list[MixedSize], cache: KVCache, width: int) -> None:
+        if self._mixed is not None and self._pool is None and self._scores is not None:
+            self._mixed.record(cache, width, sizes, self._scores)
+
     def rehearse(
-        self, cache: KVCache, width: int, most: int | None = None, pool: StatePool | None = None
+        self,
+        cache: KVCache,
+        width: int,
+        most: int | None = None,
+        pool: StatePool | None = None,
+        tokens: int = 0,
     ) -> None:
         """Run once what `record` records, at a few of the sizes: most of them launch the same."""
         sizes = self._sizes_for(most)
         few = sorted({*sizes[:2], *sizes[len(sizes) // 2 :][:1], *sizes[-1:]})
+        mixed = mixed_sizes(tokens, sizes)
         with self._capture.rehearsing():
             self._record_all(few, cache, width, pool, rehearses=True)
+            self._record_mixed([*mixed[:1], *mixed[1:][-1:]], cache, width)
         self.forget()
 
     def forward(self, plan: StepPlan, lengths: Array | None) -> torch.Tensor | None:

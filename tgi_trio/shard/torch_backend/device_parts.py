@@ -19,7 +19,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionLayer,
     CapturableAttention,
 )
-from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture, RecordedTime
+from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture, RecordedTime, ReplayTime
 from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
@@ -34,6 +34,7 @@ from tgi_trio.shard.torch_backend.layers.few_rows import (
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.recorded_steps import (
+    Capture,
     DecodeForward,
     Ends,
     RecordedAdapters,
@@ -52,6 +53,7 @@ from tgi_trio.shard.torch_backend.torch_device import has_triton, interprets_ker
 if TYPE_CHECKING:
     from tgi_trio.shard.torch_backend.device_chain import DeviceChain
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
+    from tgi_trio.shard.torch_backend.mixed_graphs import MixedGraphs
     from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 
 
@@ -117,7 +119,7 @@ def device_parts(
     if runs_kernels(device) and has_triton():
         records = capturable is not None and bool(sizes) and ranks is None
         ends = _find_ends(model, sampler, config, device, ranks, guesses, records=records)
-    graphs = None
+    graphs, mixed = None, None
     if capturable is None:
         tell_no_graphs(sizes, "its steps cannot be recorded")
     elif sizes:
@@ -126,10 +128,13 @@ def device_parts(
         if has_triton():
             choose = _choice(model, capturable, device, RecordedTime(device, capture))
         pages = images if isinstance(images, ImagePages) else None
+        if ranks is None and ends is not None:
+            mixed = _mixed_graphs(model, capturable, capture, device, ends, adapters, pages)
         graphs = DecodeGraphs(
             *(model.forward, capturable, capture, sizes, device, ends, adapters),
             before=choose,
             images=pages,
+            mixed=mixed,
         )
     if ends is None:
         return graphs, None
@@ -149,7 +154,27 @@ def device_parts(
 
     masks = ChoiceMasks(config.vocab_size, sampler.grammars, sampler.watermark, permutation)
     last = None if guesses is None else guesses.last
-    return graphs, DeviceSteps(computes, ends.sampler, masks, graphs, last, ends.chain)
+    return graphs, DeviceSteps(computes, ends.sampler, masks, graphs, last, ends.chain, mixed)
+
+
+def _mixed_graphs(
+    model: DeviceModel,
+    attention: CapturableAttention,
+    capture: Capture,
+    device: torch.device,
+    ends: Ends,
+    adapters: KernelAdapters | None,
+    images: ImagePages | None,
+) -> MixedGraphs | None:
+    """Return what records steps with prompts, whose tokens are chosen here."""
+    if ends.sampler is None:
+        return None
+    from tgi_trio.shard.torch_backend.mixed_graphs import MixedGraphs
+
+    return MixedGraphs(
+        *(model.forward, attention, capture, device, ends, ends.sampler, ReplayTime(device)),
+        *(adapters, images),
+    )
 
 
 def _find_ends(

@@ -4,6 +4,8 @@ A step's numbers go up from pinned memory, its tokens are chosen where its logit
 for the next step, and what was chosen comes down behind an event. So the step after it can be
 launched before anybody knows its tokens (`StepPlan.inputs` says which they will be).
 
+Steps with prompts are recordings as well, where they are small (`mixed_graphs.py`).
+
 Where a choice needs the host between two tokens, for a grammar or a watermark, the model runs
 first, and the choice follows once the tokens before are known (`Pending.proceed`): their masks are
 made while the device computes. Each is a recording then, where decodes are recorded.
@@ -27,6 +29,7 @@ from tgi_trio.shard.torch_backend.decode_plans import as_decodes
 from tgi_trio.shard.torch_backend.device_chain import DeviceChain
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.launched_step import LaunchedStep
+from tgi_trio.shard.torch_backend.mixed_graphs import MixedGraphs, MixedStep
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs, PromptSpan
 from tgi_trio.shard.torch_backend.recorded_steps import (
     Chosen,
@@ -65,12 +68,14 @@ class DeviceSteps:
         graphs: DecodeGraphs | None,
         last: LastStep | None = None,
         chain: DeviceChain | None = None,
+        mixed: MixedGraphs | None = None,
     ) -> None:
-        """`graphs` record what `computes` does, and the choice with it.
+        """`graphs` record what `computes` does, and the choice with it; `mixed`: with prompts.
 
         `last` is told what was guessed behind the choices of each step, where `sampler` guesses;
         `chain` is what `graphs` record of steps that follow one another with guesses.
         """
+        self._mixed = mixed
         self._chain = chain
         self._judged = False  # the last step was a recording that guesses may follow
         self._pinned = PinnedPool()
@@ -122,9 +127,14 @@ class DeviceSteps:
         spans: dict[int, PromptSpan] = {}
         landed = self._pinned.lend()
         if chosen is None:
-            hidden = self._computes.hidden(plan, lengths, cache, pool)
-            spans = prompts.launch(plan, hidden, landed.keep)
-            chosen = self._choose(plan, hidden, choosing, masked)
+            mixed = self._replay_mixed(plan, lengths, choosing, masked)
+            if mixed is None:  # in the order in which other ranks do so, too
+                hidden = self._computes.hidden(plan, lengths, cache, pool)
+                spans = prompts.launch(plan, hidden, landed.keep)
+                chosen = self._choose(plan, hidden, choosing, masked)
+            else:
+                spans = prompts.launch(plan, mixed.hidden, landed.keep)
+                chosen = mixed.chosen
         step = LaunchedStep(
             *(settings.faults, len(plan.rows), sampled, choosing, settings.wanted),
             *(began, self._event),
@@ -212,6 +222,19 @@ class DeviceSteps:
             return chosen
         found = self._choose_now(chosen.scores, chosen.hidden, choosing)
         return Chosen(chosen.scores, found, chosen.hidden)
+
+    def _replay_mixed(
+        self, plan: StepPlan, lengths: Array, choosing: Choosing, masked: bool
+    ) -> MixedStep | None:
+        """Compute a step with prompts as a recording; None: there is none for it."""
+        if self._mixed is None:
+            return None
+        step = self._mixed.launch(plan, lengths, choosing, masked=masked)
+        if step is None or step.chosen is None or step.chosen.found is not None or masked:
+            return step
+        scores, picked = step.chosen.scores, step.chosen.hidden
+        found = self._choose_now(scores, picked, choosing)
+        return MixedStep(step.hidden, Chosen(scores, found, picked))
 
     def _choose(
         self, plan: StepPlan, hidden: torch.Tensor, choosing: Choosing, masked: bool

@@ -7,8 +7,8 @@ goes to the null block.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,7 +23,9 @@ from tgi_trio.shard.torch_backend.staging import Array
 # Tokens of a step. What a step is filled up with costs little where weights set the pace, which is
 # up to the first few hundred tokens, and its part of all products from there on.
 _TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024)
-_ROWS_APART: Final = 4  # rows' sizes: each this part of the next one
+# Rows' sizes: how many, and how many times as large as the next one each is.
+_MOST_ROW_SIZES: Final = 3
+_ROWS_APART: Final = 4
 
 _ALL_KNOWN: Final = np.empty(0, np.int32)  # inputs of tokens of which the host knows all
 
@@ -45,14 +47,19 @@ def mixed_sizes(most_tokens: int, decodes: Sequence[int]) -> list[MixedSize]:
     place = bisect_left(_TOKENS, most_tokens)
     tokens = [*_TOKENS[:place], *([most_tokens] if place < len(_TOKENS) else [])]
     rows, wanted = list[int](), decodes[-1]
-    while wanted:
-        rows.append(decodes[bisect_left(decodes, wanted)])
-        wanted = min(wanted // _ROWS_APART, rows[-1] - 1)
-    sizes = {MixedSize(count, min(count, most)) for count in tokens for most in rows}
-    return sorted(sizes, reverse=True)
+    while len(rows) < _MOST_ROW_SIZES and wanted >= decodes[0]:
+        rows.append(decodes[bisect_right(decodes, wanted) - 1])
+        wanted = rows[-1] // _ROWS_APART
+    # No step has more rows than tokens.
+    return [
+        MixedSize(count, most)
+        for count in reversed(tokens)
+        for most, smaller in zip(rows, [*rows[1:], 0], strict=True)
+        if smaller < count
+    ]
 
 
-def find_size(sizes: Sequence[MixedSize], plan: StepPlan, choices: int) -> MixedSize | None:
+def find_size(sizes: Iterable[MixedSize], plan: StepPlan, choices: int) -> MixedSize | None:
     """Return the smallest of `sizes` that holds a plan which makes so many choices."""
     tokens, rows = len(plan.token_ids), max(len(plan.context_lengths), choices)
     fits = [size for size in sizes if size.tokens >= tokens and size.rows >= rows]

@@ -226,7 +226,8 @@ class TorchRunner:
         if self._graphs:
             longest = longest_sequence(request, self._info)
             width = math.ceil(longest / BLOCK_SIZE)
-            self._graphs.record(self._cache, width, self._most_decodes(request), self._pool)
+            most, tokens = self._most_decodes(request), request.max_prefill_tokens
+            self._graphs.record(self._cache, width, most, self._pool, tokens)
         if self._steps:
             self._steps.warm_up(self._cache, request.max_batch_size, self._pool)
         return WarmupResult(
@@ -255,7 +256,8 @@ class TorchRunner:
             if self._graphs:
                 width = math.ceil(longest_sequence(request, self._info) / BLOCK_SIZE)
                 most = self._most_decodes(request)
-                self._graphs.rehearse(self._cache, width, most, self._pool)
+                tokens = request.max_prefill_tokens
+                self._graphs.rehearse(self._cache, width, most, self._pool, tokens)
         finally:
             self._cache = self._pool = None
 

@@ -13,6 +13,7 @@ from tgi_trio.shard.torch_backend.attention.tiling_kernel import list_tiles
 from tgi_trio.shard.torch_backend.staging import Staging
 
 _MOST_LISTED: Final = 32  # tiles of a program
+_LEAST_ROWS: Final = 64  # that a kernel is made for
 _BESIDE: Final = 4096  # pairs of a tile and a row that it looks at
 
 
@@ -69,7 +70,7 @@ class DeviceTiling:
         count = count_tiles(self.tokens, rows, lanes, group)
         found = self.query_starts.new_empty(count)  # memory of their own is aligned
         tiles = Tiles(found, torch.empty_like(found))
-        padded = 1 << (rows - 1).bit_length()
+        padded = max(_LEAST_ROWS, 1 << (rows - 1).bit_length())
         block = count_listed(padded)
         list_tiles[(-(-count // block),)](
             tiles.rows,
