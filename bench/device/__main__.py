@@ -41,11 +41,12 @@ if TYPE_CHECKING:  # it takes seconds to import, and the process that starts the
     from bench.device.roofline import Ceiling
 
 COLUMNS: Final = [
-    *("shape", "what", "step_ms", "replay_ms", "gap_us", "least_ms", "of_roofline"),
+    *("shape", "what", "step_ms", "replay_ms", "gap_us", "host_ms", "least_ms", "of_roofline"),
     *("gb_per_s", "tflop_per_s", "over_bare", "why"),
 ]
 ROUNDED: Final = ("int4", "q4_k", "fp8")
 SHAPES: Final = ("dry", "tiny", "1B", "8B", "mixture")
+CHUNKS: Final = (48, 192, 448)  # of a prompt, beside decodes
 _STEPS: Final = 32  # of each decode
 
 
@@ -234,6 +235,9 @@ def steps(
         yield bench.decode(rows, ceiling)
         if rows == plan.batches[0] and not part.without:
             yield bench.prefill(ceiling)
+    for chunk in () if part.without else (2,) if args.dry_run else CHUNKS:
+        yield bench.mixed(chunk, ceiling, recorded=True)
+        yield bench.mixed(chunk, ceiling, recorded=False)
     if args.traces is not None and not part.without:
         name = part.name.replace(" ", "-")
         for rows in (min(plan.batches), max(plan.batches)):

@@ -1,4 +1,4 @@
-"""Steps of one model: decodes, prefills, the gap between steps, the warm-up.
+"""Steps of one model: decodes, prefills, both in one step, the gap between steps, the warm-up.
 
 What is random is as in a server that many use. Every row has tokens of its own, so a mixture's rows
 choose their experts each for itself, all of them with equal odds, as `roofline.py` counts. K and V
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import statistics
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -31,6 +33,7 @@ from tgi_trio.shard.torch_backend.recorded_steps import (
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 _SETTLE = 2  # steps that nobody counts
+_MIXED = 8  # steps with prompts, at most
 _LEAST_S = 1e-9  # a stand-in's clock stands still
 
 
@@ -90,7 +93,7 @@ class Bench:
         if trace is not None:
             self._trace(batch, trace)
             return {}
-        took, busy = self._run(batch, self.plan.steps + _SETTLE)
+        took, busy, _ = self._run(batch, self.plan.steps + _SETTLE)
         step, device = statistics.median(took[_SETTLE:]), statistics.median(busy[_SETTLE:])
         found = {
             "what": f"decode {rows} x {self.plan.context}{_told(adapters)}",
@@ -137,6 +140,34 @@ class Bench:
             **_beside(work, ceiling, step),
         }
 
+    def mixed(self, chunk: int, ceiling: Ceiling, *, recorded: bool) -> dict[str, Any]:
+        """Decode half of the largest batch beside chunks of a prompt, `chunk` tokens each.
+
+        If not `recorded`, all of it is launched kernel by kernel.
+        """
+        rows, steps = max(1, max(self.plan.batches) // 2), min(_MIXED, self.plan.steps) + _SETTLE
+        new = self.plan.steps + _SETTLE + 1
+        batch = self._batch(rows, self.plan.context, new)
+        ids = self.draw.integers(self.runner.info.vocab_size, size=chunk * steps, dtype=np.int32)
+        first = 1 + rows * _blocks(self.plan.context + 1 + new)
+        blocks = list(range(first, first + _blocks(len(ids) + 2)))
+        batch.add(PrefillRow(rows, ids, len(ids), 0, blocks, 2, sampling=SamplingParameters()))
+        launches: Any = self.runner._steps
+        with nullcontext() if recorded else mock.patch.object(launches, "_mixed", None):
+            took, busy, host = (
+                statistics.median(each[_SETTLE:]) for each in self._run(batch, steps, rows + chunk)
+            )
+        work = self._work(rows, 1, self.plan.context)
+        prompt = self._work(1, chunk, chunk * (steps + _SETTLE) // 2)
+        work = Work(work.moved, work.operations + prompt.operations)
+        return {
+            "what": f"decode {rows} beside {chunk}{'' if recorded else ', launched'}",
+            "step_ms": took * 1e3,
+            "device_ms": busy * 1e3,
+            "host_ms": host * 1e3,
+            **_beside(work, ceiling, took),
+        }
+
     def _work(self, rows: int, queries: int, context: int) -> Work:
         """Return what a step needs at least, by the bytes that are stored."""
         size, dtype = Size.of(config_of(self.shape)), self.runner.dtype
@@ -165,17 +196,25 @@ class Bench:
             batch.add(PrefillRow(i, ids, length, context, blocks, new, sampling=asked))
         return batch
 
-    def _run(self, batch: Batch, steps: int) -> tuple[list[float], list[float]]:
-        """Run steps as the worker does; return seconds between them, and of the device in each."""
+    def _run(
+        self, batch: Batch, steps: int, budget: int = 1 << 20
+    ) -> tuple[list[float], list[float], list[float]]:
+        """Run steps as the worker does, of up to `budget` tokens.
+
+        Return seconds between them, of the device in each, and of the host to launch each.
+        """
         took: list[float] = []
         busy: list[float] = []
+        host: list[float] = []
         flying: tuple[StepPlan, Pending] | None = None
         began = time.perf_counter()
         for _ in range(steps):
-            plan = batch.plan(1 << 20)
+            plan = batch.plan(budget)
             if plan is None:
                 raise RuntimeError("the batch has nothing left to do")
+            at = time.perf_counter()
             pending = self.runner.launch(plan)
+            host.append(time.perf_counter() - at)
             if flying is not None:
                 began = _land(batch, flying, began, took, busy)
             pending.proceed()
@@ -186,7 +225,7 @@ class Bench:
                 began = _land(batch, (plan, pending), began, took, busy)
         if flying is not None:
             _land(batch, flying, began, took, busy)
-        return took, busy
+        return took, busy, host
 
     def _trace(self, batch: Batch, path: Path, steps: int = 4) -> None:
         """Write a Chrome trace of a few steps."""

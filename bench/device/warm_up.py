@@ -87,8 +87,11 @@ def timed_warm_up(runner: TorchRunner) -> Iterator[Found]:
         return taken
 
     capture = None if graphs is None else graphs._capture
+    mixed = None if graphs is None else graphs._mixed
     if graphs is not None and capture is not None:
-        graphs._capture = _TimedCapture(capture, found)
+        graphs._capture = timed = _TimedCapture(capture, found)
+        if mixed is not None:
+            mixed.capture = timed
     with (
         mock.patch.object(torch_runner, "compile_ahead", compile_timed),
         mock.patch.object(LargestStep, "measure", measure_timed),
@@ -100,3 +103,5 @@ def timed_warm_up(runner: TorchRunner) -> Iterator[Found]:
             found["warm_up_s"] = time.perf_counter() - began
             if graphs is not None and capture is not None:
                 graphs._capture = capture
+                if mixed is not None:
+                    mixed.capture = capture

@@ -111,7 +111,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag(
                 "cuda-graphs",
                 "sizes",
-                "batch sizes recorded as CUDA graphs; 0 for none",
+                "batch sizes recorded as CUDA graphs, alone and with prompts; 0 for none",
                 "1,2,4,8,16,24,... up to the largest batch, where there is a CUDA device",
             ),
             Flag("cuda-memory-fraction", "ratio", "part of each CUDA device's memory to use"),
