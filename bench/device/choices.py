@@ -13,7 +13,6 @@ _BACKEND: Final = "tgi_trio.shard.torch_backend"
 # What chooses: without it the library and kernels of their own do the work.
 CHOICES: Final = {
     "few rows": f"{_BACKEND}.device_parts.choose_for_few_rows",
-    "merging": f"{_BACKEND}.attention.merging.choose_merging",
 }
 ROWS: Final = (1, 2, 4, 16)  # of decodes beside which those without a choice are seen
 
@@ -24,9 +23,8 @@ def leave_out(choice: str) -> AbstractContextManager[object]:
 
 
 def tell_chosen(runner: TorchRunner) -> dict[str, Any]:
-    """Return who merges parts, and how many matrices have which rows multiplied by our kernels."""
-    attention = None if runner._graphs is None else runner._graphs._attention
-    found: dict[str, Any] = {"merges": getattr(attention, "merges", False)}
+    """Return how many matrices have which rows multiplied by our kernels."""
+    found: dict[str, Any] = {}
     model: Any = runner.model  # a decoder
     linears = list(model.linears())
     for rows in ROWS:

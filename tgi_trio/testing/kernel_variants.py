@@ -16,10 +16,8 @@ from tgi_trio.shard.torch_backend.attention import (
 )
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import (
-    MOST_PARTS,
     choose_latent_tile,
     choose_tile,
-    count_merged,
     pad_dim,
 )
 from tgi_trio.shard.torch_backend.attention.tiling import count_listed
@@ -66,6 +64,7 @@ TYPES: Final[dict[torch.dtype, str]] = {
     torch.float8_e4m3fn: "fp8e4nv",
 }
 F32, BF16, F64, I32, I64, F16, U8, I8, E4M3 = TYPES
+_MANY: Final = 64  # rows of decodes
 EVEN: Final = ", a multiple of 16"  # behind the type of a whole number that is
 
 
@@ -116,12 +115,10 @@ def _attention(generation: Generation) -> Iterator[Variant]:
             for group, divided in ((4, False), (4, True), (7, False)):
                 if group == 7 and dim != 128:
                     continue
-                yield _attend(generation, dtype, dim, group, decodes, divided, kind)
-                if divided and decodes and not kind and dim <= 128:
-                    yield _attend(generation, dtype, dim, group, decodes, divided, kind, True)
-        if not kind and dtype is BF16 and dim in (64, 128):
-            for group in (1, 8):
-                yield _attend(generation, dtype, dim, group, True, True, kind, True)
+                rows = _MANY if decodes else 0
+                yield _attend(generation, dtype, dim, group, rows, divided, kind)
+        if dtype is BF16 and dim == 64 and "CODES" not in kind:  # another tile
+            yield _attend(generation, dtype, dim, 4, 1, True, kind)
     for dtype, heads, decodes, codes in (
         (BF16, 16, True, ""),
         (BF16, 16, False, ""),
@@ -154,10 +151,9 @@ def _attend(
     dtype: torch.dtype,
     dim: int,
     group: int,
-    decodes: bool,
+    decodes: int,
     divided: bool,
     kind: dict[str, Any],
-    merged: bool = False,
 ) -> Variant:
     eight_bits = "CODES" in kind
     tile = choose_tile(dtype, dim, generation, decodes=decodes, eight_bits=eight_bits)
@@ -170,8 +166,6 @@ def _attend(
         "LANES": tile.lanes,
         "KEYS": tile.keys,
         "DIVIDED": divided,
-        "MOST": MOST_PARTS,
-        "MERGED": count_merged(tile, group, dim) if merged else 0,
         "WINDOW": 0,
         "SOFT_CAP": False,
         "ALIBI": False,
@@ -182,14 +176,14 @@ def _attend(
     }
     cached = U8 if eight_bits else dtype
     mode = "decode" if decodes else "prefill"
+    mode += " of one row" if decodes == 1 else ""
     named = ({"DIVIDED": True} if divided else {}) | kind
     more = "".join(f" {n.lower() if n != 'CODES' else word}" for n, word in named.items())
-    more += " merged" if merged else ""
     tables = (I32,) * 6 + (F32, F32, I32)  # slopes, sinks and lasts behind them
     return Variant(
         f"attend_tile {mode} {TYPES[dtype]} {dim} g{group}{more}",
         paged_kernel.attend_tile,
-        (dtype, *(F32,) * 3, I32, dtype, cached, cached, *tables, *("fp32",) * 3, "i32", "i32"),
+        (dtype, *(F32,) * 3, dtype, cached, cached, *tables, *("fp32",) * 3, "i32", "i32"),
         constants | kind,
         warps=tile.warps,
         stages=tile.stages,

@@ -21,7 +21,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     start,
 )
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import merging, paged  # noqa: E402
+from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import few_rows  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
@@ -43,10 +43,8 @@ def test_it_says_what_it_says_on_the_cpu(
 ) -> None:
     monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
-    monkeypatch.setattr(device_parts, "interprets_kernels", lambda: False)
     monkeypatch.setattr(few_rows, "_fits", lambda linear: linear.packed is None)
-    for module in (few_rows, merging):
-        monkeypatch.setattr(module, "agree", lambda *_: True)  # warm-ups compute nothing
+    monkeypatch.setattr(few_rows, "agree", lambda *_: True)  # warm-ups compute nothing
     folder = checkpoint(family)  # transformers makes it without a device
     expected = drive(start(folder, "cpu"), TEXTS, ASKED, 3)
     with StandInDevice() as device:
@@ -54,8 +52,6 @@ def test_it_says_what_it_says_on_the_cpu(
         ours = drive(runner, TEXTS, ASKED, 3, device=device)
     agree(ours, expected)
     assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
-    merges = any(not layer.value_dim for layer in runner.model.attending())
-    assert runner._graphs._attention.merges == merges
     assert all(each.linear.fused >= {1, 2} for each in runner.model.projections())
 
 

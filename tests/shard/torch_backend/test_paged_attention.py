@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -97,84 +96,6 @@ def test_latents(backend: CapturableAttention, shape: dict[str, int], dtype: tor
     """Keys that are their own values, for all heads."""
     agree(backend, [40, 1, 17, 33], [3, 1, 1, 6], kv_heads=1, dtype=dtype, **shape)
     agree(backend, [40, 1, 17], [1, 1, 1], kv_heads=1, dtype=dtype, **shape)
-
-
-@pytest.fixture
-def merging(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from tgi_trio.shard.torch_backend.attention import paged
-
-    monkeypatch.setattr(paged, "_PROGRAMS", 64)
-    own = paged.PagedAttention(torch.device(DEVICE))
-    own.merges = True
-    # Nobody else puts parts together.
-    monkeypatch.setattr(paged._Work, "merge", lambda _: pytest.fail("a kernel was launched"))
-    return own
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"sinks": torch.ones(4), "window": 5, "soft_cap": 3.0},  # parts that see nothing
-        {"heads": 14, "kv_heads": 2, "dim": 64},  # a group that is no power of two
-        {"heads": 3, "kv_heads": 3, "dim": 24},
-        {"heads": 8, "kv_heads": 1, "dim": 128, "dtype": torch.bfloat16},  # in two rounds
-    ],
-    ids=str,
-)
-def test_the_last_program_merges_the_parts_of_decodes(merging: Any, shape: dict[str, Any]) -> None:
-    for _ in range(2):  # the second finds what programs count with as the first did
-        agree(merging, *SIZES["decodes"], **shape)
-    assert not merging._arrived.any()
-
-
-def test_what_one_program_would_have_too_much_of_is_not_merged_by_it(
-    backend: Any,
-) -> None:
-    from tgi_trio.shard.torch_backend.attention.tiles import Tile, count_merged
-
-    # By its registers: as many heads at once, or in two rounds, or too many.
-    assert [count_merged(Tile(16, 64, 4), n, 128) for n in (1, 4, 7, 8, 9)] == [1, 4, 4, 4, 0]
-    assert count_merged(Tile(16, 64, 4), 32, 16) == 0  # they are several tiles
-    assert count_merged(Tile(16, 32, 8), 1, 192) == 0  # wide heads would spill
-    backend.merges = True
-    agree(backend, *SIZES["decodes"], heads=20, kv_heads=1, dim=24)
-    agree(backend, *SIZES["mixed"])  # prompts are no decodes
-
-
-class Measuring:
-    """Says what merging by the last program takes, of what a kernel of its own takes."""
-
-    def __init__(self, attention: Any, takes: float) -> None:
-        self.attention, self.takes = attention, takes
-
-    def __call__(self, work: Callable[[], torch.Tensor]) -> float:
-        work()
-        return self.takes if self.attention.merges else 1.0
-
-
-def test_who_merges_is_measured_and_compared(
-    merging: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tgi_trio.shard.torch_backend.attention import merging as choice
-    from tgi_trio.shard.torch_backend.attention import paged
-
-    monkeypatch.undo()
-    monkeypatch.setattr(choice, "_TIMES", 1)
-    monkeypatch.setattr(choice, "_CONTEXT", 64)
-    layers = [AttentionLayer(i, 4, 2, dim, scale=1.0) for i, dim in enumerate((16, 16, 32))]
-    device = torch.device(DEVICE)
-    for takes, taken in ((0.5, True), (0.99, False)):
-        measuring = Measuring(merging, takes)
-        choice.choose_merging(merging, layers, torch.bfloat16, device, measuring)
-        assert merging.merges == taken and not capsys.readouterr().err
-    latent = [AttentionLayer(0, 4, 1, 576, scale=1.0, value_dim=512)]
-    choice.choose_merging(merging, latent, torch.bfloat16, device, Measuring(merging, 0.5))
-    assert not merging.merges
-    plain = paged._Work.whole
-    wrong = lambda own: plain(own) + 9 * merging.merges  # noqa: E731
-    monkeypatch.setattr(paged._Work, "whole", wrong)
-    choice.choose_merging(merging, layers, torch.bfloat16, device, Measuring(merging, 0.5))
-    assert not merging.merges and "found other numbers" in capsys.readouterr().err
 
 
 def test_half_precision(backend: CapturableAttention) -> None:

@@ -16,7 +16,6 @@ from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
-    AttentionLayer,
     CapturableAttention,
 )
 from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture, RecordedTime, ReplayTime
@@ -48,7 +47,7 @@ from tgi_trio.shard.torch_backend.step_forward import (
     StepForward,
 )
 from tgi_trio.shard.torch_backend.token_source import TokenSource
-from tgi_trio.shard.torch_backend.torch_device import has_triton, interprets_kernels
+from tgi_trio.shard.torch_backend.torch_device import has_triton
 
 if TYPE_CHECKING:
     from tgi_trio.shard.torch_backend.device_chain import DeviceChain
@@ -70,7 +69,6 @@ class DeviceModel(Protocol):
     def kv_shape(self) -> KVShape: ...
     def linears(self) -> Iterable[Linear]: ...
     def projections(self) -> Iterable[Projection]: ...
-    def attending(self) -> Iterable[AttentionLayer]: ...
     @property
     def dtype(self) -> torch.dtype: ...
     @property
@@ -126,7 +124,7 @@ def device_parts(
         capture = CudaCapture(device, alone=ranks is None)
         choose = None
         if has_triton():
-            choose = _choice(model, capturable, device, RecordedTime(device, capture))
+            choose = _choice(model, RecordedTime(device, capture))
         pages = images if isinstance(images, ImagePages) else None
         if ranks is None and ends is not None:
             mixed = _mixed_graphs(model, capturable, capture, device, ends, adapters, pages)
@@ -213,20 +211,14 @@ def _chain(chooser: DeviceSampler, eos_ids: Iterable[int], guesses: Guesses) -> 
     return DeviceChain(chosen, guesses.most, texts)
 
 
-def _choice(
-    model: DeviceModel, attention: CapturableAttention, device: torch.device, seconds: Seconds
-) -> Callable[[bool], None]:
-    """Return what chooses kernels for few rows, by measuring: products', and who merges parts.
+def _choice(model: DeviceModel, seconds: Seconds) -> Callable[[bool], None]:
+    """Return what chooses kernels for few rows, by measuring.
 
     It is told whether it rehearses that alone.
     """
-    from tgi_trio.shard.torch_backend.attention.merging import choose_merging
-    from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 
     def choose(rehearses: bool) -> None:
         choose_for_few_rows(model.linears(), model.projections(), seconds, lone=rehearses)
-        if isinstance(attention, PagedAttention) and not interprets_kernels():
-            choose_merging(attention, model.attending(), model.dtype, device, seconds)
 
     return choose
 

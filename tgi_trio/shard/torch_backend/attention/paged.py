@@ -29,7 +29,6 @@ from tgi_trio.shard.torch_backend.attention.tiles import (
     MOST_PARTS,
     choose_latent_tile,
     choose_tile,
-    count_merged,
     pad_dim,
 )
 from tgi_trio.shard.torch_backend.attention.tiling import (
@@ -75,10 +74,6 @@ class PagedAttention(CapturableAttention):
         self._generation = generation(device)
         self._staging = Staging(device)
         self._tile_staging = Staging(device)
-        # Whether parts of decodes are merged by the program that comes last, see `merging.py`, and
-        # int32: how many have come, of every (tile, KV head) that is divided.
-        self.merges = False
-        self._arrived = torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> PagedBatch:
         arrays = self.arrays(plan)
@@ -189,18 +184,16 @@ class PagedAttention(CapturableAttention):
         if layer.value_dim:
             query, ends = query.split((layer.value_dim, layer.head_dim - layer.value_dim), dim=-1)
             return self._attend_latents(layer, query, ends, batch, None)
-        decodes, eight_bits = batch.decodes, bool(batch.cache.codes)
+        decodes = len(query) if batch.decodes else 0
+        eight_bits = bool(batch.cache.codes)
         tile = choose_tile(
             query.dtype, layer.head_dim, self._generation, decodes=decodes, eight_bits=eight_bits
         )
         group = layer.heads // layer.kv_heads
         lasts = batch.lasts if layer.ahead else None
         work = _divide(layer, query, batch.tiling.tiles(tile.lanes, group), layer.head_dim)
-        merged = 0
-        if self.merges and decodes and work.parts > 1:
-            merged = count_merged(tile, group, layer.head_dim)
         attend_tile[(len(work.tiles.rows), layer.kv_heads, work.parts)](
-            *(work.out, work.sums, work.bests, work.masses, self._arrived),
+            *(work.out, work.sums, work.bests, work.masses),
             query,
             batch.cache.key_slots[layer.index],
             batch.cache.value_slots[layer.index],
@@ -222,8 +215,6 @@ class PagedAttention(CapturableAttention):
             LANES=tile.lanes,
             KEYS=tile.keys,
             DIVIDED=work.parts > 1,
-            MOST=MOST_PARTS,
-            MERGED=merged,
             WINDOW=layer.window,
             SOFT_CAP=layer.soft_cap > 0,
             ALIBI=layer.slopes is not None,
@@ -234,7 +225,7 @@ class PagedAttention(CapturableAttention):
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
-        return work.whole() if merged else work.merge()
+        return work.merge()
 
     def _attend_latents(
         self,
@@ -320,10 +311,6 @@ class _Work:
                 **overlap(self.out.device),
                 num_warps=4 if dim > _WIDE else 2,
             )
-        return self.whole()
-
-    def whole(self) -> torch.Tensor:
-        """Return [T, heads * dim], where nothing is left to be merged."""
         return self.out.view(len(self.out), -1)
 
 

@@ -17,9 +17,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.attention.merging_kernel import merge_last
 from tgi_trio.shard.torch_backend.kernels.eight_bits import decode_like
-from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
+from tgi_trio.shard.torch_backend.kernels.overlapping import (
+    fetch,
+    let_next_begin,
+    wait_for_earlier,
+)
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -31,7 +34,6 @@ def attend_tile(
     parts,  # float32 [T, heads, parts, DIM]: sums of what a part has seen, with DIVIDED only
     bests,  # float32 [T, heads, parts]: largest score of a part
     masses,  # float32 [T, heads, parts]: sum of 2 ** (score - best)
-    arrived,  # int32 [tiles, kv_heads]: 0, and left so; with MERGED only
     query,  # [T, heads, DIM], of any strides but the last
     key,  # [slots, kv_heads, DIM], contiguous: one layer of the cache, numbers or CODES
     value,
@@ -55,23 +57,27 @@ def attend_tile(
     LANES: tl.constexpr,  # pairs of a tile, a power of two
     KEYS: tl.constexpr,  # keys looked at together, a power of two
     DIVIDED: tl.constexpr,  # programs share a tile's keys: as many as the grid is deep
-    MOST: tl.constexpr,  # that can be, a power of two
-    # Heads of a decode that the program which comes last merges together, a power of two; 0: what
-    # is DIVIDED is merged by another kernel.
-    MERGED: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: a query sees all keys before it
     SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     AHEAD: tl.constexpr,  # queries see tokens behind their own
     CODES: tl.constexpr,  # see `eight_bits.py`
     OVERLAPS: tl.constexpr,
 ):
+    """Attend; what a step is told of its rows is read while the kernels before this one compute."""
     let_next_begin(OVERLAPS)
-    wait_for_earlier(OVERLAPS)
     kv_head, part = tl.program_id(1), tl.program_id(2)
     table, start, count, context, token, head, position, real = find_tile(
         tables, width, contexts, query_starts, tile_rows, tile_starts, GROUP, LANES
     )
     head += kv_head * GROUP
+    last = position
+    if AHEAD:
+        last = tl.load(lasts + token, mask=real, other=0)
+    begin, end = find_keys(start, count, context, last, GROUP, LANES, KEYS, DIVIDED, WINDOW, AHEAD)
+    # Of a decode's keys all but the newest are there already.
+    if OVERLAPS and DIVIDED and LANES <= 16:
+        fetch_keys(key, value, table, kv_head, begin, end, KV_HEADS, DIM, PADDED_DIM, PAGE, KEYS)
+    wait_for_earlier(OVERLAPS)
     dim = tl.arange(0, PADDED_DIM)
     where = token[:, None] * query_token_stride + head[:, None] * query_head_stride + dim[None, :]
     q = tl.load(query + where, mask=real[:, None] & (dim < DIM)[None, :], other=0.0)
@@ -80,10 +86,6 @@ def attend_tile(
         slope = tl.load(slopes + head, mask=real, other=0.0)
     best, mass = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32)
     total = tl.zeros([LANES, PADDED_DIM], tl.float32)
-    last = position
-    if AHEAD:
-        last = tl.load(lasts + token, mask=real, other=0)
-    begin, end = find_keys(start, count, context, last, GROUP, LANES, KEYS, DIVIDED, WINDOW, AHEAD)
     if LANES > 16:
         low, high = find_whole(start, count, context, begin, end, GROUP, LANES, KEYS, WINDOW)
         if WINDOW:
@@ -110,11 +112,22 @@ def attend_tile(
         total = total * value_scale
     which = token * KV_HEADS * GROUP + head
     store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, DIM, DIVIDED)
-    if MERGED:
-        first = tl.min(token, 0) * KV_HEADS * GROUP + kv_head * GROUP
-        merge_last(
-            out, parts, bests, masses, arrived, first, GROUP, DIM, PADDED_DIM, MOST, MERGED
-        )
+
+
+@triton.jit
+def fetch_keys(
+    key, value, table, kv_head, begin, end,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Have the first keys and values that a program looks at brought to the cache of level 2."""
+    if begin < end:
+        numbers: tl.constexpr = 64 * 8 // key.dtype.element_ty.primitive_bitwidth  # of 64 bytes
+        slot = find_slots(table, begin + tl.arange(0, KEYS), end, PAGE, True) * KV_HEADS + kv_head
+        place = tl.arange(0, (PADDED_DIM + numbers - 1) // numbers)[None, :] * numbers
+        at = slot * DIM + tl.minimum(place, DIM - 1)
+        fetch(key + at)
+        fetch(value + at)
 
 
 @triton.jit

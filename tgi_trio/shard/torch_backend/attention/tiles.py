@@ -29,6 +29,10 @@ _DECODE: Final[_BY_HEAD_SIZE] = (
     (128, Tile(16, 64, 4)),
     (256, Tile(16, 32, 4)),
 )
+# A lone row's programs are few, with few keys each. What counts is that they begin beside the
+# products around them: a multiprocessor whose memory is to be divided anew must first be idle.
+_FEW_DECODE: Final[_BY_HEAD_SIZE] = ((64, Tile(16, 64, 2)), *_DECODE[1:])
+_FEW: Final = 2  # rows
 _PREFILL: Final[dict[Generation, _BY_HEAD_SIZE]] = {
     "ampere": ((64, Tile(64, 64, 4)), (128, Tile(64, 64, 8)), (256, Tile(64, 32, 8))),
     "hopper": ((64, Tile(128, 64, 4)), (256, Tile(128, 64, 8))),
@@ -46,8 +50,6 @@ _FEW_LATENT: Final = Tile(16, 32, 8, 2)
 _LATENT: Final = Tile(32, 32, 8, 2)
 _WIDE_LATENT: Final = Tile(16, 16, 8, 2)
 MOST_PARTS: Final = 32  # that a tile's keys are divided into
-_MERGED_NUMBERS: Final = 128  # of parts, that a thread has together
-_WIDEST_MERGED: Final = 128  # heads' numbers; in float32 wider ones spill
 _MOST, _MOST_LATENT = 256, 512 + 64  # numbers of a head
 
 
@@ -69,28 +71,21 @@ def choose_tile(
     head_dim: int,
     generation: Generation,
     *,
-    decodes: bool,
+    decodes: int,
     eight_bits: bool = False,
 ) -> Tile:
-    """Return the tile for heads of up to 256 numbers; `eight_bits`: K and V have so many."""
-    half = _DECODE if decodes else _PREFILL[generation]
+    """Return the tile for heads of up to 256 numbers.
+
+    `decodes`: how many rows there are if each has one query, 0 if not; `eight_bits`: K and V have
+    so many.
+    """
+    half = _PREFILL[generation]
+    if decodes:
+        half = _FEW_DECODE if decodes <= _FEW else _DECODE
     if eight_bits:
         half = _EIGHT_BITS_DECODE if decodes else _EIGHT_BITS_PREFILL[generation]
     table = _WIDE if dtype.itemsize > 2 else half
     return next(tile for most, tile in table if head_dim <= most)
-
-
-def count_merged(tile: Tile, group: int, head_dim: int) -> int:
-    """Return how many heads of a decode the program that comes last merges together.
-
-    A power of two; 0 where a kernel of its own merges them, a program each: one would have more to
-    do than twice what its registers hold, and what wide heads attend with takes them all.
-    """
-    if head_dim > _WIDEST_MERGED:
-        return 0
-    room = _MERGED_NUMBERS * 32 * tile.warps // (MOST_PARTS * pad_dim(head_dim))
-    heads = min(room, 1 << (group - 1).bit_length())
-    return heads if group <= min(2 * heads, tile.lanes) else 0
 
 
 def pad_dim(head_dim: int) -> int:

@@ -2,8 +2,9 @@
 
 From compute capability 9.0 on, NVIDIA's alone. A kernel that is launched so (`launch_pdl`) begins
 once every program of the one before it has called `let_next_begin`, or ended. What it does before
-`wait_for_earlier` it may do with what no kernel writes: weights. Behind it all earlier kernels have
-ended, as each of them has waited itself, and what they wrote is seen.
+`wait_for_earlier` it may do with what no kernel writes: weights, and what a step is told, which
+lies there before its embedding, a kernel that is launched as others are. Behind it all earlier
+kernels have ended, as each of them has waited itself, and what they wrote is seen.
 """
 
 from __future__ import annotations
@@ -25,3 +26,19 @@ def wait_for_earlier(OVERLAPS: tl.constexpr):
     """Wait until all earlier kernels have ended."""
     if OVERLAPS:
         gdc_wait()
+
+
+@triton.jit
+def fetch(at):
+    """Have what lies at pointers brought to the cache of level 2; only where kernels overlap.
+
+    That cache all multiprocessors share: what a kernel before this one still writes is seen there.
+    """
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [at],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -12,7 +12,6 @@ from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.indexed import attend_indexed
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
-    AttentionLayer,
     attend_heads,
     attend_latents_apart,
 )
@@ -120,10 +119,6 @@ class Decoder:
             if isinstance(layer.mlp, DenseMlp):
                 yield from (layer.mlp.up, layer.mlp.down)
         yield self.head
-
-    def attending(self) -> Iterator[AttentionLayer]:
-        """Yield what every layer's attention is, of those that have one."""
-        return (layer.attention.shape for layer in self.layers if layer.attention is not None)
 
     @property
     def dtype(self) -> torch.dtype:
