@@ -47,7 +47,7 @@ class FromMemory(AttentionBackend):
         idle = idle_step(size, plan.block_tables.shape[1] + 1)
         arrays = self._attention.arrays(idle)
         memory = torch.full((packed_size(arrays),), 255, dtype=torch.uint8, device=DEVICE)
-        self._staging.fill_from(memory, Sheet(arrays), self._attention.arrays(plan))
+        self._staging.fill_from(Sheet(arrays, memory, shared=False), self._attention.arrays(plan))
         return self._attention.reserve(idle, cache, memory, decodes=False)
 
     def attend(

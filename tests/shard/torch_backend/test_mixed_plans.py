@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from tgi_trio.shard.torch_backend.mixed_plans import (
     mixed_sizes,
     token_arrays,
 )
-from tgi_trio.shard.torch_backend.staging import Sheet
+from tgi_trio.shard.torch_backend.staging import Sheet, packed_size
 
 
 def test_sizes_are_few_and_the_largest_comes_first() -> None:
@@ -64,7 +65,8 @@ def test_what_is_left_over_is_another_row_that_sees_nothing() -> None:
     size, width = MixedSize(8, 4), step.block_tables.shape[1] + 2
     idle = idle_step(size, width)
     arrays = [*idle_arrays(size), idle.context_lengths, idle.query_starts, idle.block_tables]
-    sheet = Sheet(arrays)
+    target = torch.zeros(packed_size(arrays), dtype=torch.uint8)
+    sheet = Sheet(arrays, target, shared=False)
     told = token_arrays(step, step.positions, np.array([0]))
     sheet.write([*told, step.context_lengths, step.query_starts, step.block_tables])
     ids, positions, _, inputs, places, contexts, starts = sheet._columns

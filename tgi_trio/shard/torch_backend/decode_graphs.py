@@ -24,6 +24,8 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.decode_plans import (
+    ALL_KNOWN,
+    UNREAD,
     idle_plan,
     only_decodes,
     pad_plan,
@@ -60,9 +62,6 @@ if TYPE_CHECKING:  # they import Triton
     )
 
 
-_ALL_KNOWN: Final = np.empty(0, np.int32)  # inputs of tokens of which the host knows all
-_UNREAD: Final = np.empty(0, np.int64)  # lengths for models that read none
-_ALL_KNOWN.flags.writeable = _UNREAD.flags.writeable = False
 _PLAIN: Final = StepKind()
 
 
@@ -284,9 +283,9 @@ class DecodeGraphs:
 
     def _token_arrays(self, plan: StepPlan, lengths: Array | None) -> list[Array]:
         """Return a plan's tokens as they are sent."""
-        inputs = _ALL_KNOWN if plan.inputs is None else plan.inputs
+        inputs = ALL_KNOWN if plan.inputs is None else plan.inputs
         slots = [] if self._pool is None else state_arrays(plan)
-        read = _UNREAD if lengths is None else lengths
+        read = UNREAD if lengths is None else lengths
         return [plan.token_ids, turning_position(plan), read, inputs, *slots]
 
     def _record(self, size: int, cache: KVCache, width: int) -> Recording:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK
 from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT
+
+ALL_KNOWN: Final = np.empty(0, np.int32)  # inputs of tokens of which the host knows all
+UNREAD: Final = np.empty(0, np.int64)  # lengths for models that read none
+ALL_KNOWN.flags.writeable = UNREAD.flags.writeable = False
 
 
 def only_decodes(plan: StepPlan) -> bool:

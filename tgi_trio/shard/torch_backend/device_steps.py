@@ -224,7 +224,7 @@ class DeviceSteps:
         return Chosen(chosen.scores, found, chosen.hidden)
 
     def _replay_mixed(
-        self, plan: StepPlan, lengths: Array, choosing: Choosing, masked: bool
+        self, plan: StepPlan, lengths: Array | None, choosing: Choosing, masked: bool
     ) -> MixedStep | None:
         """Compute a step with prompts as a recording; None: there is none for it."""
         if self._mixed is None:

@@ -56,8 +56,7 @@ if TYPE_CHECKING:  # it imports Triton
 class _Memory:
     """What a recording reads; it stays where it is."""
 
-    told: torch.Tensor  # uint8: tokens, choices, attention; one copy fills it
-    sheet: Sheet  # the same on the host
+    sheet: Sheet  # tokens, choices, attention, on the host; one copy fills all
     tokens: list[torch.Tensor]  # as `mixed_plans.token_arrays` has them, views of it
     attention: torch.Tensor  # uint8: the attention's own
     asked: Reserved  # the sampler's own
@@ -147,11 +146,11 @@ class MixedGraphs:
                 lost = size.tokens
 
     def launch(
-        self, plan: StepPlan, lengths: Array, choosing: Choosing, *, masked: bool
+        self, plan: StepPlan, lengths: Array | None, choosing: Choosing, *, masked: bool
     ) -> MixedStep | None:
         """Compute a step and choose its tokens, unless `masked`; None: no graph fits.
 
-        `lengths` int64 [T] as for `Model.forward`.
+        `lengths` int64 [T] as for `Model.forward`, None for one that reads none.
         """
         size = find_size(self._recorded, plan, len(choosing)) if self._holds(plan) else None
         if size is None:
@@ -180,13 +179,15 @@ class MixedGraphs:
             return False
         return self.images is None or not self.images.wants(plan)
 
-    def _refill(self, memory: _Memory, plan: StepPlan, lengths: Array, told: Told | None) -> None:
+    def _refill(
+        self, memory: _Memory, plan: StepPlan, lengths: Array | None, told: Told | None
+    ) -> None:
         """Make what a graph reads that of `plan`."""
         told = told or memory.asked.idle
         arrays = token_arrays(plan, lengths, np.flatnonzero(plan.samples))
         arrays += told.arrays
         arrays += self.attention.arrays(plan)
-        self._staging.fill_from(memory.told, memory.sheet, arrays)
+        self._staging.fill_from(memory.sheet, arrays)
         self.sampler.refill_entries(memory.asked, told)
 
     def _reserve(self, size: MixedSize, idle: StepPlan) -> _Memory:
@@ -200,7 +201,8 @@ class MixedGraphs:
         self._staging.fill(told, every)
         own, of_choices, of_attention = cut(told, groups)
         asked = self.sampler.reserve(size.rows, of_choices)
-        return _Memory(told, Sheet(every), split(own, groups[0]), of_attention, asked)
+        sheet = Sheet(every, told, shared=False)
+        return _Memory(sheet, split(own, groups[0]), of_attention, asked)
 
     def _record(
         self,

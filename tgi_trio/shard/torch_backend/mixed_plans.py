@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.sampling.choosing import choice_positions
-from tgi_trio.shard.torch_backend.decode_plans import has_image_tokens, turning_position
+from tgi_trio.shard.torch_backend.decode_plans import (
+    ALL_KNOWN,
+    UNREAD,
+    has_image_tokens,
+    turning_position,
+)
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK
 from tgi_trio.shard.torch_backend.staging import Array
 
@@ -30,8 +35,6 @@ _ROWS_APART: Final = 4
 # Few rows, whose contexts are divided, for so many tokens each at most: what is divided is merged
 # token by token, which took 1 ms of a step of 384 tokens.
 _TOKENS_A_ROW: Final = 32
-
-_ALL_KNOWN: Final = np.empty(0, np.int32)  # inputs of tokens of which the host knows all
 
 
 class MixedSize(NamedTuple):
@@ -75,11 +78,20 @@ def is_recordable(plan: StepPlan) -> bool:
     return not has_image_tokens(plan) and plan.state_writes is None and not plan.moves
 
 
-def token_arrays(plan: StepPlan, lengths: Array, sampled: NDArray[np.intp]) -> list[Array]:
-    """Return a plan's tokens as they are sent, and behind which of them `sampled` rows choose."""
-    inputs = _ALL_KNOWN if plan.inputs is None else plan.inputs
+def token_arrays(plan: StepPlan, lengths: Array | None, sampled: NDArray[np.intp]) -> list[Array]:
+    """Return a plan's tokens as they are sent, and behind which of them `sampled` rows choose.
+
+    `lengths`: None for a model that reads none.
+    """
+    inputs = ALL_KNOWN if plan.inputs is None else plan.inputs
     places = choice_positions(plan, sampled)
-    return [plan.token_ids, turning_position(plan), lengths, inputs, places]
+    return [
+        plan.token_ids,
+        turning_position(plan),
+        UNREAD if lengths is None else lengths,
+        inputs,
+        places,
+    ]
 
 
 def idle_step(size: MixedSize, width: int) -> StepPlan:
