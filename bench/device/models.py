@@ -22,6 +22,7 @@ from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
 from tgi_trio.shard.checkpoint.taken_apart import take_apart
 from tgi_trio.shard.sampling.logits_processors import Watermark
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
+from tgi_trio.shard.torch_backend.compiling_ahead import begin_early
 from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.device_parts import device_parts
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
@@ -207,6 +208,7 @@ def make_runner(
 
     `adapters`: slots for those of ADAPTER_RANK.
     """
+    begin_early(device)
     config = config_of(shape)
     spec = decoder_spec(config)
     if spec is None:

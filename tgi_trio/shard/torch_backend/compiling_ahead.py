@@ -59,7 +59,6 @@ def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
         others = stack.enter_context(compilers(_target_of(device)))
         stack.enter_context(_looking())
         pool = stack.enter_context(ThreadPoolExecutor(count_compilers()))
-        summed = pool.submit(sum_compiler)
 
         def take(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
             """Have a kernel compiled; called by Triton, which does not do it if that is true."""
@@ -67,7 +66,7 @@ def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
                 return False
             data = compile["specialization_data"]
             if data not in made:
-                made[data] = pool.submit(_make, device, fn.jit_function, data, others, summed)
+                made[data] = pool.submit(_make, device, fn.jit_function, data, others)
             return True
 
         try:
@@ -78,6 +77,12 @@ def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
             print("kernels are compiled where they are launched first: see above", file=sys.stderr)
             return 0
     return sum(future.exception() is None for future in made.values())
+
+
+def begin_early(device: torch.device) -> None:
+    """Do beside what comes next what takes long of looking for the first kernel."""
+    if _compiles(device):
+        threading.Thread(target=sum_compiler, name="kernel-keys", daemon=True).start()
 
 
 def _compiles(device: torch.device) -> bool:
@@ -146,12 +151,10 @@ def _looking() -> Iterator[None]:
         ASTSource.make_ir = begin
 
 
-def _make(
-    device: torch.device, function: Any, data: str, others: Compilers, summed: Future[None]
-) -> None:
+def _make(device: torch.device, function: Any, data: str, others: Compilers) -> None:
     """Have a kernel compiled and load it, as its first launch would."""
     settle_key(function)
-    summed.result()
+    sum_compiler()
     with torch.cuda.device(device):
         kernel = _find(function, data)
         if kernel is None:

@@ -129,26 +129,21 @@ class DecodeGraphs:
         the smaller ones then live in its memory. `pool`: where the model keeps states. `tokens`:
         that a step with prompts has at most.
         """
+        self.forget()
+        if self._before is not None:
+            self._before(False)
         sizes = self._sizes_for(most)
-        self._record_all(sizes, cache, width, pool, rehearses=False)
+        self._record_all(sizes, cache, width, pool)
         self._record_mixed(mixed_sizes(tokens, sizes), cache, width)
 
     def _sizes_for(self, most: int | None) -> list[int]:
         return self.sizes if most is None else self.sizes[: 1 + bisect_left(self.sizes, most)]
 
     def _record_all(
-        self,
-        sizes: list[int],
-        cache: KVCache,
-        width: int,
-        pool: StatePool | None,
-        *,
-        rehearses: bool,
+        self, sizes: list[int], cache: KVCache, width: int, pool: StatePool | None
     ) -> None:
         self.forget()
         self._pool = pool
-        if self._before is not None:
-            self._before(rehearses)
         self._width = width
         if self._adapters is not None and sizes:
             self._adapters.reserve(sizes[-1])
@@ -172,8 +167,10 @@ class DecodeGraphs:
         few = sorted({*sizes[:2], *sizes[len(sizes) // 2 :][:1], *sizes[-1:]})
         mixed = mixed_sizes(tokens, sizes)
         with self._capture.rehearsing():
-            self._record_all(few, cache, width, pool, rehearses=True)
+            self._record_all(few, cache, width, pool)
             self._record_mixed([*mixed[:1], *mixed[1:][-1:]], cache, width)
+            if self._before is not None:
+                self._before(True)
         self.forget()
 
     def forward(self, plan: StepPlan, lengths: Array | None) -> torch.Tensor | None:

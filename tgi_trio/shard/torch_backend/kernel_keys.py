@@ -8,17 +8,21 @@ the cache is not found. Where all callees have theirs first, it does not.
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
+
+_SUMMING: Final = threading.Lock()
 
 
 def sum_compiler() -> None:
     """Have Triton sum its own files, which is part of all keys and is kept.
 
-    They are 416 MB: threads that come at once would do so each for itself.
+    They are 416 MB, which takes up to two seconds where nobody has read them lately. Threads that
+    come meanwhile wait; each would do it for itself.
     """
-    with suppress(ImportError):  # where it is depends on Triton's version
+    with _SUMMING, suppress(ImportError):  # where it is depends on Triton's version
         from triton.runtime.cache import triton_key
 
         triton_key()

@@ -51,6 +51,7 @@ from tgi_trio.shard.torch_backend.adapters import TorchAdapters, refuse_adapters
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
 from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.compiling_ahead import begin_early
 from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts, tell_no_graphs
 from tgi_trio.shard.torch_backend.eagle import TorchEagle, load_eagle
@@ -137,6 +138,7 @@ def load_torch_runner(
     began = time.monotonic_ns()
     config, where = read_config(settings.model_path, settings.rope), resolve_device(device)
     dtype = compute_dtype(settings.dtype, config, on_cpu=where.type == "cpu")
+    begin_early(where)
     staged = settings.pipeline_stages > 1
     target = _Target(getattr(torch, dtype), where, ranks, staged, settings.activations or 16)
     if staged:
