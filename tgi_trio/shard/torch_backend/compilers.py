@@ -1,8 +1,7 @@
-"""Processes that compile kernels: in threads of one process compilers wait for each other.
+"""Processes that compile kernels: threads of one process would take turns.
 
 Triton's compiler is in Python up to its own representation of a kernel, and so is the rehearsal
-that finds out what is to be compiled: sixteen threads took more than twice as long for 29 kernels
-as the longest of them takes alone. What processes compile they leave in Triton's cache on disk,
+that finds out what is to be compiled. What processes compile they leave in Triton's cache on disk,
 where it is found by the key that it is looked for with.
 
 They hold nothing of this process but a socket each, know of no device, say nothing, and end with

@@ -258,6 +258,8 @@ class TorchRunner:
                 most = self._most_decodes(request)
                 tokens = request.max_prefill_tokens
                 self._graphs.rehearse(self._cache, width, most, self._pool, tokens)
+            if self._adapters:
+                self._adapters.warm_up()
         finally:
             self._cache = self._pool = None
 
