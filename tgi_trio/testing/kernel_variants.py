@@ -138,12 +138,16 @@ def _attention(generation: Generation) -> Iterator[Variant]:
             warps=4 if dim > 256 else 2,
         )
     for rows in (64, 256, 1024):
-        yield Variant(
-            f"list_tiles {rows} rows",
-            tiling_kernel.list_tiles,
-            (I32, I32, I32, "i32", "i32"),
-            {"GROUP": 4, "LANES": 128, "ROWS": rows, "BLOCK": count_listed(rows)},
-        )
+        for lanes, above, upto in ((128, 16, 0), (16, 0, 16)):
+            yield Variant(
+                f"list_tiles {rows} rows, {lanes} lanes",
+                tiling_kernel.list_tiles,
+                (I32, I32, I32, "i32", "i32"),
+                {
+                    **{"GROUP": 4, "LANES": lanes, "ABOVE": above, "UPTO": upto},
+                    **{"ROWS": rows, "BLOCK": count_listed(rows)},
+                },
+            )
 
 
 def _attend(

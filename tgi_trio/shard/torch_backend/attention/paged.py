@@ -27,6 +27,7 @@ from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile
 from tgi_trio.shard.torch_backend.attention.projecting import write_latent_keys, write_projected
 from tgi_trio.shard.torch_backend.attention.tiles import (
     MOST_PARTS,
+    Tile,
     choose_latent_tile,
     choose_tile,
     pad_dim,
@@ -34,6 +35,7 @@ from tgi_trio.shard.torch_backend.attention.tiles import (
 from tgi_trio.shard.torch_backend.attention.tiling import (
     DeviceTiling,
     HostTiling,
+    Share,
     Tiles,
     Tiling,
 )
@@ -184,21 +186,53 @@ class PagedAttention(CapturableAttention):
         if layer.value_dim:
             query, ends = query.split((layer.value_dim, layer.head_dim - layer.value_dim), dim=-1)
             return self._attend_latents(layer, query, ends, batch, None)
-        decodes = len(query) if batch.decodes else 0
-        eight_bits = bool(batch.cache.codes)
-        tile = choose_tile(
-            query.dtype, layer.head_dim, self._generation, decodes=decodes, eight_bits=eight_bits
-        )
-        group = layer.heads // layer.kv_heads
+        shares = self._share(layer, query, batch)
+        work = _divide(layer, query, sum(len(tiles.rows) for _, tiles in shares), layer.head_dim)
+        for tile, tiles in shares:
+            self._attend_tiles(layer, query, batch, tile, tiles, work)
+        return work.merge()
+
+    def _share(
+        self, layer: AttentionLayer, query: torch.Tensor, batch: PagedBatch
+    ) -> list[tuple[Tile, Tiles]]:
+        """Return the tiles of all rows; of a recorded step with prompts those of few pairs apart.
+
+        Tiles of prompts are large: a decode would leave most of one empty.
+        """
+        group, tiling = layer.heads // layer.kv_heads, batch.tiling
+
+        def tile_of(decodes: int) -> Tile:
+            eight_bits = bool(batch.cache.codes)
+            size, kind = layer.head_dim, self._generation
+            return choose_tile(query.dtype, size, kind, decodes=decodes, eight_bits=eight_bits)
+
+        few = tile_of(len(query))
+        tile = few if batch.decodes else tile_of(0)
+        if not isinstance(tiling, DeviceTiling) or not group <= few.lanes < tile.lanes:
+            return [(tile, tiling.tiles(tile.lanes, group))]
+        return [
+            (tile, tiling.share(tile.lanes, group, Share(above=few.lanes))),
+            (few, tiling.share(few.lanes, group, Share(upto=few.lanes))),
+        ]
+
+    def _attend_tiles(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        batch: PagedBatch,
+        tile: Tile,
+        tiles: Tiles,
+        work: _Work,
+    ) -> None:
+        """Attend to some tiles of a step."""
         lasts = batch.lasts if layer.ahead else None
-        work = _divide(layer, query, batch.tiling.tiles(tile.lanes, group), layer.head_dim)
-        attend_tile[(len(work.tiles.rows), layer.kv_heads, work.parts)](
+        attend_tile[(len(tiles.rows), layer.kv_heads, work.parts)](
             *(work.out, work.sums, work.bests, work.masses),
             query,
             batch.cache.key_slots[layer.index],
             batch.cache.value_slots[layer.index],
             *(batch.tables, batch.width, batch.contexts, batch.query_starts),
-            *work.tiles,
+            *tiles,
             work.bests if layer.slopes is None else layer.slopes,
             work.bests if layer.sinks is None else layer.sinks,
             batch.contexts if lasts is None else lasts,
@@ -208,7 +242,7 @@ class PagedAttention(CapturableAttention):
             query.stride(0),
             query.stride(1),
             KV_HEADS=layer.kv_heads,
-            GROUP=group,
+            GROUP=layer.heads // layer.kv_heads,
             DIM=layer.head_dim,
             PADDED_DIM=pad_dim(layer.head_dim),
             PAGE=BLOCK_SIZE,
@@ -225,7 +259,6 @@ class PagedAttention(CapturableAttention):
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
-        return work.merge()
 
     def _attend_latents(
         self,
@@ -244,8 +277,9 @@ class PagedAttention(CapturableAttention):
             rotary, (cos, sin, _) = turning
         rank = layer.value_dim
         tile = choose_latent_tile(query.dtype, layer.heads, decodes=batch.decodes)
-        work = _divide(layer, query, batch.tiling.tiles(tile.lanes, layer.heads), rank)
-        attend_latents[(len(work.tiles.rows), 1, work.parts)](
+        tiles = batch.tiling.tiles(tile.lanes, layer.heads)
+        work = _divide(layer, query, len(tiles.rows), rank)
+        attend_latents[(len(tiles.rows), 1, work.parts)](
             work.out,
             work.sums,
             work.bests,
@@ -259,7 +293,7 @@ class PagedAttention(CapturableAttention):
             batch.width,
             batch.contexts,
             batch.query_starts,
-            *work.tiles,
+            *tiles,
             layer.scale * layer.kv_scales[0] if batch.cache.codes else layer.scale,
             layer.kv_scales[0],
             query.stride(0),
@@ -286,9 +320,8 @@ class PagedAttention(CapturableAttention):
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The tiles of a launch, over how many programs each is divided, and where results go."""
+    """Over how many programs each tile of a step is divided, and where results go."""
 
-    tiles: Tiles
     parts: int
     out: torch.Tensor  # [T, heads, dim]
     sums: torch.Tensor  # float32 [T, heads, parts, dim]; of one number where nothing is divided
@@ -317,17 +350,17 @@ class _Work:
 def _divide(
     layer: AttentionLayer,
     query: torch.Tensor,
-    tiles: Tiles,
+    tiles: int,
     dim: int,
 ) -> _Work:
-    """Return room for the results, [T, heads, dim], of a launch over tiles."""
-    parts = count_parts(len(tiles.rows) * layer.kv_heads)
+    """Return room for the results, [T, heads, dim], of so many tiles."""
+    parts = count_parts(tiles * layer.kv_heads)
     tokens, heads = query.shape[:2]
     space = (tokens, heads, parts) if parts > 1 else (1, 1, 1)
     out = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
     bests = torch.empty(space, dtype=torch.float32, device=query.device)
     sums = torch.empty((*space, dim), dtype=torch.float32, device=query.device)
-    return _Work(tiles, parts, out, sums, bests, torch.empty_like(bests))
+    return _Work(parts, out, sums, bests, torch.empty_like(bests))
 
 
 def count_parts(programs: int) -> int:

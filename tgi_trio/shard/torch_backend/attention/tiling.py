@@ -50,24 +50,35 @@ class HostTiling:
         return self._made[kind]
 
 
+class Share(NamedTuple):
+    """Rows by how many (query, head) pairs of a KV head they have."""
+
+    above: int = 0  # more than these
+    upto: int = 0  # no more than these; 0: any
+
+
 @dataclass(slots=True)
 class DeviceTiling:
     """Tiles of rows that change with every replay of a recording: as many as there may be."""
 
     query_starts: torch.Tensor  # int32 [R + 1]
     tokens: int
-    _made: dict[tuple[int, int], Tiles] = field(default_factory=dict)
+    _made: dict[tuple[int, int, Share], Tiles] = field(default_factory=dict)
 
     def tiles(self, lanes: int, group: int) -> Tiles:
         """See `Tiling`."""
-        kind = (lanes, group)
+        return self.share(lanes, group, Share())
+
+    def share(self, lanes: int, group: int, share: Share) -> Tiles:
+        """Return what `tiles` does, of some of the rows."""
+        kind = (lanes, group, share)
         if kind not in self._made:
-            self._made[kind] = self._list(lanes, group)
+            self._made[kind] = self._list(*kind)
         return self._made[kind]
 
-    def _list(self, lanes: int, group: int) -> Tiles:
+    def _list(self, lanes: int, group: int, share: Share) -> Tiles:
         rows = len(self.query_starts) - 1
-        count = count_tiles(self.tokens, rows, lanes, group)
+        count = count_tiles(self.tokens, rows, lanes, group, share)
         found = self.query_starts.new_empty(count)  # memory of their own is aligned
         tiles = Tiles(found, torch.empty_like(found))
         padded = max(_LEAST_ROWS, 1 << (rows - 1).bit_length())
@@ -80,6 +91,8 @@ class DeviceTiling:
             count,
             GROUP=group,
             LANES=lanes,
+            ABOVE=share.above,
+            UPTO=share.upto,
             ROWS=padded,
             BLOCK=block,
         )
@@ -91,9 +104,15 @@ def count_listed(rows: int) -> int:
     return max(1, min(_MOST_LISTED, _BESIDE // rows))
 
 
-def count_tiles(tokens: int, rows: int, lanes: int, group: int) -> int:
-    """Return how many tiles so many tokens of so many rows may have: each row has one in part."""
-    return tokens * group // lanes + min(rows, tokens)
+def count_tiles(tokens: int, rows: int, lanes: int, group: int, share: Share) -> int:
+    """Return how many tiles some rows may have of so many tokens of so many rows, at least one.
+
+    Each row has one in part.
+    """
+    pairs = tokens * group
+    parts = min(rows, tokens, pairs // (share.above + 1))
+    whole = 0 if 0 < share.upto <= lanes else pairs // lanes
+    return max(1, whole + parts)
 
 
 def split_pairs(

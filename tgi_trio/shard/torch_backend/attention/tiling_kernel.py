@@ -18,28 +18,33 @@ def list_tiles(
     tiles,  # as many as there may be, or more
     GROUP: tl.constexpr,  # query heads of a KV head
     LANES: tl.constexpr,  # pairs of a tile
+    ABOVE: tl.constexpr,  # rows of no more pairs have tiles elsewhere
+    UPTO: tl.constexpr,  # and so have those of more than these; 0: none have
     ROWS: tl.constexpr,  # a power of two, not below `rows`
     BLOCK: tl.constexpr,  # tiles of a program
 ):
     """Find the row and the first pair of some tiles.
 
     Later rows, and of a row later pairs, come first: prompts stand behind those who decode, and
-    what begins last should not take longest. Tiles that are left over begin behind all pairs of the
-    last row, so they have nothing to do.
+    what begins last should not take longest. Tiles that are left over begin behind all pairs there
+    are, so they have nothing to do.
     """
     row = tl.arange(0, ROWS)
     there = row < rows
     first = tl.load(query_starts + row, mask=there, other=0)
-    count = tl.load(query_starts + row + 1, mask=there, other=0) - first
-    own = tl.cdiv(count * GROUP, LANES)
+    pairs = (tl.load(query_starts + row + 1, mask=there, other=0) - first) * GROUP
+    here = pairs > ABOVE
+    if UPTO > 0:
+        here = here & (pairs <= UPTO)
+    own = tl.where(here, tl.cdiv(pairs, LANES), 0)
     ends = tl.cumsum(own, 0)
     total = tl.sum(own, 0)
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = tl.where(tile < total, total - 1 - tile, tile)
-    passed = (ends[None, :] <= place[:, None]) & there[None, :]
+    passed = (ends[None, :] <= place[:, None]) & (row < rows)[None, :]
     before = tl.sum(tl.where(passed, own[None, :], 0), 1)
     found = tl.sum(passed.to(tl.int32), 1)
     left = found == rows
-    start = tl.where(left, (total + 1) * LANES, (place - before) * LANES)
+    start = tl.where(left, tl.load(query_starts + rows) * GROUP, (place - before) * LANES)
     tl.store(tile_rows + tile, tl.where(left, rows - 1, found), mask=tile < tiles)
     tl.store(tile_starts + tile, start, mask=tile < tiles)
