@@ -106,15 +106,15 @@ class Sheet:
         if len(arrays) != len(there) + 1:
             raise ValueError(f"{len(arrays)} arrays, expected {len(there) + 1}")
         for place in compress(range(len(there)), map(is_not, arrays, there)):
-            array, column, length = arrays[place], self._columns[place], self._lengths[place]
-            count = len(array)
-            if count == len(column):
+            array, column = arrays[place], self._columns[place]
+            count, length = len(array), self._lengths[place]
+            if count == length == len(column):
                 column[...] = array
             else:
                 column[:count] = array
                 if count < length:
                     column[count:length] = self._idle[place][count:length]
-            self._lengths[place] = count
+                self._lengths[place] = count
             there[place] = None if array.flags.writeable else fixed_array(array)
         if table is self._table_sent:
             return self._fixed
