@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from tgi_trio.ipc.messages import SamplingParameters, StateGrant
 from tgi_trio.ipc.startup import BLOCK_SIZE as BLOCK_SIZE
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard.adapter_host import AdapterHost
+from tgi_trio.shard.alternatives import Alternatives, Listed
 from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.prompt_geometry import PromptGeometry
@@ -125,9 +126,6 @@ class StepPlan:
         return self.positions if self.rotary_positions is None else self.rotary_positions
 
 
-Alternatives: TypeAlias = ListLike[tuple[int, float]]  # (id, logprob), best first
-
-
 @dataclass(slots=True)
 class RowResult:
     """What one row got; rows that only prefilled get an empty one.
@@ -141,39 +139,6 @@ class RowResult:
     prompt_logprobs: ListLike[float] = ()  # for the prompt positions computed in this step
     prompt_tops: ListLike[Alternatives] = ()  # of each, or none at all
     fault: str | None = None  # the row failed alone; the others are fine
-
-
-@dataclass(slots=True)
-class Listed:
-    """The alternatives of N tokens as columns: those of one token after those of the other."""
-
-    counts: NDArray[np.int64]  # [N]
-    token_ids: NDArray[np.integer[Any]]  # [the sum of them], each token's best first
-    logprobs: NDArray[np.floating[Any]]  # the same
-
-    @classmethod
-    def none(cls, tokens: int) -> Listed:
-        """Return the alternatives of tokens that have none."""
-        return cls(np.zeros(tokens, np.int64), np.empty(0, np.int64), np.empty(0))
-
-    @classmethod
-    def of(cls, each: ListLike[Alternatives]) -> Listed:
-        """Return tokens' alternatives as columns."""
-        counts = np.array([len(some) for some in each], np.int64)
-        flat = np.array([pair for some in each for pair in some], np.float64).reshape(-1, 2)
-        return cls(counts, flat[:, 0].astype(np.int64), flat[:, 1])
-
-    @property
-    def each(self) -> list[list[tuple[int, float]]]:
-        """Return the columns token by token."""
-        pairs = list(zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True))
-        ends = np.cumsum(self.counts).tolist()
-        return [pairs[end - n : end] for end, n in zip(ends, self.counts.tolist(), strict=True)]
-
-    def kept(self, which: NDArray[np.bool_]) -> Listed:
-        """Return those of the tokens `which` [N] says."""
-        own = np.repeat(which, self.counts)
-        return Listed(self.counts[which], self.token_ids[own], self.logprobs[own])
 
 
 @dataclass(slots=True)

@@ -42,6 +42,7 @@ need_triton()
 
 from bench.worker.free_device import FreeRunner, free_device  # noqa: E402  # imports Triton
 from tgi_trio.shard.torch_backend.sampling import asking, device_sampler  # noqa: E402
+from tgi_trio.shard.torch_backend.sampling.drawn_numbers import Drawn  # noqa: E402
 
 KINDS = (
     SamplingParameters(),
@@ -118,7 +119,7 @@ def anew() -> Iterator[tuple[Any, str, Any]]:
     yield SteadyDecode, "is_current", lambda *_: False
     for module in (staging, asking, device_sampler, frame_codec):
         yield module, "fixed_array", lambda array: None
-    yield asking.Drawn, "find", lambda *_: None
+    yield Drawn, "find", lambda *_: None
     yield asking, "_follow", lambda *_: None
     yield FrameTemplate, "encode", lambda *_: None
     kept = device_sampler.DeviceSampler

@@ -13,7 +13,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import Choices, Listed, ShardSequence
+from tgi_trio.shard.alternatives import Listed
+from tgi_trio.shard.contract import Choices, ShardSequence
 from tgi_trio.shard.sampling import logits_processors as processors
 from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.sampling.philox import uniform

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,11 @@ from tgi_trio.shard.sampling.base import MOST_TIES
 from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.sampling.logits_processors import RowState
 from tgi_trio.shard.sampling.philox import uniform
+from tgi_trio.shard.torch_backend.sampling.drawn_numbers import Drawn, Positions, most_steps
 from tgi_trio.shard.torch_backend.sampling.resident_counts import ADD, NONE, ResidentCounts
 from tgi_trio.shard.torch_backend.staging import Array
 
-Positions: TypeAlias = NDArray[np.int64] | NDArray[np.int32]
-
 _NO_ENTRIES = np.empty((0, 2), np.int32)
-_AHEAD: Final = 64  # positions of a row for which random numbers are drawn together, at most
-_DRAWN: Final = 2048  # numbers that are drawn together, at most, where rows are not more
 
 
 @dataclass(slots=True)
@@ -213,35 +210,10 @@ class Settings:
         if own is not None:
             return own
         # The first time one: rows that come and go step by step would have drawn for nothing.
-        count = 1 if self._drawn is None else max(1, min(_AHEAD, _DRAWN // len(seeds)))
-        self._drawn = Drawn.of(seeds, positions, count)
+        steps = 1 if self._drawn is None else most_steps(len(seeds))
+        self._drawn = Drawn.of(seeds, positions, steps)
         first: NDArray[np.float64] = self._drawn.numbers[0]
         return first
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Random numbers of rows at N steps in turn."""
-
-    first: int  # position of the first row in the first of them
-    positions: list[bytes]  # [N] of all rows
-    numbers: NDArray[np.float64]  # [N, R]
-
-    @classmethod
-    def of(cls, seeds: NDArray[np.uint64], positions: Positions, steps: int) -> Drawn:
-        """Draw them from `positions` [R] on."""
-        every = positions + np.arange(steps)[:, None]
-        drawn = uniform(np.tile(seeds, steps), every.ravel().astype(np.uint64))
-        own = [some.tobytes() for some in every.astype(positions.dtype)]
-        return cls(int(positions[0]), own, drawn.reshape(steps, -1))
-
-    def find(self, positions: Positions) -> NDArray[np.float64] | None:
-        """Return the numbers of rows at `positions` [R]; None: they are not all there."""
-        step = int(positions[0]) - self.first
-        if not 0 <= step < len(self.positions) or self.positions[step] != positions.tobytes():
-            return None
-        found: NDArray[np.float64] = self.numbers[step]
-        return found
 
 
 def _ask(row: ShardSequence, vocab_size: int) -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import Choices, Listed
+from tgi_trio.shard.alternatives import Listed
+from tgi_trio.shard.contract import Choices
 from tgi_trio.shard.sampling.base import MOST_TIES
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing, Wanted, repeat
 
