@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 13
+VERSION = 14
 
 WORD = 8
 
@@ -222,6 +222,8 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("adapters_to_come", "LoRA adapters that may be loaded later"),
             ("max_images", "most images of a sequence"),
             ("tower_bytes", "of a device, for the largest image: rank 0 tells the other ranks"),
+            ("blocks", "as WARMUP_REPLY had them of the first shard; 0 = this is the first"),
+            ("state_slots", "likewise"),
         ),
     ),
     FrameSpec(

@@ -78,6 +78,9 @@ class WarmupRequest:
     adapters_to_come: int = 0  # that may be loaded later, beside those that are in memory by then
     max_images: int = 0  # of a sequence
     tower_bytes: int = 0  # that a tower takes of a device for the largest image, between two steps
+    # What the server's first shard has found, for those that follow it; 0: this is the first.
+    blocks: int = 0  # block 0 included
+    state_slots: int = 0  # slot 0 included; 0: the model keeps none
 
 
 @dataclass(frozen=True, slots=True)

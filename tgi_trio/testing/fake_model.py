@@ -198,8 +198,8 @@ class FakeRunner:
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Allocate the cache: as many blocks as asked for, `settings.blocks` when it is open."""
         size = self.settings.block_size
-        blocks = self.settings.blocks
-        if request.max_batch_total_tokens:
+        blocks = request.blocks or self.settings.blocks
+        if request.max_batch_total_tokens and not request.blocks:
             blocks = 1 + -(-request.max_batch_total_tokens // size)
         self._kv = np.zeros(blocks * size, np.int64)
         self._states[:] = 0

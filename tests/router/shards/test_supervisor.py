@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +17,13 @@ import trio
 
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
 from tgi_trio.errors import CorruptFrame, GenerationError, PeerGone, ShardCannotStart
+from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.engine.stream import TokenStream
+from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.group_states import (
     TRANSITIONS,
     IllegalShardTransition,
@@ -332,6 +334,30 @@ async def test_a_machine_that_refuses_a_process_for_a_while_is_a_pause(
         assert clients.results == clients.expect(argv.base, ["go on"])
         assert argv.spawned == 3
     assert caplog.text.count("cannot be started: [Errno 11]") == 1
+
+
+@pytest.mark.trio
+async def test_whoever_follows_is_asked_for_what_the_first_one_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, not as a user's limit that memory may be too small for."""
+    asked: list[tuple[WarmupRequest, WarmupResult]] = []
+    warm_up = handshake.warm_up
+
+    async def note(end: CommandChannel, request: WarmupRequest) -> WarmupResult:
+        asked.append((request, await warm_up(end, request)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(handshake, "warm_up", note)
+    argv = FakeArgv(plan=[{"blocks": 77, "state_slots": 9}, {"blocks": 1000, "state_slots": 9}])
+    async with supervised(tmp_path, argv) as (_, supervisor):
+        os.kill(supervisor.pids[0], signal.SIGKILL)
+        while len(asked) < 2:
+            await trio.sleep(0.01)
+    (first, found), (second, again) = asked
+    assert (first.blocks, first.state_slots) == (0, 0)
+    assert second == replace(first, blocks=77, state_slots=9)
+    assert (again.blocks, again.state_slots) == (found.blocks, found.state_slots) == (77, 9)
 
 
 @pytest.mark.trio

@@ -116,6 +116,8 @@ class ScriptedRouter:
             adapters_to_come=0,
             max_images=0,
             tower_bytes=0,
+            blocks=0,
+            state_slots=0,
         )
 
     # --- replies ---

@@ -116,6 +116,9 @@ def test_slots_take_what_the_books_say(checkpoint: Checkpoint) -> None:
         assert found.state_slots == 1 + 2 * 64 + 32
         assert found.state_bytes == found.state_slots * runner.info.state_bytes
         assert runner.info.layers == 1
+        # A shard that follows another has what that one found, whatever else would fit.
+        again = runner.warm_up(WarmupRequest(64, 256, 64, 0, blocks=50, state_slots=20))
+        assert (again.blocks, again.state_slots) == (50, 20)
 
 
 def test_kernels_that_are_wrong_do_not_serve(

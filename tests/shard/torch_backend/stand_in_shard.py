@@ -79,6 +79,8 @@ def device_shard(
             adapters_to_come=0,
             max_images=0,
             tower_bytes=0,
+            blocks=0,
+            state_slots=0,
         )
         assert router.receive().word("blocks") == BLOCKS
         router.end.release()

@@ -254,9 +254,9 @@ class Supervisor:
         self._metrics.gauge("tgi_shard_ready", 1)
         if self.started is None:
             self.started = Started(info, memory)
-            # The block count must not change under a replay: fix what the first one found.
+            # Neither may change under a replay: fix what the first one found.
             self._warmup = replace(
-                self._warmup, max_batch_total_tokens=(memory.blocks - 1) * memory.block_size
+                self._warmup, blocks=memory.blocks, state_slots=memory.state_slots
             )
             task_status.started(self.started)
         async with trio.open_nursery() as nursery:

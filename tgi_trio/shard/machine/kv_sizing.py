@@ -1,11 +1,25 @@
-"""How many tokens the KV cache holds, and how many slots there are for states. No torch here."""
+"""How many tokens the KV cache holds, and how many slots there are for states. No torch here.
+
+The first shard of a server takes what memory allows. The router plans with that from then on, and
+replays sequences into the same blocks when a shard has ended: the next one must have as many, in a
+machine whose free memory is never the same twice. So the first one leaves a tenth, of which half
+may be taken by those that follow; and a driver may give back what a process held a while after it
+has ended, which is waited for.
+"""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest
 
-_MEMORY_SHARE = 0.9  # of what is free after the warm-up
+_SHARE: Final = 0.9  # of what is free after the warm-up
+_SHARE_AGAIN: Final = 0.95  # the same, where another shard has taken its share before
+_LOOKS, _LOOK_S = 40, 0.25  # how often what is missing is looked for again, and how far apart
 _HOST_LEAST_TOKENS = 65536
 _HOST_SEQUENCES = 16
 _STATE_SHARE = 0.5  # of what is left for both, at most
@@ -14,23 +28,101 @@ _LEAST_SNAPSHOTS = 8
 DEFAULT_LENGTH = 4096  # where neither the model nor a flag bounds a sequence
 
 
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """What a shard keeps of sequences."""
+
+    blocks: int  # of K and V, block 0 included, which is never handed out
+    state_slots: int  # slot 0 included, which is never handed out; 0: the model keeps none
+    spare: int  # bytes that K and V come from
+
+
 def longest_sequence(request: WarmupRequest, info: ShardInfo) -> int:
     """Return the tokens that the longest sequence may have."""
     return request.max_total_tokens or info.max_positions or DEFAULT_LENGTH
 
 
-def state_slots(
-    request: WarmupRequest, info: ShardInfo, free: int, activation: int, *, adapter: int = 0
-) -> int:
-    """Return how many slots for states to allocate, slot 0 included; 0 where none are kept.
+def size_cache(
+    request: WarmupRequest,
+    info: ShardInfo,
+    measure_free: Callable[[], int],
+    activation: int,
+    *,
+    host: bool,
+    beside: int = 0,
+    adapter: int = 0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> CacheSize:
+    """Return how much of the bytes that `measure_free` returns is taken for sequences.
 
-    Enough for all sequences that may run at a time, and for snapshots of half as many prompts; but
-    no more than half of what is left of `free` bytes. The rest as for `kv_tokens`. Raises
-    ConfigurationError when not even one sequence fits.
+    As many tokens and slots as an earlier shard of the server has found, where there was one.
+    Otherwise never more tokens than `max_batch_total_tokens`, made whole blocks, where that is
+    given. In a `host`'s memory, which is seldom all ours, enough for sixteen of the longest
+    sequences; in a device's all that fits, up to as many of them as may run at a time; so too where
+    a token takes nothing, as in a model without attention. Slots for the states of all sequences
+    that may run at a time, and for snapshots of half as many prompts, but no more than half of what
+    is left.
+
+    `activation`: bytes that the largest step takes; `beside`: bytes that another model keeps of
+    every token; `adapter`: bytes of the largest LoRA adapter that may be loaded later. Raises
+    ConfigurationError when not even one longest sequence fits, or not what was there before.
     """
+    each = info.kv_bytes_per_token + beside
+    if request.blocks:
+        return _size_again(request, info, measure_free, activation, each, adapter, sleep)
+    spare = _spare(request, measure_free(), activation, adapter, _SHARE)
+    slots = _state_slots(request, info, spare)
+    spare = max(0, spare - slots * info.state_bytes)
+    block = info.block_size * each
+    fits = spare // max(1, block)
+    wanted = _whole(_wanted_tokens(request, info, host=host and each > 0), info)
+    longest = longest_sequence(request, info)
+    needed = _whole(min(longest, request.max_batch_total_tokens or longest), info)
+    asked = request.max_batch_total_tokens > 0
+    blocks = wanted if asked else min(wanted, fits)
+    if blocks > fits or blocks < needed:
+        flag = "--max-batch-total-tokens" if blocks > fits else "--max-total-tokens"
+        tokens = max(blocks, needed) * info.block_size
+        raise ConfigurationError(
+            f"The KV cache would need {_told(tokens, fits, spare, info)}; lower {flag}, or use a "
+            "smaller --dtype." + _told_of_adapters(request, adapter)
+        )
+    return CacheSize(1 + blocks, slots, spare)
+
+
+def _size_again(
+    request: WarmupRequest,
+    info: ShardInfo,
+    measure_free: Callable[[], int],
+    activation: int,
+    each: int,
+    adapter: int,
+    sleep: Callable[[float], None],
+) -> CacheSize:
+    """Return the size that an earlier shard has found; what is missing is waited for."""
+    states = request.state_slots * info.state_bytes
+    kv = request.blocks * info.block_size * each
+    spare = 0
+    for look in range(1 + _LOOKS):
+        if look:
+            sleep(_LOOK_S)
+        spare = _spare(request, measure_free(), activation, adapter, _SHARE_AGAIN) - states
+        if kv <= spare:
+            return CacheSize(request.blocks, request.state_slots, spare)
+    tokens = (request.blocks - 1) * info.block_size
+    fits = max(0, spare) // max(1, info.block_size * each)
+    raise ConfigurationError(
+        f"The KV cache had {tokens} tokens when the server started, and something else has taken "
+        f"memory since: it would need {_told(tokens, fits, max(0, spare), info)}; free what was "
+        "taken, or start the server with a lower --max-batch-total-tokens."
+        + _told_of_adapters(request, adapter)
+    )
+
+
+def _state_slots(request: WarmupRequest, info: ShardInfo, spare: int) -> int:
+    """Return how many slots for states to allocate, slot 0 included; 0 where none are kept."""
     if not info.state_bytes:
         return 0
-    spare = _spare(request, free, activation, adapter)
     rows = max(1, request.max_batch_size)
     wanted = 1 + _SLOTS_EACH * rows + max(_LEAST_SNAPSHOTS, rows // 2)
     fits = int(spare * _STATE_SHARE) // info.state_bytes
@@ -43,64 +135,39 @@ def state_slots(
     return min(wanted, fits)
 
 
-def kv_tokens(
-    request: WarmupRequest,
-    info: ShardInfo,
-    free: int,
-    activation: int,
-    *,
-    host: bool,
-    beside: int = 0,
-    adapter: int = 0,
-    states: int = 0,
-) -> tuple[int, int]:
-    """Return (KV tokens to allocate, bytes they come from), of `free` bytes in all.
-
-    Never more than `max_batch_total_tokens` where that is given. In a `host`'s memory, which is
-    seldom all ours, otherwise enough for sixteen of the longest sequences; in a device's all that
-    fits, up to as many of them as may run at a time; so too where a token takes nothing, as in a
-    model without attention. `activation`: bytes that the largest step takes; `beside`: bytes that
-    another model keeps of every token; `adapter`: bytes of the largest LoRA adapter that may be
-    loaded later; `states`: bytes of all slots. Raises ConfigurationError when one longest sequence
-    does not fit.
-    """
-    adapters = request.adapters_to_come * adapter
-    spare = max(0, _spare(request, free, activation, adapter) - states)
-    each = info.kv_bytes_per_token + beside
-    fits = spare // max(1, each)
-    longest = longest_sequence(request, info)
+def _wanted_tokens(request: WarmupRequest, info: ShardInfo, *, host: bool) -> int:
+    """Return the tokens that the KV cache should hold, if they fit."""
     if request.max_batch_total_tokens:
-        wanted = request.max_batch_total_tokens
-        if wanted > fits:
-            raise ConfigurationError(
-                _too_small(wanted, fits, spare, info, "--max-batch-total-tokens", adapters)
-            )
-    elif host and each:
-        wanted = min(fits, max(_HOST_SEQUENCES * longest, _HOST_LEAST_TOKENS))
-    else:
-        wanted = min(fits, max(request.max_batch_size, 1) * longest)
-    needed = min(longest, request.max_batch_total_tokens or longest)
-    if wanted < needed:
-        raise ConfigurationError(
-            _too_small(needed, fits, spare, info, "--max-total-tokens", adapters)
-        )
-    return wanted, spare
+        return request.max_batch_total_tokens
+    longest = longest_sequence(request, info)
+    if host:
+        return max(_HOST_SEQUENCES * longest, _HOST_LEAST_TOKENS)
+    return max(request.max_batch_size, 1) * longest
 
 
-def _spare(request: WarmupRequest, free: int, activation: int, adapter: int) -> int:
+def _whole(tokens: int, info: ShardInfo) -> int:
+    """Return the blocks that hold so many tokens."""
+    return -(-tokens // info.block_size)
+
+
+def _spare(request: WarmupRequest, free: int, activation: int, adapter: int, share: float) -> int:
+    """Return the bytes that may be taken for sequences."""
     largest = max(activation, request.tower_bytes)  # a tower computes between two steps
-    return max(0, int(free * _MEMORY_SHARE) - largest - request.adapters_to_come * adapter)
+    return max(0, int(free * share) - largest - request.adapters_to_come * adapter)
 
 
-def _too_small(
-    wanted: int, fits: int, spare: int, info: ShardInfo, flag: str, adapters: int
-) -> str:
-    room = (
-        f" {adapters >> 20} MiB are kept for adapters that may be loaded: --max-loaded-adapters "
-        "and --max-lora-rank say how many, and how large."
-    )
+def _told(tokens: int, fits: int, spare: int, info: ShardInfo) -> str:
+    """Return what is wanted beside what there is; `fits`: blocks."""
     return (
-        f"The KV cache would need {wanted} tokens of {info.kv_bytes_per_token} bytes, but the "
-        f"{spare >> 20} MiB left hold {fits}; lower {flag}, or use a smaller --dtype."
-        + (room if adapters else "")
+        f"{tokens} tokens of {info.kv_bytes_per_token} bytes, but the {spare >> 20} MiB left hold "
+        f"{fits * info.block_size}"
+    )
+
+
+def _told_of_adapters(request: WarmupRequest, adapter: int) -> str:
+    if not (kept := request.adapters_to_come * adapter):
+        return ""
+    return (
+        f" {kept >> 20} MiB are kept for adapters that may be loaded: --max-loaded-adapters and "
+        "--max-lora-rank say how many, and how large."
     )

@@ -26,7 +26,7 @@ from tgi_trio.shard.contract import (
     StepResult,
 )
 from tgi_trio.shard.loop.soundness import prove_by_step
-from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence, state_slots
+from tgi_trio.shard.machine.kv_sizing import longest_sequence, size_cache
 from tgi_trio.shard.machine.memory import free_bytes
 from tgi_trio.shard.numba_backend.eagle import KernelEagle
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
@@ -122,21 +122,18 @@ class CpuRunner:
         longest = longest_sequence(request, self._info)
         wanted = max(request.max_batch_size, _LOGITS_AT_ONCE)
         activation = forward.reserve(request.max_prefill_tokens, wanted, longest)
-        free, adapter = free_bytes() // self._local_ranks, self.bytes_per_adapter
-        slots = state_slots(request, self._info, free, activation, adapter=adapter)
-        tokens, spare = kv_tokens(
+        size = size_cache(
             request,
             self._info,
-            free,
+            lambda: free_bytes() // self._local_ranks,
             activation,
             host=True,
             beside=self.kv_beside,
-            adapter=adapter,
-            states=slots * self._info.state_bytes,
+            adapter=self.bytes_per_adapter,
         )
+        blocks, slots = size.blocks, size.state_slots
         if self._ranks is not None:  # every rank's cache has the same blocks, and slots
-            tokens, slots = self._ranks.least(tokens), self._ranks.least(slots)
-        blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
+            blocks, slots = self._ranks.least(blocks), self._ranks.least(slots)
         kv_bytes = program.allocate_kv(blocks)
         if self._eagle is not None:
             kv_bytes += self._eagle.make_room(blocks)
@@ -148,7 +145,7 @@ class CpuRunner:
             weight_bytes=program.weight_bytes,
             activation_bytes=activation,
             kv_bytes=kv_bytes,
-            spare_bytes=max(0, spare - kv_bytes),
+            spare_bytes=max(0, size.spare - kv_bytes),
             warmup_ns=time.monotonic_ns() - began,
             state_slots=slots,
             state_bytes=program.allocate_states(slots),

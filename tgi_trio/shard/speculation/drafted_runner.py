@@ -43,6 +43,7 @@ class DraftedRunner:
             max_total_tokens=request.max_total_tokens,
             max_batch_size=request.max_batch_size,
             max_batch_total_tokens=(found.blocks - 1) * found.block_size,
+            blocks=request.blocks,
         )
         beside = self._draft.warm_up(own)
         return replace(

@@ -7,6 +7,7 @@ has those that do.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -42,8 +43,8 @@ class StepAdapters(AdapterHost, Protocol):
         """Say what the next forward pass computes."""
         ...
 
-    def begin_idle(self, plan: StepPlan) -> None:
-        """Say that all rows have one, to see what memory that takes."""
+    def idle(self, plan: StepPlan) -> AbstractContextManager[None]:
+        """Have all rows of the passes inside have one, to see what memory that takes."""
         ...
 
     def stage(self) -> None:
@@ -109,8 +110,9 @@ class TorchAdapters:
     def begin(self, plan: StepPlan) -> None:
         self.table.begin(plan)
 
-    def begin_idle(self, plan: StepPlan) -> None:
+    def idle(self, plan: StepPlan) -> AbstractContextManager[None]:
         self.table.begin(plan)  # what adapters take is little beside what activations do
+        return nullcontext()
 
     def stage(self) -> None:
         """Nothing: `begin` has."""

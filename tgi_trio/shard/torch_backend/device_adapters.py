@@ -159,12 +159,16 @@ class DeviceAdapters:
         if not self._coming.isdisjoint(slots.tolist()):
             self._wait_for_copies()
 
-    def begin_idle(self, plan: StepPlan) -> None:
-        """Say that all rows have what lies in the first slot, to see what memory that takes."""
-        self.begin(plan)
+    @contextmanager
+    def idle(self, plan: StepPlan) -> Iterator[None]:
+        """Have all rows have what lies in the first slot, to see what memory that takes."""
         self._kind = self._kinds.many
         slots = np.zeros(len(plan.context_lengths), np.int64)
         self._tiles = list_tiles(slots, plan.query_starts, self._kind.rows)
+        try:
+            yield
+        finally:  # another step may have fewer rows than these tiles say
+            self._memory.tiles = self._tiles = None
 
     def stage(self) -> None:
         """Have the linears that are called next compute what was begun, kernel by kernel."""

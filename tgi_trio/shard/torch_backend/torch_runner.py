@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,7 +30,7 @@ from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.accelerator import synchronize
 from tgi_trio.shard.machine.device import name_device
 from tgi_trio.shard.machine.device_memory import free_bytes
-from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence, state_slots
+from tgi_trio.shard.machine.kv_sizing import longest_sequence, size_cache
 from tgi_trio.shard.plan_parts import first_lengths
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
@@ -197,26 +198,19 @@ class TorchRunner:
         if self._adapters:
             self._adapters.warm_up()
         self._cache = self._pool = None  # before the real ones: both may not fit
-        size = self._ranks.size if self._ranks else 1
-        free, host = free_bytes(self.device, size), self.device.type == "cpu"
-        if self._images:
-            free = max(0, free - self._images.bytes_to_come)
-        adapter = self.bytes_per_adapter
-        slots = state_slots(request, self._info, free, activation, adapter=adapter)
-        tokens, spare = kv_tokens(
+        size = size_cache(
             request,
             self._info,
-            free,
+            self._free_bytes,
             activation,
-            host=host,
+            host=self.device.type == "cpu",
             beside=self.kv_beside,
-            adapter=adapter,
-            states=slots * self._info.state_bytes,
+            adapter=self.bytes_per_adapter,
         )
+        blocks, slots = size.blocks, size.state_slots
         if self._ranks:  # every rank's cache has the same blocks, and as many slots
-            tokens = self._ranks.least(tokens, self.device)
+            blocks = self._ranks.least(blocks, self.device)
             slots = self._ranks.least(slots, self.device)
-        blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
         self._cache, self._pool = self._new_cache(blocks), self._new_pool(slots)
         kv_bytes = self._cache.nbytes
         if self._eagle is not None:
@@ -236,11 +230,16 @@ class TorchRunner:
             weight_bytes=self.model.nbytes() + self._bytes_beside(),
             activation_bytes=activation,
             kv_bytes=kv_bytes,
-            spare_bytes=max(0, spare - kv_bytes),
+            spare_bytes=max(0, size.spare - kv_bytes),
             warmup_ns=time.monotonic_ns() - began,
             state_slots=slots,
             state_bytes=0 if self._pool is None else self._pool.nbytes,
         )
+
+    def _free_bytes(self) -> int:
+        """Return the bytes that sequences may have, of a host's this rank's part."""
+        free = free_bytes(self.device, self._ranks.size if self._ranks else 1)
+        return max(0, free - (self._images.bytes_to_come if self._images else 0))
 
     def _rehearse(self, request: WarmupRequest) -> None:
         """Run steps of every kind, small and over little memory; nobody looks at what they do."""
@@ -390,9 +389,8 @@ class TorchRunner:
         )
 
     def _warm_step(self, plan: StepPlan) -> None:
-        if self._adapters is not None:
-            self._adapters.begin_idle(plan)
-        hidden = self._compute_hidden(plan)
+        with nullcontext() if self._adapters is None else self._adapters.idle(plan):
+            hidden = self._compute_hidden(plan)
         self.model.logits(hidden[-1:])
 
     def _new_pool(self, slots: int) -> StatePool | None:

@@ -40,7 +40,7 @@ from tgi_trio.shard.contract import (
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.device import name_device
 from tgi_trio.shard.machine.device_memory import free_bytes
-from tgi_trio.shard.machine.kv_sizing import kv_tokens
+from tgi_trio.shard.machine.kv_sizing import size_cache
 from tgi_trio.shard.plan_parts import cut_plan, prompt_span, slice_plan
 from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.torch_backend.fallback.modes import ExecutionMode
@@ -146,9 +146,14 @@ class FallbackRunner:
             nothing = [np.empty(0, dtype=np.int64) for _ in plan.rows]
             activation = largest.measure(self.device, lambda: self._discard(plan, nothing))
             self.way.allocate(0)  # before the real one: both may not fit
-        free, host = free_bytes(self.device), self.device.type == "cpu"
-        tokens, spare = kv_tokens(request, self._info, free, activation, host=host)
-        blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
+        size = size_cache(
+            request,
+            self._info,
+            lambda: free_bytes(self.device),
+            activation,
+            host=self.device.type == "cpu",
+        )
+        blocks = size.blocks
         self.way.allocate(blocks)
         kv_bytes = blocks * BLOCK_SIZE * self._info.kv_bytes_per_token
         return WarmupResult(
@@ -157,7 +162,7 @@ class FallbackRunner:
             weight_bytes=sum(p.nbytes for p in self.way.model.parameters()),
             activation_bytes=activation,
             kv_bytes=kv_bytes,
-            spare_bytes=max(0, spare - kv_bytes),
+            spare_bytes=max(0, size.spare - kv_bytes),
             warmup_ns=time.monotonic_ns() - began,
         )
 
