@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 from tgi_trio.shard.machine.cores import usable_cores
@@ -63,21 +63,21 @@ class Compilers:
         return json.loads(answer) is None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        pairs = [socket.socketpair() for _ in range(count_compilers())]
-        places = [theirs.fileno() for _, theirs in pairs]
-        words = [json.dumps(self._target), *map(str, places)]
-        zygote = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, *words],
-            stdin=subprocess.PIPE,  # it ends with it: the thread that starts it may end before
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=places,
-        )
-        for ours, theirs in pairs:
-            theirs.close()
-            ours.settimeout(_PATIENCE_S)
-            self._free.put(ours)
-        return zygote
+        with ExitStack() as theirs:
+            places = []
+            for _ in range(count_compilers()):
+                ours, other = socket.socketpair()
+                ours.settimeout(_PATIENCE_S)
+                self._free.put(ours)
+                places.append(theirs.enter_context(other).fileno())
+            words = [json.dumps(self._target), *map(str, places)]
+            return subprocess.Popen(
+                [sys.executable, "-m", _MODULE, *words],
+                stdin=subprocess.PIPE,  # it ends with it: the thread that starts it may end before
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=places,
+            )
 
     def close(self) -> None:
         """End the processes; to be called when nobody asks any more."""
