@@ -109,7 +109,8 @@ def measure_break(shape: str, folder: Path, tokens: int, flags: list[str]) -> di
     if not broken.exists():
         return found | {"why": "the device was not broken"}
     at_s = float(broken.read_text())
-    ends = [end for r in heard.records if (end := went_on(r.events, at_s)) is not None]
+    whole = [r.events for r in heard.records if not r.error]  # others may have had a pause, too
+    ends = [end for events in whole if (end := went_on(events, at_s)) is not None]
     found |= {"interrupted": len(ends), "pauses_s": [round(end - at_s, 3) for end in sorted(ends)]}
     if ends:
         found["step_ms"] = (max(ends) - at_s) * 1e3

@@ -200,8 +200,10 @@ class DeviceAdapters:
         memory = self._memory
         (memory.tiles,) = split(self._recorded, [np.zeros((self._most_tiles(size), 3), np.int32)])
         memory.tile = self._kinds.few
-        yield
-        memory.tiles = None
+        try:
+            yield
+        finally:
+            memory.tiles = None
 
     def refill(self, size: int) -> None:
         """Tell a recording of `size` decodes what the step at hand has."""

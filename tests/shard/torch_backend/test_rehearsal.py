@@ -1,0 +1,73 @@
+"""Kernels of a rehearsal read and write their own memory, whichever of them are launched."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.shard.torch_backend.bounded_memory import bounded_memory
+from tests.shard.torch_backend.device_kinds import SMALL
+from tests.shard.torch_backend.interpreter import DEVICE, need_triton
+from tests.shard.torch_backend.models_support import BLOCK
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.shard.torch_backend import torch_runner
+from tgi_trio.shard.torch_backend.attention import paged
+from tgi_trio.shard.torch_backend.compiling_ahead import ZeroedMemory
+from tgi_trio.shard.torch_backend.layers import coded_linear, slotted_linear
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
+
+need_triton()
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="an interpreter says what is outside")
+
+from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402  (it imports Triton)
+
+CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    "adapters": ("llama", (2,), {"max_lora_rank": 16, "max_loaded_adapters": 2}),
+    "guesses": ("llama", (2,), {"speculate": 2}),
+    "codes": ("llama", (2,), {"quantize": "int4"}),
+    "experts": ("mixtral", (), {}),
+    "latents": ("deepseek_v3", (), {}),
+}
+
+
+class Rehearsed(Exception):
+    """What comes behind it is not looked at."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_stay_in_their_memory(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Half of them are not launched, as those are that are still being compiled."""
+    family, graphs, settings = CASES[case]
+    for module in (paged, coded_linear):
+        monkeypatch.setattr(module, "_PROGRAMS", 4)
+    small, large = (tile._replace(inputs=128, outputs=256) for tile in slotted_linear._WIDE_TILES)
+    monkeypatch.setattr(slotted_linear, "_WIDE_TILES", slotted_linear.AdapterTiles(small, large))
+    folder = checkpoint(family, **(SMALL if family == "llama" else {}))
+    told = ShardSettings(model_path=folder, dtype="float32", **settings)
+    draw, launched = random.Random(case), list[str]()
+    with StandInDevice() as device:
+        runner = load_torch_runner(told, device="cuda:0", graph_sizes=graphs)
+        launch = device.launch_kernel
+
+        def launch_some(function: Any, *args: Any, **kwargs: Any) -> None:
+            if draw.random() < 0.5:
+                launched.append(function.fn.__name__)
+                launch(function, *args, **kwargs)
+
+        def rehearse(_: object, work: Callable[[], None]) -> int:
+            with ZeroedMemory(), bounded_memory(), monkeypatch.context() as patched:
+                patched.setattr(device, "launch_kernel", launch_some)
+                work()
+            raise Rehearsed
+
+        monkeypatch.setattr(torch_runner, "compile_ahead", rehearse)
+        with pytest.raises(Rehearsed):
+            runner.warm_up(WarmupRequest(40, 64, 3, 31 * BLOCK))
+    assert len(set(launched)) > 5
