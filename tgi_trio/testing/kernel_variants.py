@@ -64,6 +64,7 @@ TYPES: Final[dict[torch.dtype, str]] = {
     torch.float8_e4m3fn: "fp8e4nv",
 }
 F32, BF16, F64, I32, I64, F16, U8, I8, E4M3 = TYPES
+_MANY: Final = 64  # rows of decodes
 EVEN: Final = ", a multiple of 16"  # behind the type of a whole number that is
 
 
@@ -114,7 +115,10 @@ def _attention(generation: Generation) -> Iterator[Variant]:
             for group, divided in ((4, False), (4, True), (7, False)):
                 if group == 7 and dim != 128:
                     continue
-                yield _attend(generation, dtype, dim, group, decodes, divided, kind)
+                rows = _MANY if decodes else 0
+                yield _attend(generation, dtype, dim, group, rows, divided, kind)
+        if dtype is BF16 and dim == 64 and "CODES" not in kind:  # another tile
+            yield _attend(generation, dtype, dim, 4, 1, True, kind)
     for dtype, heads, decodes, codes in (
         (BF16, 16, True, ""),
         (BF16, 16, False, ""),
@@ -151,7 +155,7 @@ def _attend(
     dtype: torch.dtype,
     dim: int,
     group: int,
-    decodes: bool,
+    decodes: int,
     divided: bool,
     kind: dict[str, Any],
 ) -> Variant:
@@ -176,6 +180,7 @@ def _attend(
     }
     cached = U8 if eight_bits else dtype
     mode = "decode" if decodes else "prefill"
+    mode += " of one row" if decodes == 1 else ""
     named = ({"DIVIDED": True} if divided else {}) | kind
     more = "".join(f" {n.lower() if n != 'CODES' else word}" for n, word in named.items())
     tables = (I32,) * 6 + (F32, F32, I32)  # slopes, sinks and lasts behind them

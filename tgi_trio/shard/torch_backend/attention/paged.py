@@ -201,12 +201,12 @@ class PagedAttention(CapturableAttention):
         """
         group, tiling = layer.heads // layer.kv_heads, batch.tiling
 
-        def tile_of(decodes: bool) -> Tile:
+        def tile_of(decodes: int) -> Tile:
             eight_bits = bool(batch.cache.codes)
             size, kind = layer.head_dim, self._generation
             return choose_tile(query.dtype, size, kind, decodes=decodes, eight_bits=eight_bits)
 
-        tile, few = tile_of(batch.decodes), tile_of(True)
+        tile, few = tile_of(len(query) if batch.decodes else 0), tile_of(len(query))
         if not isinstance(tiling, DeviceTiling) or not group <= few.lanes < tile.lanes:
             return [(tile, tiling.tiles(tile.lanes, group))]
         return [

@@ -29,6 +29,9 @@ _DECODE: Final[_BY_HEAD_SIZE] = (
     (128, Tile(16, 64, 4)),
     (256, Tile(16, 32, 4)),
 )
+# A lone row's programs are few, with few keys each. What counts is that they begin beside the
+# products around them: a multiprocessor whose memory is to be divided anew must first be idle.
+_LONE_DECODE: Final[_BY_HEAD_SIZE] = ((64, Tile(16, 64, 2)), *_DECODE[1:])
 _PREFILL: Final[dict[Generation, _BY_HEAD_SIZE]] = {
     "ampere": ((64, Tile(64, 64, 4)), (128, Tile(64, 64, 8)), (256, Tile(64, 32, 8))),
     "hopper": ((64, Tile(128, 64, 4)), (256, Tile(128, 64, 8))),
@@ -67,11 +70,17 @@ def choose_tile(
     head_dim: int,
     generation: Generation,
     *,
-    decodes: bool,
+    decodes: int,
     eight_bits: bool = False,
 ) -> Tile:
-    """Return the tile for heads of up to 256 numbers; `eight_bits`: K and V have so many."""
-    half = _DECODE if decodes else _PREFILL[generation]
+    """Return the tile for heads of up to 256 numbers.
+
+    `decodes`: how many rows there are if each has one query, 0 if not; `eight_bits`: K and V have
+    so many.
+    """
+    half = _PREFILL[generation]
+    if decodes:
+        half = _LONE_DECODE if decodes == 1 else _DECODE
     if eight_bits:
         half = _EIGHT_BITS_DECODE if decodes else _EIGHT_BITS_PREFILL[generation]
     table = _WIDE if dtype.itemsize > 2 else half
