@@ -84,8 +84,8 @@ def size_cache(
         flag = "--max-batch-total-tokens" if blocks > fits else "--max-total-tokens"
         tokens = max(blocks, needed) * info.block_size
         raise ConfigurationError(
-            f"The KV cache would need {_told(tokens, fits, spare, info)}; lower {flag}, or use a "
-            "smaller --dtype." + _told_of_adapters(request, adapter)
+            f"The KV cache would need {tokens} tokens of {_told(fits, spare, info)}; lower "
+            f"{flag}, or use a smaller --dtype." + _told_of_adapters(request, adapter)
         )
     return CacheSize(1 + blocks, slots, spare)
 
@@ -113,8 +113,8 @@ def _size_again(
     fits = max(0, spare) // max(1, info.block_size * each)
     raise ConfigurationError(
         f"The KV cache had {tokens} tokens when the server started, and something else has taken "
-        f"memory since: it would need {_told(tokens, fits, max(0, spare), info)}; free what was "
-        "taken, or start the server with a lower --max-batch-total-tokens."
+        f"memory since: it would need {tokens} tokens of {_told(fits, max(0, spare), info)}; free "
+        "what was taken, or start the server with a lower --max-batch-total-tokens."
         + _told_of_adapters(request, adapter)
     )
 
@@ -156,10 +156,10 @@ def _spare(request: WarmupRequest, free: int, activation: int, adapter: int, sha
     return max(0, int(free * share) - largest - request.adapters_to_come * adapter)
 
 
-def _told(tokens: int, fits: int, spare: int, info: ShardInfo) -> str:
-    """Return what is wanted beside what there is; `fits`: blocks."""
+def _told(fits: int, spare: int, info: ShardInfo) -> str:
+    """Return what a token takes beside what there is; `fits`: blocks."""
     return (
-        f"{tokens} tokens of {info.kv_bytes_per_token} bytes, but the {spare >> 20} MiB left hold "
+        f"{info.kv_bytes_per_token} bytes, but the {spare >> 20} MiB left hold "
         f"{fits * info.block_size}"
     )
 
