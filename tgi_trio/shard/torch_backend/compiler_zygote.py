@@ -1,6 +1,6 @@
 """The process that has Triton loaded, and forks a child of itself for each of `compilers.py`.
 
-`python -m ...compiler_zygote <target as JSON> <descriptors>`: of a socket for each child. Every
+`python -m ...compiler_zygote <target as JSON> <descriptors>`: each of a socket, one a child. Every
 line that comes through one is a kernel as Triton describes it (`specialization_data`), which the
 child compiles into Triton's cache on disk; the line that goes back says what went wrong, in JSON:
 null where nothing did. No device is needed for that, and none is looked at. All of it ends when

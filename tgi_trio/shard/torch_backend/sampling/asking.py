@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.ipc.frame_codec import fixed_array
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.sampling.base import MOST_TIES
 from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.sampling.logits_processors import RowState
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.sampling.drawn_numbers import Drawn, Positions, most_steps
-from tgi_trio.shard.torch_backend.sampling.resident_counts import ADD, NONE, ResidentCounts
 from tgi_trio.shard.torch_backend.staging import Array
 
-_NO_ENTRIES = np.empty((0, 2), np.int32)
+NO_ENTRIES = np.empty((0, 2), np.int32)
 
 
 @dataclass(slots=True)
@@ -161,13 +159,13 @@ class Settings:
     @classmethod
     def of(cls, rows: list[ShardSequence], vocab_size: int) -> Settings:
         told = np.frombuffer(b"".join([_ask(row, vocab_size) for row in rows]), _ROW)
-        columns = {name: _fix(told[name].copy()) for name in _ROW.names or ()}
+        columns = {name: fix(told[name].copy()) for name in _ROW.names or ()}
         faults: dict[int, str] = {}
-        biases = [_NO_ENTRIES] * len(rows)
+        biases = [NO_ENTRIES] * len(rows)
         if columns["biased"].any():
             faults = bias_faults(rows, vocab_size)
             for i in np.flatnonzero(columns["biased"]).tolist():
-                biases[i] = _NO_ENTRIES if i in faults else _bias_entries(rows[i])
+                biases[i] = NO_ENTRIES if i in faults else _bias_entries(rows[i])
         counted = columns["counted"]
         minimum = [r.min_remaining > 0 and not r.sampling.ignore_eos for r in rows]
         places, samples = np.flatnonzero(counted), bool(columns["samples"].any())
@@ -243,7 +241,7 @@ def _ask(row: ShardSequence, vocab_size: int) -> bytes:
 @lru_cache(maxsize=256)
 def repeat(value: float, count: int, dtype: Any) -> Array:
     """Return an array of `count` times a value, which nobody may write to."""
-    return _fix(np.full(count, value, dtype))
+    return fix(np.full(count, value, dtype))
 
 
 @lru_cache(maxsize=256)
@@ -251,10 +249,11 @@ def count_up(count: int, size: int | None = None, rest: int = 0) -> NDArray[np.i
     """Return 0, 1, 2 and so on up to `count`, then `rest` up to `size`; nobody may write to it."""
     found = np.full(size or count, rest, np.int64)
     found[:count] = np.arange(count)
-    return _fix(found)
+    return fix(found)
 
 
-def _fix(array: Array) -> Array:
+def fix(array: Array) -> Array:
+    """Return an array that nobody may write to any more."""
     array.flags.writeable = False
     return array
 
@@ -314,88 +313,6 @@ class Followed:
     slots: Array  # as `ResidentCounts.follow` has returned them
     standing: Edits  # of the biases
     edits: Edits
-
-
-def list_edits(
-    choosing: Choosing, settings: Settings, counts: ResidentCounts, size: int | None = None
-) -> Edits:
-    """Return the edits of a step's choices, to be made exactly once: counts move with them.
-
-    `size`: choices that `starts` speak of, those behind the others without edits.
-    """
-    count, size = len(choosing), size or len(choosing)
-    if choosing.alone:
-        if size not in settings.standing:
-            settings.standing[size] = _list_biases(choosing, settings, size)
-        standing = settings.standing[size]
-        if not settings.penalised:
-            return standing
-        if (followed := _follow(choosing, settings, counts, standing)) is not None:
-            return followed
-    slots, moves = np.full(count, -1, np.int32), np.full(count, NONE, np.int32)
-    starts = np.zeros((3, size + 1), np.int32)
-    lists: list[list[Array]] = [[], [], []]
-    own = np.empty(len(choosing.rows), np.int32)
-    for c in np.flatnonzero(settings.columns["counted"][choosing.owners]).tolist():
-        owner, ahead = int(choosing.owners[c]), int(choosing.aheads[c])
-        if ahead:
-            guesses = choosing.guesses(c)
-            starts[1, c + 1] = ahead
-            lists[1].append(np.stack((guesses, np.zeros_like(guesses)), axis=1))
-        else:
-            unknown = choosing.unknown is not None and bool(choosing.unknown[c] >= 0)
-            row, length = choosing.rows[owner], int(choosing.positions[c])
-            news = counts.advance(row, length, unknown, choosing.rows)
-            own[owner], moves[c], starts[0, c + 1] = news.slot, news.move, len(news.ids)
-            lists[0].append(np.stack((news.ids, news.more), axis=1))
-        slots[c] = own[owner]
-    alone = choosing.alone and not starts[:2].any()
-    if settings.columns["biased"].any():
-        for c, owner in enumerate(choosing.owners.tolist()):
-            starts[2, c + 1] = len(settings.biases[owner])
-            lists[2].append(settings.biases[owner])
-    flat = [entries for kind in lists for entries in kind]
-    ends = np.cumsum(starts.ravel()).reshape(starts.shape).astype(np.int32)
-    return Edits(slots, moves, ends, np.concatenate(flat) if flat else _NO_ENTRIES, alone)
-
-
-def _follow(
-    choosing: Choosing, settings: Settings, counts: ResidentCounts, standing: Edits
-) -> Edits | None:
-    """Return the edits of rows with penalties whose last tokens are the device's to count.
-
-    None, and nothing is counted, where any row's is not, or where more is to be counted of one.
-    """
-    unknown, places, kept = choosing.unknown, settings.places, settings.followed
-    if unknown is None:
-        return None
-    known = kept is None or kept.unknown is not unknown
-    if known and not (unknown[places] >= 0).all():
-        return None
-    every = len(places) == len(unknown)
-    positions = choosing.positions if every else choosing.positions[places]
-    own = counts.follow(settings.penalised, positions)
-    if own is None:
-        return None
-    if kept is not None and not known and kept.slots is own and kept.standing is standing:
-        return kept.edits
-    slots, moves = np.full(len(unknown), -1, np.int32), np.full(len(unknown), NONE, np.int32)
-    slots[places], moves[places] = own, ADD
-    edits = replace(standing, slots=_fix(slots), moves=_fix(moves))
-    settings.followed = None
-    if fixed_array(unknown) is not None:
-        settings.followed = Followed(unknown, own, standing, edits)
-    return edits
-
-
-def _list_biases(choosing: Choosing, settings: Settings, size: int) -> Edits:
-    """Return the edits of rows with one choice each that have nothing but biases."""
-    count, starts = len(choosing), np.zeros((3, size + 1), np.int32)
-    starts[2, 1 : count + 1] = [len(biases) for biases in settings.biases]
-    ends = np.cumsum(starts.ravel()).reshape(starts.shape).astype(np.int32)
-    entries = np.concatenate(settings.biases) if settings.biases else _NO_ENTRIES
-    none = repeat(-1, count, np.int32), repeat(NONE, count, np.int32)
-    return Edits(*none, _fix(ends), entries, standing=True)
 
 
 def _bias_entries(row: ShardSequence) -> NDArray[np.int32]:

@@ -29,7 +29,6 @@ from tgi_trio.shard.torch_backend.sampling.asking import (
     Settings,
     count_units,
     count_up,
-    list_edits,
     nobody,
     repeat,
     too_early,
@@ -41,6 +40,7 @@ from tgi_trio.shard.torch_backend.sampling.choice_kernels import (
     DeviceMasks,
 )
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
+from tgi_trio.shard.torch_backend.sampling.edits import list_edits
 from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, ResidentCounts
 from tgi_trio.shard.torch_backend.staging import (
     Array,
