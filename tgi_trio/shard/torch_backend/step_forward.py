@@ -39,10 +39,11 @@ def fits_device(plan: StepPlan) -> bool:
 def idle_steps(most: int) -> Iterator[StepPlan]:
     """Yield steps of nothing, one of every kind that is compiled for itself.
 
-    Kernels of decodes and of other steps are kinds of their own, and so are those of few rows,
-    whose contexts are divided, and of up to `most`.
+    Kernels of decodes and of other steps are kinds of their own, and so are those of a lone row,
+    of few rows, whose contexts are divided as well, and of up to `most`.
     """
-    for rows in sorted({1, max(1, most)}):
+    most = max(1, most)
+    for rows in sorted({1, min(2, most), most}):
         for plan in (idle_plan(rows, 1), idle_chunks(rows)):
             plan.inputs = np.full(len(plan.token_ids), -1, np.int32)
             yield plan
