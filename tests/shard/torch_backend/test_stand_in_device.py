@@ -196,7 +196,7 @@ def test_a_warm_up_records_what_it_has_run_once(
     device.counts = Counts()
     start(checkpoint("llama"), "cuda:0", (1, 2, 4))
     assert device.counts.recordings == 2 * 3 + 2
-    idle = 2 * 2 * 2  # few rows and many, decodes and prefills, with masks and without
+    idle = 3 * 2 * 2  # one row, two and many, decodes and prefills, with masks and without
     assert device.counts.launches["choose_tokens"] == 1 + 2 * (2 * 3 + 2) + idle
     assert device.counts.launches["fill_tokens"] == 1 + 2 * (3 + 2) + idle // 2
 
