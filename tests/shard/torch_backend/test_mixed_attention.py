@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.shard.torch_backend.attention_cases import KINDS, attended
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
@@ -21,7 +22,10 @@ from tgi_trio.shard.torch_backend.staging import Sheet, Staging, packed_size
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402  (it imports Triton)
+from tgi_trio.shard.torch_backend.attention import (  # noqa: E402  (they import Triton)
+    paged,
+    tiling,
+)
 from tgi_trio.shard.torch_backend.attention.tiling import (  # noqa: E402
     DeviceTiling,
     Share,
@@ -149,3 +153,33 @@ def test_tiles_are_those_that_the_host_finds(
     assert sorted(real) == sorted(expected)
     assert real == sorted(real, reverse=True)  # what begins last is not what takes longest
     assert all(0 <= row <= len(counts) for row in found[0])
+
+
+class Noted(TorchDispatchMode):
+    """Notes what torch computes among kernels of ours that are launched."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.order: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.order.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **kwargs: self.order.append("list_tiles")
+
+
+def test_tiles_are_there_before_a_kernel_that_does_not_wait_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attention reads them first: between the two is something that waits for all before it."""
+    noted = Noted()
+    monkeypatch.setattr(tiling, "list_tiles", noted)
+    cut = DeviceTiling(torch.tensor([0, 3, 5], dtype=torch.int32, device=DEVICE), 5)
+    with noted:
+        cut.tiles(16, 4)
+        assert "aten::new_zeros" in noted.order[noted.order.index("list_tiles") :]
+        before = len(noted.order)
+        cut.tiles(16, 4)
+    assert len(noted.order) == before  # once, not for every layer

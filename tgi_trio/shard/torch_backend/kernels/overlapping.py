@@ -3,7 +3,8 @@
 From compute capability 9.0 on, NVIDIA's alone. A kernel that is launched so (`launch_pdl`) begins
 once every program of the one before it has called `let_next_begin`, or ended. What it does before
 `wait_for_earlier` it may do with what no kernel writes: weights, and what a step is told, which
-lies there before its embedding, a kernel that is launched as others are. Behind it all earlier
+lies there before its embedding, a kernel that is launched as others are (of what a step lists on
+its way, `attention/tiling.py` sees to such a one). Behind it all earlier
 kernels have ended, as each of them has waited itself, and what they wrote is seen.
 """
 
