@@ -41,7 +41,7 @@ from tgi_trio.shard.torch_backend.staging import Array, Sheet, Staging
 need_triton()
 
 from bench.worker.free_device import FreeRunner, free_device  # noqa: E402  # imports Triton
-from tgi_trio.shard.torch_backend.sampling import asking, device_sampler  # noqa: E402
+from tgi_trio.shard.torch_backend.sampling import asking, device_sampler, edits  # noqa: E402
 from tgi_trio.shard.torch_backend.sampling.drawn_numbers import Drawn  # noqa: E402
 
 KINDS = (
@@ -117,10 +117,10 @@ class Script:
 def anew() -> Iterator[tuple[Any, str, Any]]:
     """Yield what is to be replaced where nothing of a step before is to be used again."""
     yield SteadyDecode, "is_current", lambda *_: False
-    for module in (staging, asking, device_sampler, frame_codec):
+    for module in (staging, edits, device_sampler, frame_codec):
         yield module, "fixed_array", lambda array: None
     yield Drawn, "find", lambda *_: None
-    yield asking, "_follow", lambda *_: None
+    yield edits, "_follow", lambda *_: None
     yield FrameTemplate, "encode", lambda *_: None
     kept = device_sampler.DeviceSampler
     yield kept, "settings", lambda self, rows: asking.Settings.of(rows, self.vocab_size)
