@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tgi_trio.model.matrices import (
-    CrossingRefs,
     NormRef,
     TensorRef,
     run_of,
@@ -11,6 +10,7 @@ from tgi_trio.model.matrices import (
     split_outputs,
     whole_units,
 )
+from tgi_trio.model.matrix_roles import CrossingRefs
 from tgi_trio.model.mlp_matrices import layer_matrix
 from tgi_trio.model.spec import Crossing, DecoderSpec
 

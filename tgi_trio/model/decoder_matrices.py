@@ -11,17 +11,10 @@ from typing import Final
 from tgi_trio.model.claims import ANY, Claims
 from tgi_trio.model.crossing_matrices import crossing_refs
 from tgi_trio.model.matrices import (
-    AttentionRefs,
-    ExpertsRefs,
-    IndexRefs,
-    LatentRefs,
-    LayerRefs,
     LinearPiece,
     LinearRef,
     MatrixRef,
-    MlpRefs,
     NormRef,
-    OuterRefs,
     Split,
     Units,
     VectorRef,
@@ -30,6 +23,15 @@ from tgi_trio.model.matrices import (
     split_outputs,
     whole_linear,
     whole_units,
+)
+from tgi_trio.model.matrix_roles import (
+    AttentionRefs,
+    ExpertsRefs,
+    IndexRefs,
+    LatentRefs,
+    LayerRefs,
+    MlpRefs,
+    OuterRefs,
 )
 from tgi_trio.model.mixer_matrices import mixer_refs
 from tgi_trio.model.mlp_matrices import beside_refs, dense_mlp_refs, experts_refs, layer_matrix

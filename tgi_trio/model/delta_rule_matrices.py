@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tgi_trio.model.matrices import (
-    DeltaRuleRefs,
     LinearPiece,
     LinearRef,
     MatrixRef,
@@ -16,6 +15,7 @@ from tgi_trio.model.matrices import (
     split_outputs,
     whole_units,
 )
+from tgi_trio.model.matrix_roles import DeltaRuleRefs
 from tgi_trio.model.mixers import DeltaRule
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tgi_trio.model.matrices import (
     LinearPiece,
     LinearRef,
-    Mamba1Refs,
-    Mamba2Refs,
     MatrixRef,
     TensorRef,
     run_of,
@@ -14,6 +12,7 @@ from tgi_trio.model.matrices import (
     split_outputs,
     whole_units,
 )
+from tgi_trio.model.matrix_roles import Mamba1Refs, Mamba2Refs
 from tgi_trio.model.mixers import Mamba1, Mamba2
 
 

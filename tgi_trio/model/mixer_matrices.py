@@ -14,13 +14,9 @@ from tgi_trio.model.claims import ANY, Claims
 from tgi_trio.model.delta_rule_matrices import delta_rule_refs
 from tgi_trio.model.mamba_matrices import mamba1_refs, mamba2_refs
 from tgi_trio.model.matrices import (
-    ConvolutionRefs,
-    GateRefs,
     LinearPiece,
     LinearRef,
     MatrixRef,
-    MixerRefs,
-    RecurrentGateRefs,
     TensorRef,
     Units,
     run_of,
@@ -28,6 +24,7 @@ from tgi_trio.model.matrices import (
     stack_matrices,
     whole_units,
 )
+from tgi_trio.model.matrix_roles import ConvolutionRefs, GateRefs, MixerRefs, RecurrentGateRefs
 from tgi_trio.model.mixers import (
     DeltaRule,
     Mamba1,

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tgi_trio.model.matrices import (
-    BesideRefs,
-    ExpertsRefs,
     LinearPiece,
     LinearRef,
     MatrixRef,
-    MlpRefs,
     NormRef,
     VectorRef,
     run_of,
@@ -20,6 +17,7 @@ from tgi_trio.model.matrices import (
     whole_linear,
     whole_units,
 )
+from tgi_trio.model.matrix_roles import BesideRefs, ExpertsRefs, MlpRefs
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
 
 _SHARED_EXPERT = ("gate_proj", "up_proj", "down_proj")  # of every family that has one

@@ -5,16 +5,15 @@ from __future__ import annotations
 from tgi_trio.model.matrices import (
     LinearPiece,
     LinearRef,
-    LowRankRefs,
     MatrixRef,
     NormRef,
-    SharedRefs,
     run_of,
     split_outputs,
     stack_matrices,
     whole_linear,
     whole_units,
 )
+from tgi_trio.model.matrix_roles import LowRankRefs, SharedRefs
 from tgi_trio.model.spec import DecoderSpec, SharedBlock
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from tgi_trio.model.matrices import (
-    LayerStreamsRefs,
     LinearRef,
     MatrixRef,
     NormRef,
-    OwnInputRefs,
-    OwnInputsRefs,
-    StreamsRefs,
     VectorRef,
     split_outputs,
     whole_linear,
 )
+from tgi_trio.model.matrix_roles import LayerStreamsRefs, OwnInputRefs, OwnInputsRefs, StreamsRefs
 from tgi_trio.model.spec import DecoderSpec, OwnInputsSpec, StreamsSpec
 
 

@@ -14,7 +14,8 @@ from typing import Final, Literal
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.files import Adapter, Pair
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import LinearRef, MlpRefs
+from tgi_trio.model.matrices import LinearRef
+from tgi_trio.model.matrix_roles import MlpRefs
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.wrappers import text_name
 

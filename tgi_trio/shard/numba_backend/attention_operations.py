@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.matrices import AttentionRefs, LatentRefs
+from tgi_trio.model.matrix_roles import AttentionRefs, LatentRefs
 from tgi_trio.model.spec import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.shard.linear_biases import alibi_slopes
 from tgi_trio.shard.numba_backend.gate_operations import add_gates

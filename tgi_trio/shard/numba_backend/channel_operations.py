@@ -6,7 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from tgi_trio.model.matrices import Mamba1Refs, MixerRefs, RecurrentGateRefs, every_unit
+from tgi_trio.model.matrices import every_unit
+from tgi_trio.model.matrix_roles import Mamba1Refs, MixerRefs, RecurrentGateRefs
 from tgi_trio.model.mixers import Mamba1, RecurrentGate
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import read_linear

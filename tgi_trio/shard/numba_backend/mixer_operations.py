@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices import LinearRef, TensorRef, every_unit
+from tgi_trio.model.matrix_roles import (
     ConvolutionRefs,
     DeltaRuleRefs,
-    LinearRef,
     Mamba1Refs,
     Mamba2Refs,
     MixerRefs,
     RecurrentGateRefs,
-    TensorRef,
-    every_unit,
 )
 from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate
 from tgi_trio.shard.checkpoint.lookup import read_tensor

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tgi_trio.model.matrices import ExpertsRefs, LinearRef, MlpRefs, VectorRef, every_unit
+from tgi_trio.model.matrices import LinearRef, VectorRef, every_unit
+from tgi_trio.model.matrix_roles import ExpertsRefs, MlpRefs
 from tgi_trio.model.spec import ExpertsSpec
 from tgi_trio.shard.checkpoint.lookup import read_bias, read_linear
 from tgi_trio.shard.numba_backend.kinds.packing import Packing

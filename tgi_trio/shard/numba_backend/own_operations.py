@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.model.matrices import OwnInputRefs, OwnInputsRefs, every_unit
+from tgi_trio.model.matrices import every_unit
+from tgi_trio.model.matrix_roles import OwnInputRefs, OwnInputsRefs
 from tgi_trio.model.spec import DecoderSpec, OwnInputsSpec
 from tgi_trio.shard.checkpoint.lookup import read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32

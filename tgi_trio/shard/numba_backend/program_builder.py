@@ -11,16 +11,8 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.adapters.sites import Role, Site
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import (
-    AttentionRefs,
-    BesideRefs,
-    ExpertsRefs,
-    LayerRefs,
-    LinearRef,
-    MlpRefs,
-    NormRef,
-    every_unit,
-)
+from tgi_trio.model.matrices import LinearRef, NormRef, every_unit
+from tgi_trio.model.matrix_roles import AttentionRefs, BesideRefs, ExpertsRefs, LayerRefs, MlpRefs
 from tgi_trio.model.mixers import Mamba2
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from tgi_trio.model.speculators.spec import HeadsSpec

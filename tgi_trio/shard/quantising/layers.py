@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import AttentionRefs, LayerRefs, LinearRef, MatrixRef, MlpRefs
+from tgi_trio.model.matrices import LinearRef, MatrixRef
+from tgi_trio.model.matrix_roles import AttentionRefs, LayerRefs, MlpRefs
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Checkpoint

@@ -11,7 +11,8 @@ from torch.nn import functional
 from tgi_trio.model.decoder_fit import check_supported
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.layer_work import find_run
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices import run_of
+from tgi_trio.model.matrix_roles import (
     AttentionRefs,
     BesideRefs,
     CrossingRefs,
@@ -26,7 +27,6 @@ from tgi_trio.model.matrices import (
     OwnInputsRefs,
     SharedRefs,
     StreamsRefs,
-    run_of,
 )
 from tgi_trio.model.spec import (
     DecoderSpec,

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices import TensorRef
+from tgi_trio.model.matrix_roles import (
     ConvolutionRefs,
     DeltaRuleRefs,
     GateRefs,
@@ -15,7 +16,6 @@ from tgi_trio.model.matrices import (
     Mamba2Refs,
     MixerRefs,
     RecurrentGateRefs,
-    TensorRef,
 )
 from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate
 from tgi_trio.shard.torch_backend.layers.activation import activation

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tgi_trio.model.matrices import BesideRefs, ExpertsRefs, MlpRefs, VectorRef
+from tgi_trio.model.matrices import VectorRef
+from tgi_trio.model.matrix_roles import BesideRefs, ExpertsRefs, MlpRefs
 from tgi_trio.model.spec import ExpertsSpec
 from tgi_trio.shard.torch_backend.layers.activation import Activation, Xielu
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside

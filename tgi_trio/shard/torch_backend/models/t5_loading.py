@@ -5,13 +5,13 @@ from __future__ import annotations
 from tgi_trio.model.matrices import (
     LinearRef,
     MatrixRef,
-    MlpRefs,
     NormRef,
     run_of,
     split_inputs,
     split_outputs,
     stack_matrices,
 )
+from tgi_trio.model.matrix_roles import MlpRefs
 from tgi_trio.model.t5_spec import T5Spec
 from tgi_trio.shard.torch_backend.layers.activation import activation
 from tgi_trio.shard.torch_backend.layers.linear import Linear
