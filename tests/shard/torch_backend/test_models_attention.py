@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.shard.torch_backend.models_support import BLOCK, plan, sequence
 from tgi_trio.shard.contract import ShardSequence, StepPlan
-from tgi_trio.shard.torch_backend.attention import reference
+from tgi_trio.shard.torch_backend.attention import reference, reference_rows
 from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
@@ -119,7 +119,7 @@ def test_more_queries_than_a_tile(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "window"])
 def test_long_contexts_are_not_padded_together(kind: str) -> None:
-    assert reference._LONG < 4500
+    assert reference_rows._LONG < 4500
     _check(kind, [4500, 4490, 3, 1200, 1100, 17], [1] * 6, seed=2)
 
 
