@@ -1,0 +1,181 @@
+"""Loads the attention of a layer: heads of its own, over latents, by an index, or to images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tgi_trio.model.matrix_roles import (
+    AttentionRefs,
+    CrossingRefs,
+    IndexRefs,
+    LatentRefs,
+)
+from tgi_trio.model.spec import (
+    DecoderSpec,
+    IndexSpec,
+    LatentSpec,
+    LayerSpec,
+    RotarySpec,
+)
+from tgi_trio.model.split import check_gates, even_share, kv_head_share
+from tgi_trio.model.tensors import kv_scales
+from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention, CrossLayer
+from tgi_trio.shard.torch_backend.layers.index import TokenIndex
+from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.models.layer import Attention
+from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
+from tgi_trio.shard.torch_backend.weights import WeightSource
+
+
+class AttentionLoader(WeightLoader):
+    """What a decoder's layers attend with, as this rank needs it."""
+
+    def __init__(self, spec: DecoderSpec, source: WeightSource, run: range | None = None) -> None:
+        """`run`: the layers that are loaded; None: all."""
+        super().__init__(source, spec.norm)
+        self.spec = spec
+        self.run = range(len(spec.layers)) if run is None else run
+        check_gates(spec, source.world_size)
+        self.heads = even_share(spec.heads, "attention heads", source.rank, source.world_size)
+        self.rotaries: list[RotarySpec] = []  # of all layers that have been loaded
+
+    def attention(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> Attention:
+        """Return this rank's heads of a layer."""
+        whole = self.spec.query_key_norm == "whole"
+        shape = self.attention_shape(index, layer, refs)
+        head_norm, head_norm_bias = self._head_norms(layer, refs, shape)
+        return Attention(
+            shape=shape,
+            qkv=self.linear(refs.qkv),
+            latent=self._latent(refs.latent, self.spec.latent),
+            index=self._index(refs.index, self.spec.index),
+            output=self.linear(refs.output),
+            rotary=self._rotary(layer.rotary),
+            query_norm=self.optional_norm(refs.query_norm) if whole else None,
+            key_norm=self.optional_norm(refs.key_norm) if whole else None,
+            head_norm=head_norm,
+            head_norm_bias=head_norm_bias,
+            value_dim=self.spec.sizes(layer).value_dim,
+            keys_as_values=layer.keys_as_values,
+        )
+
+    def attention_shape(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> AttentionLayer:
+        """Return what these heads are and see, and where their K and V are kept."""
+        spec = self.spec
+        slopes, sinks = None, self.vector(refs.sinks)[self.heads] if refs.sinks else None
+        if spec.alibi:
+            slopes = (alibi_slopes(spec.heads) * spec.alibi_scale)[self.heads]
+            slopes = slopes.to(self.source.device)
+        key_scale, value_scale = self.source.kv_scales(kv_scales(spec, index))
+        sizes, kept_by = spec.sizes(layer), layer.reads_layer
+        kv_heads = kv_head_share(spec, sizes.kv_heads, self.source.rank, self.source.world_size)
+        before = spec.layers[self.run.start : index if kept_by is None else kept_by]
+        return AttentionLayer(
+            index=sum(each.attends and each.reads_layer is None for each in before),
+            heads=self.heads.stop - self.heads.start,
+            kv_heads=kv_heads.stop - kv_heads.start,
+            head_dim=sizes.dim,
+            scale=layer.scale,
+            window=layer.window,
+            chunk=layer.chunk,
+            ahead=layer.ahead,
+            soft_cap=spec.attention_soft_cap,
+            slopes=slopes,
+            # Latents are kept once, as keys.
+            kv_scales=(key_scale, key_scale if spec.latent else value_scale),
+            value_dim=spec.latent.rank if spec.latent else 0,
+            reads_only=kept_by is not None,
+            most=spec.index.most if spec.index else 0,
+            sinks=sinks,
+        )
+
+    def _rotary(self, rotary: RotarySpec | None) -> int:
+        """Return the number of a rotary among those of all layers; -1: positions turn nothing."""
+        if rotary is None:
+            return -1
+        if rotary not in self.rotaries:
+            self.rotaries.append(rotary)
+        return self.rotaries.index(rotary)
+
+    def _latent(
+        self, refs: LatentRefs | None, latent: LatentSpec | None
+    ) -> LatentProjections | None:
+        """Return what becomes of the latent for this rank's heads; None where there is none."""
+        if refs is None or latent is None:
+            return None
+        each = latent.plain_dim + latent.value_dim
+        heads = self.weight(refs.up).view(-1, each, latent.rank)
+        key, value = heads.split((latent.plain_dim, latent.value_dim), 1)
+        return LatentProjections(
+            latent,
+            query_norm=self.optional_norm(refs.query_norm),
+            query_up=self.linear(refs.query_up) if refs.query_up else None,
+            latent_norm=self.norm(refs.latent_norm),
+            key_up=key.contiguous(),
+            value_up=value.transpose(1, 2).contiguous(),
+        )
+
+    def _index(self, refs: IndexRefs | None, index: IndexSpec | None) -> TokenIndex | None:
+        """Return a layer's index, the same on every rank; None where there is none."""
+        if refs is None or index is None:
+            return None
+        weight, bias = (
+            self.source.vector(name, index.dim)
+            for name in (refs.key_norm.weight, refs.key_norm.bias)
+        )
+        return TokenIndex(
+            index,
+            query_up=self.linear(refs.query_up),
+            key_norm=Norm("layer", weight, bias, refs.key_norm.eps, index.dim),
+            rotary=self._rotary(index.rotary),
+        )
+
+    def _head_norms(
+        self, layer: LayerSpec, refs: AttentionRefs, shape: AttentionLayer
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return per-head norm weights [heads + own kv_heads, head_dim] and biases."""
+        if self.spec.query_key_norm == "bare" and layer.rotary is not None and layer.rotary.dim:
+            heads = shape.heads + shape.kv_heads
+            return torch.ones(heads, shape.head_dim, device=self.source.device), None
+        if self.spec.query_key_norm != "head" or refs.query_norm is None:
+            return None, None
+        norms = [(refs.query_norm, shape.heads)]
+        if refs.key_norm is not None:
+            norms.append((refs.key_norm, shape.kv_heads))
+        weight = self._head_vectors([(ref.weight, ref.size, heads) for ref, heads in norms])
+        if self.spec.norm == "rms_plus_one":
+            weight = weight.float() + 1.0
+        if not refs.query_norm.bias:
+            return weight, None
+        return weight, self._head_vectors([(ref.bias, ref.size, heads) for ref, heads in norms])
+
+    def _head_vectors(self, parts: Sequence[tuple[str, int, int]]) -> torch.Tensor:
+        """Return [all heads, size] of vectors by name, their sizes, and the heads of each."""
+        vectors = ((self.source.vector(name, size), size, heads) for name, size, heads in parts)
+        return torch.cat([vector.expand(heads, size) for vector, size, heads in vectors])
+
+    def crossing(
+        self, index: int, layer: LayerSpec, refs: CrossingRefs | None
+    ) -> CrossAttention | None:
+        """Return a layer's attention to images; None where it has none."""
+        if refs is None:
+            return None
+        gate, mlp_gate = (self.tensor(ref).tanh().flatten() for ref in (refs.gate, refs.mlp_gate))
+        return CrossAttention(
+            CrossLayer(
+                number=sum(each.crosses is not None for each in self.spec.layers[:index]),
+                heads=self.heads.stop - self.heads.start,
+                head_dim=self.spec.head_dim,
+                scale=layer.scale,
+            ),
+            query=self.linear(refs.query),
+            query_norm=self.optional_norm(refs.query_norm),
+            output=self.linear(refs.output),
+            gate=gate,
+            mlp_gate=mlp_gate,
+        )
