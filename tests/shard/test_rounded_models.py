@@ -197,7 +197,7 @@ def test_quantised_checkpoints_stay_so_where_memory_is_short(
     tokens = []
     for free in (1 << 40, 1 << 10):
         monkeypatch.setattr(
-            "tgi_trio.shard.torch_backend.torch_loading.free_bytes", lambda *_, free=free: free
+            "tgi_trio.shard.torch_backend.loading.target.free_bytes", lambda *_, free=free: free
         )
         runner, _ = load(folder, dtype="float32")
         kept = any(isinstance(linear, QuantisedLinear) for linear in linears(runner))

@@ -7,9 +7,6 @@ rest; all are runners to the worker loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,94 +24,35 @@ from tgi_trio.model.check import (
     split_refusal,
 )
 from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
-from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.model.speculators.eagle import check_hidden_states
-from tgi_trio.model.speculators.recognise import find_kind, read_heads
-from tgi_trio.model.speculators.spec import EagleSpec
-from tgi_trio.model.stages import Stage
+from tgi_trio.model.speculators.recognise import find_kind
 from tgi_trio.model.t5_spec import T5Spec
 from tgi_trio.model.tensors import decoder_matrices
-from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
+from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.machine.cores import sensible_threads
-from tgi_trio.shard.machine.device_memory import free_bytes
 from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
-from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.torch_backend.adapters import TorchAdapters, refuse_adapters
-from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
-from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
-from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.adapters import refuse_adapters
 from tgi_trio.shard.torch_backend.compiling_ahead import begin_early
-from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters
-from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts, tell_no_graphs
-from tgi_trio.shard.torch_backend.eagle import TorchEagle, load_eagle
-from tgi_trio.shard.torch_backend.heads import TorchHeads, load_heads
-from tgi_trio.shard.torch_backend.image_pages import ImagePages
-from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource, KeptStates
-from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVShape
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.device_parts import tell_no_graphs
+from tgi_trio.shard.torch_backend.eagle import TorchEagle
+from tgi_trio.shard.torch_backend.heads import TorchHeads
+from tgi_trio.shard.torch_backend.loading.decoder_runner import make_decoder_runner
+from tgi_trio.shard.torch_backend.loading.guesser import load_guesser
+from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
-from tgi_trio.shard.torch_backend.models.decoder_loading import (
-    DecoderLoader,
-    load_decoder,
-    load_stage,
-)
+from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder, load_stage
 from tgi_trio.shard.torch_backend.models.t5 import T5Layout
 from tgi_trio.shard.torch_backend.models.t5_loading import load_t5
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
-from tgi_trio.shard.torch_backend.torch_device import resolve_device, runs_kernels
+from tgi_trio.shard.torch_backend.torch_device import resolve_device
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
-from tgi_trio.shard.torch_backend.weights import WeightSource
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Where a model is loaded to, and which part of it."""
-
-    dtype: torch.dtype
-    device: torch.device
-    group: Ranks | None  # of all ranks
-    staged: bool = False  # each rank has a run of the layers, not a part of each
-    active_bits: int = 16  # of activations that 8-bit weights are multiplied by
-
-    @property
-    def world_size(self) -> int:
-        return self.group.size if self.group else 1
-
-    @property
-    def ranks(self) -> Ranks | None:
-        """Return those among which every matrix is divided."""
-        return None if self.staged else self.group
-
-    @property
-    def stage(self) -> Stage | None:
-        """Return this rank's place in the pipeline, None where there is none."""
-        return Stage(self.group.rank, self.group.size) if self.group and self.staged else None
-
-    def weights(self, checkpoint: Checkpoint, numbers: int = 0) -> WeightSource:
-        """Return this rank's part of a checkpoint's tensors.
-
-        `numbers`: those of all matrices. Quantised ones stay so where they would take more than
-        half of the memory that is free, as numbers of the dtype.
-        """
-        rank = self.ranks.rank if self.ranks else 0
-        free = free_bytes(self.device, self.world_size)
-        return WeightSource(
-            checkpoint,
-            dtype=self.dtype,
-            device=self.device,
-            rank=rank,
-            world_size=self.ranks.size if self.ranks else 1,
-            keeps_codes=numbers * self.dtype.itemsize // self.world_size > free // 2,
-            activations=self.active_bits,
-        )
 
 
 def load_torch_runner(
@@ -140,7 +78,7 @@ def load_torch_runner(
     dtype = compute_dtype(settings.dtype, config, on_cpu=where.type == "cpu")
     begin_early(where)
     staged = settings.pipeline_stages > 1
-    target = _Target(getattr(torch, dtype), where, ranks, staged, settings.activations or 16)
+    target = LoadTarget(getattr(torch, dtype), where, ranks, staged, settings.activations or 16)
     if staged:
         tell_no_graphs(graph_sizes, "other ranks compute layers of each step")
         graph_sizes = ()
@@ -148,20 +86,16 @@ def load_torch_runner(
     if sampler is None:
         sampler = _make_sampler(settings, config, where, grammars)
     spec = _checked_spec(config, settings.rope)
-    if settings.activations == 8 and not isinstance(spec, DecoderSpec):
-        raise ConfigurationError(activations_refusal(config))
     made = find_made(config, settings.quantize)
     encoding = None if made is None else ENCODINGS[made]
     guessing = settings.draft_model
     kind = None if guessing is None else find_kind(guessing)
-    if kind is None:
-        guessing = None
     if isinstance(spec, DecoderSpec):
         model = _load_decoder(config, spec, target, fresh_files, encoding)
         heads: TorchHeads | TorchEagle | None = None
-        if guessing is not None and (ranks is None or ranks.rank == 0):
-            heads = _load_guesser(guessing, config, model, target, encoding)
-        return _make_runner(
+        if guessing is not None and kind is not None and (ranks is None or ranks.rank == 0):
+            heads = load_guesser(guessing, config, model, target, encoding)
+        return make_decoder_runner(
             model,
             settings,
             config,
@@ -172,14 +106,7 @@ def load_torch_runner(
             began,
             ahead=not staged and (kind is None or not kind.goes_on),
         )
-    if settings.max_lora_rank:
-        raise refuse_adapters(
-            f"of {config.model_type} models no linears are known by name, or it has an encoder"
-        )
-    if guessing is not None:
-        raise ConfigurationError(heads_refusal(config))
-    if settings.kv_cache_dtype is not None:
-        raise ConfigurationError(kv_refusal(config, settings.kv_cache_dtype))
+    _refuse_what_decoders_have(settings, config, heads=kind is not None)
     if isinstance(spec, T5Spec):
         tell_no_graphs(graph_sizes, "the model has an encoder")
         return _load_t5(config, spec, target, sampler, encoding)
@@ -187,6 +114,25 @@ def load_torch_runner(
     if made is not None:
         raise ConfigurationError(rounding_refusal(config, made))
     return _load_fallback(config, target, sampler, settings.trust_remote_code)
+
+
+def _refuse_what_decoders_have(
+    settings: ShardSettings, config: ModelConfig, *, heads: bool
+) -> None:
+    """Raise ConfigurationError for what is asked of a model that is no decoder of ours.
+
+    `heads`: trained heads are to guess for it.
+    """
+    if settings.activations == 8:
+        raise ConfigurationError(activations_refusal(config))
+    if settings.max_lora_rank:
+        raise refuse_adapters(
+            f"of {config.model_type} models no linears are known by name, or it has an encoder"
+        )
+    if heads:
+        raise ConfigurationError(heads_refusal(config))
+    if settings.kv_cache_dtype is not None:
+        raise ConfigurationError(kv_refusal(config, settings.kv_cache_dtype))
 
 
 def _make_sampler(
@@ -199,102 +145,6 @@ def _make_sampler(
     return Sampler(
         config.vocab_size, config.eos_ids, device, grammars=grammars, watermark=watermark
     )
-
-
-def _make_runner(
-    model: Decoder,
-    settings: ShardSettings,
-    config: ModelConfig,
-    target: _Target,
-    sampler: RowSampler,
-    graph_sizes: tuple[int, ...],
-    heads: TorchHeads | TorchEagle | None,
-    began: int,
-    *,
-    ahead: bool,
-) -> TorchRunner:
-    """Return what serves a decoder, whose loading `began` at a time of `time.monotonic_ns`.
-
-    Not `ahead`: something reads hidden states between two steps, so no rank launches before.
-    """
-    kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
-    adapters = _adapters(settings, model, target)
-    attention: AttentionBackend = (
-        IndexedAttention()
-        if model.spec.index
-        else choose_attention(
-            target.device,
-            target.dtype,
-            model.kv_shape,
-            eight_bits=kv_dtype is not None,
-            in_kernels=model.attends_in_kernels,
-        )
-    )
-    images = _image_states(settings, model, target, records=bool(graph_sizes))
-    last = LastStep()
-    guesses = None
-    if settings.speculate and isinstance(heads, TorchHeads):
-        guesses = Guesses(settings.speculate, last, heads)
-    elif settings.speculate and settings.draft_model is None and _may_follow(model):
-        guesses = Guesses(settings.speculate, last)
-    graphs, steps = device_parts(
-        model,
-        attention,
-        sampler,
-        config,
-        target.device,
-        graph_sizes,
-        target.ranks,
-        adapters if isinstance(adapters, DeviceAdapters) else None,
-        guesses,
-        images,
-    )
-    if not ahead:
-        steps = None
-    return TorchRunner(
-        model,
-        config,
-        dtype=target.dtype,
-        device=target.device,
-        sampler=sampler,
-        attention=attention,
-        graphs=graphs,
-        steps=steps,
-        ranks=target.group,
-        speculate=settings.speculate or 0,
-        load_ns=time.monotonic_ns() - began,
-        kv_dtype=kv_dtype,
-        heads=heads if isinstance(heads, TorchHeads) else None,
-        eagle=heads if isinstance(heads, TorchEagle) else None,
-        last=last,
-        adapters=adapters,
-        images=images,
-    )
-
-
-def _image_states(
-    settings: ShardSettings, model: Decoder, target: _Target, *, records: bool
-) -> KeptStates | ImagePages | None:
-    """Return what keeps what layers read of images; None where it stays where the tower left it.
-
-    `records`: decodes are to be recorded.
-    """
-    rank, size = (target.ranks.rank, target.ranks.size) if target.ranks else (0, 1)
-    shape = CrossShape.of(model.spec, target.dtype, rank, size)
-    if shape is None or (size == 1 and target.device.type == "cpu"):
-        return None
-    source = ImageSource(shape, target.device, target.ranks)
-    pages = KVShape(shape.layers, shape.mine.stop - shape.mine.start, shape.head_dim)
-    attention = capturable_attention(target.device, pages) if records else None
-    if attention is None or not model.capturable:
-        return KeptStates(source, settings.feature_memory)
-    crossing = next(layer.crosses for layer in model.spec.layers if layer.crosses)
-    return ImagePages(source, crossing, attention, settings.feature_memory)
-
-
-def _may_follow(model: Decoder) -> bool:
-    """Return whether a model's steps may follow guesses that nobody has read."""
-    return not model.needs_lengths and not model.state_shapes
 
 
 def _count_threads(settings: ShardSettings, world_size: int) -> int:
@@ -317,7 +167,7 @@ def _checked_spec(config: ModelConfig, rope: RopeScaling | None) -> DecoderSpec 
 def _load_decoder(
     config: ModelConfig,
     spec: DecoderSpec,
-    target: _Target,
+    target: LoadTarget,
     fresh_files: frozenset[Path],
     encoding: Encoding | None,
 ) -> Decoder:
@@ -340,78 +190,10 @@ def _load_decoder(
     return model
 
 
-def _load_guesser(
-    folder: Path,
-    config: ModelConfig,
-    model: Decoder,
-    target: _Target,
-    encoding: Encoding | None,
-) -> TorchHeads | TorchEagle:
-    """Load what guesses for a model; on the rank that chooses tokens, which is alone with it."""
-    base = model.spec
-    spec = read_heads(folder, hidden=base.hidden_size, vocabulary=base.vocab_size)
-
-    @contextmanager
-    def whole_model() -> Iterator[DecoderLoader]:
-        alone = replace(target, group=None)
-        opened = open_checkpoint(config, base.names.base, encoding=encoding, writable=True)
-        with opened as checkpoint, torch.inference_mode():
-            yield DecoderLoader(base, alone.weights(checkpoint))
-
-    def whole_embedding() -> torch.Tensor:
-        if model.ranks is None:
-            return model.embedding
-        with whole_model() as loader:
-            return loader.weight(outer_refs(base).embedding)
-
-    def whole_head() -> Linear:
-        with whole_model() as loader:
-            return loader.head(loader.weight(outer_refs(base).embedding))
-
-    if isinstance(spec, EagleSpec):
-        check_hidden_states(folder, base)
-        model.taps = spec.taps(len(model.layers))
-        return load_eagle(
-            spec,
-            vocabulary=base.vocab_size,
-            dtype=target.dtype,
-            device=target.device,
-            embedding=whole_embedding,
-        )
-    return load_heads(spec, model, dtype=target.dtype, device=target.device, whole_head=whole_head)
-
-
-def _adapters(
-    settings: ShardSettings, decoder: Decoder, target: _Target
-) -> DeviceAdapters | TorchAdapters | None:
-    """Return what loads adapters, where any are to be served; raises ConfigurationError."""
-    if not settings.max_lora_rank:
-        return None
-    rank = target.ranks.rank if target.ranks else 0
-    if runs_kernels(target.device):
-        return DeviceAdapters(
-            decoder,
-            target.dtype,
-            target.device,
-            max_rank=settings.max_lora_rank,
-            slots=settings.max_loaded_adapters,
-            rank=rank,
-            world_size=target.world_size,
-        )
-    return TorchAdapters(
-        decoder,
-        target.dtype,
-        target.device,
-        max_rank=settings.max_lora_rank,
-        rank=rank,
-        world_size=target.world_size,
-    )
-
-
 def _load_t5(
     config: ModelConfig,
     spec: T5Spec,
-    target: _Target,
+    target: LoadTarget,
     sampler: RowSampler,
     encoding: Encoding | None,
 ) -> TorchRunner:
@@ -434,7 +216,7 @@ def _load_t5(
 
 
 def _load_fallback(
-    config: ModelConfig, target: _Target, sampler: RowSampler, trust_remote_code: bool
+    config: ModelConfig, target: LoadTarget, sampler: RowSampler, trust_remote_code: bool
 ) -> Runner:
     """Load a model through transformers, which is imported for it alone."""
     if target.world_size > 1:

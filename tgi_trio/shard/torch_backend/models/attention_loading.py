@@ -6,19 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tgi_trio.model.matrix_roles import (
-    AttentionRefs,
-    CrossingRefs,
-    IndexRefs,
-    LatentRefs,
-)
-from tgi_trio.model.spec import (
-    DecoderSpec,
-    IndexSpec,
-    LatentSpec,
-    LayerSpec,
-    RotarySpec,
-)
+from tgi_trio.model.matrix_roles import AttentionRefs, CrossingRefs, IndexRefs, LatentRefs
+from tgi_trio.model.spec import DecoderSpec, IndexSpec, LatentSpec, LayerSpec, RotarySpec
 from tgi_trio.model.split import check_gates, even_share, kv_head_share
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes

@@ -1,0 +1,158 @@
+"""A decoder that is loaded becomes a runner: attention, adapters, images, recordings around it."""
+
+from __future__ import annotations
+
+import time
+
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.speculation.hidden import LastStep
+from tgi_trio.shard.torch_backend.adapters import TorchAdapters
+from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
+from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters
+from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
+from tgi_trio.shard.torch_backend.eagle import TorchEagle
+from tgi_trio.shard.torch_backend.heads import TorchHeads
+from tgi_trio.shard.torch_backend.image_pages import ImagePages
+from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource, KeptStates
+from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVShape
+from tgi_trio.shard.torch_backend.loading.target import LoadTarget
+from tgi_trio.shard.torch_backend.models.decoder import Decoder
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+
+
+def make_decoder_runner(
+    model: Decoder,
+    settings: ShardSettings,
+    config: ModelConfig,
+    target: LoadTarget,
+    sampler: RowSampler,
+    graph_sizes: tuple[int, ...],
+    heads: TorchHeads | TorchEagle | None,
+    began: int,
+    *,
+    ahead: bool,
+) -> TorchRunner:
+    """Return what serves a decoder, whose loading `began` at a time of `time.monotonic_ns`.
+
+    `heads`: what guesses for it on this rank. Not `ahead`: something reads hidden states between
+    two steps, so no rank launches before.
+    """
+    kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
+    adapters = _adapters(settings, model, target)
+    attention = _attention(model, target, eight_bits=kv_dtype is not None)
+    images = _image_states(settings, model, target, records=bool(graph_sizes))
+    last = LastStep()
+    graphs, steps = device_parts(
+        model,
+        attention,
+        sampler,
+        config,
+        target.device,
+        graph_sizes,
+        target.ranks,
+        adapters if isinstance(adapters, DeviceAdapters) else None,
+        _guesses(settings, model, heads, last),
+        images,
+    )
+    if not ahead:
+        steps = None
+    return TorchRunner(
+        model,
+        config,
+        dtype=target.dtype,
+        device=target.device,
+        sampler=sampler,
+        attention=attention,
+        graphs=graphs,
+        steps=steps,
+        ranks=target.group,
+        speculate=settings.speculate or 0,
+        load_ns=time.monotonic_ns() - began,
+        kv_dtype=kv_dtype,
+        heads=heads if isinstance(heads, TorchHeads) else None,
+        eagle=heads if isinstance(heads, TorchEagle) else None,
+        last=last,
+        adapters=adapters,
+        images=images,
+    )
+
+
+def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> AttentionBackend:
+    """Return what attends; `eight_bits`: over K and V of so many."""
+    if model.spec.index:
+        return IndexedAttention()
+    return choose_attention(
+        target.device,
+        target.dtype,
+        model.kv_shape,
+        eight_bits=eight_bits,
+        in_kernels=model.attends_in_kernels,
+    )
+
+
+def _guesses(
+    settings: ShardSettings, model: Decoder, heads: TorchHeads | TorchEagle | None, last: LastStep
+) -> Guesses | None:
+    """Return what guesses on a device and tells `last`; None: nothing does."""
+    if settings.speculate and isinstance(heads, TorchHeads):
+        return Guesses(settings.speculate, last, heads)
+    if settings.speculate and settings.draft_model is None and _may_follow(model):
+        return Guesses(settings.speculate, last)
+    return None
+
+
+def _image_states(
+    settings: ShardSettings, model: Decoder, target: LoadTarget, *, records: bool
+) -> KeptStates | ImagePages | None:
+    """Return what keeps what layers read of images; None where it stays where the tower left it.
+
+    `records`: decodes are to be recorded.
+    """
+    rank, size = (target.ranks.rank, target.ranks.size) if target.ranks else (0, 1)
+    shape = CrossShape.of(model.spec, target.dtype, rank, size)
+    if shape is None or (size == 1 and target.device.type == "cpu"):
+        return None
+    source = ImageSource(shape, target.device, target.ranks)
+    pages = KVShape(shape.layers, shape.mine.stop - shape.mine.start, shape.head_dim)
+    attention = capturable_attention(target.device, pages) if records else None
+    if attention is None or not model.capturable:
+        return KeptStates(source, settings.feature_memory)
+    crossing = next(layer.crosses for layer in model.spec.layers if layer.crosses)
+    return ImagePages(source, crossing, attention, settings.feature_memory)
+
+
+def _may_follow(model: Decoder) -> bool:
+    """Return whether a model's steps may follow guesses that nobody has read."""
+    return not model.needs_lengths and not model.state_shapes
+
+
+def _adapters(
+    settings: ShardSettings, decoder: Decoder, target: LoadTarget
+) -> DeviceAdapters | TorchAdapters | None:
+    """Return what loads adapters, where any are to be served; raises ConfigurationError."""
+    if not settings.max_lora_rank:
+        return None
+    rank = target.ranks.rank if target.ranks else 0
+    if runs_kernels(target.device):
+        return DeviceAdapters(
+            decoder,
+            target.dtype,
+            target.device,
+            max_rank=settings.max_lora_rank,
+            slots=settings.max_loaded_adapters,
+            rank=rank,
+            world_size=target.world_size,
+        )
+    return TorchAdapters(
+        decoder,
+        target.dtype,
+        target.device,
+        max_rank=settings.max_lora_rank,
+        rank=rank,
+        world_size=target.world_size,
+    )
