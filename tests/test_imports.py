@@ -156,17 +156,22 @@ RULES: dict[str, Rule] = {
     },
     "testing.compiled_kernels": Rule(
         ours(
-            "shard.torch_backend testing.kernel_variants testing.code_variants "
+            "shard.torch_backend testing.variant testing.kernel_variants testing.code_variants "
             "testing.adapter_variants"
         ),
         banned=SERVER,
     ),
-    "testing.kernel_variants": Rule(ours("shard.torch_backend model.spec"), banned=SERVER),
+    "testing.variant": Rule(NOTHING, only=ours("torch")),
+    "testing.kernel_variants": Rule(
+        ours(
+            "shard.torch_backend testing.variant testing.attention_variants "
+            "testing.choice_variants testing.mixture_variants"
+        ),
+        banned=SERVER,
+    ),
     **{
-        f"testing.{what}_variants": Rule(
-            ours("shard.torch_backend testing.kernel_variants"), banned=SERVER
-        )
-        for what in ("code", "adapter")
+        f"testing.{what}_variants": Rule(ours("shard.torch_backend testing.variant"), banned=SERVER)
+        for what in ("attention", "choice", "mixture", "code", "adapter")
     },
     "testing.quick_interpreter": Rule(ours(""), banned=SERVER),
     "testing.fake_server": Rule(

@@ -13,7 +13,7 @@ from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     AdapterTile,
     choose_adapter_tiles,
 )
-from tgi_trio.testing.kernel_variants import BF16, EVEN, F16, F32, I32, TYPES, Variant
+from tgi_trio.testing.variant import BF16, EVEN, F16, F32, I32, TYPES, Variant
 
 
 def adapter_variants() -> Iterator[Variant]:

@@ -26,18 +26,7 @@ from tgi_trio.shard.torch_backend.layers.coded_linear import (
 from tgi_trio.shard.torch_backend.layers.grouped_matrices import choose_group_tiles
 from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, Lows
 from tgi_trio.shard.torch_backend.torch_device import Generation
-from tgi_trio.testing.kernel_variants import (
-    BF16,
-    E4M3,
-    EVEN,
-    F16,
-    F32,
-    I8,
-    I32,
-    TYPES,
-    U8,
-    Variant,
-)
+from tgi_trio.testing.variant import BF16, E4M3, EVEN, F16, F32, I8, I32, TYPES, U8, Variant
 
 
 @dataclass(frozen=True)

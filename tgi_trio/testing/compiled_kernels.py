@@ -3,7 +3,8 @@
     python -m tgi_trio.testing.compiled_kernels            # a table, in JSON
 
 Triton needs no device to compile for a named one. The variants are in
-`kernel_variants.py`, `code_variants.py` and `adapter_variants.py`.
+`kernel_variants.py`, which knows those of attention, choices and mixtures, `code_variants.py` and
+`adapter_variants.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Final
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.adapter_variants import adapter_variants
 from tgi_trio.testing.code_variants import code_variants
-from tgi_trio.testing.kernel_variants import EVEN, TYPES, Variant, variants
+from tgi_trio.testing.kernel_variants import variants
+from tgi_trio.testing.variant import EVEN, TYPES, Variant
 
 TARGETS: Final[dict[int, Generation]] = {80: "ampere", 90: "hopper"}  # by compute capability
 

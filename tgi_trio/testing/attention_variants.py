@@ -1,0 +1,155 @@
+"""Every kind of attention kernel that is launched, for the shapes of well-known models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention import (
+    latent_kernel,
+    merging_kernel,
+    paged_kernel,
+    tiling_kernel,
+)
+from tgi_trio.shard.torch_backend.attention.tiles import choose_latent_tile, choose_tile, pad_dim
+from tgi_trio.shard.torch_backend.attention.tiling import count_listed
+from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
+from tgi_trio.shard.torch_backend.torch_device import Generation
+from tgi_trio.testing.variant import BF16, F32, I32, TYPES, U8, Variant
+
+_MANY: Final = 64  # rows of decodes
+
+
+def attention_variants(generation: Generation) -> Iterator[Variant]:
+    """Yield what devices of a generation are given."""
+    kinds: list[dict[str, Any]] = [
+        {"WINDOW": 4096},
+        {"SOFT_CAP": True},
+        {"ALIBI": True},
+        {"SINKS": True, "WINDOW": 128},
+        {"AHEAD": True, "WINDOW": 4096},
+    ]
+    cases: list[tuple[int, torch.dtype, dict[str, Any]]] = [
+        (dim, dtype, {}) for dim in (64, 80, 96, 128, 192, 256) for dtype in (BF16, F32)
+    ]
+    cases += [(128, dtype, kind) for kind in kinds for dtype in (BF16, F32)]
+    cases += [(128, BF16, {"CODES": word}) for word in EIGHT_BITS]
+    cases += [(dim, BF16, {"CODES": "fp8_e4m3fn"}) for dim in (64, 256)]
+    cases += [(256, BF16, {"SOFT_CAP": True, "WINDOW": 4096}), (64, BF16, kinds[3])]
+    for dim, dtype, kind in cases:
+        for decodes in (True, False):
+            for group, divided in ((4, False), (4, True), (7, False)):
+                if group == 7 and dim != 128:
+                    continue
+                rows = _MANY if decodes else 0
+                yield _attend(generation, dtype, dim, group, rows, divided, kind)
+        if dtype is BF16 and dim == 64 and "CODES" not in kind:  # another tile
+            yield _attend(generation, dtype, dim, 4, 1, True, kind)
+    for dtype, heads, decodes, codes in (
+        (BF16, 16, True, ""),
+        (BF16, 16, False, ""),
+        (BF16, 128, True, ""),
+        (F32, 16, True, ""),
+        *((BF16, 128, decodes, word) for decodes in (True, False) for word in EIGHT_BITS),
+    ):
+        for divided in (True, False):
+            yield _attend_latents(dtype, heads, decodes, divided, codes)
+    overlaps = generation == "hopper"
+    for dim in (64, 128, 256, 512):
+        yield Variant(
+            f"merge_parts bf16 {dim}",
+            merging_kernel.merge_parts,
+            (BF16, F32, F32, F32, "i32"),
+            {"DIM": dim, "PADDED_DIM": dim, "MOST": 32, "OVERLAPS": overlaps},
+            warps=4 if dim > 256 else 2,
+        )
+    for rows in (64, 256, 1024):
+        for lanes, above, upto in ((128, 16, 0), (16, 0, 16)):
+            yield Variant(
+                f"list_tiles {rows} rows, {lanes} lanes",
+                tiling_kernel.list_tiles,
+                (I32, I32, I32, "i32", "i32"),
+                {
+                    **{"GROUP": 4, "LANES": lanes, "ABOVE": above, "UPTO": upto},
+                    **{"ROWS": rows, "BLOCK": count_listed(rows)},
+                },
+            )
+
+
+def _attend(
+    generation: Generation,
+    dtype: torch.dtype,
+    dim: int,
+    group: int,
+    decodes: int,
+    divided: bool,
+    kind: dict[str, Any],
+) -> Variant:
+    eight_bits = "CODES" in kind
+    tile = choose_tile(dtype, dim, generation, decodes=decodes, eight_bits=eight_bits)
+    constants = {
+        "KV_HEADS": 8,
+        "GROUP": group,
+        "DIM": dim,
+        "PADDED_DIM": pad_dim(dim),
+        "PAGE": 16,
+        "LANES": tile.lanes,
+        "KEYS": tile.keys,
+        "DIVIDED": divided,
+        "WINDOW": 0,
+        "SOFT_CAP": False,
+        "ALIBI": False,
+        "SINKS": False,
+        "AHEAD": False,
+        "CODES": "",
+        "OVERLAPS": generation == "hopper",
+    }
+    cached = U8 if eight_bits else dtype
+    mode = "decode" if decodes else "prefill"
+    mode += " of one row" if decodes == 1 else ""
+    named = ({"DIVIDED": True} if divided else {}) | kind
+    more = "".join(f" {n.lower() if n != 'CODES' else word}" for n, word in named.items())
+    tables = (I32,) * 6 + (F32, F32, I32)  # slopes, sinks and lasts behind them
+    return Variant(
+        f"attend_tile {mode} {TYPES[dtype]} {dim} g{group}{more}",
+        paged_kernel.attend_tile,
+        (dtype, *(F32,) * 3, dtype, cached, cached, *tables, *("fp32",) * 3, "i32", "i32"),
+        constants | kind,
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+
+
+def _attend_latents(
+    dtype: torch.dtype, heads: int, decodes: bool, divided: bool, codes: str
+) -> Variant:
+    tile = choose_latent_tile(dtype, heads, decodes=decodes)
+    mode = "decode" if decodes else "prefill"
+    more = f"{' divided' if divided else ''}{f' {codes}' if codes else ''}"
+    return Variant(
+        f"attend_latents {mode} {TYPES[dtype]} 512+64 h{heads}{more}",
+        latent_kernel.attend_latents,
+        (
+            *(dtype, F32, F32, F32),
+            *(*(dtype,) * 4, U8 if codes else dtype),
+            *(*(I32,) * 6, "fp32", "fp32", *("i32",) * 4),
+        ),
+        {
+            "HEADS": heads,
+            "RANK": 512,
+            "PADDED_RANK": 512,
+            "ROTARY": 64,
+            "PADDED_ROTARY": 64,
+            "ROTATES": True,
+            "INTERLEAVED": True,
+            "PAGE": 16,
+            "LANES": tile.lanes,
+            "KEYS": tile.keys,
+            "DIVIDED": divided,
+            "CODES": codes,
+        },
+        warps=tile.warps,
+        stages=tile.stages,
+    )

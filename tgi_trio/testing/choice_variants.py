@@ -1,0 +1,92 @@
+"""Every kind of kernel that is launched around a choice: texts, guesses, counts, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tgi_trio.shard.torch_backend.kernels import (
+    choosing,
+    counting,
+    filling,
+    following,
+    lookup,
+    surveying,
+)
+from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
+from tgi_trio.shard.torch_backend.sampling import choice_kernels
+from tgi_trio.testing.variant import BF16, EVEN, F32, F64, I32, I64, TYPES, Variant
+
+
+def choice_variants() -> Iterator[Variant]:
+    """Yield what every device is given."""
+    yield from _texts()
+    yield from _scores()
+
+
+def _texts() -> Iterator[Variant]:
+    yield Variant("fill_tokens", filling.fill_tokens, (I64, I64, I32, I64, "i32"), {"BLOCK": 256})
+    yield Variant(
+        "judge_guesses",
+        following.judge_guesses,
+        (I64, I32, I64, F64, I64, I64, I32, I64, "i32"),
+        {"MOST": 5, "TAKES": True},
+    )
+    yield Variant(
+        "move_rows",
+        following.move_rows,
+        (*(I64,) * 4, I32, F64, I32, I32, F64, I32, I32, I32, I64, "i32"),
+        {"PAGE": 16},
+    )
+    yield Variant("write_texts", lookup.write_texts, (*(I32,) * 5, "i32"), {"BLOCK": 1024})
+    yield Variant(
+        "keep_tokens",
+        lookup.keep_tokens,
+        (I32, I32, I64, I32, I64, I64, F64, I32, "i32"),
+        {},
+    )
+    yield Variant(
+        "look_up",
+        lookup.look_up,
+        (I64, I64, *(I32,) * 4, I64, I32, I64, I32, I32, I32, "i32"),
+        {"EOS": 3, "PADDED_EOS": 4, "MOST": 4, "BLOCK": 1024, "LONGEST": lookup.LONGEST},
+    )
+    yield Variant(
+        "count_tokens",
+        counting.count_tokens,
+        (I32, I32, I32, I32, I32, I32, I64, "i32"),
+        {"BLOCK": 1024},
+    )
+
+
+def _scores() -> Iterator[Variant]:
+    asked = (F32, I32, F64, I32, F64, F64, F64, I32)
+    of_edits = (I32, I32, I32, I32, F64, F64, F64, F32, *(I32,) * 5, "fp32")
+    seen, sizes = (F64, I32, I32, F64, I32), ("i32" + EVEN,) * 3
+    for dtype in (F32, BF16):  # of scores that were kept, and of logits
+        yield Variant(
+            f"survey_scores {TYPES[dtype]}",
+            surveying.survey_scores,
+            (F64, I64, I64, dtype, F32, *of_edits, *asked, *seen, "i32", "i32", *sizes),
+            {
+                "EOS": 3,
+                "PARTS": 64,
+                "PART": choice_kernels.PART,
+                "STRIP": choice_kernels.STRIP,
+                "DEPTHS": DEPTHS,
+                "ROOM": choice_kernels.SHORTLIST,
+            },
+            warps=choice_kernels.SURVEY_WARPS,
+        )
+        yield Variant(
+            f"choose_tokens {TYPES[dtype]}",
+            choosing.choose_tokens,
+            (F64, I64, I32, I64, dtype, F32, *asked, F64, I32, F64, I32, "i32", *sizes),
+            {
+                "FEW": 512,
+                "PART": choice_kernels.PART,
+                "BLOCK": choice_kernels.CHOSEN_BLOCK,
+                "DEPTHS": DEPTHS,
+                "ROOM": choice_kernels.SHORTLIST,
+            },
+            warps=choice_kernels.CHOSEN_WARPS,
+        )

@@ -1,0 +1,106 @@
+"""Every kind of kernel that mixtures of experts are launched with, for well-known models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tgi_trio.shard.torch_backend.kernels import combining, grouped
+from tgi_trio.shard.torch_backend.kernels import routing as routing_kernel
+from tgi_trio.shard.torch_backend.layers.grouped_experts import (
+    router_tile,
+    router_warps,
+    tokens_of_a_program,
+)
+from tgi_trio.shard.torch_backend.layers.grouped_matrices import TOGETHER, choose_group_tile
+from tgi_trio.shard.torch_backend.torch_device import Generation
+from tgi_trio.testing.variant import BF16, F32, I32, TYPES, Variant
+
+
+def mixture_variants(generation: Generation) -> Iterator[Variant]:
+    """Yield what devices of a generation are given."""
+    yield from _routing()
+    yield from _experts(generation)
+
+
+def _routing() -> Iterator[Variant]:
+    """Mixtral, Phi-3.5-MoE, gpt-oss, Qwen 3, DeepSeek V2 and V3."""
+    kinds: tuple[tuple[str, int, int, int, int, int], ...] = (
+        ("softmax", 8, 2, 1, 1, 4096),
+        ("sparse-mixer", 16, 2, 1, 1, 4096),
+        ("softmax", 32, 4, 1, 1, 2880),
+        ("biased-softmax", 64, 6, 1, 1, 2560),
+        ("softmax", 128, 8, 1, 1, 2048),
+        ("grouped-softmax", 160, 6, 8, 3, 5120),
+        ("grouped-sigmoid", 256, 8, 8, 4, 7168),
+    )
+    for routing, count, each, groups, used, inputs in kinds:
+        logits = F32 if routing.startswith(("grouped", "biased")) else BF16
+        constants = {
+            "EXPERTS": count,
+            "PER_TOKEN": each,
+            "ROUTING": routing,
+            "NORMALISE": routing != "sparse-mixer",
+            "GROUPS": groups,
+            "PADDED_GROUPS": groups,
+            "GROUPS_USED": used,
+            "HAS_BIAS": routing in ("grouped-sigmoid", "biased-softmax"),
+            "SHARED": {"grouped-softmax": 2, "grouped-sigmoid": 1}.get(routing, 0),
+        }
+        yield Variant(
+            f"route_tokens {routing} {count}",
+            routing_kernel.route_tokens,
+            (BF16, I32, I32, I32, logits, F32, "i32", "fp32", "fp32"),
+            constants
+            | {"PADDED": 1 << (count - 1).bit_length(), "BLOCK": tokens_of_a_program(count)},
+        )
+        tile = router_tile(count, inputs)
+        yield Variant(
+            f"ask_router {routing} {count}",
+            routing_kernel.ask_router,
+            (BF16, *(I32,) * 3, F32, I32, BF16, logits, logits, F32, "i32", "fp32", "fp32"),
+            constants | tile | {"HAS_ROUTER_BIAS": count == 32},
+            warps=router_warps(tile["PADDED"]),
+        )
+    for size, each, shared in ((2880, 4, 0), (2048, 8, 4), (7168, 8, 1)):
+        yield Variant(
+            f"combine_experts bf16 {size}{' shared' if shared else ''}",
+            combining.combine_experts,
+            (BF16,) * 4,
+            {
+                "SIZE": size,
+                "PER_TOKEN": each,
+                "SHARED": shared,
+                "HAS_DOOR": size == 2048,
+                "BLOCK": 1024,
+            },
+        )
+
+
+def _experts(generation: Generation) -> Iterator[Variant]:
+    for dtype, most in ((BF16, 96), (BF16, 48), (BF16, 0), (F32, 0)):  # pairs per expert
+        for kind in ("in", "in gated", "in gated limits paired", "out"):
+            gathers, gated, limits = kind != "out", "gated" in kind, "limits" in kind
+            tile = choose_group_tile(dtype, generation, most, gated=gated)
+            yield Variant(
+                f"multiply_groups {TYPES[dtype]} {most} pairs {kind}",
+                grouped.multiply_groups,
+                (dtype, dtype, dtype, dtype, I32, I32, "i32", "fp32"),
+                {
+                    "N": 1536,
+                    "K": 2048,
+                    "GROUPS": 128,
+                    "PADDED_GROUPS": 128,
+                    "PER_ROW": 8,
+                    "GATHERS": gathers,
+                    "HAS_BIAS": True,
+                    "ACT": "silu" if gated else "",
+                    "LIMITS": limits,
+                    "PAIRED": limits,
+                    "ROWS": tile.rows,
+                    "OUTPUTS": tile.outputs,
+                    "DEPTH": tile.depth,
+                    "TOGETHER": TOGETHER,
+                },
+                warps=tile.warps,
+                stages=tile.stages,
+            )
