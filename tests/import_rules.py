@@ -1,0 +1,187 @@
+"""What each part of the package may import: the table that the tree is held to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one part of the package may import; a part is a module or package below tgi_trio."""
+
+    ours: frozenset[str]  # parts, the part itself is always allowed
+    banned: frozenset[str] = frozenset()  # never, nor anything inside
+    only: frozenset[str] | None = None  # the only outside packages, besides the standard library
+
+
+def ours(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MODEL = ours("torch transformers numba llvmlite triton")
+SERVER = ours("trio quart quart_trio hypercorn anyio pytest_trio")
+NOTHING = ours("")
+# the parts of ipc that await
+ROUTER_ENDS = ours("ipc.router_end ipc.tcp_router_end ipc.spawn ipc.watch")
+SHARD_ALONE = SERVER | {f"tgi_trio.{name}" for name in ROUTER_ENDS}
+
+# The most specific row of a module counts.
+RULES: dict[str, Rule] = {
+    "errors": Rule(NOTHING, only=NOTHING),
+    "log_levels": Rule(NOTHING, only=NOTHING),
+    "logs": Rule(ours("log_levels"), only=ours("orjson")),
+    "devices": Rule(ours("errors"), only=NOTHING),
+    "model": Rule(ours("errors"), only=NOTHING),
+    "model.gguf.folder": Rule(ours("errors model"), only=ours("orjson")),  # megabytes of JSON
+    "model.scales": Rule(ours("errors model"), only=ours("numpy")),  # reads numbers of files
+    "settings": Rule(
+        ours("errors model.config model.facts model.serving model.speculators.recognise"),
+        only=NOTHING,
+    ),
+    # Reads what strangers wrote, so it has no use for anything that could run it.
+    "conversion": Rule(
+        ours("errors model.config model.adapters.config"), only=ours("numpy safetensors")
+    ),
+    "hub_download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
+    "hub_gguf": Rule(ours("errors hub_download model.gguf"), only=NOTHING),
+    "hub": Rule(
+        ours("errors demo conversion hub_download hub_gguf model.speculators.recognise"),
+        only=ours("huggingface_hub"),
+    ),
+    "ipc": Rule(ours("errors settings"), only=ours("numpy posix_ipc")),
+    "sandbox": Rule(ours("errors ipc.parent"), only=NOTHING),
+    "images": Rule(ours("errors sandbox ipc.images"), only=ours("numpy PIL transformers")),
+    "images.image_text": Rule(NOTHING, only=ours("msgspec")),  # the router reads by it as well
+    # The router counts with these.
+    "images.canvases": Rule(NOTHING, only=ours("numpy")),
+    "images.lfm2": Rule(ours("errors images.canvases"), only=NOTHING),
+    "grammars": Rule(ours("errors sandbox"), only=ours("llguidance msgspec numpy tokenizers")),
+    "router": Rule(
+        ours(
+            "errors settings model.config model.image_families model.image_rules logs ipc "
+            "images.image_text images.canvases images.lfm2"
+        ),
+        banned=MODEL,
+    ),
+    "router.request": Rule(
+        ours("ipc.messages router.delta router.images.prompt_image"), only=ours("numpy")
+    ),
+    "router.scheduling": Rule(
+        ours(
+            "errors model.image_families router.request router.images.prompt_image "
+            "router.images.layouts.layout "
+            "ipc.messages ipc.frames ipc.images"
+        ),
+        only=ours("numpy"),
+    ),
+    "router.http.wire": Rule(ours("errors"), only=ours("trio")),
+    "router.http.wire.http1": Rule(
+        ours("router.http.wire.headers router.http.wire.states"), only=ours("httptools")
+    ),
+    "router.http.wire.states": Rule(NOTHING, only=NOTHING),
+    # The only file that knows hypercorn.
+    "router.http.wire.http2": Rule(ours("router.http.wire"), only=ours("trio hypercorn")),
+    "shard": Rule(ours("errors settings model devices grammars logs ipc"), banned=SHARD_ALONE),
+    # The only file of it that makes pixels: of a black image, to see what a tower takes.
+    "shard.images.largest": Rule(
+        ours("errors ipc images.processors shard.images.features shard.machine"),
+        banned=SHARD_ALONE,
+    ),
+    "signals": Rule(NOTHING, only=ours("trio")),
+    "launcher": Rule(
+        ours("errors settings model logs hub demo ipc router signals start_tables timeline"),
+        banned=MODEL,
+    ),
+    "timeline": Rule(NOTHING, only=NOTHING),
+    "start_tables": Rule(ours("settings logs router.shards"), banned=MODEL),
+    "start_checks": Rule(ours("errors settings model devices router.text router.telemetry")),
+    "cluster": Rule(
+        ours(
+            "errors logs signals router.http.sse router.http.wire router.http.dispatch "
+            "router.http.messages router.telemetry.metrics "
+            "router.telemetry.metric_table"
+        ),
+        banned=MODEL,
+    ),
+    # Judgement without a clock or a socket, so that it can be tried in virtual time.
+    **{f"cluster.{name}": Rule(NOTHING, only=NOTHING) for name in ("members", "event_cutter")},
+    "cluster.prefix_chain": Rule(NOTHING, only=NOTHING),
+    "cluster.routing": Rule(ours("cluster.prefix_chain"), only=NOTHING),
+    # The only file that knows Ray.
+    "cluster.keeper": Rule(
+        ours(
+            "errors cluster.divided cluster.kept_front cluster.keeping cluster.rank_processes "
+            "cluster.replica_host cluster.scaling"
+        ),
+        only=ours("ray"),
+    ),
+    "cluster.divided": Rule(NOTHING, only=NOTHING),
+    "cluster.rank_processes": Rule(ours("cluster.divided"), only=NOTHING),
+    "cluster.kept_front": Rule(NOTHING, only=NOTHING),
+    "cluster.scaling": Rule(NOTHING, only=NOTHING),
+    "cluster.keeping": Rule(ours("cluster.scaling"), only=NOTHING),
+    "cluster.replica_host": Rule(ours("cluster.divided cluster.scaling"), only=NOTHING),
+    "cluster.kept_server": Rule(ours("ipc.parent"), only=NOTHING),
+    "cluster.news": Rule(ours("cluster.prefix_chain"), only=NOTHING),
+    "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
+    "cli": Rule(
+        ours(
+            "errors settings devices log_levels logs hub hub_download "
+            "conversion demo ipc router launcher client cluster signals"
+        ),
+        banned=MODEL,
+    ),
+    # A made-up shard runs the real worker loop on a made-up model, without torch.
+    "testing": Rule(ours("errors settings ipc router shard"), banned=MODEL),
+    # Stands in for torch's own device, and runs Triton's kernels; compiles them for real ones.
+    **{
+        f"testing.stand_in_{part}": Rule(
+            ours("testing.stand_in_tensor testing.stand_in_driver testing.stand_in_device"),
+            only=ours("torch triton"),
+        )
+        for part in ("device", "driver", "group", "tensor")
+    },
+    "testing.compiled_kernels": Rule(
+        ours(
+            "shard.torch_backend testing.variant testing.kernel_variants testing.code_variants "
+            "testing.adapter_variants"
+        ),
+        banned=SERVER,
+    ),
+    "testing.variant": Rule(NOTHING, only=ours("torch")),
+    "testing.kernel_variants": Rule(
+        ours(
+            "shard.torch_backend testing.variant testing.attention_variants "
+            "testing.choice_variants testing.mixture_variants"
+        ),
+        banned=SERVER,
+    ),
+    **{
+        f"testing.{what}_variants": Rule(ours("shard.torch_backend testing.variant"), banned=SERVER)
+        for what in ("attention", "choice", "mixture", "code", "adapter")
+    },
+    "testing.quick_interpreter": Rule(ours(""), banned=SERVER),
+    "testing.fake_server": Rule(
+        ours("__main__ cli demo model.facts"), banned=MODEL
+    ),  # a program, like __main__
+    "testing.checkpoints": Rule(
+        ours("errors testing.tiny_families testing.tiny_hybrids"), banned=SERVER
+    ),  # writes tiny model folders
+    "testing.wrapped_checkpoints": Rule(
+        ours("testing.checkpoints testing.tiny_families"), banned=SERVER
+    ),
+    "demo": Rule(ours("errors"), banned=SERVER),
+    "__main__": Rule(
+        ours(
+            "cli demo errors hub log_levels logs launcher model.facts model.speculators.recognise "
+            "settings signals start_checks timeline cluster.keeper cluster.scaling "
+            "devices ipc.litmus ipc.waiting"
+        ),
+        banned=MODEL,
+    ),
+    "__init__": Rule(NOTHING, only=NOTHING),
+    **{
+        name: Rule(ours("errors settings ipc"), only=ours("numpy posix_ipc trio"))
+        for name in ROUTER_ENDS
+    },
+}
