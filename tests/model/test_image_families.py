@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shard.images.images_support import FAMILIES
+from tests.shard.images.pictures import FAMILIES
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.images.processors import PROCESSORS
 from tgi_trio.launcher import find_images

@@ -11,15 +11,8 @@ import pytest
 import torch
 
 from tests.shard.image_support import Told
-from tests.shard.images.images_support import (
-    CROSSED,
-    NEW,
-    Golden,
-    Maker,
-    Prompt,
-    Shard,
-    arena,
-)
+from tests.shard.images.images_support import NEW, Golden, Maker, Shard, arena
+from tests.shard.images.pictures import CROSSED, Prompt
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated, load
 from tgi_trio.ipc.shard_settings import ShardSettings

@@ -11,18 +11,8 @@ from typing import Any
 import pytest
 
 from tests.shard.image_support import Told
-from tests.shard.images.images_support import (
-    CROSSED,
-    END,
-    FAMILIES,
-    NEW,
-    Maker,
-    Model,
-    Prompt,
-    Shard,
-    arena,
-    picture,
-)
+from tests.shard.images.images_support import NEW, Maker, Model, Shard, arena
+from tests.shard.images.pictures import CROSSED, END, FAMILIES, Prompt, picture
 from tests.shard.numba_backend.numba_support import cpu_runner
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated, load
 from tgi_trio.ipc.messages import StateGrant

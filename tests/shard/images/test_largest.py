@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.images.images_support import PROCESSOR, make_folder
+from tests.shard.images.images_support import make_folder
+from tests.shard.images.pictures import PROCESSOR
 from tests.shard.torch_backend.interpreter import need_triton
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings

@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 
 from tests.shard.image_support import Told
-from tests.shard.images.images_support import (
-    Maker,
-    Prompt,
-    Shard,
-    arena,
-    picture,
-)
+from tests.shard.images.images_support import Maker, Shard, arena
+from tests.shard.images.pictures import Prompt, picture
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import generated
 from tgi_trio.shard.contract import StepPlan, StepResult

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.shard.images.images_support import PROCESSOR, make_folder, picture
+from tests.shard.images.images_support import make_folder
+from tests.shard.images.pictures import PROCESSOR, picture
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.shard.images.loading import has_bfloat16, load_encoder

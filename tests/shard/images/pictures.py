@@ -1,0 +1,198 @@
+"""Images of noise for every family that reads them, as the shard and transformers get them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+IMAGE_TOKEN = 100
+TILED = ("aya_vision", "cohere2_vision", "internvl", "llama4")
+WHOLE = ("deepseek_vl", "gemma3", "llava", "paligemma", "vipllava")  # one of a size
+END = 1  # id of the end of a text
+GLM = ("glm46v", "glm4v", "glm4v_moe", "glm_ocr")
+CAUSAL = (
+    *TILED,
+    "deepseek_vl",
+    "lfm3_vl",
+    "lighton_ocr",
+    "vipllava",
+    "llava_next_video",
+    "idefics2",
+    "idefics3",
+    "llava",
+    "llava_next",
+    "mistral3",
+    "pixtral",
+    "smolvlm",
+)
+HYBRIDS = ("qwen3_5", "qwen3_5_moe")
+BY_PIXEL = ("lfm2_vl",)  # whose patches are pixel by pixel
+QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
+GRIDS = (*GLM, *QWEN)
+CROSSED = ("idefics", "mllama")  # whose layers attend to images
+FAMILIES = (*CAUSAL, *BY_PIXEL, "gemma3", "gemma4", "paligemma", *GRIDS, *CROSSED)
+PROCESSOR = {
+    **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
+    **{"image_mean": [0.48, 0.45, 0.40], "image_std": [0.26, 0.27, 0.28]},
+}
+RESCALED = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": False}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as the shard gets it, and how many features it has."""
+
+    bundle: dict[str, NDArray[Any]]
+    features: int
+
+    @property
+    def key(self) -> bytes:
+        parts = (name.encode() + array.tobytes() for name, array in self.bundle.items())
+        return hashlib.sha256(b"".join(parts)).digest()
+
+
+def picture(family: str, seed: int) -> Picture:
+    """Return an image of noise; all of a family are of one size."""
+    draw = np.random.default_rng(seed)
+
+    def pixels(*shape: int) -> NDArray[np.uint8]:
+        return draw.integers(0, 256, shape, np.uint8)
+
+    match family:
+        case _ if family in TILED:  # two tiles, and the whole
+            return Picture({"pixel_values": pixels(3, 3, 16, 16)}, 3)
+        case _ if family in WHOLE:
+            return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
+        case "llava_next" | "llava_next_video":  # a whole and two halves, and what parts their rows
+            sizes = np.array([[14, 30]])
+            bundle = {"pixel_values": pixels(1, 3, 3, 16, 16), "image_sizes": sizes}
+            return Picture(bundle, 4 + 8 + 2)
+        case "idefics2":
+            mask = np.ones((1, 1, 16, 16))
+            return Picture(
+                {"pixel_values": pixels(1, 1, 3, 16, 16), "pixel_attention_mask": mask}, 2
+            )
+        case "idefics3" | "smolvlm":  # three tiles
+            mask = np.ones((1, 3, 16, 16))
+            return Picture(
+                {"pixel_values": pixels(1, 3, 3, 16, 16), "pixel_attention_mask": mask}, 3
+            )
+        case "idefics":
+            return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 1)
+        case "mllama":  # two tiles, one of them of nothing
+            tiles = np.zeros((1, 1, 2, 3, 16, 16), np.uint8)
+            used = 2 - seed % 2
+            tiles[:, :, :used] = pixels(1, 1, used, 3, 16, 16)
+            mask = (np.arange(2) < used)[None, None].astype(np.uint8)
+            shape = np.array([[used]])  # of the shapes that there are, counted from one
+            bundle = {"pixel_values": tiles, "aspect_ratio_ids": shape, "aspect_ratio_mask": mask}
+            return Picture({**bundle, "num_tiles": shape}, 1)
+        case "gemma4":  # patches of all channels, pooled two by two, and some of nothing
+            places = np.stack(np.meshgrid(np.arange(6), np.arange(4)), axis=-1).reshape(24, 2)
+            places = np.concatenate((places, np.full((8, 2), -1)))[None]
+            patches = pixels(1, 32, 48)
+            patches[:, 24:] = 0
+            return Picture({"pixel_values": patches, "image_position_ids": places}, 6)
+        case "lfm2_vl":  # two tiles and the whole, which has more patches
+            shapes = np.array([[4, 4], [4, 4], [4, 6]])
+            mask = np.arange(24) < shapes.prod(axis=1)[:, None]
+            patches = pixels(3, 24, 4 * 4 * 3) * mask[:, :, None]
+            parts = {"pixel_attention_mask": mask.astype(np.uint8), "spatial_shapes": shapes}
+            return Picture({"pixel_values": patches, **parts}, 4 + 4 + 6)
+        case _ if family in (*GRIDS, "lfm3_vl"):  # patches of two frames, merged two by two
+            grid = np.array([[1, 4, 6]])
+            return Picture({"pixel_values": pixels(24, 2 * 3 * 16), "image_grid_thw": grid}, 6)
+        case "pixtral":
+            sizes = np.array([[16, 24]])
+            return Picture({"pixel_values": pixels(1, 3, 16, 24), "image_sizes": sizes}, 6)
+        case _:  # mistral3: patches are merged, two by two
+            sizes = np.array([[32, 16]])
+            return Picture({"pixel_values": pixels(1, 3, 32, 16), "image_sizes": sizes}, 2)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Ids and images; an image's tokens stand where the ids have IMAGE_TOKEN."""
+
+    ids: list[int]
+    pictures: tuple[Picture, ...]
+
+    @classmethod
+    def of(cls, *parts: int | Picture) -> Prompt:
+        """Make a prompt of ids and images in turn."""
+        ids: list[int] = []
+        for part in parts:
+            ids += [IMAGE_TOKEN] * part.features if isinstance(part, Picture) else [part]
+        return cls(ids, tuple(part for part in parts if isinstance(part, Picture)))
+
+
+def together(pictures: Sequence[Picture], halves: bool = False) -> dict[str, torch.Tensor]:
+    """Return what transformers is given for the images of one prompt.
+
+    `halves`: pixels are normalised in bfloat16.
+    """
+    found = {}
+    names = pictures[0].bundle.keys()
+    by_pixel = "spatial_shapes" in names
+    # One prompt, many tiles.
+    tiles = not {"pixel_attention_mask", "aspect_ratio_mask"}.isdisjoint(names) and not by_pixel
+    for name in pictures[0].bundle:
+        whole = np.concatenate([each.bundle[name] for each in pictures], axis=1 if tiles else 0)
+        if name == "pixel_values" and "image_position_ids" in pictures[0].bundle:
+            found[name] = torch.from_numpy(whole.astype(np.float32) * np.float32(1 / 255))
+        elif name == "pixel_values" and halves:
+            numbers = [torch.tensor(PROCESSOR[f"image_{what}"]) for what in ("mean", "std")]
+            centre, spread = (each.bfloat16()[:, None, None] for each in numbers)
+            pixels = torch.from_numpy(whole).bfloat16() * (1 / 255)
+            found[name] = ((pixels - centre) / spread).float()
+        elif name == "pixel_values":
+            channels = whole.reshape(len(whole), 3, -1, 1) if whole.ndim == 2 else whole
+            mean, deviation = (
+                np.array(PROCESSOR[f"image_{what}"], np.float32)[:, None, None]
+                for what in ("mean", "std")
+            )
+            if by_pixel:
+                channels = whole.reshape(*whole.shape[:2], -1, 3)
+                mean, deviation = mean.reshape(3), deviation.reshape(3)
+            channels = (channels.astype(np.float32) * np.float32(1 / 255) - mean) / deviation
+            found[name] = torch.from_numpy(channels.astype(np.float32).reshape(whole.shape))
+        else:
+            found[name] = torch.from_numpy(whole.astype(np.int64))
+    if "aspect_ratio_mask" in found:
+        found["pixel_values"] *= found["aspect_ratio_mask"][..., None, None, None]
+        del found["num_tiles"]
+    return found
+
+
+def shown(prompt: Prompt, more: int) -> torch.Tensor:
+    """Return which tiles the tokens of a prompt see, and `more` behind them, as the processor of
+    Llama 3.2 Vision says.
+    """
+    from transformers.models.mllama import processing_mllama as theirs
+
+    ids, counts = prompt.ids, [each.bundle["num_tiles"].item() for each in prompt.pictures]
+    spans = theirs.get_cross_attention_token_mask(ids, IMAGE_TOKEN)
+    mask = theirs.convert_sparse_cross_attention_mask_to_dense([spans], [counts], 2, len(ids))
+    found = torch.from_numpy(mask)
+    return torch.cat((found, found[:, -1:].expand(-1, more, -1, -1)), dim=1)
+
+
+def shown_apart(prompt: Prompt, more: int) -> torch.Tensor:
+    """Return which images the tokens of a prompt see, and `more` behind them, as the processor of
+    Idefics 1 says.
+    """
+    from transformers.models.idefics import processing_idefics as theirs
+
+    tokenizer = SimpleNamespace(convert_tokens_to_ids=lambda _: IMAGE_TOKEN, eos_token_id=END)
+    ids = torch.tensor([prompt.ids])
+    which, _ = theirs.image_attention_mask_for_packed_input_ids(ids, tokenizer, "pt")
+    count = len(prompt.pictures)
+    found = theirs.incremental_to_binary_attention_mask(which, "pt", num_classes=count)
+    return torch.cat((found, found[:, -1:].expand(-1, more, -1)), dim=1)
