@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.models_support import BLOCK
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -30,6 +32,7 @@ from tgi_trio.shard.contract import (
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks
 from tgi_trio.shard.speculation.sharing import share_drafts
+from tgi_trio.shard.torch_backend.attention import paged
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.stand_in_device import StandInDevice, current_device
 from tgi_trio.testing.stand_in_driver import Counts
@@ -53,6 +56,19 @@ def start(
     with contextlib.nullcontext() if real else current_device().idle():
         runner.warm_up(request)
     return runner
+
+
+@contextlib.contextmanager
+def small_device(checkpoint: Callable[..., Path]) -> Iterator[StandInDevice]:
+    """Run on a stand-in that has few programs at once, since an interpreter has but one.
+
+    The checkpoint of `SMALL` is made before: transformers makes it without a device.
+    """
+    checkpoint("llama", **SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged, "_PROGRAMS", 4)
+        with StandInDevice() as stand_in:
+            yield stand_in
 
 
 class FallingTimes:

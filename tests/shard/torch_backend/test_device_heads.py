@@ -27,6 +27,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     TakingTurns,
     agree,
     drive,
+    small_device,
     start,
 )
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
@@ -45,14 +46,10 @@ WRITERS: dict[str, Callable[..., Path]] = {
 def device(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StandInDevice]:
-    checkpoint("llama", **SMALL)  # transformers makes it without one
-    from tgi_trio.shard.torch_backend.attention import paged
-
-    monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
     # Whether guessing pays is a matter of time; what guesses are is not.
     monkeypatch.setattr(Payoff, "allows", lambda self, rows: True)
     monkeypatch.setattr(Payoff, "is_resting", lambda self, rows: False)
-    with StandInDevice() as stand_in:
+    with small_device(checkpoint) as stand_in:
         yield stand_in
 
 

@@ -20,6 +20,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     TakingTurns,
     agree,
     drive,
+    small_device,
     start,
 )
 from tgi_trio.shard.contract import GroupBroken  # noqa: E402
@@ -31,16 +32,10 @@ GREEDY: list[dict[str, Any]] = [{}, {}, {}]
 
 
 @pytest.fixture
-def device(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[StandInDevice]:
-    checkpoint("llama", **SMALL)  # transformers makes them without one
-    for family in ("olmo2", "lfm2"):
+def device(checkpoint: Callable[..., Path]) -> Iterator[StandInDevice]:
+    for family in ("olmo2", "lfm2"):  # transformers makes them without one
         checkpoint(family)
-    from tgi_trio.shard.torch_backend.attention import paged
-
-    monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
-    with StandInDevice() as stand_in:
+    with small_device(checkpoint) as stand_in:
         yield stand_in
 
 

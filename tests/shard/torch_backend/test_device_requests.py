@@ -19,6 +19,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     TakingTurns,
     agree,
     drive,
+    small_device,
     start,
 )
 from tgi_trio.shard.contract import Runner  # noqa: E402
@@ -40,13 +41,8 @@ def test_a_device_without_our_kernels_says_the_same(checkpoint: Callable[..., Pa
 
 @pytest.fixture(scope="module")
 def device(checkpoint: Callable[..., Path]) -> Iterator[StandInDevice]:
-    checkpoint("llama", **SMALL)  # transformers makes it without one
-    from tgi_trio.shard.torch_backend.attention import paged
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
-        with StandInDevice() as stand_in:
-            yield stand_in
+    with small_device(checkpoint) as stand_in:
+        yield stand_in
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     TakingTurns,
     agree,
     drive,
+    small_device,
     start,
 )
 from tgi_trio.shard.contract import Runner  # noqa: E402
@@ -36,13 +37,8 @@ BEHIND = {"grammar", "watermark", "prompt logprobs"}
 
 @pytest.fixture(scope="module")
 def device(checkpoint: Callable[..., Path]) -> Iterator[StandInDevice]:
-    checkpoint("llama", **SMALL)  # transformers makes it without one
-    from tgi_trio.shard.torch_backend.attention import paged
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
-        with StandInDevice() as stand_in:
-            yield stand_in
+    with small_device(checkpoint) as stand_in:
+        yield stand_in
 
 
 @pytest.fixture(scope="module")
