@@ -164,7 +164,7 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
   chunks among decodes over shuffled blocks, and the variants of a family that its config.json
   allows. Newer families of attention alone in `test_newer_families.py` beside it: sixteen at once
   in steps of any size, some computed twice, with guesses, behind a cached prefix, pushed out and
-  resumed.
+  resumed. Through transformers: `test_through_transformers.py`, likewise.
 - *ranks*: `tests/shard/ranks/test_ranks.py`. Split over two ranks, tokens and logits as above;
   over four, with fewer KV heads than ranks.
 - *wrappers*: `tests/shard/torch_backend/test_wrappers.py`. As *families*, inside the checkpoints

@@ -342,3 +342,22 @@ def assert_greedy(
     assert tokens == expected.argmax(-1).tolist()
     found = recorder.logits(row.id)[:, : expected.shape[1]]  # behind them what is never said
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0.0)
+
+
+def assert_as_golden(
+    folder: Path,
+    texts: ListLike[list[int]],
+    new: int,
+    *,
+    backend: str = "torch",
+    tolerance: float = 1e-4,
+) -> None:
+    """Run mixed chunks and decodes over shuffled blocks and compare with transformers."""
+    runner, recorder = load(folder)
+    assert runner.info.backend == backend
+    rows = sequences(texts, shuffle=3, new=new)
+    run(runner, rows, chunk=20, joins=2)
+    golden = Golden(folder)
+    for row in rows:
+        assert_greedy(golden, recorder, row, tolerance)
+    assert len({tuple(generated(row)) for row in rows}) == len(rows)
