@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tests.gguf_files import float32, gguf, write_llama, write_parts
+from tests.gguf_files import write_llama, write_parts
 from tests.model.support import Asked
+from tests.model.tiny_gguf import SHAPES, TINY, Changes, read, tiny
 from tests.router.text.kinds import CORPUS
 from tgi_trio import demo
 from tgi_trio.errors import ConfigurationError, ModelLoadError
@@ -21,61 +17,12 @@ from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.gguf.architectures import ARCHITECTURES
 from tgi_trio.model.gguf.folder import gguf_folder
-
-Changes = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(demo.model_path(), tmp_path_factory.mktemp("gguf") / "embedded.gguf")
-
-
-TINY: Changes = {
-    "general.architecture": "llama",
-    "llama.context_length": 64,
-    "llama.embedding_length": 8,
-    "llama.block_count": 1,
-    "llama.feed_forward_length": 16,
-    "llama.attention.head_count": 2,
-    "llama.attention.head_count_kv": 1,
-    "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.pre": "gpt-2",
-    "tokenizer.ggml.tokens": ["<s>", "</s>", "a", "b", "ab"],
-    "tokenizer.ggml.token_type": [3, 3, 1, 1, 1],
-    "tokenizer.ggml.merges": ["a b"],
-    "tokenizer.ggml.bos_token_id": 0,
-    "tokenizer.ggml.eos_token_id": 1,
-}
-SHAPES = {
-    "token_embd.weight": (5, 8),
-    "output_norm.weight": (8,),
-    "blk.0.attn_norm.weight": (8,),
-    "blk.0.ffn_norm.weight": (8,),
-    "blk.0.attn_q.weight": (8, 8),
-    "blk.0.attn_k.weight": (4, 8),
-    "blk.0.attn_v.weight": (4, 8),
-    "blk.0.attn_output.weight": (8, 8),
-    "blk.0.ffn_gate.weight": (16, 8),
-    "blk.0.ffn_up.weight": (16, 8),
-    "blk.0.ffn_down.weight": (8, 16),
-}
-
-
-def tiny(folder: Path, changes: Changes | None = None, more: Changes | None = None) -> Path:
-    """Write a file of ones; `changes` of metadata and `more` tensors, None takes one out."""
-    metadata = {k: v for k, v in (TINY | (changes or {})).items() if v is not None}
-    shapes = {k: v for k, v in (SHAPES | (more or {})).items() if v is not None}
-    file = folder / "tiny.gguf"
-    tensors = {name: float32(np.ones(shape)) for name, shape in shapes.items()}
-    file.write_bytes(gguf(metadata, tensors))
-    return file
-
-
-def read(folder: Path, name: str) -> dict[str, Any]:
-    return dict(json.loads((folder / name).read_text()))
 
 
 def test_the_config_is_that_of_the_source(embedded: Path, tmp_path: Path) -> None:
@@ -108,88 +55,6 @@ def test_the_tokenizer_is_that_of_the_source(embedded: Path, tmp_path: Path) -> 
     )
     assert words["bos_token"] == source["bos_token"] and words["eos_token"] == source["eos_token"]
     assert words["chat_template"] == [{"name": "default", "template": source["chat_template"]}]
-
-
-def test_texts_that_are_there_twice_or_unused(tmp_path: Path) -> None:
-    """The first of them counts, an unused one (5) never; merges that make no token are left out."""
-    changes = {
-        "tokenizer.ggml.tokens": ["<s>", "</s>", "a", "b", "ab", "ab", "ba"],
-        "tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 1, 5],
-        "tokenizer.ggml.merges": ["a b", "b a", "a c"],
-    }
-    folder = gguf_folder(tiny(tmp_path, changes), tmp_path / "cache")
-    said = read(folder, "tokenizer.json")["model"]
-    assert said["vocab"] == {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "ab": 4}
-    assert said["merges"] == ["a b"]
-
-
-def sentence_pieces() -> tokenizers.Tokenizer:
-    """Return a vocabulary of Llama 2's kind, trained on a few texts."""
-    made = tokenizers.Tokenizer(
-        tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    )
-    made.normalizer = tokenizers.normalizers.Sequence([
-        tokenizers.normalizers.Prepend("\u2581"), tokenizers.normalizers.Replace(" ", "\u2581")
-    ])  # fmt: skip
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Split("\u2581", "merged_with_next")
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=700, special_tokens=pieces, show_progress=False
-    )
-    made.train_from_iterator(CORPUS * 4, trainer)
-    return made
-
-
-def test_sentence_pieces_are_merged_by_their_scores(tmp_path: Path) -> None:
-    theirs = sentence_pieces()
-    vocabulary = theirs.get_vocab()
-    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
-    types = [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)]
-    changes = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.pre": None,
-        "tokenizer.ggml.merges": None,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types,
-        # SentencePiece numbers what it merges, from 0 downwards.
-        "tokenizer.ggml.scores": [-float(token_id) for token_id in range(len(tokens))],
-        "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-    }
-    folder = gguf_folder(tiny(tmp_path, changes), tmp_path / "cache")
-    ours = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    for text in (*CORPUS, "a  b", " lead", "\U0001f642 \u65e5\u672c"):
-        expected = theirs.encode(text, add_special_tokens=False).ids
-        assert ours.encode(text, add_special_tokens=False).ids == expected
-        assert ours.encode(text).ids == [1, *expected]
-        assert ours.decode(expected) == text
-
-
-def test_sentence_pieces_are_merged_by_their_merges(tmp_path: Path) -> None:
-    """As Gemma 4's files have them, without scores and a space before every text."""
-    theirs = sentence_pieces()
-    theirs.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
-    said = json.loads(theirs.to_str())["model"]
-    vocabulary = said["vocab"]
-    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
-    changes = {
-        "tokenizer.ggml.model": "gemma4",
-        "tokenizer.ggml.pre": None,
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in said["merges"]],
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)],
-        "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-    }
-    folder = gguf_folder(tiny(tmp_path, changes), tmp_path / "cache")
-    ours = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    for text in (*CORPUS, "a  b", " lead", "two\n\nlines", "\U0001f642 \u65e5\u672c"):
-        expected = theirs.encode(text, add_special_tokens=False).ids
-        assert ours.encode(text, add_special_tokens=False).ids == expected
-        assert ours.encode(text).ids == [1, *expected]
-        assert ours.decode(expected) == text
 
 
 def test_texts_end_at_every_token_that_ends_a_turn(tmp_path: Path) -> None:
@@ -321,90 +186,6 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     files[1].write_bytes(files[0].read_bytes())
     with pytest.raises(ModelLoadError, match="says that it is part 0"):
         gguf_folder(files[0], tmp_path / "cache")
-
-
-ANYTHING = st.one_of(
-    st.booleans(),
-    st.integers(-(1 << 31), 1 << 62),
-    st.floats(width=32),
-    st.text(max_size=5),
-    st.lists(st.integers(0, 9), max_size=6),
-    st.lists(st.text(max_size=3), max_size=6),
-    st.lists(st.floats(width=32), max_size=6),
-)
-MORE_KEYS = (
-    "llama.vocab_size", "llama.rope.dimension_count", "llama.rope.freq_base",
-    "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scale_linear",
-    "llama.rope.scaling.original_context_length", "llama.attention.key_length",
-    "llama.attention.value_length", "llama.expert_count", "llama.expert_used_count",
-    "tokenizer.ggml.scores", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix",
-    "tokenizer.ggml.unknown_token_id", "tokenizer.chat_template", "split.count", "split.no",
-    "tokenizer.ggml.eot_token_id",
-)  # fmt: skip
-
-
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(changes=st.dictionaries(st.sampled_from([*TINY, *MORE_KEYS]), ANYTHING, max_size=3))
-def test_any_metadata_is_served_or_refused(tmp_path: Path, changes: Changes) -> None:
-    try:
-        config = read_config(gguf_folder(tiny(tmp_path, changes), tmp_path / "cache"))
-        check_model(config, Asked())
-    except ModelLoadError as error:
-        assert str(error)
-
-
-KEYS = (
-    "attention.head_count_kv", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon",
-    "attention.sliding_window", "attention.sliding_window_pattern", "attention.clamp_kqv",
-    "attention.max_alibi_bias", "attention.kv_lora_rank", "attention.q_lora_rank",
-    "attention.key_length_mla", "attention.value_length_mla", "attention.scale", "logit_scale",
-    "embedding_scale", "residual_scale", "rope.dimension_count", "rope.scaling.type",
-    "rope.scaling.factor", "rope.scaling.yarn_log_multiplier", "use_parallel_residual",
-    "expert_count", "expert_used_count", "expert_group_count", "expert_group_used_count",
-    "expert_shared_count", "expert_feed_forward_length", "expert_gating_func",
-    "expert_weights_norm", "expert_weights_scale", "leading_dense_block_count",
-    "nextn_predict_layers", "interleave_moe_layer_step", "shortconv.l_cache", "ssm.conv_kernel",
-    "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size", "kda.head_dim",
-    "ssm.dt_b_c_rms", "full_attention_interval", "attention.recurrent_layers", "block_count",
-    "attention.shared_kv_layers", "attention.key_length_swa", "rope.dimension_count_swa",
-    "rope.freq_base_swa", "embedding_length_per_layer_input", "activation_sparsity_scale",
-    "altup.num_inputs", "altup.active_idx", "final_logit_softcapping", "attention.key_length",
-    "attention.value_length", "attention.value_scale", "attention.temperature_scale",
-    "feed_forward_length", "attention.head_count",
-)  # fmt: skip
-NAMES = (
-    "attn_qkv.weight", "attn_qkv.bias", "attn_norm_2.weight", "attn_q_norm.weight",
-    "ffn_up_exps.weight", "ffn_up_shexp.weight", "attn_k_b.weight", "attn_v_b.weight",
-    "exp_probs_b.bias", "ffn_gate_inp.weight", "ffn_gate_up_exps.weight", "ssm_in.weight",
-    "ssm_conv1d.weight", "ssm_a", "ssm_norm.weight", "laurel_l.weight", "ffn_latent_down.weight",
-    "attn_q_a.weight", "ssm_in.bias", "attn_q.bias",
-)  # fmt: skip
-
-
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    name=st.sampled_from(sorted(ARCHITECTURES)),
-    said=st.dictionaries(st.sampled_from(KEYS), st.integers(1, 4) | ANYTHING, max_size=12),
-    shapes=st.dictionaries(
-        st.sampled_from(NAMES), st.lists(st.integers(1, 8), min_size=1, max_size=3), max_size=6
-    ),
-)
-def test_anything_said_of_any_architecture_is_served_or_refused(
-    tmp_path: Path, name: str, said: Changes, shapes: dict[str, list[int]]
-) -> None:
-    changes = {key.replace("llama", name): value for key, value in TINY.items()}
-    changes |= {"general.architecture": name} | {f"{name}.{key}": v for key, v in said.items()}
-    more = {f"blk.0.{key}": tuple(shape) for key, shape in shapes.items()}
-    metadata = dict.fromkeys(TINY) | changes
-    try:
-        config = read_config(gguf_folder(tiny(tmp_path, metadata, more), tmp_path / "cache"))
-        check_model(config, Asked())
-    except ModelLoadError as error:
-        assert str(error)
 
 
 @pytest.mark.parametrize("layers", [32, 40])
