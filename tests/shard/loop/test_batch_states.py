@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from tests.shard.moved_tokens import tokens_of
 from tgi_trio.ipc.messages import PrefillRow, StateGrant
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import DraftRow, StepPlan
@@ -145,11 +146,8 @@ def test_texts_are_right_whatever_is_guessed_cut_and_computed_twice(seed: int) -
         moved = batch.advance(plan, result)
         assert not moved.faults
         batch.check()
-        start = 0
-        counts = moved.columns["token_count"].tolist()
-        for id, count in zip(moved.columns["sequence"].tolist(), counts, strict=True):
-            texts[id] += moved.columns["token_ids"][start : start + count].tolist()
-            start += count
+        for id, found in tokens_of(moved):
+            texts[id] += found
     assert guessed
     assert texts == {id: continuation(SETTINGS, PROMPT, 14) for id in texts}
 

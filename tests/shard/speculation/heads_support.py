@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from tests.shard.moved_tokens import tokens_of
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import Drafter, DraftRow, Runner
@@ -218,6 +219,19 @@ class Answers:
     drafts: int = 0
 
 
+def _start(runner: Runner, longest: int, drafter: Drafter | None) -> Batch:
+    """Return a batch over memory that has been warmed up for texts of `longest` tokens."""
+    info = runner.info
+    return Batch(
+        vocab_size=info.vocab_size,
+        block_size=BLOCK,
+        blocks=runner.warm_up(WarmupRequest(BUDGET, longest, 16, 2048)).blocks,
+        eos_ids=info.eos_ids,
+        drafter=drafter,
+        draft_budget=max(info.draft_budget, 8),
+    )
+
+
 def answer(
     runner: Runner,
     prompts: Sequence[Sequence[int]],
@@ -236,19 +250,7 @@ def answer(
     steps all sequences are taken out and come back with the tokens they have by then, in the other
     order and other blocks, as after a preemption; `killed`: nothing else is left, as after a crash.
     """
-    info = runner.info
     answers = Answers({i: [] for i in range(len(prompts))})
-
-    def start() -> Batch:
-        found = runner.warm_up(WarmupRequest(BUDGET, longest, 16, 2048))
-        return Batch(
-            vocab_size=info.vocab_size,
-            block_size=BLOCK,
-            blocks=found.blocks,
-            eos_ids=info.eos_ids,
-            drafter=drafter,
-            draft_budget=max(info.draft_budget, 8),
-        )
 
     def add(places: Sequence[int]) -> None:
         block = 1
@@ -263,7 +265,7 @@ def answer(
             while own.grammar and not runner.prepare(sequence):
                 pass
 
-    batch = start()
+    batch = _start(runner, longest, drafter)
     add(range(len(prompts)))
     while (plan := batch.plan(budget)) is not None:
         answers.steps += 1
@@ -271,13 +273,8 @@ def answer(
         result = replace(runner.step(plan), forward_ns=0, sample_ns=0, processor_ns=0)
         moved = batch.advance(plan, result)
         assert not moved.faults, moved.faults
-        columns = [
-            moved.columns[name].tolist() for name in ("sequence", "token_count", "token_ids")
-        ]
-        end = 0
-        for sequence_id, count in zip(columns[0], columns[1], strict=True):
-            answers.tokens[sequence_id] += columns[2][end : end + count]
-            end += count
+        for sequence_id, token_ids in tokens_of(moved):
+            answers.tokens[sequence_id] += token_ids
         for gone in moved.dropped:
             runner.drop(gone)
         if answers.steps == again:
@@ -285,6 +282,6 @@ def answer(
             for gone in batch.clear():
                 runner.drop(gone)
             if killed:
-                batch = start()
+                batch = _start(runner, longest, drafter)
             add(held[::-1])
     return answers

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.shard.moved_tokens import tokens_of
 from tests.shard.torch_backend.models_support import BLOCK, Golden, GreedyRecorder, load, prompts
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.messages import PrefillRow, StateGrant
@@ -112,11 +113,8 @@ def run(batch: Batch, runner: Runner, seed: int) -> dict[int, list[int]]:
         moved = batch.advance(plan, result)
         assert not moved.faults
         batch.check()
-        ids, start = moved.columns["sequence"].tolist(), 0
-        for id, count in zip(ids, moved.columns["token_count"].tolist(), strict=True):
-            found = moved.columns["token_ids"][start : start + count].tolist()
+        for id, found in tokens_of(moved):
             texts.setdefault(id, []).extend(found)
-            start += count
     return texts
 
 
