@@ -86,33 +86,55 @@ def metadata(name: str, config: dict[str, Any], case: str) -> dict[str, Any]:
         said["rope.dimension_count"] = int(head * part)
     if rope:
         said["rope.freq_base"] = rope.get("full_attention", rope)["rope_theta"]
+    said |= attention_metadata(name, config, case) | state_metadata(name, config)
+    said |= mixture_metadata(name, config)
+    if name == "deepseek2":
+        said |= latent_metadata(config, case)
+    if name == "glm4moe":  # and a layer that guesses the token after the next
+        said["block_count"] += 1
+        said["nextn_predict_layers"] = 1
+    if name == "gpt-oss" and rope["rope_type"] == "yarn":
+        said |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        }
+    found = {f"{name}.{key}": value for key, value in said.items()}
+    return found | {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": [str(token) for token in range(config["vocab_size"])],
+    }
+
+
+def attention_metadata(name: str, config: dict[str, Any], case: str) -> dict[str, Any]:
+    """Return what is said of attention alone where config.json has other words for it."""
     if name == "falcon":
         newer = config["new_decoder_architecture"]
-        said["attention.head_count_kv"] = config["num_kv_heads"] if newer else 1
+        return {"attention.head_count_kv": config["num_kv_heads"] if newer else 1}
     if name == "mpt":
-        said["attention.max_alibi_bias"] = float(config["attn_config"]["alibi_bias_max"])
-        said["attention.layer_norm_epsilon"] = 1e-5
+        return {
+            "attention.max_alibi_bias": float(config["attn_config"]["alibi_bias_max"]),
+            "attention.layer_norm_epsilon": 1e-5,
+        }
     if case in ("olmo3", "exaone4-windows"):
         kinds = config["layer_types"]
         pattern = [kind == "sliding_attention" for kind in kinds]
-        said["attention.sliding_window_pattern"] = pattern
-    if name == "deepseek2":
-        said |= latent_metadata(config, case)
-    if name in ("glm4moe", "dots1"):
-        said |= {ours: config[theirs] for theirs, ours in LATENT_KEYS.items() if theirs in config}
-        said["expert_weights_norm"] = config["norm_topk_prob"]
-    if name in ("glm4moe", "dots1", "minimax-m2"):
-        said["expert_gating_func"] = 2
+        return {"attention.sliding_window_pattern": pattern}
+    return {}
+
+
+def state_metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what is said of layers that keep a state, and of those beside them that attend."""
     if name in ("lfm2", "lfm2moe"):
         heads, kinds = config["num_key_value_heads"], config["layer_types"]
-        said |= {
+        return {
             "attention.layer_norm_rms_epsilon": config["norm_eps"],
             "attention.head_count_kv": [heads if kind != "conv" else 0 for kind in kinds],
             "shortconv.l_cache": config["conv_L_cache"],
         }
     if name == "granitehybrid":
         heads, kinds = config["num_key_value_heads"], config["layer_types"]
-        said |= {
+        return {
             "attention.head_count_kv": [
                 heads if kind.startswith(("full", "att")) else 0 for kind in kinds
             ],
@@ -123,20 +145,21 @@ def metadata(name: str, config: dict[str, Any], case: str) -> dict[str, Any]:
             "ssm.time_step_rank": config["mamba_n_heads"],
             "rope.scaling.finetuned": False,
         }
+    return {}
+
+
+def mixture_metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what is said of experts where config.json has other words for it."""
+    said: dict[str, Any] = {}
+    if name in ("glm4moe", "dots1"):
+        said |= {ours: config[theirs] for theirs, ours in LATENT_KEYS.items() if theirs in config}
+        said["expert_weights_norm"] = config["norm_topk_prob"]
+    if name in ("glm4moe", "dots1", "minimax-m2", "lfm2moe"):
+        said["expert_gating_func"] = 2
     if name == "lfm2moe":
         said |= {
             "expert_feed_forward_length": config["moe_intermediate_size"],
             "leading_dense_block_count": config["num_dense_layers"],
-            "expert_gating_func": 2,
-        }
-    if name == "glm4moe":  # and a layer that guesses the token after the next
-        said["block_count"] += 1
-        said["nextn_predict_layers"] = 1
-    if name == "gpt-oss" and rope["rope_type"] == "yarn":
-        said |= {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": rope["factor"],
-            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
     if name == "dbrx":
         attention, mixture = config["attn_config"], config["ffn_config"]
@@ -149,11 +172,7 @@ def metadata(name: str, config: dict[str, Any], case: str) -> dict[str, Any]:
             "expert_count": mixture["moe_num_experts"],
             "expert_used_count": mixture["moe_top_k"],
         }
-    found = {f"{name}.{key}": value for key, value in said.items()}
-    return found | {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": [str(token) for token in range(config["vocab_size"])],
-    }
+    return said
 
 
 def latent_metadata(config: dict[str, Any], case: str) -> dict[str, Any]:

@@ -20,27 +20,18 @@ THETA, EPS = 5000.0, 1e-5
 TAPS = (0, 1, 2)  # layers of a model of two whose input is read; 2: what leaves the last
 
 
-def eagle(
-    folder: Path,
-    base: Path,
-    vocab: int,
-    *,
-    speculators: bool = False,
-    taps: Sequence[int] = TAPS,
-    own_table: bool = False,
-    tokens: int = DRAFT_TOKENS,
-    seed: int = 0,
-) -> Path:
-    """Write a seeded drafter: in its authors' format, or that of the library `speculators`."""
+def _draw_tensors(
+    layer: str, taps: int, vocab: int, tokens: int, *, own_table: bool, seed: int
+) -> Tensors:
+    """Return a drafter's tensors, those of its layer behind the name `layer`."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int, scale: float = 0.3) -> torch.Tensor:
         return scale * torch.randn(*shape, generator=generator)
 
-    layer = "layers.0." if speculators else "midlayer."
     heads, kv_heads = HEADS * DIM, KV_HEADS * DIM
     tensors: Tensors = {
-        "fc.weight": random(HIDDEN, len(taps) * TARGET),
+        "fc.weight": random(HIDDEN, taps * TARGET),
         f"{layer}self_attn.q_proj.weight": random(heads, 2 * HIDDEN),
         f"{layer}self_attn.k_proj.weight": random(kv_heads, 2 * HIDDEN),
         f"{layer}self_attn.v_proj.weight": random(kv_heads, 2 * HIDDEN),
@@ -59,6 +50,23 @@ def eagle(
     tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, kept, True)
     if own_table:
         tensors["embed_tokens.weight"] = random(vocab, HIDDEN, scale=1.0)
+    return tensors
+
+
+def eagle(
+    folder: Path,
+    base: Path,
+    vocab: int,
+    *,
+    speculators: bool = False,
+    taps: Sequence[int] = TAPS,
+    own_table: bool = False,
+    tokens: int = DRAFT_TOKENS,
+    seed: int = 0,
+) -> Path:
+    """Write a seeded drafter: in its authors' format, or that of the library `speculators`."""
+    layer, wide = "layers.0." if speculators else "midlayer.", len(taps)
+    tensors = _draw_tensors(layer, wide, vocab, tokens, own_table=own_table, seed=seed)
     own: dict[str, Any] = {
         "model_type": "llama",
         "hidden_size": HIDDEN,
