@@ -122,11 +122,9 @@ def run(
         while waiting and len(taken) < size:
             i, ids = waiting.popleft()
             taken[i] = min(places.keys() - taken.values())
-            sampling = SamplingParameters(
-                seed=i, sample=sample, temperature=0.7, ignore_eos=not ends
-            )
+            asked = SamplingParameters(seed=i, sample=sample, temperature=0.7, ignore_eos=not ends)
             table = places[taken[i]]
-            batch.add(PrefillRow(i, np.array(ids, np.int32), len(ids), 0, table, new, 0, sampling))
+            batch.add(PrefillRow(i, np.array(ids, np.int32), len(ids), 0, table, new, 0, asked))
         began = clock()
         plan = batch.plan(BUDGET)
         if plan is None:

@@ -35,6 +35,7 @@ def hurry() -> None:
     interpreter.interpreter_builder.options = options
     _find_types_once()
     _spread_at_once()
+    _take_numbers_at_once()
     _call_at_once()
 
 
@@ -80,7 +81,7 @@ def _find_types_once() -> None:
 
 
 def _spread_at_once() -> None:
-    """Have operands brought to one type and shape without a type and a tensor for each step there.
+    """Have operands brought to one shape without a type and a tensor for each step there.
 
     What is not an everyday case, as every mistake, is left to Triton.
     """
@@ -90,9 +91,6 @@ def _spread_at_once() -> None:
 
     tensor, block, handle = language.tensor, language.block_type, interpreter.TensorHandle
     plain_spread = TritonSemantic.broadcast_impl_value
-    plain_check = TritonSemantic.binary_op_type_checking_impl
-    halves = (language.float16, language.bfloat16)
-    ranges = {language.int32: 1 << 31, language.int64: 1 << 63}
 
     @lru_cache(_KINDS)
     def joined(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -121,6 +119,24 @@ def _spread_at_once() -> None:
         if sizes is None:
             return plain_spread(self, lhs, rhs)
         return spread(lhs, sizes), spread(rhs, sizes)
+
+    TritonSemantic.broadcast_impl_value = spread_both
+
+
+def _take_numbers_at_once() -> None:
+    """Have a number beside a tensor made what the tensor is, and tensors of one type spread alone.
+
+    What is not an everyday case, as every mistake, is left to Triton.
+    """
+    from triton import language
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    tensor, handle = language.tensor, interpreter.TensorHandle
+    plain_check = TritonSemantic.binary_op_type_checking_impl
+    spread_both = TritonSemantic.broadcast_impl_value
+    halves = (language.float16, language.bfloat16)
+    ranges = {language.int32: 1 << 31, language.int64: 1 << 63}
 
     def number(x: Any, value: Any) -> Any:
         """Return a number as what `x` is, if that is what Triton makes of it."""
@@ -156,7 +172,6 @@ def _spread_at_once() -> None:
         options = allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
         return plain_check(self, lhs, rhs, *options)
 
-    TritonSemantic.broadcast_impl_value = spread_both
     TritonSemantic.binary_op_type_checking_impl = check
 
 

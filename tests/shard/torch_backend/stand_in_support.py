@@ -161,6 +161,13 @@ class Said:
     drafts: int = 0  # guesses that were computed
     moved: int = 0  # steps that followed guesses which nobody had read
 
+    def note_step(self, plan: StepPlan, counts: Counts) -> None:
+        """Take in a step that has been launched; its counts may go on."""
+        self.steps += 1
+        self.drafts += plan.counts.draft_tokens
+        self.moved += bool(plan.moves)
+        (self.prefills if plan.counts.prefill_tokens else self.decodes).append(counts)
+
 
 def drive(
     runner: Runner,
@@ -177,25 +184,12 @@ def drive(
 
     On `device` no step may make the host wait, but for its event.
     """
-    batch = Batch(
-        vocab_size=512,
-        block_size=BLOCK,
-        blocks=BLOCKS,
-        eos_ids=(),
-        state_slots=SLOTS if runner.info.state_bytes else 0,
-        drafter=drafter,
-        draft_budget=runner.info.draft_budget,
-    )
+    batch = _make_batch(runner, drafter)
     said, flying = Said(), None
     rows: list[ShardSequence] = []
 
     def add(i: int) -> None:
-        need = -(-(len(texts[i]) + new) // BLOCK)
-        ids, settings = np.array(texts[i], np.int32), SamplingParameters(seed=i, **asked[i])
-        blocks = range(1 + 4 * i, 1 + 4 * i + need)
-        states = StateGrant((1 + 2 * i, 2 + 2 * i)) if runner.info.state_bytes else None
-        row = PrefillRow(i, ids, len(ids), 0, blocks, new, sampling=settings, states=states)
-        rows.append(batch.add(row))
+        rows.append(batch.add(_make_row(runner, i, texts[i], asked[i], new)))
 
     def settle(plan: StepPlan, pending: Pending) -> None:
         result = pending.result()
@@ -213,12 +207,9 @@ def drive(
         if device is not None:
             device.counts = counts
         plan = batch.plan(budget)
-        if plan is not None and flying is not None and not runner.runs_ahead(plan):
+        # Without a plan rows may be at the end of their blocks.
+        if flying is not None and (batch.rows if plan is None else not runner.runs_ahead(plan)):
             settle(*flying)
-            flying = None
-            continue
-        if plan is None and flying is not None and batch.rows:
-            settle(*flying)  # rows that may be at the end of their blocks
             flying = None
             continue
         read = int(flying is not None)
@@ -229,10 +220,8 @@ def drive(
         if plan is None or pending is None:
             break
         if plan.moves:
-            said.moved += 1
             batch.settle_positions(plan)
-        said.steps += 1
-        said.drafts += plan.counts.draft_tokens
+        said.note_step(plan, counts)
         pending.proceed()
         followed = drafter is None or batch.is_followed(plan)
         if followed and runner.runs_ahead(plan):
@@ -243,9 +232,31 @@ def drive(
             read += 1
         if device is not None:
             assert not counts.waits and counts.event_waits <= max(1, read), counts
-        (said.prefills if plan.counts.prefill_tokens else said.decodes).append(counts)
     said.tokens = [row.token_ids[row.prompt_length : row.length].tolist() for row in rows]
     return said
+
+
+def _make_batch(runner: Runner, drafter: Drafter | None) -> Batch:
+    return Batch(
+        vocab_size=512,
+        block_size=BLOCK,
+        blocks=BLOCKS,
+        eos_ids=(),
+        state_slots=SLOTS if runner.info.state_bytes else 0,
+        drafter=drafter,
+        draft_budget=runner.info.draft_budget,
+    )
+
+
+def _make_row(
+    runner: Runner, place: int, text: list[int], asked: dict[str, Any], new: int
+) -> PrefillRow:
+    """Return a row with blocks and slots of its own, by its place among all."""
+    ids, settings = np.array(text, np.int32), SamplingParameters(seed=place, **asked)
+    first = 1 + 4 * place
+    blocks = range(first, first - (-(len(text) + new) // BLOCK))
+    states = StateGrant((1 + 2 * place, 2 + 2 * place)) if runner.info.state_bytes else None
+    return PrefillRow(place, ids, len(ids), 0, blocks, new, sampling=settings, states=states)
 
 
 def _note(said: Said, result: StepResult) -> None:
