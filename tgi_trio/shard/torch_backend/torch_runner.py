@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -44,8 +43,9 @@ from tgi_trio.shard.torch_backend.compiling_ahead import compile_ahead
 from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.eagle import TorchEagle
 from tgi_trio.shard.torch_backend.heads import TorchHeads
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
+from tgi_trio.shard.torch_backend.models.interface import Model
 from tgi_trio.shard.torch_backend.models.staged import StagedDecoder
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.staging import Staging
@@ -53,42 +53,12 @@ from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StepStates, send_plain
 from tgi_trio.shard.torch_backend.step_features import ImageStates, StepFeatures
 from tgi_trio.shard.torch_backend.torch_device import without_gradients
-from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
+from tgi_trio.shard.torch_backend.warm_up import rehearsal_plan, warm_up_plan
 
 if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.adapters import StepAdapters
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
     from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
-
-
-_REHEARSED = 512  # tokens of a step that stands for the largest ones
-
-
-class Model(Protocol):
-    """A model over blocks of K and V: the generic decoder, T5."""
-
-    @property
-    def kv_shape(self) -> KVShape: ...
-    @property
-    def needs_lengths(self) -> bool: ...  # forward reads `lengths`
-    @property
-    def prefix_reuse(self) -> bool: ...  # see ShardInfo
-    @property
-    def predicts_prompt(self) -> bool: ...  # False: an encoder reads the prompt
-    @property
-    def capturable(self) -> bool: ...  # decodes run the same kernels whatever the tokens are
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        lengths: torch.Tensor,
-        attention: Any,
-        batch: Any,
-        *,
-        features: StepFeatures | None = None,
-    ) -> torch.Tensor: ...
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
-    def nbytes(self) -> int: ...
 
 
 class TorchRunner:
@@ -147,22 +117,7 @@ class TorchRunner:
         self._keeper = model if isinstance(model, Decoder) and model.state_shapes else None
         self._pool: StatePool | None = None  # set by warm_up
         self._send = send_plain if device.type == "cpu" else Staging(device).send
-        self._info = ShardInfo(
-            vocab_size=config.vocab_size,
-            block_size=BLOCK_SIZE,
-            layers=self._kv_shape.layers,
-            kv_bytes_per_token=self._kv_shape.bytes_per_token(self._kv_dtype),
-            max_positions=config.max_positions,
-            eos_ids=config.eos_ids,
-            dtype=str(dtype).removeprefix("torch."),
-            device=str(device),
-            device_name=name_device(str(device)),
-            backend=self.attention.name,
-            load_ns=load_ns,
-            prefix_reuse=model.prefix_reuse,
-            draft_budget=_draft_budget(device) if model.predicts_prompt else 0,
-            state_bytes=self._bytes_per_slot(),
-        )
+        self._info = self._describe(load_ns)
 
     @property
     def info(self) -> ShardInfo:
@@ -179,8 +134,7 @@ class TorchRunner:
         Raises ConfigurationError when memory does not hold even one sequence.
         """
         began = time.monotonic_ns()
-        largest = warm_up_plan(request, self._info, self.device)
-        activation, first = 0, self._cache is None
+        first = self._cache is None
         if self._graphs:
             self._graphs.forget()
         self._cache = None  # that of an earlier warm-up: two may not fit
@@ -191,13 +145,7 @@ class TorchRunner:
             self._images.make_room()
         if first and self._ranks is None:
             compile_ahead(self.device, partial(self._rehearse, request))
-        if largest is not None:
-            plan = largest.plan
-            self._cache, self._pool = self._new_cache(largest.blocks), self._new_pool(1)
-            activation = largest.measure(self.device, lambda: self._warm_step(plan))
-        if self._adapters:
-            self._adapters.warm_up()
-        self._cache = self._pool = None  # before the real ones: both may not fit
+        activation = self._measure(request)
         size = size_cache(
             request,
             self._info,
@@ -236,6 +184,18 @@ class TorchRunner:
             state_bytes=0 if self._pool is None else self._pool.nbytes,
         )
 
+    def _measure(self, request: WarmupRequest) -> int:
+        """Return the bytes that activations of a large step take, in a cache that is gone then."""
+        largest, activation = warm_up_plan(request, self._info, self.device), 0
+        if largest is not None:
+            plan = largest.plan
+            self._cache, self._pool = self._new_cache(largest.blocks), self._new_pool(1)
+            activation = largest.measure(self.device, lambda: self._warm_step(plan))
+        if self._adapters:
+            self._adapters.warm_up()
+        self._cache = self._pool = None  # before the real ones: both may not fit
+        return activation
+
     def _free_bytes(self) -> int:
         """Return the bytes that sequences may have, of a host's this rank's part."""
         free = free_bytes(self.device, self._ranks.size if self._ranks else 1)
@@ -243,8 +203,7 @@ class TorchRunner:
 
     def _rehearse(self, request: WarmupRequest) -> None:
         """Run steps of every kind, small and over little memory; nobody looks at what they do."""
-        few = replace(request, max_prefill_tokens=min(_REHEARSED, request.max_prefill_tokens))
-        largest = warm_up_plan(few, self._info, self.device)
+        largest = rehearsal_plan(request, self._info, self.device)
         self._cache = self._new_cache(1 if largest is None else largest.blocks)
         self._pool = self._new_pool(1)
         try:
@@ -261,6 +220,26 @@ class TorchRunner:
                 self._adapters.warm_up()
         finally:
             self._cache = self._pool = None
+
+    def _describe(self, load_ns: int) -> ShardInfo:
+        """Return what the router is told of the model; `load_ns`: nanoseconds that loading took."""
+        model, config = self.model, self.config
+        return ShardInfo(
+            vocab_size=config.vocab_size,
+            block_size=BLOCK_SIZE,
+            layers=self._kv_shape.layers,
+            kv_bytes_per_token=self._kv_shape.bytes_per_token(self._kv_dtype),
+            max_positions=config.max_positions,
+            eos_ids=config.eos_ids,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.device),
+            device_name=name_device(str(self.device)),
+            backend=self.attention.name,
+            load_ns=load_ns,
+            prefix_reuse=model.prefix_reuse,
+            draft_budget=_draft_budget(self.device) if model.predicts_prompt else 0,
+            state_bytes=self._bytes_per_slot(),
+        )
 
     def _bytes_per_slot(self) -> int:
         """Return the bytes of a slot of states, 0 where none are kept; of stages the most of any,
@@ -418,6 +397,4 @@ def _copy_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
 
 def _pick_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     """Return the rows of `hidden` at `places`, rising; without a copy when they are all."""
-    if len(places) == len(hidden):
-        return hidden
-    return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
+    return hidden if len(places) == len(hidden) else _copy_rows(hidden, places)

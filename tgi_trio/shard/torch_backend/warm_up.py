@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from tgi_trio.shard.machine.device_memory import peak_bytes, reset_peak
 # On a CPU activations grow with the tokens of a step and nothing else, so a part of the largest
 # step shows the whole; running all of it would cost seconds at every start.
 _CPU_PROBE_TOKENS = 512
+_REHEARSED = 512  # tokens of a step that stands for the largest ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,14 @@ def warm_up_plan(
         samples=np.zeros(len(counts), dtype=np.bool_),
     )
     return LargestStep(plan, block, largest / tokens)
+
+
+def rehearsal_plan(
+    request: WarmupRequest, info: ShardInfo, device: torch.device
+) -> LargestStep | None:
+    """Return a step of few tokens that launches what the largest one does."""
+    tokens = min(_REHEARSED, request.max_prefill_tokens)
+    return warm_up_plan(replace(request, max_prefill_tokens=tokens), info, device)
 
 
 def _sequence(index: int, count: int) -> ShardSequence:
