@@ -91,6 +91,12 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "watermark": True,
     },
 }
+PENALTIES: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.7},
+    "share": {"frequency_penalty": 1.5, "presence_penalty": 0.5},
+    "absolute": {"frequency_penalty": 0.7, "presence_penalty": -0.4, "absolute_penalties": True},
+    "bias": {"logit_bias": ((5, 3.0), (9, 1.0)), "repetition_penalty": 0.6},
+}
 MIXED: list[dict[str, Any]] = [
     {"sample": True, "temperature": 0.8},
     {},

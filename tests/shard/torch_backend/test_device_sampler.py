@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.shard.sampling.sampling_support import (
     EOS,
     MIXED,
+    PENALTIES,
     PROCESSORS,
     Logits,
     OnlyAfter,
@@ -186,14 +187,6 @@ def test_whatever_is_asked_together(
     )
 
 
-PENALTIES: dict[str, dict[str, Any]] = {
-    "repetition": {"repetition_penalty": 1.7},
-    "share": {"frequency_penalty": 1.5, "presence_penalty": 0.5},
-    "absolute": {"frequency_penalty": 0.7, "presence_penalty": -0.4, "absolute_penalties": True},
-    "bias": {"logit_bias": ((5, 3.0), (9, 1.0)), "repetition_penalty": 0.6},
-}
-
-
 @pytest.mark.parametrize("kind", PENALTIES.values(), ids=PENALTIES)
 @pytest.mark.parametrize("last", [5, 21])  # one that has been said before, one that has not
 def test_a_token_that_only_the_device_knows_counts(kind: dict[str, Any], last: int) -> None:
@@ -257,107 +250,6 @@ def test_the_words_of_a_mask_end_where_they_must() -> None:
         device_choice(logits, rows(), grammars=OnlyAfter()),
         choose(logits, rows(), grammars=OnlyAfter()),
     )
-
-
-class Following:
-    """Rows that a device's sampler chooses for step after step, a step ahead of what they know."""
-
-    def __init__(self, vocab_size: int, slots: int) -> None:
-        from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
-
-        self.sampler = DeviceSampler(vocab_size, [EOS], WHERE, most_rows=8)
-        self.sampler.make_room(slots)
-        self.vocab_size = vocab_size
-        self.last: list[ShardSequence] = []  # of the step before, in its order
-        self.chosen: dict[int, int] = {}  # what it chose for whom, and nobody has read
-        self.sent = 0  # entries that went up in the last step
-
-    def choose(self, rows: list[ShardSequence]) -> tuple[list[float], list[list[int]]]:
-        """Return log-probabilities of the next tokens, and the tokens so far that they follow."""
-        unknown = [self.last.index(row) if row.id in self.chosen else -1 for row in rows]
-        count = len(rows)
-        known = np.array([row.length for row in rows])
-        positions = known + np.array([place >= 0 for place in unknown])
-        every, none = np.arange(count), np.zeros(count, np.int64)
-        inputs = np.array(unknown, np.int32)
-        choosing = Choosing(rows, every, none, positions, every, inputs)
-        told = self.sampler.ask(choosing)
-        self.sent = len(told.entries)
-        logits = normal(count, self.vocab_size, seed=int(positions.sum()))
-        scores = torch.tensor(logits, device=WHERE)
-        found = self.sampler.choose(scores, self.sampler.upload(told)).tokens.cpu().numpy()
-        self.settle()
-        self.last = rows
-        texts = [row.token_ids[: row.length].tolist() for row in rows]
-        expected = choose(logits, [self.copy(row) for row in rows])
-        assert [int(token) for token in found[:, 0]] == [row.token_ids[0] for row in expected]
-        assert found[:, 1] == pytest.approx([row.logprobs[0] for row in expected], abs=2e-6)
-        self.chosen = {row.id: int(token) for row, token in zip(rows, found[:, 0], strict=True)}
-        return found[:, 1].tolist(), texts
-
-    def settle(self) -> None:
-        """Let the rows know what was chosen for them."""
-        for row in self.last:
-            if row.id in self.chosen:
-                row.token_ids = np.append(row.token_ids[: row.length], self.chosen[row.id])
-                row.token_ids, row.length = row.token_ids.astype(np.int32), row.length + 1
-        self.chosen = {}
-
-    def copy(self, row: ShardSequence) -> ShardSequence:
-        """Return a row of the same tokens that nobody has counted."""
-        asked = {name: getattr(row.sampling, name) for name in COUNTED}
-        text = row.token_ids[: row.length].tolist()
-        return sequence(text, prompt=row.prompt_length, **asked)
-
-
-COUNTED = (
-    *("repetition_penalty", "frequency_penalty", "presence_penalty", "absolute_penalties"),
-    "logit_bias",
-)
-
-
-def followed() -> list[ShardSequence]:
-    kinds = [*PENALTIES.values(), {}]
-    rows = [sequence([5, 6, 7 + i, 5, 8], **kind) for i, kind in enumerate(kinds)]
-    for i, row in enumerate(rows):
-        row.id = i
-    return rows
-
-
-def test_counts_move_with_the_tokens_that_the_device_chose() -> None:
-    """Rows change places, come, leave and come back; the last of them sit a step out."""
-    following, rows = Following(12, slots=4), followed()
-    batches = [rows, rows, rows[::-1], rows[1:], [rows[2], rows[0], rows[3]], rows[2:], rows, rows]
-    for batch in batches:
-        following.choose(batch)
-    assert len({token for row in rows for token in row.token_ids[3:].tolist()}) > 3
-    biases = len(rows[3].sampling.logit_bias)
-    assert following.sent == biases  # nothing of what was counted
-
-
-def test_a_step_that_is_repeated_counts_nothing_twice() -> None:
-    following, rows = Following(12, slots=4), followed()
-    following.choose(rows)
-    void = dict(following.chosen)
-    following.choose(rows)  # launched upon tokens that turn out to be void
-    for row in rows:
-        row.token_ids, row.length = row.token_ids[:5], 5
-    following.last, following.chosen = [], {}
-    again = following.choose(rows)
-    assert following.chosen == void and again[1] == [row.token_ids.tolist() for row in rows]
-    following.choose(rows)
-    following.settle()
-    following.choose(rows)  # whose tokens the host knows
-
-
-def test_slots_are_taken_from_those_who_are_not_there() -> None:
-    following, rows = Following(12, slots=2), followed()
-    for batch in (rows[:2], rows[2:4], rows[1:3], [rows[0]], rows[:2], rows[3:]):
-        following.choose(batch)
-    following.sampler.drop(rows[3])
-    following.choose(rows[:2])
-    with pytest.raises(RuntimeError, match="more than 2 rows of a step have penalties"):
-        following.choose(rows[:3])
 
 
 def test_biases_go_up_when_the_rows_change() -> None:
