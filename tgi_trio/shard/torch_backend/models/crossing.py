@@ -1,4 +1,4 @@
-"""A layer that attends to images: what it adds to the tokens that it computes."""
+"""Layers that attend to images: which of a step they compute, and what they add to it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention, Sight
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention, Looks, Sight
 from tgi_trio.shard.torch_backend.models.layer import Layer
+from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]  # the sum of all ranks' parts
 
@@ -23,3 +25,17 @@ def cross(
     own = own + crossing.gate * sight.show(attended)
     found = reduce(layer.mlp(layer.mlp_norm(own)))
     return sight.place(x, own + crossing.mlp_gate * sight.feed(found))
+
+
+def look(spec: DecoderSpec, features: StepFeatures | None, like: torch.Tensor) -> Sight | None:
+    """Return what layers that attend to images compute of a step; None: nothing.
+
+    `like` [T, hidden]: what the first layer gets.
+    """
+    crossing = next((layer.crosses for layer in spec.layers if layer.crosses), None)
+    if crossing is None:
+        return None
+    if features is not None and features.sight is not None:
+        sight: Sight = features.sight.cast(like.dtype)
+        return sight
+    return Looks.of(crossing, () if features is None else features.seeing, like)

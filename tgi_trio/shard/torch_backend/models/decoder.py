@@ -9,19 +9,14 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.shard.torch_backend.attention.indexed import attend_indexed
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
-    attend_heads,
-    attend_latents_apart,
 )
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
-from tgi_trio.shard.torch_backend.layers.crossing import Looks, Sight
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
@@ -34,14 +29,13 @@ from tgi_trio.shard.torch_backend.layers.residual import (
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.streams import Streams
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
-from tgi_trio.shard.torch_backend.models.crossing import cross
-from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
+from tgi_trio.shard.torch_backend.models.attending import Attending, RotaryTables
+from tgi_trio.shard.torch_backend.models.crossing import cross, look
+from tgi_trio.shard.torch_backend.models.layer import Layer
 from tgi_trio.shard.torch_backend.models.streamed import run_streamed
 from tgi_trio.shard.torch_backend.states.pool import StateShapes
 from tgi_trio.shard.torch_backend.states.steps import StepStates
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
-
-RotaryTables = dict[int, RotaryTable]
 
 
 class Ranks(Gathering, Protocol):
@@ -86,8 +80,9 @@ class Decoder:
         self.own_inputs = own_inputs
         self.streams = streams
         self.taps: tuple[int, ...] = ()  # layers whose input `forward` hands out, too
+        self._attend = Attending(spec, rotaries, ranks)
         self._head_steps = {
-            i: self._steps_of(layer.attention)
+            i: self._attend.steps_of(layer.attention)
             for i, layer in enumerate(layers)
             if layer.attention is not None
         }
@@ -227,7 +222,7 @@ class Decoder:
         first = x  # what the first layer gets
         addends: Addends | None = None
         tapped: dict[int, torch.Tensor] = {}
-        sight = self._look(features, x)
+        sight = look(self.spec, features, x)
         for i in range(len(self.layers)):
             if i in self.taps:  # beside what the layer adds up itself, which stays as it is
                 tapped[i] = add_and_normalise(x, addends, None)[0]
@@ -290,16 +285,6 @@ class Decoder:
         if self.streams is not None:
             total += self.streams.nbytes()
         return total + (self.positions.nbytes if self.positions is not None else 0)
-
-    def _look(self, features: StepFeatures | None, like: torch.Tensor) -> Sight | None:
-        """Return what layers that attend to images compute of a step; None: nothing."""
-        crossing = next((layer.crosses for layer in self.spec.layers if layer.crosses), None)
-        if crossing is None:
-            return None
-        if features is not None and features.sight is not None:
-            sight: Sight = features.sight.cast(like.dtype)
-            return sight
-        return Looks.of(crossing, () if features is None else features.seeing, like)
 
     def _layer(
         self,
@@ -433,89 +418,6 @@ class Decoder:
         if mixer is None or states is None:
             raise ValueError(f"layer {index} keeps states, and the step has none")
         return mixer.mix(x, states.layers[index], states.steps)
-
-    def _attend(
-        self,
-        layer: Attention,
-        steps: HeadSteps,
-        qkv: torch.Tensor,
-        tables: RotaryTables,
-        attention: AttentionBackend,
-        batch: Any,
-    ) -> torch.Tensor:
-        """Return this rank's part of the sum that attention is, of what its `qkv` projects."""
-        gate = None
-        if self.spec.gated_attention or self.spec.gated_heads:
-            width = layer.shape.heads * (layer.shape.head_dim if self.spec.gated_attention else 1)
-            qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
-        if layer.latent is not None:
-            rotary, table = self.rotaries[layer.rotary], tables[layer.rotary]
-            if self.spec.index is not None:
-                turns = [(own, tables[i]) for i, own in enumerate(self.rotaries)]
-                attended = attend_indexed(
-                    attention,
-                    layer.shape,
-                    qkv,
-                    layer.latent,
-                    layer.index,
-                    layer.rotary,
-                    turns,
-                    batch,
-                )
-            elif rotary.spec.query_scale is None:
-                attended = attention.attend_latents(
-                    layer.shape, qkv, layer.latent, rotary, table, batch
-                )
-            else:
-                attended = attend_latents_apart(
-                    attention, layer.shape, qkv, layer.latent, rotary, table, batch
-                )
-            return layer.output(layer.latent.values(attended))
-        if layer.query_norm and layer.key_norm:
-            qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
-        attended = attend_heads(attention, layer.shape, qkv, steps, tables.get(layer.rotary), batch)
-        if gate is not None:
-            by_head = (layer.shape.heads, -1)
-            gated = attended.unflatten(-1, by_head) * gate.sigmoid().unflatten(-1, by_head)
-            attended = gated.flatten(-2)
-        return layer.output(attended)
-
-    def _steps_of(self, layer: Attention) -> HeadSteps:
-        shape, spec = layer.shape, self.spec
-        return HeadSteps(
-            heads=shape.heads,
-            kv_heads=0 if shape.reads_only else shape.kv_heads,
-            head_dim=shape.head_dim,
-            clip=0.0 if layer.query_norm else spec.qkv_clip,
-            norm=spec.norm,
-            eps=spec.norm_eps,
-            gain=layer.head_norm,
-            bias=layer.head_norm_bias,
-            rotary=self.rotaries[layer.rotary] if layer.rotary >= 0 else None,
-            norm_last=spec.norm_after_rotary,
-            value_dim=layer.value_dim,
-            keys_as_values=layer.keys_as_values,
-            value_norm=spec.value_norm,
-            value_scale=spec.value_scale,
-        )
-
-    def _normalise_whole(
-        self, layer: Attention, query_norm: Norm, key_norm: Norm, qkv: torch.Tensor
-    ) -> torch.Tensor:
-        """Normalise all of a token's query heads together, and its key heads (OLMo 2)."""
-        shape = layer.shape
-        if self.spec.qkv_clip:
-            qkv = qkv.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
-        query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        q, k, v = qkv.split((query, key, key), dim=-1)
-        return torch.cat((self._normalise(query_norm, q), self._normalise(key_norm, k), v), dim=-1)
-
-    def _normalise(self, norm: Norm, part: torch.Tensor) -> torch.Tensor:
-        """Return this rank's `part` of what is normalised over the parts of all ranks."""
-        if self.ranks is None:
-            return norm(part)
-        whole = norm(self.ranks.all_gather(part))
-        return whole.chunk(self.ranks.size, dim=-1)[self.ranks.rank]
 
     def _all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.ranks is None else self.ranks.all_reduce(x)

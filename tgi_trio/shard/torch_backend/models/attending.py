@@ -1,0 +1,117 @@
+"""How a decoder's layers attend: what they project becomes queries, keys, values, and is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.torch_backend.attention.indexed import attend_indexed
+from tgi_trio.shard.torch_backend.attention.interface import (
+    AttentionBackend,
+    attend_heads,
+    attend_latents_apart,
+)
+from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
+from tgi_trio.shard.torch_backend.models.layer import Attention
+
+RotaryTables = dict[int, RotaryTable]  # what a step's queries and keys are turned by, by rotary
+
+
+class Attending:
+    """The attention of all layers on one rank. The backend is the step's, the weights a layer's."""
+
+    def __init__(self, spec: DecoderSpec, rotaries: list[Rotary], ranks: Gathering | None) -> None:
+        """`ranks`: all whose parts a norm of all heads is over; None: there are no others."""
+        self._spec = spec
+        self._rotaries = rotaries
+        self._ranks = ranks
+
+    def steps_of(self, layer: Attention) -> HeadSteps:
+        """Return what becomes of a layer's heads before they attend."""
+        shape, spec = layer.shape, self._spec
+        return HeadSteps(
+            heads=shape.heads,
+            kv_heads=0 if shape.reads_only else shape.kv_heads,
+            head_dim=shape.head_dim,
+            clip=0.0 if layer.query_norm else spec.qkv_clip,
+            norm=spec.norm,
+            eps=spec.norm_eps,
+            gain=layer.head_norm,
+            bias=layer.head_norm_bias,
+            rotary=self._rotaries[layer.rotary] if layer.rotary >= 0 else None,
+            norm_last=spec.norm_after_rotary,
+            value_dim=layer.value_dim,
+            keys_as_values=layer.keys_as_values,
+            value_norm=spec.value_norm,
+            value_scale=spec.value_scale,
+        )
+
+    def __call__(
+        self,
+        layer: Attention,
+        steps: HeadSteps,
+        qkv: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+    ) -> torch.Tensor:
+        """Return this rank's part of the sum that attention is, of what its `qkv` projects."""
+        gate = None
+        if self._spec.gated_attention or self._spec.gated_heads:
+            width = layer.shape.heads * (layer.shape.head_dim if self._spec.gated_attention else 1)
+            qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
+        if layer.latent is not None:
+            attended = self._attend_latents(layer, layer.latent, qkv, tables, attention, batch)
+            return layer.output(layer.latent.values(attended))
+        if layer.query_norm and layer.key_norm:
+            qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
+        attended = attend_heads(attention, layer.shape, qkv, steps, tables.get(layer.rotary), batch)
+        if gate is not None:
+            by_head = (layer.shape.heads, -1)
+            gated = attended.unflatten(-1, by_head) * gate.sigmoid().unflatten(-1, by_head)
+            attended = gated.flatten(-2)
+        return layer.output(attended)
+
+    def _attend_latents(
+        self,
+        layer: Attention,
+        latent: LatentProjections,
+        qkv: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+    ) -> torch.Tensor:
+        """Return what is read of the latents, which become values behind it."""
+        if self._spec.index is not None:
+            turns = [(own, tables[i]) for i, own in enumerate(self._rotaries)]
+            return attend_indexed(
+                attention, layer.shape, qkv, latent, layer.index, layer.rotary, turns, batch
+            )
+        rotary, table = self._rotaries[layer.rotary], tables[layer.rotary]
+        if rotary.spec.query_scale is None:
+            return attention.attend_latents(layer.shape, qkv, latent, rotary, table, batch)
+        return attend_latents_apart(attention, layer.shape, qkv, latent, rotary, table, batch)
+
+    def _normalise_whole(
+        self, layer: Attention, query_norm: Norm, key_norm: Norm, qkv: torch.Tensor
+    ) -> torch.Tensor:
+        """Normalise all of a token's query heads together, and its key heads (OLMo 2)."""
+        shape = layer.shape
+        if self._spec.qkv_clip:
+            qkv = qkv.clamp(-self._spec.qkv_clip, self._spec.qkv_clip)
+        query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        q, k, v = qkv.split((query, key, key), dim=-1)
+        return torch.cat((self._normalise(query_norm, q), self._normalise(key_norm, k), v), dim=-1)
+
+    def _normalise(self, norm: Norm, part: torch.Tensor) -> torch.Tensor:
+        """Return this rank's `part` of what is normalised over the parts of all ranks."""
+        if self._ranks is None:
+            return norm(part)
+        whole = norm(self._ranks.all_gather(part))
+        return whole.chunk(self._ranks.size, dim=-1)[self._ranks.rank]
