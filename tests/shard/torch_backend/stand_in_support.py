@@ -219,9 +219,9 @@ def drive(
             flying = None
         if plan is None or pending is None:
             break
+        said.note_step(plan, counts)
         if plan.moves:
             batch.settle_positions(plan)
-        said.note_step(plan, counts)
         pending.proceed()
         followed = drafter is None or batch.is_followed(plan)
         if followed and runner.runs_ahead(plan):
