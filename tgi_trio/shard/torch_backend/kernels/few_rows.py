@@ -53,24 +53,11 @@ def multiply_few(
     w, v = load_weights(weight, column, place, outputs, INPUTS, ACT)
     wait_for_earlier(OVERLAPS)
     row = tl.arange(0, ROWS)[:, None]
-    flat = tl.arange(0, PADDED)[None, :]
-    at = row * INPUTS + flat
-    inside = flat < INPUTS
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    if ADDS:
-        more = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
-        value = add_found(
-            value, more, flat, first_gain, first_bias, first_eps, scale, dtype,
-            INPUTS, SCALES, FIRST_KIND, HAS_FIRST_GAIN, HAS_FIRST_BIAS,
-        )
-        if ADDS_SECOND:
-            value += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
-            value = value.to(dtype).to(tl.float32)
-        if tl.program_id(0) == 0:
-            tl.store(summed + at, value.to(dtype), mask=inside)
-    if KIND != "":
-        value = normalise(value, flat, gain, norm_bias, eps, INPUTS, KIND, HAS_GAIN, HAS_NORM_BIAS)
-    a = value.to(dtype)[:, None, :].to(tl.float32)
+    a = read_rows(
+        x, summed, first, second, first_gain, first_bias, gain, norm_bias, first_eps, eps, scale,
+        ROWS, INPUTS, PADDED, ADDS, ADDS_SECOND, SCALES, FIRST_KIND, HAS_FIRST_GAIN,
+        HAS_FIRST_BIAS, KIND, HAS_GAIN, HAS_NORM_BIAS,
+    )[:, None, :].to(tl.float32)
     for low in range(0, outputs, step):
         next_w, next_v = load_weights(weight, column + low + step, place, outputs, INPUTS, ACT)
         found = tl.sum(w.to(tl.float32) * a, 2)
@@ -86,6 +73,36 @@ def multiply_few(
             found = opened * up.to(dtype).to(tl.float32)
         tl.store(out + row * outputs + now, found.to(dtype), mask=there)
         w, v = next_w, next_v
+
+
+@triton.jit
+def read_rows(
+    x, summed, first, second, first_gain, first_bias, gain, norm_bias, first_eps, eps, scale,
+    ROWS: tl.constexpr, INPUTS: tl.constexpr, PADDED: tl.constexpr,
+    ADDS: tl.constexpr, ADDS_SECOND: tl.constexpr, SCALES: tl.constexpr,
+    FIRST_KIND: tl.constexpr, HAS_FIRST_GAIN: tl.constexpr, HAS_FIRST_BIAS: tl.constexpr,
+    KIND: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_NORM_BIAS: tl.constexpr,
+):
+    """Return what a matrix is multiplied with, [ROWS, PADDED]; see `multiply_few`."""
+    dtype = x.dtype.element_ty
+    place = tl.arange(0, PADDED)[None, :]
+    at = tl.arange(0, ROWS)[:, None] * INPUTS + place
+    inside = place < INPUTS
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        more = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
+        value = add_found(
+            value, more, place, first_gain, first_bias, first_eps, scale, dtype,
+            INPUTS, SCALES, FIRST_KIND, HAS_FIRST_GAIN, HAS_FIRST_BIAS,
+        )
+        if ADDS_SECOND:
+            value += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
+            value = value.to(dtype).to(tl.float32)
+        if tl.program_id(0) == 0:
+            tl.store(summed + at, value.to(dtype), mask=inside)
+    if KIND != "":
+        value = normalise(value, place, gain, norm_bias, eps, INPUTS, KIND, HAS_GAIN, HAS_NORM_BIAS)
+    return value.to(dtype)
 # fmt: on
 
 
