@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tgi_trio.shard.torch_backend.attention.few_heads import choose_pairs
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import few_rows, fused, sixteen_rows
+from tgi_trio.shard.torch_backend.kernels import few_heads, few_rows, fused, sixteen_rows
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.few_rows import WARPS, choose_few_tile, choose_sixteen_tile
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
@@ -24,6 +25,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from _gates(generation)
     yield from _rotations(generation)
     yield from _few_rows(generation)
+    yield from _few_heads(generation)
     yield from _sixteen_rows(generation)
     yield from _latent_keys()
     yield from choice_variants()
@@ -149,6 +151,39 @@ def _few_rows(generation: Generation) -> Iterator[Variant]:
                 },
                 warps=WARPS,
             )
+
+
+def _few_heads(generation: Generation) -> Iterator[Variant]:
+    """Llamas of 1B, 8B and 70B, one with biases, Gemma 2, and others' ways to turn."""
+    cases: tuple[tuple[int, int, int, bool, str, str], ...] = (
+        *((2048, 64, 64, False, "rms", ""), (4096, 128, 128, False, "rms", "")),
+        *((8192, 128, 128, False, "rms", ""), (2048, 128, 128, False, "layer", "")),
+        (3584, 256, 256, False, "rms_plus_one", "rms_plus_one"),
+        *((4096, 128, 64, True, "rms", ""), (2048, 80, 20, False, "layer", "")),
+        (2048, 64, 0, False, "rms", ""),
+    )
+    for inputs, dim, rotary, interleaved, kind, first in cases:
+        vectors = (F32 if first else BF16,) * 4
+        more = " interleaved" if interleaved else ""
+        yield Variant(
+            f"multiply_heads bf16 1x{inputs} {kind} {dim} {rotary}{more}",
+            few_heads.multiply_heads,
+            (*(BF16,) * 3, I64, *(BF16,) * 8, *vectors, *("fp32",) * 3),
+            {
+                **{"HEADS": 32, "KV_HEADS": 8, "DIM": dim},
+                **{"ROTARY": rotary, "INTERLEAVED": interleaved},
+                "PAIRS": choose_pairs(inputs, dim),
+                "HAS_BIAS": kind == "layer",
+                "OVERLAPS": generation == "hopper",
+                **{"ROWS": 1, "INPUTS": inputs, "PADDED": pad_dim(inputs)},
+                **{"ADDS": True, "ADDS_SECOND": False, "SCALES": False},
+                "FIRST_KIND": first,
+                "HAS_FIRST_GAIN": bool(first),
+                "HAS_FIRST_BIAS": False,
+                **{"KIND": kind, "HAS_GAIN": True, "HAS_NORM_BIAS": kind == "layer"},
+            },
+            warps=WARPS,
+        )
 
 
 def _sixteen_rows(generation: Generation) -> Iterator[Variant]:

@@ -21,7 +21,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     start,
 )
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
+from tgi_trio.shard.torch_backend.attention import few_heads, paged  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import few_rows  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
@@ -35,6 +35,10 @@ FAMILIES = (
     # And of every kind that keeps a state.
     *("lfm2", "qwen3_5_text", "bamba"),
 )
+# Whose heads are rotated at most, and whose attention has the norm before it for itself.
+TURNED = (
+    *("qwen2", "gemma2", "phi3", "gpt2", "bloom", "stablelm", "mpt", "opt", "gpt_oss", "bamba"),
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -43,16 +47,19 @@ def test_it_says_what_it_says_on_the_cpu(
 ) -> None:
     monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
-    monkeypatch.setattr(few_rows, "_fits", lambda linear: linear.packed is None)
-    monkeypatch.setattr(few_rows, "agree", lambda *_: True)  # warm-ups compute nothing
+    for module in (few_rows, few_heads):
+        monkeypatch.setattr(module, "fits_few_rows", lambda linear: linear.packed is None)
+        monkeypatch.setattr(module, "agree", lambda *_: True)  # warm-ups compute nothing
     folder = checkpoint(family)  # transformers makes it without a device
     expected = drive(start(folder, "cpu"), TEXTS, ASKED, 3)
     with StandInDevice() as device:
-        runner: Any = start(folder, "cuda:0", (2,))
+        runner: Any = start(folder, "cuda:0", (1, 2))
         ours = drive(runner, TEXTS, ASKED, 3, device=device)
     agree(ours, expected)
     assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
     assert all(each.linear.fused >= {1, 2} for each in runner.model.projections())
+    turned = [own.linear.turned == {1} for own, _ in runner.model.head_projections()]
+    assert all(turned) if family in TURNED else not any(turned)
 
 
 def test_guesses_through_states_are_computed_one_after_another(

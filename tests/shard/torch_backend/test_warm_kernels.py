@@ -54,11 +54,12 @@ def device(
         checkpoint(family)
     write_adapter(checkpoint("llama"), tmp_path / "adapter")
     from tgi_trio.shard.torch_backend import device_adapters, device_parts
-    from tgi_trio.shard.torch_backend.attention import paged
+    from tgi_trio.shard.torch_backend.attention import few_heads, paged
     from tgi_trio.shard.torch_backend.layers import coded_linear, few_rows, grouped_experts
 
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
-    monkeypatch.setattr(few_rows, "agree", lambda *_: True)  # nothing is computed
+    for module in (few_rows, few_heads):
+        monkeypatch.setattr(module, "agree", lambda *_: True)  # nothing is computed
     monkeypatch.setattr(few_rows, "_LEAST", 1)
     monkeypatch.setattr(grouped_experts, "FEW_TOKENS", 16)
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)

@@ -36,8 +36,10 @@ from tgi_trio.shard.torch_backend.mixed_plans import MixedSize, mixed_sizes
 from tgi_trio.shard.torch_backend.recorded_steps import (
     Capture,
     Chosen,
+    Compute,
     DecodeForward,
     Ends,
+    IdleSteps,
     MaskedChoice,
     PagedImages,
     RecordedAdapters,
@@ -78,15 +80,15 @@ class DecodeGraphs:
         ends: Ends | None = None,
         adapters: RecordedAdapters | None = None,
         *,
-        before: Callable[[bool], None] | None = None,
+        before: Callable[[IdleSteps, bool], None] | None = None,
         images: PagedImages | None = None,
         mixed: MixedGraphs | None = None,
     ) -> None:
         """`sizes`: batch sizes to record, in any order; none: `forward` always returns None.
 
-        `before` is called before any is, with whether that is rehearsed: what it chooses is
-        recorded. `images`: where layers attend to some. `mixed`: recorded behind these, and
-        forgotten with them.
+        `before` is called before any is, with what returns idle steps to measure and whether that
+        is rehearsed: what it chooses is recorded. `images`: where layers attend to some. `mixed`:
+        recorded behind these, and forgotten with them.
         """
         self._mixed = mixed
         self._images = images
@@ -130,8 +132,7 @@ class DecodeGraphs:
         that a step with prompts has at most.
         """
         self.forget()
-        if self._before is not None:
-            self._before(False)
+        self._choose_ahead(cache, width, pool, rehearses=False)
         sizes = self._sizes_for(most)
         self._record_all(sizes, cache, width, pool)
         self._record_mixed(mixed_sizes(tokens, sizes), cache, width)
@@ -169,9 +170,23 @@ class DecodeGraphs:
         with self._capture.rehearsing():
             self._record_all(few, cache, width, pool)
             self._record_mixed([*mixed[:1], *mixed[1:][-1:]], cache, width)
-            if self._before is not None:
-                self._before(True)
+            self._choose_ahead(cache, width, pool, rehearses=True)
         self.forget()
+
+    def _choose_ahead(
+        self, cache: KVCache, width: int, pool: StatePool | None, *, rehearses: bool
+    ) -> None:
+        """Have what is recorded chosen, by steps that decode nothing where it is measured so."""
+        if self._before is None:
+            return
+        self._pool = pool
+
+        def idle(size: int) -> Compute:
+            memory = self._reserve(size, cache, width)
+            known = (memory.ids, memory.positions, memory.lengths, self._attention, memory.batch)
+            return lambda: self._compute(*known, memory.states)
+
+        self._before(idle, rehearses)
 
     def forward(self, plan: StepPlan, lengths: Array | None) -> torch.Tensor | None:
         """Return hidden states [T, hidden], valid until the next call; None: no graph fits.

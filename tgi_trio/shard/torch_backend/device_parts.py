@@ -14,6 +14,10 @@ from tgi_trio.shard.machine.accelerator import runs_kernels
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention
+from tgi_trio.shard.torch_backend.attention.few_heads import (
+    HeadProjection,
+    choose_for_heads,
+)
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
     CapturableAttention,
@@ -31,11 +35,13 @@ from tgi_trio.shard.torch_backend.layers.few_rows import (
     choose_for_few_rows,
 )
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.residual import Addends
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.recorded_steps import (
     Capture,
     DecodeForward,
     Ends,
+    IdleSteps,
     RecordedAdapters,
 )
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
@@ -69,6 +75,7 @@ class DeviceModel(Protocol):
     def kv_shape(self) -> KVShape: ...
     def linears(self) -> Iterable[Linear]: ...
     def projections(self) -> Iterable[Projection]: ...
+    def head_projections(self) -> Iterable[tuple[HeadProjection, Addends | None]]: ...
     @property
     def dtype(self) -> torch.dtype: ...
     @property
@@ -124,7 +131,7 @@ def device_parts(
         capture = CudaCapture(device, alone=ranks is None)
         choose = None
         if has_triton():
-            choose = _choice(model, RecordedTime(device, capture))
+            choose = _choice(model, RecordedTime(device, capture), alone=ranks is None)
         pages = images if isinstance(images, ImagePages) else None
         if ranks is None and ends is not None:
             mixed = _mixed_graphs(model, capturable, capture, device, ends, adapters, pages)
@@ -211,14 +218,18 @@ def _chain(chooser: DeviceSampler, eos_ids: Iterable[int], guesses: Guesses) -> 
     return DeviceChain(chosen, guesses.most, texts)
 
 
-def _choice(model: DeviceModel, seconds: Seconds) -> Callable[[bool], None]:
-    """Return what chooses kernels for few rows, by measuring.
+def _choice(
+    model: DeviceModel, seconds: Seconds, *, alone: bool
+) -> Callable[[IdleSteps, bool], None]:
+    """Return what chooses kernels for few rows, by measuring, as `DecodeGraphs` wants it.
 
-    It is told whether it rehearses that alone.
+    `alone`: there are no other ranks, without which no step ends.
     """
 
-    def choose(rehearses: bool) -> None:
+    def choose(idle: IdleSteps, rehearses: bool) -> None:
         choose_for_few_rows(model.linears(), model.projections(), seconds, lone=rehearses)
+        if alone:
+            choose_for_heads(model.head_projections(), idle, seconds)
 
     return choose
 

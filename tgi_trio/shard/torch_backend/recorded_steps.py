@@ -37,6 +37,7 @@ class Graph(Protocol):
 
 
 Compute = Callable[[], torch.Tensor]
+IdleSteps = Callable[[int], Compute]  # of so many rows that decode nothing
 
 
 class Capture(Protocol):

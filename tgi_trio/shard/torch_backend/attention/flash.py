@@ -16,7 +16,11 @@ import numpy as np
 import torch
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
+from tgi_trio.shard.torch_backend.attention.interface import (
+    AttentionBackend,
+    AttentionLayer,
+    HeadPlaces,
+)
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.staging import Staging
@@ -105,6 +109,18 @@ class FlashAttention(AttentionBackend):
             return self._otherwise.attend_projected(layer, qkv, steps, table, self._other(batch))
         query, key, value = steps.split(qkv, table)
         return self.attend(layer, query, key, value, batch)
+
+    def head_places(self, layer: AttentionLayer, batch: FlashBatch) -> HeadPlaces | None:
+        """See AttentionBackend: keys that the kernel attends to have to be in hand."""
+        if batch.whole is not None and not _is_beyond(layer):
+            return None
+        return self._otherwise.head_places(layer, self._other(batch))
+
+    def attend_written(
+        self, layer: AttentionLayer, query: torch.Tensor, batch: FlashBatch
+    ) -> torch.Tensor:
+        """See AttentionBackend."""
+        return self._otherwise.attend_written(layer, query, self._other(batch))
 
     def _other(self, batch: FlashBatch) -> Any:
         if batch.other is None:

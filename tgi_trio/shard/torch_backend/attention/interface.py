@@ -8,7 +8,7 @@ every layer, so that nothing is computed twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -43,6 +43,14 @@ class AttentionLayer:
     most: int = 0  # tokens that an index chooses; 0: all are attended to
     # float32 [heads]: scores that take their share of the softmax and add nothing
     sinks: torch.Tensor | None = None
+
+
+class HeadPlaces(NamedTuple):
+    """Where the new keys and values of a layer go, in a cache that holds numbers."""
+
+    key: torch.Tensor  # [slots, kv_heads, head_dim], as are values
+    value: torch.Tensor
+    slots: torch.Tensor  # int64 [T]
 
 
 class PlanLayout(Protocol):
@@ -89,6 +97,16 @@ class AttentionBackend(PlanLayout, Protocol):
         """
         query, key, value = steps.split(qkv, table)
         return self.attend(layer, query, key, value, batch)
+
+    def head_places(self, layer: AttentionLayer, batch: Any) -> HeadPlaces | None:
+        """Return where K and V may be written before `attend_written`; None: nowhere."""
+        return None
+
+    def attend_written(
+        self, layer: AttentionLayer, query: torch.Tensor, batch: Any
+    ) -> torch.Tensor:
+        """Do what `attend` does with K and V that are in their `head_places`."""
+        raise RuntimeError(f"{self.name} has no places that others write to")
 
     def attend_latents(
         self,

@@ -20,6 +20,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionLayer,
     CapturableAttention,
     DecodePlaces,
+    HeadPlaces,
 )
 from tgi_trio.shard.torch_backend.attention.latent_kernel import attend_latents
 from tgi_trio.shard.torch_backend.attention.merging_kernel import merge_parts
@@ -154,14 +155,14 @@ class PagedAttention(CapturableAttention):
         table: RotaryTable | None,
         batch: PagedBatch,
     ) -> torch.Tensor:
-        key, value = (
-            slots[layer.index] for slots in (batch.cache.key_slots, batch.cache.value_slots)
-        )
+        places = _places(layer, batch)
         scales, codes = layer.kv_scales, batch.cache.codes
-        query = write_projected(
-            qkv, steps, table, key, value, batch.slots, scales=scales, codes=codes
-        )
+        query = write_projected(qkv, steps, table, *places, scales=scales, codes=codes)
         return self.attend_written(layer, query, batch)
+
+    def head_places(self, layer: AttentionLayer, batch: PagedBatch) -> HeadPlaces | None:
+        """See AttentionBackend: not where K and V become codes."""
+        return None if batch.cache.codes else _places(layer, batch)
 
     def attend_latents(
         self,
@@ -182,7 +183,7 @@ class PagedAttention(CapturableAttention):
     def attend_written(
         self, layer: AttentionLayer, query: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
-        """Return what `attend` does, of a step whose K and V are in the cache."""
+        """See AttentionBackend."""
         if layer.value_dim:
             query, ends = query.split((layer.value_dim, layer.head_dim - layer.value_dim), dim=-1)
             return self._attend_latents(layer, query, ends, batch, None)
@@ -315,6 +316,11 @@ class PagedAttention(CapturableAttention):
             num_stages=tile.stages,
         )
         return work.merge()
+
+
+def _places(layer: AttentionLayer, batch: PagedBatch) -> HeadPlaces:
+    cache = batch.cache
+    return HeadPlaces(cache.key_slots[layer.index], cache.value_slots[layer.index], batch.slots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,14 +164,21 @@ def _multiply_few(
         ROWS=rows,
         PADDED=1 << (inputs - 1).bit_length(),
         **addend_constants(addends),
-        KIND="" if norm is None else norm.kind,
-        HAS_GAIN=norm is not None and norm.weight is not None,
-        HAS_NORM_BIAS=norm is not None and norm.bias is not None,
+        **norm_constants(norm),
         OUTPUTS=tile.outputs,
         **constants,
         num_warps=WARPS,
     )
     return summed, out if act is None or gate else act(out)
+
+
+def norm_constants(norm: Norm | None) -> dict[str, bool | str]:
+    """Return what kernels that multiply what they have normalised have been compiled for."""
+    return {
+        "KIND": "" if norm is None else norm.kind,
+        "HAS_GAIN": norm is not None and norm.weight is not None,
+        "HAS_NORM_BIAS": norm is not None and norm.bias is not None,
+    }
 
 
 def _multiply_sixteen(linear: Linear, x: torch.Tensor, act: Activation | None) -> torch.Tensor:
@@ -231,12 +238,12 @@ def choose_for_few_rows(
     """
     alike: dict[tuple[object, ...], list[Linear]] = defaultdict(list)
     for linear in linears:
-        if type(linear) is Linear and _fits(linear):
+        if type(linear) is Linear and fits_few_rows(linear):
             linear.few_rows, linear.fused = {}, frozenset()
             alike[_kind(linear)].append(linear)
     around: dict[tuple[object, ...], list[Projection]] = defaultdict(list)
     for each in projections:
-        if type(each.linear) is Linear and _fits(each.linear):
+        if type(each.linear) is Linear and fits_few_rows(each.linear):
             constants, gate = addend_constants(each.like), _gate_of(each.act)
             around[(*_kind(each.linear), *constants.values(), gate)].append(each)
     most = 1 if lone else None
@@ -249,7 +256,7 @@ def choose_for_few_rows(
                 _choose_fusing(several[:most], rows, seconds)
 
 
-def _fits(linear: Linear) -> bool:
+def fits_few_rows(linear: Linear) -> bool:
     """Return whether the kernels take a matrix, which codes and adapters do not make another."""
     weight = linear.weight
     half = weight.dtype.itemsize == 2 and linear.packed is None
@@ -268,7 +275,7 @@ def _kind(linear: Linear) -> tuple[object, ...]:
 
 
 def _choose_product(linears: list[Linear], rows: range, seconds: Seconds) -> None:
-    x = _try_rows(linears[0].weight, rows)
+    x = try_rows(linears[0].weight, rows[-1])
 
     def run(multiply: Callable[[Linear, torch.Tensor], torch.Tensor]) -> torch.Tensor:
         return [multiply(linear, x) for linear in linears][-1]
@@ -281,7 +288,7 @@ def _choose_product(linears: list[Linear], rows: range, seconds: Seconds) -> Non
 
 
 def _choose_fusing(projections: list[Projection], rows: range, seconds: Seconds) -> None:
-    x = _try_rows(projections[0].linear.weight, rows)
+    x = try_rows(projections[0].linear.weight, rows[-1])
     addends = projections[0].like._replace(first=x)
 
     def run() -> torch.Tensor:
@@ -295,9 +302,9 @@ def _choose_fusing(projections: list[Projection], rows: range, seconds: Seconds)
             each.linear.fused -= set(rows)
 
 
-def _try_rows(weight: torch.Tensor, rows: range) -> torch.Tensor:
-    """Return as many rows as the largest number of `rows`, of inputs that differ."""
-    shape = (rows[-1], weight.shape[1])
+def try_rows(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return so many rows [rows, inputs] to try a matrix with, of inputs that differ."""
+    shape = (rows, weight.shape[1])
     count = torch.arange(shape[0] * shape[1], device=weight.device, dtype=torch.float32)
     return count.sin().to(weight.dtype).view(shape)
 

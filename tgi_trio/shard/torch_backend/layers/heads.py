@@ -40,6 +40,11 @@ class HeadSteps:
         narrower = self.value_dim not in (0, self.head_dim)
         return scaled or late or values or narrower or not self.kv_heads
 
+    @property
+    def plain(self) -> bool:
+        """Whether nothing becomes of heads but that they are rotated."""
+        return not self.apart and self.gain is None and not self.clip
+
     def split(
         self, qkv: torch.Tensor, table: RotaryTable | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

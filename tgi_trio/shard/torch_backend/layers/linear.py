@@ -14,7 +14,7 @@ _PACK_FROM = 1 << 19
 class Linear:
     """y = x W^T + b. `weight` [out, in], `bias` [out] or None."""
 
-    __slots__ = ("_bytes", "arrived", "bias", "few_rows", "fused", "packed", "weight")
+    __slots__ = ("_bytes", "arrived", "bias", "few_rows", "fused", "packed", "turned", "weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
@@ -24,6 +24,8 @@ class Linear:
         # around the product is done in its launch; see `few_rows.py`.
         self.few_rows: dict[int, Callable[[Linear, torch.Tensor], torch.Tensor]] = {}
         self.fused: frozenset[int] = frozenset()
+        # Of how many rows heads are rotated and written in its launch; see `few_heads.py`.
+        self.turned: frozenset[int] = frozenset()
         self.arrived: torch.Tensor | None = None  # int32 [tiles], with which programs share work
         self._bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
 

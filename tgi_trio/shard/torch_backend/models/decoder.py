@@ -9,9 +9,8 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.shard.torch_backend.attention.interface import (
-    AttentionBackend,
-)
+from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
@@ -129,6 +128,16 @@ class Decoder:
             if isinstance(layer.mlp, DenseMlp) and not self.spec.parallel:
                 before = self._addends_of_attention(layer, layer.mlp.up.weight)
                 yield Projection(layer.mlp.up, layer.mlp_norm, layer.mlp.act, before)
+
+    def head_projections(self) -> Iterator[tuple[HeadProjection, Addends | None]]:
+        """Yield what projects heads, with what is added before: nothing in the first layer."""
+        before: Addends | None = None
+        for i, layer in enumerate(self.layers):
+            own = layer.attention
+            if own is not None and self._attends_alone(layer):
+                if own.latent is None and not own.query_norm and not own.key_norm:
+                    yield HeadProjection(own.qkv, layer.attention_norm, self._head_steps[i]), before
+                before = self._addends_of_mlp(layer, own.qkv.weight)
 
     @property
     def prefix_reuse(self) -> bool:
@@ -299,10 +308,8 @@ class Decoder:
         """Return a hidden state and what is still to be added: the next norm is of the sum."""
         layer = self.layers[index]
         if layer.attention is not None and self._attends_alone(layer):
-            own, steps = layer.attention, self._head_steps[index]
-            x, qkv = project(own.qkv, x, addends, layer.attention_norm)
-            mixed = self._all_reduce(self._attend(own, steps, qkv, tables, attention, batch))
-            addends = self._addends_of_attention(layer, mixed)
+            x, mixed = self._attend_alone(index, x, addends, tables, attention, batch)
+            addends = self._addends_of_attention(layer, self._all_reduce(mixed))
         elif layer.attention is not None or layer.mixer is not None:
             x, normed = add_and_normalise(x, addends, layer.attention_norm)
             mixed = self._mix(index, normed, tables, attention, batch, states)
@@ -314,6 +321,31 @@ class Decoder:
             x, found = self._feed_forward(layer.mlp, layer.beside, x, addends, layer.mlp_norm)
             addends = self._addends_of_mlp(layer, found)
         return x, addends
+
+    def _attend_alone(
+        self,
+        index: int,
+        x: torch.Tensor,
+        addends: Addends | None,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of `x` and `addends`, and this rank's part of what attention makes of it.
+
+        Of a layer that nothing but attention reads the norm of.
+        """
+        layer, steps = self.layers[index], self._head_steps[index]
+        own, norm = layer.attention, layer.attention_norm
+        if own is None:
+            raise ValueError(f"layer {index} does not attend")
+        heads = HeadProjection(own.qkv, norm, steps)
+        places = attention.head_places(own.shape, batch) if heads.turns(len(x), addends) else None
+        if places is None:
+            x, qkv = project(own.qkv, x, addends, norm)
+            return x, self._attend(own, steps, qkv, tables, attention, batch)
+        x, query = heads.project(x, addends, tables.get(own.rotary), places)
+        return x, own.output(attention.attend_written(own.shape, query, batch))
 
     def _attends_alone(self, layer: Layer) -> bool:
         """Return whether nothing but attention reads the norm of what comes into a layer."""
