@@ -13,6 +13,7 @@ _BACKEND: Final = "tgi_trio.shard.torch_backend"
 # What chooses: without it the library and kernels of their own do the work.
 CHOICES: Final = {
     "few rows": f"{_BACKEND}.device_parts.choose_for_few_rows",
+    "heads in products": f"{_BACKEND}.device_parts.choose_for_heads",
 }
 ROWS: Final = (1, 2, 4, 16)  # of decodes beside which those without a choice are seen
 
@@ -30,4 +31,5 @@ def tell_chosen(runner: TorchRunner) -> dict[str, Any]:
     for rows in ROWS:
         found[f"ours_{rows}"] = sum(rows in each.few_rows for each in linears)
         found[f"fused_{rows}"] = sum(rows in each.fused for each in linears)
+        found[f"turned_{rows}"] = sum(rows in each.turned for each in linears)
     return found

@@ -53,12 +53,12 @@ fi
 
 device=("$python" -m bench.device)
 plain=(--weights plain --traces "$OUT")
-more=(--shapes mixture 8B 1B --only mixture '8B int4' '8B fp8' '8B q4_k' '1B adapters' '1B without few rows' --peers
-    --traces "$OUT")
+more=(--shapes mixture 8B 1B --only mixture '8B int4' '8B fp8' '8B q4_k' '1B adapters' '1B without few rows'
+    '1B without heads in products' --peers --traces "$OUT")
 if [ -n "${KIT_DRY:-}" ]; then
     device+=(--dry-run)
     plain=(--only dry 'server tiny' 'broken device tiny' --traces "$OUT")
-    more=(--only 'dry int4' 'dry adapters' 'dry without few rows' --traces "$OUT")
+    more=(--only 'dry int4' 'dry adapters' 'dry without few rows' 'dry without heads in products' --traces "$OUT")
 fi
 # Tests are compiled for, some seconds each, beside each other where pytest can.
 tests=(env OMP_NUM_THREADS=2 "$python" -m pytest -q -p no:cacheprovider)

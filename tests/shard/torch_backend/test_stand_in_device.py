@@ -187,6 +187,31 @@ def test_launches_of_a_layer_are_few(
         assert launched[0].total() - 2 * a_layer <= 11, launched
 
 
+def test_launches_of_a_layer_are_fewer_for_a_lone_row(
+    checkpoint: Callable[..., Path], device: StandInDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where products have sums, norms and gates in their launch, and then heads, too."""
+    from tgi_trio.shard.torch_backend.attention import paged
+
+    monkeypatch.setattr(paged, "_PROGRAMS", 1)
+    folders, a_layer = [checkpoint("llama"), checkpoint("llama", **ONE_MORE)], []
+    for turned in (frozenset[int](), frozenset({1})):
+        launched = []
+        for folder in folders:
+            runner, (row, *_) = start(folder, "cuda:0"), rows()
+            assert isinstance(runner, TorchRunner) and isinstance(runner.model, Decoder)
+            for each in runner.model.projections():
+                each.linear.fused = frozenset({1})
+            for own, _ in runner.model.head_projections():
+                own.linear.turned = turned
+            row.computed, device.counts = row.length - 1, Counts()
+            with device.idle():
+                runner.launch(plan([row], [1])).result()
+            launched.append(device.counts.launches.total())
+        a_layer.append(launched[1] - launched[0])
+    assert a_layer == [6, 5]
+
+
 def test_a_warm_up_records_what_it_has_run_once(
     checkpoint: Callable[..., Path], device: StandInDevice
 ) -> None:
