@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import compress
@@ -97,15 +98,17 @@ class FrameTemplate:
 
     def __init__(self, kind: Kind, frame: bytes, columns: Mapping[str, NDArray[Any]]) -> None:
         """Begin with a frame of these columns, as `encode` returns it."""
-        self._kind = kind
-        self._spec = SPECS[kind]
-        self._find_words = itemgetter(*(name for name, _ in self._spec.words))
+        spec = SPECS[kind]
+        names = [name for name, _ in spec.words]
+        self._find_words = itemgetter(*names)
+        self._words = struct.Struct(f"<{len(names)}Q")
         self._bytes = bytearray(frame)
-        first, counts_at = WORD * (1 + len(self._spec.words)), self._spec.header_bytes
-        self._counts = tuple(memoryview(self._bytes)[first:counts_at].cast("Q"))
-        every = np.ndarray((), _row_type(kind, self._counts, len(self._bytes)), self._bytes)
+        first, counts_at = WORD * (1 + len(names)), spec.header_bytes
+        counts = tuple(memoryview(self._bytes)[first:counts_at].cast("Q"))
+        every = np.ndarray((), _row_type(kind, counts, len(self._bytes)), self._bytes)
         self._names = tuple(columns)
         self._columns = [every[name] for name in columns]
+        self._lengths = [len(array) for array in columns.values()]
         # What is there and cannot have changed since; None: something that can.
         self._there = [fixed_array(array) for array in columns.values()]
 
@@ -119,23 +122,23 @@ class FrameTemplate:
             return None
         arrays, there = list(columns.values()), self._there
         for place in compress(range(len(arrays)), map(is_not, arrays, there)):
-            array, column = arrays[place], self._columns[place]
+            array = arrays[place]
             there[place] = None
-            if len(array) != len(column):
+            if len(array) != self._lengths[place]:
                 return None
-            column[...] = array
+            self._columns[place][...] = array
             if not array.flags.writeable:
                 there[place] = fixed_array(array)
-        words_there = self._find_words(words)
-        self._spec.header.pack_into(self._bytes, 0, self._kind, *words_there, *self._counts)
+        self._words.pack_into(self._bytes, WORD, *self._find_words(words))
         return bytes(self._bytes)
 
 
 def fixed_array(array: NDArray[Any]) -> NDArray[Any] | None:
     """Return an array that nobody may write to, through what it is a view of neither; else None."""
+    if array.flags.writeable:
+        return None
     base = array.base
-    writeable = array.flags.writeable or (isinstance(base, np.ndarray) and base.flags.writeable)
-    return None if writeable else array
+    return None if isinstance(base, np.ndarray) and base.flags.writeable else array
 
 
 class Frame:

@@ -41,6 +41,7 @@ from tgi_trio.shard.torch_backend.staging import Array, Sheet, Staging
 need_triton()
 
 from bench.worker.free_device import FreeRunner, free_device  # noqa: E402  # imports Triton
+from tgi_trio.shard.torch_backend.like_before import LikeBefore  # noqa: E402
 from tgi_trio.shard.torch_backend.sampling import asking, device_sampler, edits  # noqa: E402
 from tgi_trio.shard.torch_backend.sampling.drawn_numbers import Drawn  # noqa: E402
 
@@ -117,6 +118,7 @@ class Script:
 def anew() -> Iterator[tuple[Any, str, Any]]:
     """Yield what is to be replaced where nothing of a step before is to be used again."""
     yield SteadyDecode, "is_current", lambda *_: False
+    yield LikeBefore, "fits", lambda *_: False
     for module in (staging, edits, device_sampler, frame_codec):
         yield module, "fixed_array", lambda array: None
     yield Drawn, "find", lambda *_: None

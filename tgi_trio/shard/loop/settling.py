@@ -99,7 +99,9 @@ class Settler:
             table.last[:rows] = tokens
             self.expected = None
         _append_each(plan.rows, each, table.length[:rows].tolist())
-        ids = table.ids if len(table.ids) == rows else table.ids[:rows]  # others may have come
+        ids = table.ids
+        if len(ids) != rows:  # others have come
+            ids = ids[:rows]
         columns = to_columns_of_all(ids, table.computed[:rows], choices, result.prompts)
         return Moved(columns)
 

@@ -232,6 +232,20 @@ class DecodeGraphs:
             step.parts[kind] = self._part(step.chosen, recorded.memory.size, *kind)
         return step.parts[kind]
 
+    def repeat(
+        self, recorded: Recording, plan: StepPlan, lengths: Array | None, told: Told | None
+    ) -> None:
+        """Do what `choose` has done for a step of the same rows: it leaves its choice there."""
+        step = self._refill(recorded, plan, lengths, told)
+        if told is not None and self._sampler is not None and recorded.memory.asked is not None:
+            self._sampler.refill_entries(recorded.memory.asked, told)
+        step.graph.replay()
+
+    @property
+    def has_no_images(self) -> bool:
+        """Whether no layer attends to images."""
+        return self._images is None
+
     def _part(self, whole: Chosen, size: int, rows: int, chooses: bool, lists: bool) -> Chosen:
         """Return what is of the first rows of a recording's `size`."""
         found = None

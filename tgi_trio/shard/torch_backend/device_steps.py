@@ -29,10 +29,12 @@ from tgi_trio.shard.torch_backend.decode_plans import as_decodes
 from tgi_trio.shard.torch_backend.device_chain import DeviceChain
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.launched_step import LaunchedStep
+from tgi_trio.shard.torch_backend.like_before import LikeBefore
 from tgi_trio.shard.torch_backend.mixed_graphs import MixedGraphs, MixedStep
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs, PromptSpan
 from tgi_trio.shard.torch_backend.recorded_steps import (
     Chosen,
+    Recording,
 )
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing, count_up
 from tgi_trio.shard.torch_backend.sampling.choice_kernels import DeviceMasks
@@ -84,6 +86,7 @@ class DeviceSteps:
         self._sampler = sampler
         self._masks = masks
         self._graphs = graphs
+        self._again: LikeBefore | None = None  # what the next step may have in common with the last
 
     def chains(self, plan: StepPlan) -> bool:
         """Return whether the next step may follow guesses that nobody has read, as may this one.
@@ -115,6 +118,11 @@ class DeviceSteps:
 
         `pool`: where the model keeps states; that of the warm-up.
         """
+        again, self._again = self._again, None
+        if again is not None and again.fits(plan):
+            step = self._launch_again(again, plan, lengths)
+            if step is not None:
+                return step
         began = self._event()
         sampled = count_up(len(plan.rows)) if plan.decodes else np.flatnonzero(plan.samples)
         choosing = Choosing.of(plan, sampled)
@@ -153,6 +161,33 @@ class DeviceSteps:
             step.finish()
         return step
 
+    def _launch_again(
+        self, again: LikeBefore, plan: StepPlan, lengths: Array | None
+    ) -> LaunchedStep | None:
+        """Begin a step like the last one; None: what its rows ask for has no room in a recording.
+
+        Nothing has been done then that must not be done again.
+        """
+        began, settings = self._event(), again.settings
+        choosing, told = again.choices(plan), again.told
+        if told is None and not settings.masked:
+            told = self._sampler.ask(choosing, again.recorded.memory.size)
+            if not self._sampler.fits(told):
+                return None
+        again.graphs.repeat(again.recorded, plan, lengths, told)
+        step = LaunchedStep(
+            *(settings.faults, len(plan.rows), again.sampled, choosing, settings.wanted),
+            *(began, self._event, {}, self._pinned.lend()),
+        )
+        if again.chosen.found is None:
+            unchosen = again.chosen
+            step.later = lambda launched: self._choose_later(launched, unchosen)
+        else:
+            step.take(again.chosen.found)
+            step.finish()
+        self._again = again
+        return step
+
     def drop(self, sequence: ShardSequence) -> None:
         """Make no more masks for the sequence: steps in flight no longer concern it."""
         sequence.state[_GONE] = True
@@ -167,6 +202,7 @@ class DeviceSteps:
 
     def make_room(self, rows: int, positions: int) -> None:
         """Take what `rows` rows and `positions` positions need, before what is left is measured."""
+        self._again = None  # its recording is to be forgotten
         self._computes.make_room(positions)
         rows = max(1, min(rows, MOST_CHOICES))
         self._sampler.make_room(rows)
@@ -216,12 +252,37 @@ class DeviceSteps:
                 guesses = plan.leads or plan.moves or plan.drafts is not None
                 self._judged = guesses and self.chains(plan)
                 links = self._chain.arrays(plan, choosing, settings, leads=self._judged)
-            return self._graphs.choose(recorded, decodes, lengths, told, links)
+            chosen = self._graphs.choose(recorded, decodes, lengths, told, links)
+            self._note(plan, choosing, recorded, told, chosen)
+            return chosen
         chosen = self._graphs.choose(recorded, decodes, lengths, None)
         if chosen is None or masked:
+            self._note(plan, choosing, recorded, None, chosen)
             return chosen
         found = self._choose_now(chosen.scores, chosen.hidden, choosing)
         return Chosen(chosen.scores, found, chosen.hidden)
+
+    def _note(
+        self,
+        plan: StepPlan,
+        choosing: Choosing,
+        recorded: Recording,
+        told: Told | None,
+        chosen: Chosen | None,
+    ) -> None:
+        """Take note of what a step that has been replayed has in common with those like it.
+
+        Nothing where others have a word in each step: who guesses, and images.
+        """
+        alone = self._chain is None and self._last is None
+        if self._graphs is None or not (plan.decodes and alone and self._graphs.has_no_images):
+            return
+        if chosen is not None:
+            settings = self._sampler.settings(choosing.rows)
+            own = told if told is not None and self._sampler.keeps(told) else None
+            self._again = LikeBefore.of(
+                plan, self._graphs, recorded, choosing, settings, own, chosen
+            )
 
     def _replay_mixed(
         self, plan: StepPlan, lengths: Array | None, choosing: Choosing, masked: bool

@@ -89,6 +89,7 @@ class Sheet:
         self.used = self._fixed  # bytes that say everything
         self._idle = list(idle[:-1])
         self._lengths = [len(array) for array in self._idle]
+        self._sizes = [len(column) for column in self._columns]
         # What lies here and cannot have changed since; None: something that can.
         self._there: list[Array | None] = [fixed_array(array) for array in self._idle]
         self._table_there: Array | None = None
@@ -108,7 +109,7 @@ class Sheet:
         for place in compress(range(len(there)), map(is_not, arrays, there)):
             array, column = arrays[place], self._columns[place]
             count, length = len(array), self._lengths[place]
-            if count == length == len(column):
+            if count == length == self._sizes[place]:
                 column[...] = array
             else:
                 column[:count] = array
@@ -224,7 +225,15 @@ class _Strip:
 
     memory: torch.Tensor  # uint8
     here: torch.Tensor  # a view of it
+    shape: torch.Size  # of that
+    dtype: torch.dtype
     array: Array | None = None  # of that, once it has been asked for
+
+    @classmethod
+    def like(cls, memory: torch.Tensor, source: torch.Tensor) -> _Strip:
+        """Return the beginning of memory as a tensor like `source`."""
+        here = memory[: source.nbytes].view(source.dtype).view(source.shape)
+        return cls(memory, here, source.shape, source.dtype)
 
 
 class PinnedLoan:
@@ -263,23 +272,18 @@ class PinnedLoan:
         self._taken = at + 1
         if at < len(strips):
             strip = strips[at]
-            if strip.here.shape == source.shape and strip.here.dtype == source.dtype:
+            if strip.shape == source.shape and strip.dtype is source.dtype:
                 return strip
             if strip.memory.numel() >= source.nbytes:
-                strips[at] = _Strip(strip.memory, _shape_like(strip.memory, source))
+                strips[at] = _Strip.like(strip.memory, source)
                 return strips[at]
             self._pool.outgrown.append(strips.pop(at))
         memory = _host_bytes(max(_LEAST, 1 << (source.nbytes - 1).bit_length()), True)
-        strips.insert(at, _Strip(memory, _shape_like(memory, source)))
+        strips.insert(at, _Strip.like(memory, source))
         return strips[at]
 
     def __del__(self) -> None:
         self._pool.free.append(self._strips)
-
-
-def _shape_like(memory: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Return the beginning of memory as a tensor like `source`."""
-    return memory[: source.nbytes].view(source.dtype).view(source.shape)
 
 
 def aligned(size: int) -> int:

@@ -168,6 +168,7 @@ class DeviceSampler:
         eos = torch.from_numpy(np.array(sorted(eos_ids), np.int32)).to(device)
         self._kernels = ChoiceKernels(vocab_size, eos, device, most_rows)
         self._settings: Settings | None = None
+        self._listed: list[ShardSequence] | None = None  # whose these are
         self._kept: _Kept | None = None  # of the last step
         # The tokens of the last step by its rows.
         self.chosen = torch.zeros(most_rows, dtype=torch.int64, device=device)
@@ -188,9 +189,14 @@ class DeviceSampler:
 
     def settings(self, rows: list[ShardSequence]) -> Settings:
         """Return what rows ask for; kept while the list stays the same, as in most steps."""
-        if self._settings is None or self._settings.rows != rows:
+        if self._settings is None or (rows is not self._listed and self._settings.rows != rows):
             self._settings = Settings.of(rows, self.vocab_size)
+        self._listed = rows
         return self._settings
+
+    def keeps(self, told: Told) -> bool:
+        """Return whether the next step of the same rows would be told the same."""
+        return self._kept is not None and self._kept.told is told
 
     def ask(self, choosing: Choosing, size: int | None = None, rest: int = NOBODY) -> Told:
         """Return what the kernels are to be told of choices; to be told once, as counts move.
