@@ -86,6 +86,7 @@ class DeviceSteps:
         self._sampler = sampler
         self._masks = masks
         self._graphs = graphs
+        self._all_here: list[ShardSequence] | None = None  # rows none of which has left
         self._again: LikeBefore | None = None  # what the next step may have in common with the last
 
     def chains(self, plan: StepPlan) -> bool:
@@ -191,6 +192,7 @@ class DeviceSteps:
     def drop(self, sequence: ShardSequence) -> None:
         """Make no more masks for the sequence: steps in flight no longer concern it."""
         sequence.state[_GONE] = True
+        self._all_here = None
         self._sampler.drop(sequence)
         if self._chain is not None:
             self._chain.drop(sequence)
@@ -228,7 +230,7 @@ class DeviceSteps:
             told = self._sampler.upload(self._sampler.ask(choosing))
             masks = None
             if masked:
-                masks = self._sampler.upload_masks(self._masks.make(choosing, _is_gone))
+                masks = self._sampler.upload_masks(self._masks.make(choosing))
             self._sampler.choose(scores, told, masks)
 
     def _replay(
@@ -328,7 +330,7 @@ class DeviceSteps:
         """Choose with masks; every token before is known."""
         choosing, scores, size = step.choosing, unchosen.scores, unchosen.size
         choosing.unknown = None
-        masks = self._masks.make(choosing, _is_gone)
+        masks = self._masks.make(choosing, self._find_gone(choosing.rows))
         step.faults = masks.faults
         told = self._sampler.ask(choosing, size or None)
         with without_gradients():
@@ -342,9 +344,13 @@ class DeviceSteps:
             step.take(found)
             step.finish()
 
+    def _find_gone(self, rows: list[ShardSequence]) -> list[int]:
+        """Return which of the rows have left; looked for again once any sequence has."""
+        if rows is self._all_here:
+            return []
+        gone = [place for place, row in enumerate(rows) if _GONE in row.state]
+        self._all_here = None if gone else rows
+        return gone
+
     def _event(self) -> torch.Event:
         return record_event(self._computes.device, timed=True)
-
-
-def _is_gone(row: ShardSequence) -> bool:
-    return _GONE in row.state

@@ -293,7 +293,7 @@ def aligned(size: int) -> int:
 
 def packed_size(arrays: Sequence[Array]) -> int:
     """Return the bytes that the arrays take together."""
-    return sum(aligned(array.nbytes) for array in arrays)
+    return sum([aligned(array.nbytes) for array in arrays])
 
 
 def split(target: torch.Tensor, arrays: Sequence[Array]) -> list[torch.Tensor]:

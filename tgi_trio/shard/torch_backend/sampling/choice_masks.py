@@ -6,8 +6,9 @@ the logits they are for. A choice behind guesses gets the masks that follow if t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,9 @@ from tgi_trio.shard.sampling.logits_processors import (
     Watermark,
     watermark_seed,
 )
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing
+from tgi_trio.shard.torch_backend.sampling.asking import Choosing, fix, repeat
+
+_Number = TypeVar("_Number", np.int32, np.int64)
 
 NO_TOKENIZER = "grammar: this shard was started without a tokenizer"
 
@@ -51,41 +54,55 @@ class ChoiceMasks:
         self._grammars = grammars
         self.watermark = watermark
         self._permutation = permutation
+        self._none = fix(np.zeros((1, self._words), np.int32))
+        self._asked_of: list[ShardSequence] | None = None
+        self._asking = np.zeros(0, np.bool_), np.zeros(0, np.bool_)  # what these ask for
 
     @staticmethod
     def are_wanted(rows: list[ShardSequence]) -> bool:
         """Return whether any of the rows needs a mask."""
         return any(row.sampling.grammar or row.sampling.watermark for row in rows)
 
-    def make(self, choosing: Choosing, left: Callable[[ShardSequence], bool]) -> Masks:
-        """Return the masks of a step's choices, but for rows of which `left` says they are gone.
+    def make(self, choosing: Choosing, gone: ListLike[int] = ()) -> Masks:
+        """Return the masks of a step's choices, but for those of the rows `gone`.
 
         Every row's last token must be known.
         """
+        marked, guided = self._find_asking(choosing.rows)
+        if len(gone):
+            marked, guided = marked.copy(), guided.copy()
+            marked[list(gone)] = guided[list(gone)] = False
+        if not choosing.alone:
+            marked, guided = marked[choosing.owners], guided[choosing.owners]
+        count = len(choosing)
+        green = allowed = repeat(-1, count, np.int32)
         tables: list[NDArray[np.int32]] = []
-        green = np.full(len(choosing), -1, np.int32)
-        allowed = np.full(len(choosing), -1, np.int32)
         faults: dict[int, str] = {}
-        marked, guided = [False] * len(choosing.rows), [False] * len(choosing.rows)
-        for i, row in enumerate(choosing.rows):
-            if not left(row):
-                marked[i], guided[i] = row.sampling.watermark, bool(row.sampling.grammar)
-        if any(marked):
-            own = np.flatnonzero(np.array(marked)[choosing.owners])
-            green[own] = np.arange(len(own))
+        if len(own := marked.nonzero()[0]):
+            green = _put_rising(count, own, 0)
             owners, aheads = choosing.owners[own].tolist(), choosing.aheads[own].tolist()
             pairs = zip(owners, aheads, strict=True)
             tables.append(np.stack([self._green(choosing.rows[i], ahead) for i, ahead in pairs]))
-        todo = np.flatnonzero(np.array(guided)[choosing.owners])
+        todo = guided.nonzero()[0]
         if len(todo) and self._grammars is None:
             faults |= dict.fromkeys(todo.tolist(), NO_TOKENIZER)
         elif len(todo) and self._grammars is not None:
-            for own, table in self._follow(self._grammars, choosing, todo, faults):
-                allowed[own] = sum(map(len, tables)) + np.arange(len(own))
-                tables.append(table)
-        none = np.zeros((1, self._words), np.int32)
-        table = tables[0] if len(tables) == 1 else np.concatenate(tables or [none])
-        return Masks(table if len(table) else none, green, allowed, faults)
+            found = self._follow(self._grammars, choosing, todo, faults)
+            places = _join([own for own, _ in found])
+            allowed = _put_rising(count, places, sum(map(len, tables)))
+            tables += [table for _, table in found]
+        bits = _join(tables) if tables else self._none
+        return Masks(bits if len(bits) else self._none, green, allowed, faults)
+
+    def _find_asking(
+        self, rows: list[ShardSequence]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which rows have a watermark, and which a grammar; the last answer is kept."""
+        if rows is not self._asked_of:
+            marked = np.array([row.sampling.watermark for row in rows], np.bool_)
+            guided = np.array([bool(row.sampling.grammar) for row in rows], np.bool_)
+            self._asked_of, self._asking = rows, (marked, guided)
+        return self._asking
 
     def _green(self, row: ShardSequence, ahead: int) -> NDArray[np.int32]:
         last = int(row.token_ids[row.length + ahead - 1])
@@ -107,11 +124,14 @@ class ChoiceMasks:
         What follows a guess that is not allowed needs none: it will not be right.
         """
         found: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = []
-        ahead, going = 0, todo[choosing.aheads[todo] == 0]
+        ahead, going = 0, todo if choosing.alone else todo[choosing.aheads[todo] == 0]
         firsts = going
         while len(going):
-            owners = choosing.owners[going].tolist()
-            some = [extend_by_drafts(choosing.rows[owner], ahead) for owner in owners]
+            if len(going) == len(choosing.rows) and not ahead:
+                some = choosing.rows
+            else:
+                owners = choosing.owners[going].tolist()
+                some = [extend_by_drafts(choosing.rows[owner], ahead) for owner in owners]
             masks, wrong = grammars.allowed(some)
             table = self._fit(masks)
             if wrong:
@@ -145,3 +165,14 @@ class ChoiceMasks:
 
 def _has(mask: NDArray[np.int32], token: int) -> bool:
     return bool((int(mask[token // 32]) >> (token % 32)) & 1)
+
+
+def _put_rising(count: int, places: NDArray[np.int64], first: int) -> NDArray[np.int32]:
+    """Return int32 [count]: `first` and what comes behind it at `places`, -1 elsewhere."""
+    found = np.full(count, -1, np.int32)
+    found[places] = np.arange(first, first + len(places))
+    return found
+
+
+def _join(parts: list[NDArray[_Number]]) -> NDArray[_Number]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

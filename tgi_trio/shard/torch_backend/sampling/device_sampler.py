@@ -130,6 +130,7 @@ class Reserved:
 class ReservedMasks:
     """Memory for the masks of choices, that stays where it is."""
 
+    size: int  # choices
     memory: torch.Tensor  # uint8
     here: DeviceMasks  # views of it
 
@@ -294,12 +295,12 @@ class DeviceSampler:
             self._mask_staging.fill(memory, [none, none])
         bits = rest(memory, [none, none], torch.int32)[: 2 * size * words].view(-1, words)
         green, allowed = split(memory, [none, none])
-        return ReservedMasks(memory, DeviceMasks(green, allowed, bits))
+        return ReservedMasks(size, memory, DeviceMasks(green, allowed, bits))
 
     def refill_masks(self, reserved: ReservedMasks, masks: Masks) -> None:
         """Replace the masks in `reserved`; choices beyond theirs have none."""
         green, allowed = masks.green, masks.allowed
-        if (missing := len(reserved.here.green) - len(green)) > 0:
+        if (missing := reserved.size - len(green)) > 0:
             more = repeat(-1, missing, np.int32)
             green, allowed = np.concatenate((green, more)), np.concatenate((allowed, more))
         self._mask_staging.fill(reserved.memory, [green, allowed, masks.bits])
