@@ -18,8 +18,8 @@ from tgi_trio.shard.numba_backend import (
     sampler_self_test,
     verified,
 )
-from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
+from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.parallel_compilation import compile_in_parallel
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 

@@ -29,7 +29,6 @@ from tgi_trio.shard.numba_backend import apart_table, mixture_self_test, verifie
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.apart import narrowed
 from tgi_trio.shard.numba_backend.kernels.mixture.mixing import mix_experts
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.tables import (
     MIXTURE,
     OPERATION,
@@ -39,6 +38,7 @@ from tgi_trio.shard.numba_backend.tables import (
     Code,
 )
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import Storage
 from tgi_trio.shard.torch_backend.layers.routing import route
 

@@ -23,8 +23,8 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.kernel_fit import find_unsupported
 from tgi_trio.shard.numba_backend import apart_table, padding_self_test, verified
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers, Storage
 
 VARIANT = Variant(Storage("float32"), Storage("float32"), Storage("float32"), 2, 2, 8)

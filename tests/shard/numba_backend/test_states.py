@@ -41,11 +41,11 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
 from tgi_trio.shard.numba_backend import apart_table, state_self_test, verified
 from tgi_trio.shard.numba_backend.instructions import variant_for
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.operation_writer import fill_panels
 from tgi_trio.shard.numba_backend.self_test import RandomWeights
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.numba_backend.variant import Variant
 
 FAMILIES = (
     *("lfm2", "qwen3_5_text", "granitemoehybrid", "kimi_linear", "nemotron_h", "falcon_h1"),

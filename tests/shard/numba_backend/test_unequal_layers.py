@@ -33,8 +33,8 @@ from tests.shard.torch_backend.states.test_hybrid_models import (
 )
 from tests.shard.torch_backend.states.test_hybrid_models import run as run_batch
 from tgi_trio.shard.numba_backend import apart_table, stream_self_test, verified
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers, Storage
 from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels, expand, shrink
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _TOKENS, _INPUTS, _RANK, _PANELS = 13, 32, 8, 3  # the second panel's outputs are adapted

@@ -19,7 +19,6 @@ from tgi_trio.shard.numba_backend.kernels.apart import compile_apart
 from tgi_trio.shard.numba_backend.kernels.padding import run_padding
 from tgi_trio.shard.numba_backend.kernels.rare import run_rare
 from tgi_trio.shard.numba_backend.kernels.streams import run_streams
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.program import Program
 from tgi_trio.shard.numba_backend.tables import (
     KEEPING,
@@ -30,6 +29,7 @@ from tgi_trio.shard.numba_backend.tables import (
     STREAMING,
     Code,
 )
+from tgi_trio.shard.numba_backend.variant import Variant
 
 
 def _no_words(variant: Variant) -> list[str]:

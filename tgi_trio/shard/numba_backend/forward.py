@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16
 from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels.attention import TILE_BYTES
-from tgi_trio.shard.numba_backend.kernels.linear import DELTAS, ROWS
-from tgi_trio.shard.numba_backend.kernels.norm import ROTATE_HEADS
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.lone_linears import LONE_ROWS, LoneLinear
 from tgi_trio.shard.numba_backend.program import Program
+from tgi_trio.shard.numba_backend.rooms import DELTAS, ROTATE_HEADS, ROWS, TILE_BYTES
 from tgi_trio.shard.numba_backend.row_states import RowStates
 from tgi_trio.shard.numba_backend.tables import Buffer
 from tgi_trio.shard.numba_backend.team import Team
+from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
 from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.plan_parts import first_lengths

@@ -8,11 +8,10 @@ import llvmlite.binding as llvm
 from numba import config
 
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.shard.numba_backend.kernels.quantised.dots import multiplies_bytes
-from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Dots, Multiplier
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.kinds.kind import Kind
+from tgi_trio.shard.numba_backend.multiplier import Dots, Multiplier, multiplies_bytes
 from tgi_trio.shard.numba_backend.padded_heads import kept_sizes
+from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import LANES, Storage
 
 # Processors whose bfloat16 dot product is faster than two float32 multiply-adds. Intel's takes

@@ -15,8 +15,6 @@ from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.instructions import multiplier_for
 from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel, compile_panel_kernel
-from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
-from tgi_trio.shard.numba_backend.kernels.quantised.panels import DIRECT, UNPACK
 from tgi_trio.shard.numba_backend.kinds.kind import (
     BLOCK_INPUTS,
     E4M3_NO_NUMBER,
@@ -29,6 +27,8 @@ from tgi_trio.shard.numba_backend.kinds.kind import (
     fill_panels,
 )
 from tgi_trio.shard.numba_backend.kinds.table import KINDS
+from tgi_trio.shard.numba_backend.multiplier import Multiplier
+from tgi_trio.shard.numba_backend.tables import DIRECT, UNPACK
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS
 
 Doubles = NDArray[np.float64]

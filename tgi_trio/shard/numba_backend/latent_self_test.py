@@ -13,9 +13,9 @@ from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.head_order import head_order
 from tgi_trio.shard.numba_backend.kernels.apart import compile_entry, narrowed
 from tgi_trio.shard.numba_backend.kernels.latents import run_latents
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.latent_operations import pack_heads
 from tgi_trio.shard.numba_backend.tables import LATENT, OPERATION, STEP, Buffer, Code, Form
+from tgi_trio.shard.numba_backend.variant import Variant
 
 _TOKENS, _HEADS, _PLAIN, _TURNED, _RANK, _VALUE = 3, 2, 32, 32, 64, 96
 _SIZE, _ROOM = _RANK + _TURNED, _TOKENS + 7  # rows: a tile may read some behind the last

@@ -44,8 +44,8 @@ ACTIVE_BITS: Final = 8  # of activations that codes are multiplied with, unless 
 
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
-    from tgi_trio.shard.numba_backend.kernels.variant import Variant
     from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
+    from tgi_trio.shard.numba_backend.variant import Variant
     from tgi_trio.shard.ranks.neighbours import Neighbours
     from tgi_trio.shard.ranks.portions import Portions
 

@@ -19,8 +19,8 @@ from tgi_trio.shard.numba_backend import self_test
 from tgi_trio.shard.numba_backend.kernels import is_marked, mark
 from tgi_trio.shard.numba_backend.kernels.apart import compile_apart
 from tgi_trio.shard.numba_backend.kernels.mixture.mixing import mix_experts
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.self_test import RandomWeights
+from tgi_trio.shard.numba_backend.variant import Variant
 
 _EXPERTS = ExpertsSpec(count=5, per_token=2, width=32, normalise=True, shared_width=64)
 

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from tgi_trio.shard.contract import Choices, ShardSequence
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.sampling.draws import draw_uniforms
-from tgi_trio.shard.numba_backend.kernels.sampling.narrow import room_bytes
 from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
-from tgi_trio.shard.numba_backend.kernels.sampling.scores import CHUNK
 from tgi_trio.shard.numba_backend.kernels.sampling.shuffle import shuffle
+from tgi_trio.shard.numba_backend.rooms import CHUNK, sampler_bytes
 from tgi_trio.shard.numba_backend.tables import ROW
 from tgi_trio.shard.sampling import logits_processors as processors
 from tgi_trio.shard.sampling.base import (
@@ -64,7 +63,7 @@ class CpuSampler(SamplerBase):
         )
         self._chunks = -(-vocab_size // CHUNK)
         others = (cores or [0])[1:]
-        self._rooms = allocate_zeroed((1 + len(others), room_bytes(self._chunks)))
+        self._rooms = allocate_zeroed((1 + len(others), sampler_bytes(self._chunks)))
         self._room_addresses = [address(room) for room in self._rooms]
         self._counter = allocate_zeroed((1,), np.int64)
         self._counter_address = address(self._counter)

@@ -8,8 +8,8 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.apart import narrowed
 from tgi_trio.shard.numba_backend.kernels.padding import run_padding
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.tables import OPERATION, PADDING, STEP, Buffer, Code, Form
+from tgi_trio.shard.numba_backend.variant import Variant
 
 _TOKENS, _HEADS, _KV_HEADS = 3, 4, 2
 _DIM, _VALUE, _KEPT, _KEPT_VALUE = 40, 24, 64, 32

@@ -15,7 +15,7 @@ from tgi_trio.shard.numba_backend.tables import Buffer, Form
 
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel
-    from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
+    from tgi_trio.shard.numba_backend.multiplier import Multiplier
 
 _FORMS = {
     8: (Form.WHOLE_8, Buffer.WHOLE_8),

@@ -10,7 +10,6 @@ from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.apart import narrowed
 from tgi_trio.shard.numba_backend.kernels.rare import run_rare
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.tables import (
     OPENING,
     OPERATION,
@@ -22,6 +21,7 @@ from tgi_trio.shard.numba_backend.tables import (
     Form,
     GroupNorm,
 )
+from tgi_trio.shard.numba_backend.variant import Variant
 
 _TOKENS, _SIZE, _EPS = 3, 64, 1e-5
 _POSITIONS = (5, 0, 2)  # and tokens

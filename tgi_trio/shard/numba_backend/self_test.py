@@ -20,9 +20,9 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.program import pack_program
 from tgi_trio.shard.numba_backend.tables import MIXING
+from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import EIGHT_BITS, CacheNumbers
 
 _TOLERANCES = {True: 0.05, False: 1e-4}  # rounded numbers or not; of the logits' norm

@@ -17,7 +17,6 @@ from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels import is_marked, mark
 from tgi_trio.shard.numba_backend.kernels.apart import compile_apart, narrowed
 from tgi_trio.shard.numba_backend.kernels.states.keeping import keep_states
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.tables import (
     MIXER,
     OPERATION,
@@ -26,6 +25,7 @@ from tgi_trio.shard.numba_backend.tables import (
     Code,
     Form,
 )
+from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, Storage
 
 _STARTS = (0, 3, 5, 6)  # of three rows

@@ -8,8 +8,8 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.apart import narrowed
 from tgi_trio.shard.numba_backend.kernels.streams import run_streams
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.tables import OPERATION, STEP, STREAM, STREAMING, Buffer, Code
+from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
 _TOKENS, _COUNT, _ACTIVE, _SIZE = 3, 3, 1, 64

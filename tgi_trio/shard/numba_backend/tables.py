@@ -440,3 +440,10 @@ ROW = np.dtype(
         ("score", "f4"),  # of the token, relative and sharpened
     ]
 )
+
+# Records of adapters, in int64: of a run, of a site of an adapter, of a piece of its outputs.
+RUN, SITE, PIECE = 3, 4, 7
+
+# What becomes of a panel of quantised weights: it is multiplied as it is stored; it is unpacked
+# first; it has been unpacked before; it is unpacked if the rows are many.
+DIRECT, UNPACK, UNPACKED, UNPACK_FOR_MANY = 0, 1, 2, 3

@@ -12,11 +12,11 @@ import numpy as np
 from numba import typeof
 from numpy.typing import NDArray
 
+from tgi_trio.shard.numba_backend import control_block as layout
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels import threads as layout
 from tgi_trio.shard.numba_backend.kernels.step import take_part
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.tables import STEP
+from tgi_trio.shard.numba_backend.variant import Variant
 
 
 class Team:

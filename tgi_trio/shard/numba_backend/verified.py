@@ -23,12 +23,12 @@ from tgi_trio.shard.numba_backend.kernels.quantised.link import (
     compile_panel_kernel,
     is_compiled,
 )
-from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
 from tgi_trio.shard.numba_backend.parallel_compilation import compile_in_parallel, run_in_parallel
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 

@@ -27,7 +27,7 @@ from tgi_trio.shard.numba_backend.kernels import entry, kernel
 from tgi_trio.shard.numba_backend.kernels.arrays import greater, ints_at, lesser
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
 from tgi_trio.shard.numba_backend.kernels.tiles import fold, multiply_add, store_tile, zeros
-from tgi_trio.shard.numba_backend.kernels.variant import Variant, count, number
+from tgi_trio.shard.numba_backend.kernels.variant import count, number
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     fill,
     load,
@@ -36,6 +36,8 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     store,
     store_active,
 )
+from tgi_trio.shard.numba_backend.tables import PIECE, RUN, SITE
+from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _ARGUMENTS = 11  # integers, behind the variant
@@ -43,8 +45,6 @@ _HALF = 64  # bytes of a step of half a panel
 _AHEAD = 4096  # bytes that are fetched ahead
 _PANELS = 32  # that are multiplied with all rows before the next ones are
 _AT_ONCE = 32  # rows of a piece of work of `shrink`
-# Records, in int64: of a run, of a site of an adapter, of a piece of its outputs.
-RUN, SITE, PIECE = 3, 4, 7
 
 
 @entry

@@ -17,7 +17,6 @@ from numba import from_dtype, typeof, types
 from numba.extending import intrinsic
 
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
-from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.tables import (
     LATENT,
     MIXER,
@@ -29,6 +28,7 @@ from tgi_trio.shard.numba_backend.tables import (
     STEP,
     STREAM,
 )
+from tgi_trio.shard.numba_backend.variant import Variant
 
 _ARGUMENTS = 5  # integers, behind the variant
 

@@ -43,12 +43,12 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     total,
     weight,
 )
+from tgi_trio.shard.numba_backend.rooms import TILE_BYTES
 from tgi_trio.shard.numba_backend.tables import Buffer
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 QUERY, ATTENDED = int(Buffer.QUERY), int(Buffer.ATTENDED)
 _NOTHING = -1e30  # score of a token that is not seen
-TILE_BYTES = 2048  # room for a tile of values: at most 32 vectors
 _AHEAD = 4  # blocks of the stream that are fetched ahead
 _LINE = 64
 

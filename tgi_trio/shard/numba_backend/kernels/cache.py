@@ -49,7 +49,8 @@ def _places() -> Iterator[Path]:
 def _source_hash() -> str:
     here = Path(__file__).parent
     found = hashlib.sha256()
-    agreed = [here.parent / "weight_layout.py", here.parent / "tables.py"]
+    names = ("weight_layout", "tables", "variant", "multiplier", "rooms", "control_block")
+    agreed = [here.parent / f"{name}.py" for name in names]
     agreed += (here.parent / "kinds").glob("*.py")
     for path in sorted([*here.rglob("*.py"), *agreed]):
         found.update(path.read_bytes())

@@ -31,7 +31,6 @@ from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel
 from tgi_trio.shard.numba_backend.kernels.arrays import greater, lesser
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.numba_backend.kernels.quantised.link import call_panel_kernel
-from tgi_trio.shard.numba_backend.kernels.quantised.panels import UNPACK_FOR_MANY, UNPACKED
 from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
 from tgi_trio.shard.numba_backend.kernels.tiles import fold, multiply_add, store_tile, zeros
 from tgi_trio.shard.numba_backend.kernels.variant import count, number, times
@@ -45,12 +44,11 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     store,
 )
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS
-from tgi_trio.shard.numba_backend.tables import Buffer, Epilogue
+from tgi_trio.shard.numba_backend.rooms import DELTAS, ROWS
+from tgi_trio.shard.numba_backend.tables import UNPACK_FOR_MANY, UNPACKED, Buffer, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _STEP_BYTES = 4 * PANEL  # of a step of a panel
-ROWS = 64  # of sums that a thread has room for: of quantised weights, a panel of which is unpacked
-DELTAS = 1024  # rows of what adapters add that a thread has room for, of all panels together
 _AHEAD = 4096  # bytes that a lone row fetches ahead
 _FURTHER_AHEAD = 8192  # bytes that a lone tile of several rows does: 8 rows are a sixth faster
 _SHARED = 8  # one of so many panels of a lone tile belongs to whoever is there first

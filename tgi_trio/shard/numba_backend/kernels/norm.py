@@ -28,7 +28,6 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 ADD, QKV, QUERY = int(Epilogue.ADD), int(Buffer.QKV), int(Buffer.QUERY)
 BLOCK = 16  # tokens per KV block: one vector of scores
-ROTATE_HEADS = 3  # of room that `rotate` needs: a key, cosines and sines, a value
 
 
 @kernel

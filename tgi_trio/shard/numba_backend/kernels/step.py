@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tgi_trio.shard.numba_backend.control_block import STOPPED
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
 from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel
 from tgi_trio.shard.numba_backend.kernels.apart import address_of, call_apart
@@ -13,7 +14,6 @@ from tgi_trio.shard.numba_backend.kernels.norm import embed, norm, rotate
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import quantise
 from tgi_trio.shard.numba_backend.kernels.quantised.lookup import embed_quantised
 from tgi_trio.shard.numba_backend.kernels.threads import (
-    STOPPED,
     atomic_exchange,
     atomic_load,
     barrier,

@@ -1,8 +1,9 @@
 """How the team's threads meet: atomics, a barrier, and sleep when there is nothing to do.
 
-Everything shared lies in one control block of cache lines. A thread that waits spins first, since
-the next barrier is a microsecond away; then it gives up its core between looks, since somebody
-else may need it; and a worker that has waited for some milliseconds sleeps in the kernel.
+Everything shared lies in one control block of cache lines (`control_block.py`). A thread that waits
+spins first, since the next barrier is a microsecond away; then it gives up its core between looks,
+since somebody else may need it; and a worker that has waited for some milliseconds sleeps in the
+kernel.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ from typing import Any
 import llvmlite.ir as ir
 from numba import types
 
+from tgi_trio.shard.numba_backend.control_block import (
+    ARRIVED,
+    ITEMS,
+    LINE,
+    POSTED,
+    WORKER_BYTES,
+    WORKERS,
+)
 from tgi_trio.shard.numba_backend.kernels import kernel
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, address, at, call, none, operation
-
-LINE = 64  # bytes of a cache line; what several threads write never shares one
-# Places in the control block.
-POSTED = 0 * LINE  # steps that were posted so far
-ARRIVED = 1 * LINE  # arrivals at barriers, all threads and all barriers together
-STOPPED = 2 * LINE  # 1: workers are to return
-_ITEMS = 3 * LINE  # two counters of pieces of work that were taken, for operations in turns
-_WORKERS = 5 * LINE  # then, per thread, a flag that it sleeps, and its semaphore
-_WORKER_BYTES = 2 * LINE
 
 # Looks between which the core is not given up. Between steps about ten microseconds: nobody knows
 # when the next one comes. At a barrier about 0.6 ms: the others are nearly there, and whoever gives
@@ -31,16 +31,6 @@ _WORKER_BYTES = 2 * LINE
 _SPINS = 256
 _BARRIER_SPINS = 16384
 _YIELDS = 512  # times the core is given up before a worker sleeps; milliseconds on an idle machine
-
-
-def control_bytes(threads: int) -> int:
-    """Return the size of the control block."""
-    return _WORKERS + threads * _WORKER_BYTES
-
-
-def semaphore_offset(rank: int) -> int:
-    """Return where a thread's semaphore lies in the control block."""
-    return _WORKERS + rank * _WORKER_BYTES + LINE
 
 
 _PAUSES = {"x86_64": "llvm.x86.sse2.pause", "aarch64": "llvm.aarch64.hint"}
@@ -94,7 +84,7 @@ def wake(builder: Any, semaphore: Any) -> Any:
 @kernel
 def item_counter(control, i):
     """Return the address of operation i's counter of the pieces of work that were taken."""
-    return control + _ITEMS + i % 2 * LINE
+    return control + ITEMS + i % 2 * LINE
 
 
 @kernel
@@ -117,7 +107,7 @@ def post(control, threads):
     """Let the workers begin a step; what they are to read has been written."""
     atomic_add(control + POSTED, 1)
     for rank in range(1, threads):
-        worker = control + _WORKERS + rank * _WORKER_BYTES
+        worker = control + WORKERS + rank * WORKER_BYTES
         if atomic_exchange(worker, 0) == 1:
             wake(worker + LINE)
 
@@ -129,7 +119,7 @@ def wait_for_post(control, rank, seen):
     No wake-up is lost: the flag says "asleep" before the last look, and whoever posts takes the
     flag away and posts the semaphore, which remembers.
     """
-    worker = control + _WORKERS + rank * _WORKER_BYTES
+    worker = control + WORKERS + rank * WORKER_BYTES
     looks = 0
     while True:
         posted = atomic_load(control + POSTED)

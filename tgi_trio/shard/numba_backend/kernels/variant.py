@@ -1,4 +1,4 @@
-"""Compile-time choices: how numbers are stored, which instructions multiply, how wide tiles are.
+"""Compile-time choices as kernels see them.
 
 A `Variant` is handed to every kernel as an argument without a value: all of it is in its *type*,
 so numba compiles each kernel once per variant, and `variant.weights.step` in a kernel is a
@@ -7,8 +7,6 @@ constant. `Count` does the same for one number, the rows of a tile.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import llvmlite.ir as ir
@@ -25,101 +23,8 @@ from numba.extending import (
     unbox,
 )
 
+from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import Storage
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One way to compile the kernels."""
-
-    weights: Storage  # of linear layers
-    kv: Storage  # embeddings, and K and V: the model's dtype, float32 or bfloat16
-    cache: Storage  # K and V: as `kv`, or of 8 bits
-    heads: int  # query heads that attend together; they share their KV head
-    value_vectors: int  # vectors of a head's values that are summed at once
-    rows: int  # most rows of a tile of a matrix product: 8 where there are 32 registers, else 6
-    tokens: int = 1  # of a sequence that attend together
-
-    @classmethod
-    def from_json(cls, text: str) -> Variant:
-        """Return the variant that `as_json` has written."""
-        facts = json.loads(text)
-        for side in ("weights", "kv", "cache"):
-            facts[side] = Storage(**facts[side])
-        return cls(**facts)
-
-    def as_json(self) -> str:
-        """Return what another process makes the same variant of."""
-        return json.dumps(asdict(self))
-
-    @property
-    def instructions(self) -> str:
-        """What an operator is shown."""
-        weights = "int8 weights, " if self.weights.int8 else ""
-        dot = " dot product" if self.dot else ""
-        cache = f", K and V in {self.cache.numbers}" if self.cache.eight else ""
-        return f"{weights}{self.kv.numbers}{dot}{cache}, tiles of {self.rows}"
-
-    @property
-    def dot(self) -> bool:
-        """Whether activations that go into a product are bfloat16 too; otherwise float32."""
-        return self.kv.dot
-
-    @property
-    def active_bytes(self) -> int:
-        """Bytes of one activation that goes into a product."""
-        return 2 if self.dot else 4
-
-    @property
-    def query_bytes(self) -> int:
-        """Bytes of one number of a query, which K is multiplied with."""
-        return 2 if self.cache.dot else 4
-
-    @property
-    def tile_rows(self) -> int:
-        """Query heads of all tokens that attend together."""
-        return self.tokens * self.heads
-
-    @property
-    def tile_vectors(self) -> int:
-        """As `value_vectors`, of these."""
-        return 2 if self.tokens > 1 else self.value_vectors
-
-    @property
-    def columns(self) -> int:
-        """Vectors of a panel that a tile of so many rows has at once."""
-        return 2 if self.rows >= 8 else 1
-
-    @property
-    def least_alone(self) -> int:
-        """Rows from which on a full tile is faster than smaller ones, where there are no others."""
-        if self.rows < 8:
-            return self.rows
-        return 7 if self.weights.int8 else 2  # with int8 arithmetic takes longer than reading
-
-    @property
-    def least_behind(self) -> int:
-        """The same of rows behind full tiles, which find their panel in the cache."""
-        if self.rows < 8:
-            return self.rows
-        return 7 if self.weights.int8 else 5
-
-    @property
-    def cheap_rows(self) -> int:
-        """Rows up to which a step is filled with guesses: as many cost 1.1 steps of one row, of a
-        tile of six 1.2; with int8 weights four cost 2, and eight 3.4.
-        """
-        return 4 if self.weights.int8 else self.rows
-
-    @property
-    def unroll_one(self) -> int:
-        """Steps at a time for a tile of one row; see `linear.panel_product`."""
-        return 4 if self.rows >= 8 else 2
-
-    @property
-    def unroll_two(self) -> int:
-        """Steps at a time for a tile of two rows."""
-        return 2 if self.rows >= 8 else 1
 
 
 class VariantType(types.Type):

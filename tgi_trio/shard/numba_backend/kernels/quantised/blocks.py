@@ -35,10 +35,11 @@ from tgi_trio.shard.numba_backend.kernels.quantised.codes import (
 )
 from tgi_trio.shard.numba_backend.kernels.quantised.dots import Operands, sum_products
 from tgi_trio.shard.numba_backend.kernels.quantised.floats import add_floats, read_numbers
-from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier, MultiplierType
+from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import MultiplierType
 from tgi_trio.shard.numba_backend.kernels.variant import CountType
 from tgi_trio.shard.numba_backend.kernels.vectors import fma_of
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, MOST_ZERO
+from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 i64 = types.int64

@@ -17,8 +17,8 @@ from tgi_trio.shard.numba_backend.kernels.emit import (
     ints,
     load_as,
 )
-from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.kinds.kind import MOST_ZERO, Field
+from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 BYTE, SHORT = ir.IntType(8), ir.IntType(16)

@@ -10,17 +10,7 @@ import llvmlite.ir as ir
 
 from tgi_trio.shard.numba_backend.kernels.emit import I32, INTS, call, ints
 from tgi_trio.shard.numba_backend.kernels.quantised.codes import CODES, PAIRS, constant, join
-from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Dots
-
-_MOST_OF_16_BITS = 32767
-
-
-def multiplies_bytes(dots: Dots, largest_code: int) -> bool:
-    """Return whether codes can be multiplied with activations of 8 bits.
-
-    The older instructions add two products in 16 bits, which those of large codes would not fit.
-    """
-    return dots in ("vnni", "plain") or _pairs_that_fit(largest_code) > 0 or dots == "neon"
+from tgi_trio.shard.numba_backend.multiplier import Dots, pairs_that_fit
 
 
 class Operands(NamedTuple):
@@ -60,7 +50,7 @@ def _sum_by_vectors(
     """
     if operands.largest is None:
         return _add_vectors(builder, _add_neighbours, operands, places, starts)
-    most = _pairs_that_fit(operands.largest)
+    most = pairs_that_fit(operands.largest)
     totals = starts
     for begin in range(0, len(places), most):
         if begin:
@@ -140,15 +130,10 @@ def _sum_of_shorts(builder: Any, dots: Dots, codes: list[Any], x: list[Any], sta
     return total
 
 
-def _pairs_that_fit(largest: int) -> int:
-    """Return how many pairs of products of codes and 127 can be added in 16 bits."""
-    return _MOST_OF_16_BITS // (2 * 127 * largest)
-
-
 def _sum_by_pairs(
     builder: Any, dots: Dots, codes: list[Any], x: list[Any], largest: int, start: Any
 ) -> Any:
-    most = _pairs_that_fit(largest)
+    most = pairs_that_fit(largest)
     total = start
     for begin in range(0, len(codes), most):
         pairs = [

@@ -37,10 +37,10 @@ from tgi_trio.shard.numba_backend.kernels.quantised.codes import (
     join,
     offset,
 )
-from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.kernels.tiles import multiply_pairs
 from tgi_trio.shard.numba_backend.kernels.vectors import fma_of
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, FLOATING_ORDER
+from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _VECTOR = 4 * LANES  # bytes

@@ -11,9 +11,9 @@ from numba.extending import intrinsic
 
 from tgi_trio.shard.numba_backend.kernels import is_marked, mark
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
-from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.kernels.quantised.panels import multiply_panel
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS
+from tgi_trio.shard.numba_backend.multiplier import Multiplier
 
 _ARGUMENTS = 10  # integers, behind the multiplier
 

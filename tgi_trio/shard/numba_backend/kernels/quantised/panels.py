@@ -17,13 +17,11 @@ from tgi_trio.shard.numba_backend.kernels.quantised.blocks import add_block, unp
 from tgi_trio.shard.numba_backend.kernels.tiles import store_tile, zeros
 from tgi_trio.shard.numba_backend.kernels.variant import count, number
 from tgi_trio.shard.numba_backend.kernels.vectors import prefetch, prefetch_near
+from tgi_trio.shard.numba_backend.tables import DIRECT, UNPACK, UNPACK_FOR_MANY, UNPACKED
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _AHEAD = 8  # blocks that a lone row fetches ahead; with four memory is read a tenth slower
 _LINE = 64
-# Modes: multiply with the panel as it is stored; unpack it first; it has been unpacked before;
-# unpack it if the rows are many.
-DIRECT, UNPACK, UNPACKED, UNPACK_FOR_MANY = 0, 1, 2, 3
 
 
 @entry

@@ -19,13 +19,13 @@ from tgi_trio.shard.numba_backend.kernels.arrays import (
     lesser,
 )
 from tgi_trio.shard.numba_backend.kernels.sampling.scores import (
-    CHUNK,
     VECTOR_BYTES,
     reading,
     relative,
     relative_one,
 )
 from tgi_trio.shard.numba_backend.kernels.vectors import first_lane, lanes_at_least, load
+from tgi_trio.shard.numba_backend.rooms import CHUNK
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 

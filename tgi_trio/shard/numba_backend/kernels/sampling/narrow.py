@@ -25,7 +25,6 @@ from tgi_trio.shard.numba_backend.kernels.arrays import (
     lesser,
 )
 from tgi_trio.shard.numba_backend.kernels.sampling.scores import (
-    CHUNK,
     CHUNK_BYTES,
     VECTOR_BYTES,
     measure,
@@ -44,21 +43,15 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     total,
     where_at_least,
 )
+from tgi_trio.shard.numba_backend.rooms import BUCKETS, CHUNK, WEIGHTS
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
-BUCKETS = 512
 _WIDEST = 32.0  # nats: the first bracket; farther tokens are hardly ever wanted
 _QUARTERINGS, _PASSES = 3, 5  # first passes, and all
 _NEAR = 1.0 / 16.0  # of a bracket, to either side of where the answer should be
 _FLUSH = 32  # vectors that are summed up in float32
 _LOWEST = np.float32(np.finfo(np.float32).min)
 # A thread's memory: the buckets' masses, all weights, then a list of tokens.
-_WEIGHTS = 8 * BUCKETS
-
-
-def room_bytes(chunks: int) -> int:
-    """Return the memory a thread needs for rows of so many chunks."""
-    return _WEIGHTS + 20 * chunks * CHUNK
 
 
 @kernel
@@ -199,7 +192,7 @@ def cut(row, centre, mass, wanted, ties, room):
     `mass`: that of all tokens; each one's own is in the room. Of several tokens at that distance
     all stay if `ties`, else as few as it takes, lower ids first.
     """
-    size, own = row.chunks * CHUNK, room + _WEIGHTS
+    size, own = row.chunks * CHUNK, room + WEIGHTS
     away, weights = floats_at(own + 4 * size, size), floats_at(own + 8 * size, size)
     ids, masses = ints_at(own + 12 * size, size), doubles_at(room, BUCKETS)
     low, high, before = bracket(row, fill(centre), mass, wanted, own)
@@ -233,9 +226,9 @@ def truncate(row, room):
             continue
         centre, entropy = 0.0, 0.0
         if rule == 0:
-            mass, wanted = count_tokens(row, room + _WEIGHTS), np.float64(row.top_k)
+            mass, wanted = count_tokens(row, room + WEIGHTS), np.float64(row.top_k)
         else:
-            mass, entropy = measure(row, rule == 2, room + _WEIGHTS)
+            mass, entropy = measure(row, rule == 2, room + WEIGHTS)
             wanted = mass * (row.top_p if rule == 1 else row.typical_p)
         if rule == 2:
             centre = entropy - np.log(mass)  # the mean cost

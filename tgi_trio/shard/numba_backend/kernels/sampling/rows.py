@@ -9,7 +9,6 @@ from tgi_trio.shard.numba_backend.kernels.arrays import floats_at, ints_at, less
 from tgi_trio.shard.numba_backend.kernels.sampling.candidates import find_candidates
 from tgi_trio.shard.numba_backend.kernels.sampling.narrow import truncate
 from tgi_trio.shard.numba_backend.kernels.sampling.scores import (
-    CHUNK,
     CHUNK_BYTES,
     VECTOR_BYTES,
     find_maxima,
@@ -21,6 +20,7 @@ from tgi_trio.shard.numba_backend.kernels.sampling.scores import (
 )
 from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
 from tgi_trio.shard.numba_backend.kernels.vectors import load, store, weight
+from tgi_trio.shard.numba_backend.rooms import CHUNK
 
 _BELOW_ONE = 1.0 - 2.0**-52  # rounding must not carry a target up to the whole mass
 

@@ -21,9 +21,9 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     where_at_least,
     where_bits,
 )
+from tgi_trio.shard.numba_backend.rooms import CHUNK
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
-CHUNK = 128
 VECTOR_BYTES, CHUNK_BYTES = 4 * LANES, 4 * CHUNK
 _FINITE = -1e30  # stands for -inf where it is multiplied by a weight of 0
 
