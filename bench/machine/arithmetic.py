@@ -8,10 +8,10 @@ Where two processors of a virtual machine are threads of one core, two do no mor
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from bench.machine.bandwidth import seconds_at_once
 from tgi_trio.shard.machine.cores import usable_cores
-from tgi_trio.shard.numba_backend.kernels import entry
 from tgi_trio.shard.numba_backend.kernels.vectors import add, fill, fma, total
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
@@ -19,7 +19,7 @@ _CHAINS = 12  # that do not wait for each other: more than multiply-adds are und
 _ROUNDS = 2_000_000
 
 
-@entry
+@njit(nogil=True)
 def multiply_add_chains(rounds):
     """Do `rounds` multiply-adds on each of twelve vectors; returns a sum of all of them."""
     start = np.float32(1.0)

@@ -14,15 +14,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numba import njit
+
 from tgi_trio.shard.machine.cores import usable_cores
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels import entry
 from tgi_trio.shard.numba_backend.kernels.vectors import add, fill, load, total
 
 _BYTES = 256 << 20  # per thread: far beyond any cache
 
 
-@entry
+@njit(nogil=True)
 def read(where, end):
     """Read memory once, four lines at a time; returns the sum, so that nothing is left out."""
     a, b, c, d = fill(0.0), fill(0.0), fill(0.0), fill(0.0)

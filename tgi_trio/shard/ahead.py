@@ -19,8 +19,6 @@ _MODULES: Final[dict[str, Sequence[str]]] = {
         "tgi_trio.shard.machine.device",
         "tgi_trio.shard.numba_backend.loading",
         "tgi_trio.shard.sampling.guides",
-        "numba",
-        "numpy.ma",  # which numba asks for with the first array
         "tgi_trio.shard.numba_backend.forward",
         "tgi_trio.shard.numba_backend.numba_runner",
         "tgi_trio.shard.numba_backend.verified",
@@ -40,18 +38,8 @@ def tasks_ahead(kind: str) -> Iterator[Callable[[], object]]:
     hide_devices(os.environ)  # before torch looks
     for name in _MODULES.get(kind, ()):
         yield partial(_import, name)
-    if kind == "numba":
-        yield _fill_tables
 
 
 def _import(name: str) -> None:
     with suppress(ImportError):  # it is missed where it is needed, by somebody who says so
         importlib.import_module(name)
-
-
-def _fill_tables() -> None:
-    """Have numba fill its tables of types, as it does where the first kernel is loaded."""
-    from numba.core.registry import cpu_target
-
-    cpu_target.typing_context.refresh()
-    cpu_target.target_context.refresh()

@@ -1,92 +1,122 @@
-"""Kernels compiled by another process, beside ours or ahead of time."""
+"""Kernels compiled by another process, beside ours or ahead of time, and opened without numba."""
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+import llvmlite.ir as ir
+import numpy as np
 import pytest
 
 from tgi_trio.demo import model_path
 from tgi_trio.shard.numba_backend import __main__ as ahead
-from tgi_trio.shard.numba_backend import (
-    kernels,
-    parallel_compilation,
-    sampler_self_test,
-    verified,
-)
-from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
+from tgi_trio.shard.numba_backend import loading
+from tgi_trio.shard.numba_backend.arena import address
+from tgi_trio.shard.numba_backend.kernels import compiling
+from tgi_trio.shard.numba_backend.kernels.object_symbols import missing_symbols
+from tgi_trio.shard.numba_backend.machine_code import beside, store
+from tgi_trio.shard.numba_backend.machine_code.beside import Wanted, compile_beside
+from tgi_trio.shard.numba_backend.machine_code.entry import DRAW_UNIFORMS, SHUFFLE
+from tgi_trio.shard.numba_backend.machine_code.opening import SYMBOL, make_object, open_object
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
-from tgi_trio.shard.numba_backend.parallel_compilation import compile_in_parallel
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.numba_backend.variant import Variant
+
+BOTH: Sequence[Wanted] = [(DRAW_UNIFORMS, None), (SHUFFLE, None)]
+I64, I32 = ir.IntType(64), ir.IntType(32)
 
 
 @pytest.fixture
-def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function text -> name of a module for `python -m`; `here` in it is tmp_path."""
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr(parallel_compilation, "is_missing", lambda kernel: True)
-    monkeypatch.setattr(parallel_compilation, "usable_cores", lambda: [0, 1])
-
-    def make(text: str) -> str:
-        lines = ["import os, pathlib, time", f"here = pathlib.Path({str(tmp_path)!r})", text]
-        (tmp_path / "helper_module.py").write_text("\n".join(lines))
-        return "helper_module"
-
-    return make
+def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    store.find_folder.cache_clear()
+    yield
+    store.find_folder.cache_clear()
 
 
-def test_the_end_of_the_block_waits_for_the_other_process(helper: Any, tmp_path: Path) -> None:
-    text = """while not (here / 'go').exists(): time.sleep(0.01)
-time.sleep(0.2)
-(here / 'done').touch()"""
-    with compile_in_parallel(work_on_rows, helper(text)):
-        assert not (tmp_path / "done").exists()
-        (tmp_path / "go").touch()
-    assert (tmp_path / "done").exists()
+def test_another_process_compiles_what_comes_last_and_ends_with_the_block(
+    empty_store: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "usable_cores", lambda: [0, 1])
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
 
+    def start(*given: object, **more: object) -> subprocess.Popen[bytes]:
+        started.append(popen(*given, **more))  # type: ignore[call-overload]
+        return started[-1]
 
-def test_the_other_process_ends_with_a_block_that_fails(helper: Any, tmp_path: Path) -> None:
-    pid_file = tmp_path / "pid"
-    text = "(here / 'new').write_text(str(os.getpid())); (here / 'new').rename(here / 'pid')"
-    with (
-        pytest.raises(RuntimeError, match="no weights"),
-        compile_in_parallel(work_on_rows, helper(f"{text}; time.sleep(600)")),
-    ):
-        while not pid_file.exists():
+    monkeypatch.setattr(beside.subprocess, "Popen", start)
+    with pytest.raises(RuntimeError, match="no weights"), compile_beside(BOTH):
+        while not SHUFFLE.is_kept():
             time.sleep(0.01)
         raise RuntimeError("no weights")
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid_file.read_text()), 0)
+    (process,) = started
+    assert process.returncode is not None
+    monkeypatch.setattr(compiling, "compile_object", None)  # it is not needed any more
+    ids, draws = np.arange(9), np.arange(8)
+    SHUFFLE.open()(address(ids), 9, address(draws), 8)
+    assert sorted(ids.tolist()) == list(range(9))
 
 
-@pytest.mark.parametrize(("missing", "cores"), [(False, [0, 1]), (True, [0])])
-def test_no_process_where_it_would_not_help(
-    missing: bool, cores: list[int], helper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("cores", "helpers"), [(1, 0), (2, 1), (64, 1)])
+def test_there_are_as_many_processes_as_help(
+    cores: int, helpers: int, empty_store: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel_compilation, "is_missing", lambda kernel: missing)
-    monkeypatch.setattr(parallel_compilation, "usable_cores", lambda: cores)
-    with compile_in_parallel(work_on_rows, helper("(here / 'done').touch()")):
-        pass
-    assert not (tmp_path / "done").exists()
+    """This one compiles as well."""
+    run: list[bytes] = []
+
+    @contextmanager
+    def note(text: bytes) -> Iterator[None]:
+        run.append(text)
+        yield
+
+    monkeypatch.setattr(beside, "_run_beside", note)
+    monkeypatch.setattr(beside, "usable_cores", lambda: list(range(cores)))
+    with compile_beside(BOTH):
+        assert len(run) == helpers
+    store.find_or_make(SHUFFLE.file_name(None), lambda: b"code")
+    with compile_beside(BOTH):  # one is missing, which is for us
+        assert len(run) == helpers
 
 
-def test_a_compiled_kernel_is_known_by_its_file() -> None:
-    if kernels._FOLDER is None:
-        pytest.skip("there is no place for a cache")
-    assert sampler_self_test.find_fault() is None
-    assert not kernels.is_missing(work_on_rows)
-    assert kernels.is_missing(test_a_compiled_kernel_is_known_by_its_file)
+def test_a_server_whose_kernels_are_kept_does_without_numba() -> None:
+    assert ahead.main([str(model_path())]) == 0
+    program = "import sys; from tgi_trio.shard.numba_backend.__main__ import main; "
+    program += "code = main(sys.argv[1:]); sys.exit(code or 2 * ('numba' in sys.modules))"
+    process = subprocess.run([sys.executable, "-c", program, model_path()], check=False)
+    assert process.returncode == 0
 
 
-def test_a_package_elsewhere_finds_what_was_compiled() -> None:
-    """The folder is named by what kernels are, and what is in it by their place among them."""
-    if kernels._FOLDER is None:
-        pytest.skip("there is no place for a cache")
-    assert Path(work_on_rows.stats.cache_path) == kernels._FOLDER / "kernels_sampling"
+def call_of(name: str, symbol: str) -> bytes:
+    """Return an object file in which `symbol` calls the function `name`."""
+    module = ir.Module()
+    kind = ir.FunctionType(I32, [I64])
+    builder = ir.IRBuilder(ir.Function(module, kind, symbol).append_basic_block())
+    number = builder.function.args[0]
+    builder.ret(builder.call(ir.Function(module, kind, name), [number]))
+    return make_object(module)
+
+
+def test_what_an_object_file_lacks_is_told() -> None:
+    assert missing_symbols(call_of("labs", SYMBOL)) == ["labs"]
+    assert open_object(call_of("labs", SYMBOL), 1)(-7) == 7
+    with pytest.raises(RuntimeError, match="no function 'run'"):
+        open_object(call_of("labs", "walk"), 1)
+
+
+def test_a_kernel_that_needs_numba_is_not_kept(
+    empty_store: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLVM would end a process that opens it and has no numba."""
+    monkeypatch.setattr(compiling, "missing_symbols", lambda data: ["sched_yield", "NRT_decref"])
+    with pytest.raises(RuntimeError, match=r"what is not there: NRT_decref$"):
+        SHUFFLE.compile(None)
 
 
 def test_a_model_that_the_kernels_do_not_fit_is_no_traceback(
@@ -118,23 +148,23 @@ def test_flags_that_no_server_takes(
 @pytest.mark.parametrize(
     ("words", "bits", "kv"),
     [
-        (["--quantize", "q4_0"], 8, None),
-        (["--quantize", "q4_0", "--activations", "16"], 16, None),
+        (["--quantize", "q4_0"], 8, "float32"),
+        (["--quantize", "q4_0", "--activations", "16"], 16, "float32"),
         (["--quantize", "q4_0", "--kv-cache-dtype", "fp8_e5m2"], 8, "fp8_e5m2"),
     ],
 )
 def test_what_is_compiled_ahead_is_what_the_same_flags_serve(
-    words: list[str], bits: int, kv: str | None, monkeypatch: pytest.MonkeyPatch
+    words: list[str], bits: int, kv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels for activations of 8 bits are others than those for 16, and so with K and V."""
-    asked: list[tuple[str, int, str | None]] = []
+    asked: list[tuple[str, int, str]] = []
 
-    def note(
-        *_: Any, multipliers: Sequence[Multiplier], kv_dtype: str | None, **__: Any
-    ) -> NoReturn:
-        asked.extend((each.kind.name, each.active_bits, kv_dtype) for each in multipliers)
+    def note(wanted: Sequence[Wanted]) -> NoReturn:
+        (cache,) = (each.cache for _, each in wanted if isinstance(each, Variant))
+        products = (each for _, each in wanted if isinstance(each, Multiplier))
+        asked.extend((each.kind.name, each.active_bits, cache.numbers) for each in products)
         raise UnsupportedError("enough is known")
 
-    monkeypatch.setattr(verified, "choose_variant", note)
+    monkeypatch.setattr(loading, "compile_beside", note)
     assert ahead.main([str(model_path()), *words]) == 1
     assert asked == [("q4_0", bits, kv)]

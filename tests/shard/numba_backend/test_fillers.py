@@ -89,6 +89,7 @@ def test_a_program_that_errs_is_not_used(
 ) -> None:
     assert find_filler("Q4_0") is not None
     assert find_filler("affine") is None  # nobody writes one
+    monkeypatch.setattr(filler, "find_or_make", lambda name, make: make())
     monkeypatch.setitem(READERS, "Q4_0", READERS["Q4_1"])  # reads elsewhere
     assert find_filler("Q4_0") is None
     assert "Q4_0 are packed with numpy: their codes" in capfd.readouterr().err

@@ -27,8 +27,7 @@ from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding, round_matrix
 from tgi_trio.shard.numba_backend import apart_table, mixture_self_test, verified
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels.apart import narrowed
-from tgi_trio.shard.numba_backend.kernels.mixture.mixing import mix_experts
+from tgi_trio.shard.numba_backend.machine_code.entry import MIX_EXPERTS
 from tgi_trio.shard.numba_backend.tables import (
     MIXTURE,
     OPERATION,
@@ -38,7 +37,7 @@ from tgi_trio.shard.numba_backend.tables import (
     Code,
 )
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
-from tgi_trio.shard.numba_backend.variant import Variant
+from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 from tgi_trio.shard.numba_backend.weight_layout import Storage
 from tgi_trio.shard.torch_backend.layers.routing import route
 
@@ -249,7 +248,7 @@ def test_routing_is_that_of_torch(spec: ExpertsSpec) -> None:
         step["buffers"][0, buffer] = address(array)
     op["code"], op["facts"], op["width"] = Code.ROUTE, address(facts), width
     scratch = allocate_zeroed((1 << 14,))
-    mix_experts(narrowed(VARIANT), 0, address(step), address(op), 0, address(scratch))
+    MIX_EXPERTS.open(narrowed(VARIANT))(0, address(step), address(op), 0, address(scratch))
     given = None if bias is None else torch.from_numpy(bias[: spec.count])
     weights, experts = route(torch.from_numpy(logits[:, : spec.count].copy()), spec, given)
     np.testing.assert_array_equal(chosen, experts.numpy())

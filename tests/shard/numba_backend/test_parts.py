@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import njit
 
 from tgi_trio.shard.numba_backend.arena import address
-from tgi_trio.shard.numba_backend.kernels import entry, kernel
+from tgi_trio.shard.numba_backend.kernels import kernel
 from tgi_trio.shard.numba_backend.kernels.arrays import (
     doubles_at,
     floats_at,
@@ -28,17 +29,17 @@ def branch(x):  # type: ignore[no-untyped-def]
     return leaf(x) * 2 if x > 0 else leaf(greater(x, -1))
 
 
-@entry
+@njit
 def root(x):  # type: ignore[no-untyped-def]
     return branch(x) + leaf(x)
 
 
-@entry
+@njit
 def choose(a, b):  # type: ignore[no-untyped-def]
     return lesser(a, b), greater(a, b)
 
 
-@entry
+@njit
 def double_all(where, size):  # type: ignore[no-untyped-def]
     floats, doubles = floats_at(where, size), doubles_at(where + 4 * size, size)
     ints = ints_at(where + 12 * size, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs
-from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel, compile_panel_kernel
 from tgi_trio.shard.numba_backend.kind_self_test import (
     dequantise,
     find_fault,
@@ -23,6 +23,7 @@ from tgi_trio.shard.numba_backend.kind_self_test import (
 )
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Codes, Kind, fill_panels
 from tgi_trio.shard.numba_backend.kinds.table import KINDS
+from tgi_trio.shard.numba_backend.panel_kernel import PanelKernel, open_panel_kernel
 from tgi_trio.shard.numba_backend.rooms import ROWS
 from tgi_trio.shard.numba_backend.tables import UNPACK, UNPACK_FOR_MANY
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, SPARE_ROWS
@@ -36,7 +37,7 @@ HAS_PAIRS = multiplies_pairs("bfloat16")
 
 @cache
 def kernel(name: str, active_bits: int, dot: bool = False) -> PanelKernel:
-    return compile_panel_kernel(multiplier_for(ALL[name], active_bits, dot=dot))
+    return open_panel_kernel(multiplier_for(ALL[name], active_bits, dot=dot))
 
 
 def spans(kind: Kind) -> list[int]:
@@ -56,7 +57,7 @@ def unpack(name: str, weights: Codes, span: int) -> tuple[np.ndarray, np.ndarray
     codes, scales = [], []
     for panel in panels:
         room = allocate_zeroed((blocks, many.block_bytes))
-        used.call(
+        used.code(
             0, 0, 0, address(panel), blocks, span // BLOCK_INPUTS, size, UNPACK, address(room), 0
         )
         head = room[:, : many.head_bytes].copy().view(np.float32).reshape(blocks, -1, PANEL)
@@ -139,7 +140,7 @@ def test_a_panel_is_unpacked_for_many_rows_alone(name: str) -> None:
         stored, _ = store_for(used.multiplier, draw.standard_normal((rows, span), np.float32))
         room = allocate_zeroed((used.room_bytes(span),))
         sums = allocate_zeroed((rows + SPARE_ROWS, PANEL), np.float32)
-        used.call(
+        used.code(
             rows, address(stored), stored.strides[0], address(panel), span // BLOCK_INPUTS,
             span // BLOCK_INPUTS, panel.nbytes, UNPACK_FOR_MANY, address(room), address(sums),
         )  # fmt: skip
@@ -181,5 +182,5 @@ def test_the_self_test_finds_a_wrong_product(monkeypatch: pytest.MonkeyPatch) ->
     used = kernel("q4_0", 8)
     assert find_fault(used) is None
     assert not HAS_PAIRS or find_fault(kernel("table", 8, dot=True)) is None
-    wrong = PanelKernel(used.multiplier, used.address, lambda *arguments: None)
+    wrong = PanelKernel(used.multiplier, replace(used.code, _call=lambda *arguments: 0))
     assert "q4_0 is" in str(find_fault(wrong))

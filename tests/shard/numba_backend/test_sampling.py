@@ -27,7 +27,8 @@ from tests.shard.sampling.sampling_support import (
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.contract import RowResult, ShardSequence
 from tgi_trio.shard.numba_backend import sampler_self_test
-from tgi_trio.shard.numba_backend.kernels.sampling.draws import draw_uniforms
+from tgi_trio.shard.numba_backend.arena import address
+from tgi_trio.shard.numba_backend.machine_code.entry import DRAW_UNIFORMS
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler, permutation
 from tgi_trio.shard.numba_backend.verified import choose_sampler
 from tgi_trio.shard.sampling.philox import uniform
@@ -216,7 +217,7 @@ def test_masked_tokens_grammars_and_wider_logits() -> None:
 def test_random_numbers_are_those_of_philox_to_the_bit(pairs: list[tuple[int, int]]) -> None:
     seeds, positions = np.array(pairs, np.uint64).reshape(-1, 2).T.copy()
     numbers = np.empty(len(seeds))
-    draw_uniforms(seeds, positions, numbers)
+    DRAW_UNIFORMS.open()(*map(address, (seeds, positions, numbers)), len(numbers))
     assert numbers.tolist() == uniform(seeds, positions).tolist()
 
 

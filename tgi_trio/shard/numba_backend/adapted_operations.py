@@ -19,7 +19,7 @@ from tgi_trio.shard.numba_backend.tables import OPERATION, Buffer, Code, Form
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 if TYPE_CHECKING:
-    from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels
+    from tgi_trio.shard.numba_backend.adapter_kernels import AdapterKernels
 
 _PIECES = 4  # of a site at most: query, key, value, and gates of what these say
 
@@ -78,13 +78,13 @@ class AdaptedOperations:
                 feeds.add(feeder)
                 copy["code"], copy["source"] = Code.SHRINK, source
                 copy["inputs"], copy["site"] = site.inputs, number
-                copy["expand"] = self.kernels.shrink if self.kernels else 0
+                copy["expand"] = self.kernels.shrink.address if self.kernels else 0
                 continue
             table[place] = table[row]
             if number >= 0:
                 copy = table[place]
                 copy["site"] = number
-                copy["expand"] = self.kernels.expand if self.kernels else 0
+                copy["expand"] = self.kernels.expand.address if self.kernels else 0
         for place, (row, _) in enumerate(self._order, self.first):
             if row in feeds and table[row]["code"] in (Code.NORM, Code.QUANTISE, Code.PASS_ON):
                 table[place]["forms"] |= Form.PLAIN

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16
+from tgi_trio.shard.numba_backend.adapter_kernels import AdapterKernels
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels, expand, shrink
 from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
@@ -34,13 +34,13 @@ def find_fault(variant: Variant, kernels: AdapterKernels) -> str | None:
     runs = np.array([[at, n, address(sites) if has else 0] for at, n, has in _RUNS], np.int64)
     of_tokens = np.repeat(np.arange(3, dtype=np.int32), runs[:, 1])
     for rank in range(2):
-        shrink(
-            variant, rank, 2, address(runs), 3, 0, address(active), _INPUTS * variant.active_bytes,
+        kernels.shrink(
+            rank, 2, address(runs), 3, 0, address(active), _INPUTS * variant.active_bytes,
             _INPUTS // variant.kv.step, address(low), low_stride, address(scratch),
         )  # fmt: skip
     found = np.full((_PANELS, _TOKENS, PANEL), np.nan, np.float32)
-    expand(
-        variant, address(runs), address(of_tokens), 0, 0, _PANELS, 0, _TOKENS, address(low),
+    kernels.expand(
+        address(runs), address(of_tokens), 0, 0, _PANELS, 0, _TOKENS, address(low),
         low_stride, address(found), 0,
     )  # fmt: skip
     wanted = np.zeros_like(found)

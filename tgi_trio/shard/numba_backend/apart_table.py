@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from tgi_trio.shard.numba_backend import (
@@ -15,10 +14,15 @@ from tgi_trio.shard.numba_backend import (
     state_self_test,
     stream_self_test,
 )
-from tgi_trio.shard.numba_backend.kernels.apart import compile_apart
-from tgi_trio.shard.numba_backend.kernels.padding import run_padding
-from tgi_trio.shard.numba_backend.kernels.rare import run_rare
-from tgi_trio.shard.numba_backend.kernels.streams import run_streams
+from tgi_trio.shard.numba_backend.machine_code.entry import (
+    KEEP_STATES,
+    MIX_EXPERTS,
+    RUN_LATENTS,
+    RUN_PADDING,
+    RUN_RARE,
+    RUN_STREAMS,
+    Entry,
+)
 from tgi_trio.shard.numba_backend.program import Program
 from tgi_trio.shard.numba_backend.tables import (
     KEEPING,
@@ -29,58 +33,49 @@ from tgi_trio.shard.numba_backend.tables import (
     STREAMING,
     Code,
 )
-from tgi_trio.shard.numba_backend.variant import Variant
-
-
-def _no_words(variant: Variant) -> list[str]:
-    return []
+from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
     """Operations that one entry computes, for the models that have any of them.
 
-    `compile` returns the entry's address; it and `find_fault`, which says what is wrong with it,
-    raise what the compiler raises. `words`: what `python -m` gets to compile it beside the step's
-    kernels; none where the cache has it, or where that is not worth a process.
+    `choose` makes the entry's variant of the step's. `find_fault` says what is wrong with it, and
+    raises what the compiler raises.
     """
 
     kernels: str  # what a refusal calls them
     codes: tuple[Code, ...]
-    compile: Callable[[Variant], int]
+    entry: Entry
     find_fault: Callable[[Variant], str | None]
-    words: Callable[[Variant], list[str]] = _no_words
+    choose: Callable[[Variant], Variant] = narrowed
+
+    def open(self, variant: Variant) -> int:
+        """Return the entry's address; raises what the compiler raises."""
+        return self.entry.open(self.choose(variant)).address
 
 
-MIXTURES: Final = Apart(
-    "kernels of mixtures",
-    MIXING,
-    mixture_self_test.compile_mixtures,
-    mixture_self_test.find_fault,
-    mixture_self_test.words,
-)
-OF_FEW: Final = Apart("kernels", RARE, partial(compile_apart, run_rare), rare_self_test.find_fault)
+MIXTURES: Final = Apart("kernels of mixtures", MIXING, MIX_EXPERTS, mixture_self_test.find_fault)
+OF_FEW: Final = Apart("kernels", RARE, RUN_RARE, rare_self_test.find_fault)
 STREAMS: Final = Apart(
-    "kernels of hidden states",
-    STREAMING,
-    partial(compile_apart, run_streams),
-    stream_self_test.find_fault,
+    "kernels of hidden states", STREAMING, RUN_STREAMS, stream_self_test.find_fault
 )
 NARROW_HEADS: Final = Apart(
-    "kernels of narrow heads",
-    OF_PADDING,
-    partial(compile_apart, run_padding),
-    padding_self_test.find_fault,
+    "kernels of narrow heads", OF_PADDING, RUN_PADDING, padding_self_test.find_fault
 )
 LATENTS: Final = Apart(
-    "kernels of latents", OF_LATENTS, latent_self_test.compile_latents, latent_self_test.find_fault
+    "kernels of latents",
+    OF_LATENTS,
+    RUN_LATENTS,
+    latent_self_test.find_fault,
+    latent_self_test.of_latents,
 )
 STATES: Final = Apart(
     "kernels of states",
     KEEPING,
-    state_self_test.compile_states,
+    KEEP_STATES,
     state_self_test.find_fault,
-    state_self_test.words,
+    state_self_test.of_states,
 )
 _TABLE: Final = (MIXTURES, OF_FEW, STREAMS, NARROW_HEADS, LATENTS, STATES)
 

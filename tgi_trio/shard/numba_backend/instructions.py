@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 
 import llvmlite.binding as llvm
-from numba import config
 
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.numba_backend.kinds.kind import Kind
@@ -29,7 +29,7 @@ def has(feature: str) -> bool:
 
     That is what the machine has, or what $NUMBA_CPU_FEATURES lists.
     """
-    given: str | None = getattr(config, "CPU_FEATURES")  # noqa: B009, set when numba is imported
+    given = os.environ.get("NUMBA_CPU_FEATURES")
     if given is not None:
         return f"+{feature}" in given.split(",")
     return bool(llvm.get_host_cpu_features().get(feature))

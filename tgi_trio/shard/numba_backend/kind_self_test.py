@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +10,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
-from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.instructions import multiplier_for
-from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel, compile_panel_kernel
 from tgi_trio.shard.numba_backend.kinds.kind import (
     BLOCK_INPUTS,
     E4M3_NO_NUMBER,
@@ -26,8 +22,8 @@ from tgi_trio.shard.numba_backend.kinds.kind import (
     active_block_bytes,
     fill_panels,
 )
-from tgi_trio.shard.numba_backend.kinds.table import KINDS
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
+from tgi_trio.shard.numba_backend.panel_kernel import PanelKernel
 from tgi_trio.shard.numba_backend.tables import DIRECT, UNPACK
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS
 
@@ -169,21 +165,9 @@ def multiply(
     sums = allocate_zeroed((len(stored), count, PANEL), np.float32)
     part = allocate_zeroed((len(stored) + SPARE_ROWS, PANEL), np.float32)
     for panel in range(count):
-        kernel.call(
+        kernel.code(
             len(stored), address(stored), stored.strides[0], address(panels[panel]),
             inputs // BLOCK_INPUTS, span // BLOCK_INPUTS, size, mode, address(room), address(part),
         )  # fmt: skip
         sums[:, panel] = part[: len(stored)]
     return sums.reshape(len(stored), -1)[:, :outputs]
-
-
-def main(name: str, active_bits: int) -> int:
-    """Compile the kernels of a kind and test them; return the exit code."""
-    kind = next(stored.kind for stored in KINDS.values() if stored.kind.name == name)
-    with pause_collection():
-        multiplier = multiplier_for(kind, active_bits, dot=active_bits == 16)
-        return int(find_fault(compile_panel_kernel(multiplier)) is not None)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -11,11 +11,10 @@ from tgi_trio.model.spec import RotarySpec
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.head_order import head_order
-from tgi_trio.shard.numba_backend.kernels.apart import compile_entry, narrowed
-from tgi_trio.shard.numba_backend.kernels.latents import run_latents
 from tgi_trio.shard.numba_backend.latent_operations import pack_heads
+from tgi_trio.shard.numba_backend.machine_code.entry import RUN_LATENTS
 from tgi_trio.shard.numba_backend.tables import LATENT, OPERATION, STEP, Buffer, Code, Form
-from tgi_trio.shard.numba_backend.variant import Variant
+from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 
 _TOKENS, _HEADS, _PLAIN, _TURNED, _RANK, _VALUE = 3, 2, 32, 32, 64, 96
 _SIZE, _ROOM = _RANK + _TURNED, _TOKENS + 7  # rows: a tile may read some behind the last
@@ -27,14 +26,6 @@ _ROUNDED = 0.1  # where products are of bfloat16
 def of_latents(variant: Variant) -> Variant:
     """Return the variant in which these kernels are: their weights are never of 8 bits."""
     return replace(narrowed(variant), weights=variant.kv, cache=variant.cache)
-
-
-def compile_latents(variant: Variant) -> int:
-    """Compile, or take from the cache; return the address of the entry.
-
-    Raises what the compiler raises without instructions for it.
-    """
-    return compile_entry(run_latents, of_latents(variant))
 
 
 def find_fault(variant: Variant) -> str | None:
@@ -153,7 +144,7 @@ def _run(
     for name, value in fields.items():
         op[name] = value
     for rank in range(2):
-        run_latents(of_latents(variant), rank, address(step), address(op), 0, address(scratch))
+        RUN_LATENTS.open(of_latents(variant))(rank, address(step), address(op), 0, address(scratch))
 
 
 def _draw(*shape: int) -> Floats:

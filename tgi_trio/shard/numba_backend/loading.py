@@ -1,10 +1,11 @@
-"""From a model folder to a CpuRunner, or to the reason why there is none. No numba at first."""
+"""From a model folder to a CpuRunner, or to the reason why there is none."""
 
 from __future__ import annotations
 
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,9 +31,25 @@ from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint, read_t
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.machine.cores import sensible_threads, share_cores, usable_cores
 from tgi_trio.shard.machine.dtypes import compute_dtype
+from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
+from tgi_trio.shard.numba_backend.apart_table import find_apart
+from tgi_trio.shard.numba_backend.forward import Forward
 from tgi_trio.shard.numba_backend.heads import LoadedHeads
+from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs, variant_for
+from tgi_trio.shard.numba_backend.machine_code.beside import compile_beside
+from tgi_trio.shard.numba_backend.multiplier import Multiplier
+from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.program import Program, pack_program
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.numba_backend.variant import Variant
+from tgi_trio.shard.numba_backend.verified import (
+    choose_adapter_kernels,
+    choose_apart,
+    choose_panel_kernels,
+    choose_sampler,
+    choose_variant,
+)
+from tgi_trio.shard.numba_backend.wanted import list_wanted
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
@@ -43,9 +60,6 @@ _OF_HEADS: Final = "eetq"  # a scale for each row
 ACTIVE_BITS: Final = 8  # of activations that codes are multiplied with, unless told otherwise
 
 if TYPE_CHECKING:
-    from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
-    from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
-    from tgi_trio.shard.numba_backend.variant import Variant
     from tgi_trio.shard.ranks.neighbours import Neighbours
     from tgi_trio.shard.ranks.portions import Portions
 
@@ -97,13 +111,13 @@ def load(
         ) as program,
     ):
         _lend_embedding(heads, spec, checkpoint)
-        # numba and the self-tests take a second of one core: the weights are packed meanwhile.
-        from tgi_trio.shard.numba_backend.forward import Forward
-        from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
+        # The weights are packed while kernels are opened, or compiled, and tested.
 
-        variant = _link(program, settings, dtype, int8=int8)
-        adapters = _link_adapters(program, settings, variant)
-        sampler = sampler or _make_sampler(settings, config, cores, grammars)
+        multipliers = _find_multipliers(program, settings, dtype)
+        with _compiling_beside(program, settings, dtype, multipliers, int8=int8):
+            variant = _link(program, settings, dtype, multipliers, int8=int8)
+            adapters = _link_adapters(program, settings, variant)
+            sampler = sampler or _make_sampler(settings, config, cores, grammars)
     forward = Forward(program, variant, cores[:count], neighbours, portions)
     return CpuRunner(
         config,
@@ -184,33 +198,48 @@ def _share_cores(settings: ShardSettings, ranks: int) -> tuple[list[int], int]:
     return cores, settings.cpu_threads or max(1, min(len(cores), worth))
 
 
-def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) -> Variant:
+def _find_multipliers(program: Program, settings: ShardSettings, dtype: str) -> list[Multiplier]:
+    """Return how each kind of weights that the program multiplies as stored is multiplied."""
+
+    bits = settings.activations or ACTIVE_BITS
+    dot = bits == ACTIVE_BITS and multiplies_pairs(dtype)
+    return [multiplier_for(kind, bits, dot=dot) for kind in program.kinds]
+
+
+@contextmanager
+def _compiling_beside(
+    program: Program,
+    settings: ShardSettings,
+    dtype: str,
+    multipliers: Sequence[Multiplier],
+    *,
+    int8: bool,
+) -> Iterator[None]:
+    """Have other cores compile some of the kernels that are opened during the block."""
+
+    # Of the model: all stages have the same kernels.
+    likely = variant_for(program.model, dtype, int8=int8, kv_dtype=settings.kv_cache_dtype)
+    adapters = settings.max_lora_rank > 0
+    with compile_beside(list_wanted(likely, multipliers, find_apart(program), adapters=adapters)):
+        yield
+
+
+def _link(
+    program: Program,
+    settings: ShardSettings,
+    dtype: str,
+    multipliers: Sequence[Multiplier],
+    *,
+    int8: bool,
+) -> Variant:
     """Compile the kernels that a program needs, or find them, and have them compute it.
 
     Raises UnsupportedError where they fail their self-test.
     """
-    from tgi_trio.shard.numba_backend.apart_table import find_apart
-    from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs
-    from tgi_trio.shard.numba_backend.verified import (
-        choose_apart,
-        choose_panel_kernels,
-        choose_variant,
-    )
 
-    bits = settings.activations or ACTIVE_BITS
-    dot = bits == ACTIVE_BITS and multiplies_pairs(dtype)
-    multipliers = [multiplier_for(kind, bits, dot=dot) for kind in program.kinds]
-    apart = find_apart(program)
-    variant = choose_variant(
-        program.model,  # of which all stages have the same kernels
-        dtype,
-        int8=int8,
-        multipliers=multipliers,
-        kv_dtype=settings.kv_cache_dtype,
-        apart=apart,
-    )
+    variant = choose_variant(program.model, dtype, int8=int8, kv_dtype=settings.kv_cache_dtype)
     program.link(choose_panel_kernels(multipliers))
-    for each in apart:
+    for each in find_apart(program):
         program.link_apart(each.codes, choose_apart(each, variant))
     if settings.activations is not None and not program.has_stored_kinds:
         print(
@@ -227,8 +256,6 @@ def _link_adapters(
     """Do the same for what adapters add; None: there will be none."""
     if not settings.max_lora_rank:
         return None
-    from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
-    from tgi_trio.shard.numba_backend.verified import choose_adapter_kernels
 
     program.link_adapters(choose_adapter_kernels(variant))
     return NumbaAdapters(program, variant.kv, settings.max_lora_rank)
@@ -238,7 +265,6 @@ def _make_sampler(
     settings: ShardSettings, config: ModelConfig, cores: list[int], grammars: GrammarMasks | None
 ) -> RowSampler:
     """Return the sampler of the kernels, or torch's where theirs fail their self-test."""
-    from tgi_trio.shard.numba_backend.verified import choose_sampler
 
     watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
     return choose_sampler(config, cores, grammars, watermark)

@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import Choices, ShardSequence
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels.sampling.draws import draw_uniforms
-from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
-from tgi_trio.shard.numba_backend.kernels.sampling.shuffle import shuffle
+from tgi_trio.shard.numba_backend.machine_code.entry import DRAW_UNIFORMS, SHUFFLE, WORK_ON_ROWS
 from tgi_trio.shard.numba_backend.rooms import CHUNK, sampler_bytes
 from tgi_trio.shard.numba_backend.tables import ROW
 from tgi_trio.shard.sampling import logits_processors as processors
@@ -61,6 +59,7 @@ class CpuSampler(SamplerBase):
         super().__init__(
             vocab_size, eos_ids, permutation=permutation, grammars=grammars, watermark=watermark
         )
+        self._work_on_rows = WORK_ON_ROWS.open()
         self._chunks = -(-vocab_size // CHUNK)
         others = (cores or [0])[1:]
         self._rooms = allocate_zeroed((1 + len(others), sampler_bytes(self._chunks)))
@@ -240,21 +239,23 @@ class CpuSampler(SamplerBase):
     def _work(self, table: NDArray[np.void]) -> None:
         """Have all rows of the table worked on."""
         self._counter[0] = 0
-        counter, rooms = self._counter_address, self._room_addresses
+        rows, counter, rooms = address(table), self._counter_address, self._room_addresses
         shared = len(table) > 1 and len(table) * self._vocab_size >= _SHARED_SCORES
         helping: list[Any] = []
         if self._helpers is not None and shared:
             helping = [
-                self._helpers.submit(work_on_rows, table, counter, room) for room in rooms[1:]
+                self._helpers.submit(self._work_on_rows, rows, len(table), counter, room)
+                for room in rooms[1:]
             ]
-        work_on_rows(table, counter, rooms[0])
+        self._work_on_rows(rows, len(table), counter, rooms[0])
         for helper in helping:
             helper.result()
 
 
 def _draw(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> Floats:
     numbers = np.empty(len(seeds))
-    draw_uniforms(seeds, positions, numbers)
+    given = np.ascontiguousarray(seeds), np.ascontiguousarray(positions)
+    DRAW_UNIFORMS.open()(*map(address, (*given, numbers)), len(numbers))
     return numbers
 
 
@@ -276,5 +277,6 @@ def permutation(seed: int, size: int, count: int) -> Ints:
     """Return what `logits_processors.Permutation` says; torch's generator is numpy's old one."""
     draws = np.random.RandomState(seed & 0xFFFFFFFF).randint(0, 2**32, count, np.uint32)
     ids = np.arange(size)
-    shuffle(ids, draws[: size - 1])  # the last one has no choice
+    own = draws[: size - 1].astype(np.int64)  # the last one has no choice
+    SHUFFLE.open()(address(ids), size, address(own), len(own))
     return ids[:count]

@@ -6,10 +6,9 @@ import numpy as np
 
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels.apart import narrowed
-from tgi_trio.shard.numba_backend.kernels.padding import run_padding
+from tgi_trio.shard.numba_backend.machine_code.entry import RUN_PADDING
 from tgi_trio.shard.numba_backend.tables import OPERATION, PADDING, STEP, Buffer, Code, Form
-from tgi_trio.shard.numba_backend.variant import Variant
+from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 
 _TOKENS, _HEADS, _KV_HEADS = 3, 4, 2
 _DIM, _VALUE, _KEPT, _KEPT_VALUE = 40, 24, 64, 32
@@ -67,4 +66,4 @@ def _run(
     op["head_dim"], op["value_dim"] = _KEPT, _KEPT_VALUE
     op["order"] = 0 if order is None else address(order)
     for rank in range(2):
-        run_padding(narrowed(variant), rank, address(step), address(op), 0, address(scratch))
+        RUN_PADDING.open(narrowed(variant))(rank, address(step), address(op), 0, address(scratch))

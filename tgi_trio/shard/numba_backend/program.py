@@ -35,8 +35,8 @@ from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS, CacheN
 from tgi_trio.shard.rotary_frequencies import short_length
 
 if TYPE_CHECKING:
-    from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels
-    from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel
+    from tgi_trio.shard.numba_backend.adapter_kernels import AdapterKernels
+    from tgi_trio.shard.numba_backend.panel_kernel import PanelKernel
 
 Array = NDArray[Any]
 

@@ -14,8 +14,8 @@ from tgi_trio.shard.numba_backend.kinds.packing import Packing
 from tgi_trio.shard.numba_backend.tables import Buffer, Form
 
 if TYPE_CHECKING:
-    from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel
     from tgi_trio.shard.numba_backend.multiplier import Multiplier
+    from tgi_trio.shard.numba_backend.panel_kernel import PanelKernel
 
 _FORMS = {
     8: (Form.WHOLE_8, Buffer.WHOLE_8),
@@ -82,7 +82,7 @@ def _describe(multiplier: Multiplier) -> str:
 def _fields(kernel: PanelKernel, packing: Packing, inputs: int) -> dict[str, Any]:
     kind, unpacked = packing.kind, kernel.multiplier.unpacked.kind
     return {
-        "multiply": kernel.address,
+        "multiply": kernel.code.address,
         "active_bytes": kernel.multiplier.active_bytes,
         "panel_bytes": kind.panel_bytes(inputs, packing.span),
         "span_blocks": packing.span // BLOCK_INPUTS,

@@ -8,8 +8,7 @@ import numpy as np
 
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels.apart import narrowed
-from tgi_trio.shard.numba_backend.kernels.rare import run_rare
+from tgi_trio.shard.numba_backend.machine_code.entry import RUN_RARE
 from tgi_trio.shard.numba_backend.tables import (
     OPENING,
     OPERATION,
@@ -21,7 +20,7 @@ from tgi_trio.shard.numba_backend.tables import (
     Form,
     GroupNorm,
 )
-from tgi_trio.shard.numba_backend.variant import Variant
+from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 
 _TOKENS, _SIZE, _EPS = 3, 64, 1e-5
 _POSITIONS = (5, 0, 2)  # and tokens
@@ -134,6 +133,6 @@ def _run(variant: Variant, code: Code, x: Floats, fields: dict[str, Any]) -> Flo
         op[name] = address(value) if isinstance(value, np.ndarray) else value
     for rank in range(2):
         step["threads"] = 2
-        run_rare(narrowed(variant), rank, address(step), address(op), 0, address(scratch))
+        RUN_RARE.open(narrowed(variant))(rank, address(step), address(op), 0, address(scratch))
     found: Floats = (unsorted if code in _ELSEWHERE else rows)[:, :_SIZE].copy()
     return found

@@ -1,18 +1,14 @@
 """A few rows chosen by the sampler's kernels at every start, and compared with numpy.
 
-For the same reason as `self_test.py`; and it compiles, before anybody waits for a token. As a
-program (`python -m`) it does that for others: what it compiles stays in the cache.
+For the same reason as `self_test.py`; and it compiles, before anybody waits for a token.
 """
 
 from __future__ import annotations
-
-import sys
 
 import numpy as np
 
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler, permutation
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.sampling.truncation import Cuts
@@ -57,8 +53,3 @@ def find_fault() -> str | None:
     if sorted(permutation(1, 9, 9).tolist()) != list(range(9)):
         return "a permutation lacks numbers"
     return None
-
-
-if __name__ == "__main__":
-    with pause_collection():
-        sys.exit(find_fault())

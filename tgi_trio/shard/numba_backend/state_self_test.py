@@ -1,22 +1,15 @@
-"""The kernels of what keeps states, with made-up numbers, at every start of a model that has any.
-
-`python -m` of it compiles them: its argument is the variant, as JSON.
-"""
+"""The kernels of what keeps states, with made-up numbers, at every start of a model of such."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels import is_marked, mark
-from tgi_trio.shard.numba_backend.kernels.apart import compile_apart, narrowed
-from tgi_trio.shard.numba_backend.kernels.states.keeping import keep_states
+from tgi_trio.shard.numba_backend.machine_code.entry import KEEP_STATES
 from tgi_trio.shard.numba_backend.tables import (
     MIXER,
     OPERATION,
@@ -25,7 +18,7 @@ from tgi_trio.shard.numba_backend.tables import (
     Code,
     Form,
 )
-from tgi_trio.shard.numba_backend.variant import Variant
+from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, Storage
 
 _STARTS = (0, 3, 5, 6)  # of three rows
@@ -38,24 +31,7 @@ _ERROR = 1e-4
 
 def of_states(variant: Variant) -> Variant:
     """Return the variant in which states are: float32, whatever the weights are."""
-    return replace(variant, weights=Storage("float32"))
-
-
-def compile_states(variant: Variant) -> int:
-    """Compile, or take from the cache; return the address of the entry.
-
-    Raises what the compiler raises without instructions for it.
-    """
-    where = compile_apart(keep_states, of_states(variant))
-    mark(_name(variant))
-    return where
-
-
-def words(variant: Variant) -> list[str]:
-    """Return what `python -m` gets to compile for a variant; nothing where the cache has it."""
-    if is_marked(_name(variant)):
-        return []
-    return [__name__, variant.as_json()]
+    return narrowed(replace(variant, weights=Storage("float32")))
 
 
 def find_fault(variant: Variant) -> str | None:
@@ -233,23 +209,7 @@ def _run(
     op["code"], op["inputs"], op["facts"] = code, x.shape[1], address(facts)
     op["target"], op["forms"] = Buffer.MIXED, Form.WIDE
     op["states"], op["state_bytes"] = address(states), states[0].nbytes
-    kind = narrowed(of_states(variant))
+    kernel = KEEP_STATES.open(of_states(variant))
     for rank in range(2):
-        keep_states(kind, rank, address(step), address(op), 0, address(scratch))
+        kernel(rank, address(step), address(op), 0, address(scratch))
     return mixed
-
-
-def _name(variant: Variant) -> str:
-    numbers = f"{variant.kv}{variant.rows}"
-    return "states-" + "".join(c for c in numbers if c.isalnum())
-
-
-def main(argv: list[str]) -> None:
-    """Compile for the variant that `argv` describes."""
-    (text,) = argv
-    with pause_collection():
-        compile_states(Variant.from_json(text))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

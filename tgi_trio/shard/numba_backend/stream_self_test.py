@@ -6,10 +6,9 @@ import numpy as np
 
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels.apart import narrowed
-from tgi_trio.shard.numba_backend.kernels.streams import run_streams
+from tgi_trio.shard.numba_backend.machine_code.entry import RUN_STREAMS
 from tgi_trio.shard.numba_backend.tables import OPERATION, STEP, STREAM, STREAMING, Buffer, Code
-from tgi_trio.shard.numba_backend.variant import Variant
+from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
 _TOKENS, _COUNT, _ACTIVE, _SIZE = 3, 3, 1, 64
@@ -75,4 +74,4 @@ def _run(variant: Variant, code: Code, facts: np.ndarray, given: dict[Buffer, Fl
         step["buffers"][0, buffer] = address(rows)
     op["code"], op["width"], op["facts"] = code, _SIZE, address(facts)
     for rank in range(2):
-        run_streams(narrowed(variant), rank, address(step), address(op), 0, address(scratch))
+        RUN_STREAMS.open(narrowed(variant))(rank, address(step), address(op), 0, address(scratch))

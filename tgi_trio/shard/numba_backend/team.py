@@ -6,15 +6,13 @@ import contextlib
 import ctypes
 import os
 import threading
-from typing import Any
 
 import numpy as np
-from numba import typeof
 from numpy.typing import NDArray
 
 from tgi_trio.shard.numba_backend import control_block as layout
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels.step import take_part
+from tgi_trio.shard.numba_backend.machine_code.entry import TAKE_PART
 from tgi_trio.shard.numba_backend.tables import STEP
 from tgi_trio.shard.numba_backend.variant import Variant
 
@@ -36,15 +34,13 @@ class Team:
         self.cores = cores
         self._control = allocate_zeroed((layout.control_bytes(len(cores)),), np.uint8)
         self._signals = self._control.view(np.int64)
-        self._control_address = address(self._control)
-        self._compiled = take_part
+        self._addresses = address(self.step), address(operations), address(self._control)
         self._workers: list[threading.Thread] = []
         self._pinned: tuple[int, set[int]] | None = None  # the caller's thread, its cores before
 
     def start(self) -> None:
         """Compile, then start the workers and pin all threads; a team of one stays where it is."""
-        # Bound to its types: numba looks them up at every call, a percent of a small model's step.
-        self._compiled = take_part.compile(tuple(map(typeof, self._arguments(0))))
+        self._kernel = TAKE_PART.open(self.variant)
         self.step["threads"] = 1
         self.step["first"] = self.step["end"] = 0
         self.run()  # an error while compiling must not leave workers that wait for us
@@ -97,7 +93,4 @@ class Team:
         self._take_part(rank)
 
     def _take_part(self, rank: int) -> None:
-        self._compiled(*self._arguments(rank))
-
-    def _arguments(self, rank: int) -> tuple[Any, ...]:
-        return self.variant, rank, self.step, self._operations, self._control_address
+        self._kernel(rank, *self._addresses)

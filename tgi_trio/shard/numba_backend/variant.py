@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
 from tgi_trio.shard.numba_backend.weight_layout import Storage
 
@@ -19,18 +18,6 @@ class Variant:
     value_vectors: int  # vectors of a head's values that are summed at once
     rows: int  # most rows of a tile of a matrix product: 8 where there are 32 registers, else 6
     tokens: int = 1  # of a sequence that attend together
-
-    @classmethod
-    def from_json(cls, text: str) -> Variant:
-        """Return the variant that `as_json` has written."""
-        facts = json.loads(text)
-        for side in ("weights", "kv", "cache"):
-            facts[side] = Storage(**facts[side])
-        return cls(**facts)
-
-    def as_json(self) -> str:
-        """Return what another process makes the same variant of."""
-        return json.dumps(asdict(self))
 
     @property
     def instructions(self) -> str:
@@ -100,3 +87,8 @@ class Variant:
     def unroll_two(self) -> int:
         """Steps at a time for a tile of two rows."""
         return 2 if self.rows >= 8 else 1
+
+
+def narrowed(variant: Variant) -> Variant:
+    """Return the variant without what is of attention alone: there are fewer of these."""
+    return replace(variant, cache=variant.kv, heads=1, value_vectors=2, tokens=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
@@ -15,18 +15,12 @@ from tgi_trio.shard.numba_backend import (
     sampler_self_test,
     self_test,
 )
+from tgi_trio.shard.numba_backend.adapter_kernels import AdapterKernels, open_adapter_kernels
 from tgi_trio.shard.numba_backend.apart_table import Apart
 from tgi_trio.shard.numba_backend.instructions import variant_for
-from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels, compile_adapter_kernels
-from tgi_trio.shard.numba_backend.kernels.quantised.link import (
-    PanelKernel,
-    compile_panel_kernel,
-    is_compiled,
-)
-from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
-from tgi_trio.shard.numba_backend.parallel_compilation import compile_in_parallel, run_in_parallel
+from tgi_trio.shard.numba_backend.panel_kernel import PanelKernel, open_panel_kernel
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.sampling.base import RowSampler
@@ -40,33 +34,20 @@ def choose_variant(
     dtype: str,
     *,
     int8: bool,
-    multipliers: Sequence[Multiplier] = (),
     kv_dtype: str | None = None,
-    apart: Sequence[Apart] = (),
 ) -> Variant:
-    """Return how to compile for a model; raises UnsupportedError if no kernels work.
-
-    Compiles them, and those of the sampler, of `multipliers` and of what is `apart` beside them,
-    where the cache does not have them yet.
-    """
-    reason, others = "", [each for each in multipliers if not is_compiled(each)]
-    words = [[kind_self_test.__name__, each.kind.name, str(each.active_bits)] for each in others]
-    likely = variant_for(spec, dtype, int8=int8, kv_dtype=kv_dtype)
-    words += filter(None, [each.words(likely) for each in apart])
-    with (
-        compile_in_parallel(work_on_rows, sampler_self_test.__name__),
-        run_in_parallel(words),
-    ):
-        for dot in (True, False) if variant_for(spec, dtype, int8=int8).dot else (False,):
-            made = variant_for(spec, dtype, int8=int8, dot=dot, kv_dtype=kv_dtype)
-            try:
-                found = self_test.find_fault(dtype, made)
-            except Exception as error:  # whatever numba and LLVM raise: there are other backends
-                found = f"{type(error).__name__}: {error}"
-            if found is None:
-                return made
-            reason = f"the self-test of the kernels failed: {found}"
-            print(reason, file=sys.stderr)
+    """Return how to compile for a model; raises UnsupportedError if no kernels work."""
+    reason = ""
+    for dot in (True, False) if variant_for(spec, dtype, int8=int8).dot else (False,):
+        made = variant_for(spec, dtype, int8=int8, dot=dot, kv_dtype=kv_dtype)
+        try:
+            found = self_test.find_fault(dtype, made)
+        except Exception as error:  # whatever numba and LLVM raise: there are other backends
+            found = f"{type(error).__name__}: {error}"
+        if found is None:
+            return made
+        reason = f"the self-test of the kernels failed: {found}"
+        print(reason, file=sys.stderr)
     raise UnsupportedError(reason)
 
 
@@ -77,7 +58,7 @@ def choose_panel_kernels(multipliers: Iterable[Multiplier]) -> dict[str, PanelKe
     """
     return {
         each.kind.name: _verify(
-            "kernels", partial(compile_panel_kernel, each), kind_self_test.find_fault
+            "kernels", partial(open_panel_kernel, each), kind_self_test.find_fault
         )
         for each in multipliers
     }
@@ -87,7 +68,7 @@ def choose_adapter_kernels(variant: Variant) -> AdapterKernels:
     """Return what computes adapters; raises UnsupportedError if it does not work."""
     return _verify(
         "kernels",
-        lambda: compile_adapter_kernels(variant),
+        lambda: open_adapter_kernels(variant),
         lambda made: adapter_self_test.find_fault(variant, made),
     )
 
@@ -97,7 +78,7 @@ def choose_apart(apart: Apart, variant: Variant) -> int:
     work.
     """
     return _verify(
-        apart.kernels, lambda: apart.compile(variant), lambda made: apart.find_fault(variant)
+        apart.kernels, lambda: apart.open(variant), lambda made: apart.find_fault(variant)
     )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,23 +29,29 @@ from tgi_trio.shard.numba_backend.fillers.words import (
 )
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Field, Kind, fill_panels
 from tgi_trio.shard.numba_backend.kinds.table import KINDS
+from tgi_trio.shard.numba_backend.machine_code.opening import (
+    SYMBOL,
+    MachineCode,
+    file_name,
+    make_object,
+    open_object,
+)
+from tgi_trio.shard.numba_backend.machine_code.store import find_or_make
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
-_NAME: Final = "fill"
 _ROW: Final = 4 * PANEL  # bytes of a word of every output
 _EXPONENT: Final = 0x7C00  # bits of a float16, all of which are set in what is no number
 _AHEAD: Final = (
     256  # bytes of a row that are fetched early: 32 rows are more than processors follow
 )
-_ARGUMENTS: Final = [ctypes.c_int64] * 5
+_ARGUMENTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Filler:
     """The program for one of GGUF's types."""
 
-    _call: Callable[..., int]
-    _engine: Any  # holds the machine code
+    _code: MachineCode
 
     def fill(self, panels: NDArray[np.uint8], parts: Sequence[NDArray[np.uint8]]) -> bool:
         """Lay blocks [out, blocks of a row, bytes] into `panels` uint8 [out / 32, bytes].
@@ -62,7 +66,7 @@ class Filler:
             begins[: len(own)] = own.ctypes.data + np.arange(len(own)) * own.strides[0]
             rows[:, place * lanes : (place + 1) * lanes] = begins.reshape(-1, lanes)
         where = panels.ctypes.data, rows.ctypes.data
-        return not self._call(*where, len(rows), panels.strides[0], parts[0].shape[1])
+        return not self._code(*where, len(rows), panels.strides[0], parts[0].shape[1])
 
 
 def find_filler(coding: str) -> Filler | None:
@@ -84,24 +88,11 @@ def find_filler(coding: str) -> Filler | None:
 
 
 def compile_filler(coding: str) -> Filler:
-    """Compile the program for one of `READERS`; raises what LLVM raises.
-
-    LLVM's passes are left out: they take as long as all else, and gain a twentieth.
-    """
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    module = llvm.parse_assembly(str(_write_module(coding, KINDS[coding].kind)))
-    # As numba is told, which has the rest of the machine's instructions from there.
-    features = os.environ.get("NUMBA_CPU_FEATURES")
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten() if features is None else features,
-        opt=2,
-    )
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    call = ctypes.CFUNCTYPE(ctypes.c_int32, *_ARGUMENTS)(engine.get_function_address(_NAME))
-    return Filler(call, engine)
+    """Compile the program for one of `READERS`, or take what is kept; raises what LLVM raises."""
+    kind = KINDS[coding].kind
+    name = file_name(f"fillers.{coding}", kind)
+    data = find_or_make(name, lambda: make_object(_write_module(coding, kind)))
+    return Filler(open_object(data, _ARGUMENTS))
 
 
 def _find_fault(filler: Filler, coding: str) -> str | None:
@@ -121,7 +112,7 @@ def _write_module(coding: str, kind: Kind) -> ir.Module:
     """Write `fill(panels, rows, count, panel bytes, blocks of a row)`: 1 for a bad scale."""
     module = ir.Module()
     module.triple = llvm.get_process_triple()
-    function = ir.Function(module, ir.FunctionType(I32, [I64] * len(_ARGUMENTS)), _NAME)
+    function = ir.Function(module, ir.FunctionType(I32, [I64] * _ARGUMENTS), SYMBOL)
     panels, rows, count, panel_bytes, blocks = function.args
     builder = ir.IRBuilder(function.append_basic_block())
     flag = builder.alloca(I32)

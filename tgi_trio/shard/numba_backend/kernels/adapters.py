@@ -15,12 +15,11 @@ not wait for them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import llvmlite.ir as ir
 import numpy as np
-from numba import typeof, types
+from numba import types
 from numba.extending import intrinsic
 
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
@@ -37,7 +36,6 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     store_active,
 )
 from tgi_trio.shard.numba_backend.tables import PIECE, RUN, SITE
-from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _ARGUMENTS = 11  # integers, behind the variant
@@ -214,25 +212,6 @@ def half_product(variant, rows, inputs, stride, weights, steps, sums, sums_strid
         inputs += variant.kv.step_bytes
     store_tile(rows, one, whole, sums, sums_stride)
     return number(rows)
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterKernels:
-    """Both, compiled for a variant: their addresses."""
-
-    shrink: int
-    expand: int
-
-
-def compile_adapter_kernels(variant: Variant) -> AdapterKernels:
-    """Compile, or take from the cache; raises what the compiler raises without instructions."""
-    signature = (typeof(variant), *[types.int64] * _ARGUMENTS)
-    addresses = []
-    for function in (shrink, expand):
-        function.compile(signature)
-        made = function.overloads[signature]
-        addresses.append(made.library.get_pointer_to_function(made.fndesc.llvm_func_name))
-    return AdapterKernels(*addresses)
 
 
 def _caller() -> Any:

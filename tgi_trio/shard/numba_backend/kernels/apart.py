@@ -8,12 +8,11 @@ were taken, and of the thread's own memory.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import llvmlite.ir as ir
 import numpy as np
-from numba import from_dtype, typeof, types
+from numba import from_dtype, types
 from numba.extending import intrinsic
 
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
@@ -25,34 +24,12 @@ from tgi_trio.shard.numba_backend.tables import (
     OPERATION,
     OWN,
     PADDING,
+    ROW,
     STEP,
     STREAM,
 )
-from tgi_trio.shard.numba_backend.variant import Variant
 
 _ARGUMENTS = 5  # integers, behind the variant
-
-
-def narrowed(variant: Variant) -> Variant:
-    """Return the variant without what is of attention alone: there are fewer of these."""
-    return replace(variant, cache=variant.kv, heads=1, value_vectors=2, tokens=1)
-
-
-def compile_apart(function: Any, variant: Variant) -> int:
-    """Compile an entry for a narrowed variant, or take it from the cache; return its address.
-
-    Raises what the compiler raises without instructions for it.
-    """
-    return compile_entry(function, narrowed(variant))
-
-
-def compile_entry(function: Any, variant: Variant) -> int:
-    """Do the same for a variant as it is."""
-    signature = (typeof(variant), *[types.int64] * _ARGUMENTS)
-    function.compile(signature)
-    made = function.overloads[signature]
-    where: int = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
-    return where
 
 
 @intrinsic
@@ -102,6 +79,7 @@ def _record_of(layout: np.dtype[np.void], doc: str) -> Any:
 
 step_at = _record_of(STEP, "Return the step at an address.")
 operation_at = _record_of(OPERATION, "Return the operation at an address.")
+row_at = _record_of(ROW, "Return what to do with a row of scores, at an address.")
 mixture_at = _record_of(MIXTURE, "Return the numbers of a mixture at an address.")
 mixer_at = _record_of(MIXER, "Return the numbers of what keeps a state at an address.")
 opening_at = _record_of(OPENING, "Return the numbers of gates at an address.")

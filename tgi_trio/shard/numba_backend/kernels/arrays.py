@@ -44,6 +44,7 @@ def _array_of(numbers: types.Type, doc: str) -> Any:
 floats_at = _array_of(types.float32, "Return float32 [size].")
 doubles_at = _array_of(types.float64, "Return float64 [size].")
 ints_at = _array_of(types.int64, "Return int64 [size].")
+words_at = _array_of(types.uint64, "Return uint64 [size].")
 
 
 def _one_of_two(smaller: bool) -> Any:

@@ -31,6 +31,7 @@ from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel
 from tgi_trio.shard.numba_backend.kernels.arrays import greater, lesser
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.numba_backend.kernels.quantised.link import call_panel_kernel
+from tgi_trio.shard.numba_backend.kernels.quantised.panels import UNPACK_FOR_MANY, UNPACKED
 from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
 from tgi_trio.shard.numba_backend.kernels.tiles import fold, multiply_add, store_tile, zeros
 from tgi_trio.shard.numba_backend.kernels.variant import count, number, times
@@ -45,7 +46,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
 )
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS
 from tgi_trio.shard.numba_backend.rooms import DELTAS, ROWS
-from tgi_trio.shard.numba_backend.tables import UNPACK_FOR_MANY, UNPACKED, Buffer, Epilogue
+from tgi_trio.shard.numba_backend.tables import Buffer, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _STEP_BYTES = 4 * PANEL  # of a step of a panel

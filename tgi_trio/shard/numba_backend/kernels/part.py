@@ -1,8 +1,8 @@
-"""How a kernel is compiled that only other kernels call: into them, and nowhere else.
+"""How a kernel is compiled: into its callers and nowhere else, or to an object file.
 
 numba optimises every function on its own, makes machine code of it, and then compiles it once more
-as a part of each caller. Here a kernel stays LLVM's unoptimised code until it is in an `entry`,
-where all of it is optimised once.
+as a part of each caller. Here a kernel that only other kernels call stays LLVM's unoptimised code
+until it is in an `entry`, where all of it is optimised once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from numba import _dynfunc
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import LoweringPass, PassManager, register_pass
 from numba.core.typed_passes import AnnotateTypes, NativeLowering
 
@@ -45,19 +46,46 @@ class _PartLibrary(JITCodeLibrary):
         self._finalized = True
 
 
-@register_pass(mutates_CFG=False, analysis_only=True)
-class _KeepAsPart(LoweringPass):
-    """Before the lowering: have it write into such a library, and make nothing executable."""
+class _EntryLibrary(JITCodeLibrary):
+    """The code of an entry and of all it calls, optimised, and made an object file of."""
 
-    _name = "tgi_trio_keep_as_part"
+    def _finalize_final_module(self) -> None:
+        self._verify_declare_only_symbols()
+        self._finalized = True
+
+    def emit_object(self, function: str, symbol: str) -> bytes:
+        """Return the object file, in which `function` is called `symbol`."""
+        with global_compiler_lock:
+            self._ensure_finalized()
+        self._final_module.get_function(function).name = symbol
+        data: bytes = self._codegen._tm.emit_object(self._final_module)
+        return data
+
+
+class _Keep(LoweringPass):
+    """Before the lowering: have it write into a library of ours, and make nothing executable."""
+
+    library: Any
 
     def __init__(self) -> None:
         LoweringPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library = self.library(state.targetctx.codegen(), state.func_id.func_qualname)
         state.flags.no_compile = True
         return False
+
+
+@register_pass(mutates_CFG=False, analysis_only=True)
+class _KeepAsPart(_Keep):
+    _name = "tgi_trio_keep_as_part"
+    library = _PartLibrary
+
+
+@register_pass(mutates_CFG=False, analysis_only=True)
+class _KeepAsEntry(_Keep):
+    _name = "tgi_trio_keep_as_entry"
+    library = _EntryLibrary
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
@@ -82,10 +110,18 @@ class _MakeCallable(LoweringPass):
 class PartCompiler(CompilerBase):
     """numba's pipeline with the two passes around its lowering."""
 
+    keep: type[_Keep] = _KeepAsPart
+
     def define_pipelines(self) -> list[PassManager]:
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        passes.add_pass_after(_KeepAsPart, AnnotateTypes)
+        passes.add_pass_after(self.keep, AnnotateTypes)
         passes.add_pass_after(_MakeCallable, NativeLowering)
         passes.passes = [each for each in passes.passes if each[0].__name__ not in _UNNEEDED]
         passes.finalize()
         return [passes]
+
+
+class EntryCompiler(PartCompiler):
+    """The same for an entry."""
+
+    keep = _KeepAsEntry

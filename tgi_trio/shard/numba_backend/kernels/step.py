@@ -7,7 +7,12 @@ import numpy as np
 from tgi_trio.shard.numba_backend.control_block import STOPPED
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
 from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel
-from tgi_trio.shard.numba_backend.kernels.apart import address_of, call_apart
+from tgi_trio.shard.numba_backend.kernels.apart import (
+    address_of,
+    call_apart,
+    operation_at,
+    step_at,
+)
 from tgi_trio.shard.numba_backend.kernels.attention import attend
 from tgi_trio.shard.numba_backend.kernels.linear import linear
 from tgi_trio.shard.numba_backend.kernels.norm import embed, norm, rotate
@@ -21,28 +26,28 @@ from tgi_trio.shard.numba_backend.kernels.threads import (
     post,
     wait_for_post,
 )
-from tgi_trio.shard.numba_backend.tables import Buffer, Code
+from tgi_trio.shard.numba_backend.tables import OPERATION, Buffer, Code
 
 EMBED, NORM, LINEAR, ROTATE, QUANTISE, SHRINK = (
     int(code)
     for code in (Code.EMBED, Code.NORM, Code.LINEAR, Code.ROTATE, Code.QUANTISE, Code.SHRINK)
 )
 LOW = int(Buffer.LOW)
+OPERATION_BYTES = OPERATION.itemsize
 
 
 @kernel
-def run_operations(variant, rank, steps, operations, control):
+def run_operations(variant, rank, step, operations, control):
     """Run one thread's part of the operations that the step names.
 
-    `steps` and `operations` are arrays of the records in `tables.py`; a barrier after each
+    `operations`: the address of records of `tables.py`, one behind the other; a barrier after each
     operation lets the next one read what all threads have written. Every kernel is called from one
     place only: numba compiles it into each caller anew.
     """
-    step = steps[0]
     arrived = step.arrived
     scratch = step.scratch + rank * step.scratch_bytes
     for i in range(step.first, step.end):
-        op = operations[i]
+        op = operation_at(operations + i * OPERATION_BYTES)
         counter = item_counter(control, i)
         if rank == 0:  # all have left the operation before, and nobody is at the next one yet
             atomic_exchange(item_counter(control, i + 1), 0)
@@ -72,17 +77,18 @@ def run_operations(variant, rank, steps, operations, control):
 
 
 @entry
-def take_part(variant, rank, steps, operations, control):
+def take_part(variant, rank, step_address, operations, control):
     """Rank 0 posts one step, runs its part and returns; a worker runs steps until it is stopped."""
+    step = step_at(step_address)
     if rank == 0:
-        atomic_exchange(item_counter(control, steps[0].first), 0)
-        post(control, steps[0].threads)
+        atomic_exchange(item_counter(control, step.first), 0)
+        post(control, step.threads)
     seen = np.int64(0)  # a bare 0 is a type of its own
     while True:
         if rank > 0:
             seen = wait_for_post(control, rank, seen)
             if atomic_load(control + STOPPED):
                 return
-        run_operations(variant, rank, steps, operations, control)
+        run_operations(variant, rank, step, operations, control)
         if rank == 0:
             return

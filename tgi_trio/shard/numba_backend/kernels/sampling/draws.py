@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.numba_backend.kernels import entry
+from tgi_trio.shard.numba_backend.kernels.arrays import doubles_at, words_at
 
 _ROUNDS = 10
 _FIRST, _SECOND = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)  # multipliers
@@ -16,9 +17,11 @@ _LOW, _HALF, _SPARE = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(11)
 
 
 @entry
-def draw_uniforms(seeds, positions, numbers):
+def draw_uniforms(seeds_at, positions_at, numbers_at, count):
     """Write a number in [0, 1) per (seed, position); uint64 [N], uint64 [N], float64 [N]."""
-    for i in range(len(seeds)):
+    seeds, positions = words_at(seeds_at, count), words_at(positions_at, count)
+    numbers = doubles_at(numbers_at, count)
+    for i in range(count):
         a, b = positions[i] & _LOW, positions[i] >> _HALF
         c = d = np.uint64(0)
         key, other = seeds[i] & _LOW, seeds[i] >> _HALF

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
+from tgi_trio.shard.numba_backend.kernels.apart import row_at
 from tgi_trio.shard.numba_backend.kernels.arrays import floats_at, ints_at, lesser
 from tgi_trio.shard.numba_backend.kernels.sampling.candidates import find_candidates
 from tgi_trio.shard.numba_backend.kernels.sampling.narrow import truncate
@@ -21,7 +22,9 @@ from tgi_trio.shard.numba_backend.kernels.sampling.scores import (
 from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
 from tgi_trio.shard.numba_backend.kernels.vectors import load, store, weight
 from tgi_trio.shard.numba_backend.rooms import CHUNK
+from tgi_trio.shard.numba_backend.tables import ROW
 
+ROW_BYTES = ROW.itemsize
 _BELOW_ONE = 1.0 - 2.0**-52  # rounding must not carry a target up to the whole mass
 
 
@@ -93,13 +96,13 @@ def work_on(row, room):
 
 
 @entry
-def work_on_rows(rows, counter, room):
-    """Work on `rows`, an array of ROW, together with other threads that share them.
+def work_on_rows(rows, count, counter, room):
+    """Work on `count` ROWs at an address, together with other threads that share them.
 
     `counter`: address of the number of rows taken so far, an int64. `room`: this thread's own
-    memory, as much as `narrow.room_bytes` says.
+    memory, as much as `rooms.sampler_bytes` says.
     """
     i = atomic_add(counter, 1)
-    while i < len(rows):
-        work_on(rows[i], room)
+    while i < count:
+        work_on(row_at(rows + i * ROW_BYTES), room)
         i = atomic_add(counter, 1)

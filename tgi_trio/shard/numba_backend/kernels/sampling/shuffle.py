@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from tgi_trio.shard.numba_backend.kernels import entry
+from tgi_trio.shard.numba_backend.kernels.arrays import ints_at
 
 
 @entry
-def shuffle(ids, draws):
-    """Put a random choice of `ids` [N] in front, as many as there are `draws` (uint32 [< N])."""
-    for i in range(len(draws)):
-        other = i + draws[i] % (len(ids) - i)
+def shuffle(ids_at, size, draws_at, count):
+    """Put a random choice of `ids` int64 [size] in front, as many as there are draws.
+
+    `draws_at`: int64 [count], none of them negative; fewer than `size`.
+    """
+    ids, draws = ints_at(ids_at, size), ints_at(draws_at, count)
+    for i in range(count):
+        other = i + draws[i] % (size - i)
         taken = ids[other]
         ids[other] = ids[i]
         ids[i] = taken

@@ -1,0 +1,135 @@
+"""What is kept of kernels between starts: made once, read whole, or made anew."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import NoReturn
+
+import pytest
+
+from tests.warm_start import start_warm
+from tgi_trio.shard.numba_backend.machine_code import store
+from tgi_trio.shard.numba_backend.machine_code.locks import held
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty store."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    store.find_folder.cache_clear()
+    found = store.find_folder()
+    assert found is not None
+    assert found.is_relative_to(tmp_path)
+    yield found
+    store.find_folder.cache_clear()
+
+
+def fail() -> NoReturn:
+    raise RuntimeError("nothing can be made")
+
+
+def test_what_was_made_is_kept(folder: Path) -> None:
+    assert not store.is_kept("some.o")
+    assert store.find_or_make("some.o", lambda: b"code") == b"code"
+    assert store.is_kept("some.o")
+    assert store.find_or_make("some.o", fail) == b"code"
+    store.make_alone("some.o", fail)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".lock", ".o"]
+
+
+@pytest.mark.parametrize("left", [b"", b"code", b"\0" * 40])
+def test_what_a_crash_has_left_is_made_anew(left: bytes, folder: Path) -> None:
+    (folder / "some.o").write_bytes(left)
+    assert store.find_or_make("some.o", lambda: b"code") == b"code"
+    assert store.find_or_make("some.o", fail) == b"code"
+
+
+def test_a_file_that_is_cut_off_is_made_anew(folder: Path) -> None:
+    store.find_or_make("some.o", lambda: b"code")
+    path = folder / "some.o"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert store.find_or_make("some.o", lambda: b"other") == b"other"
+
+
+def test_who_waits_finds_what_the_other_one_has_made(folder: Path) -> None:
+    begun, ends = Event(), Event()
+
+    def make() -> bytes:
+        begun.set()
+        assert ends.wait(60)
+        return b"code"
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(store.find_or_make, "some.o", make)
+        assert begun.wait(60)
+        second = pool.submit(store.find_or_make, "some.o", fail)
+        store.make_alone("some.o", fail)  # which waits for nobody
+        ends.set()
+        assert (first.result(60), second.result(60)) == (b"code", b"code")
+
+
+def test_what_cannot_be_made_is_not_held(folder: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="nothing can be made"):
+            store.find_or_make("some.o", fail)
+    with held(folder / "some.lock", patience=0.0) as ours:
+        assert ours
+    assert not store.is_kept("some.o")
+
+
+def test_what_cannot_be_kept_is_made_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "find_folder", lambda: None)
+    assert store.find_or_make("some.o", lambda: b"code") == b"code"
+    assert store.find_or_make("some.o", lambda: b"other") == b"other"
+    assert store.is_kept("some.o")  # nobody would make it beside us
+    store.make_alone("some.o", fail)
+
+
+def test_a_store_that_is_gone_costs_time_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "find_folder", lambda: tmp_path / "not there")
+    assert store.find_or_make("some.o", lambda: b"code") == b"code"
+
+
+def test_a_folder_that_others_may_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    folder.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    store.find_folder.cache_clear()
+    found = store.find_folder()
+    assert found is not None
+    assert found.is_relative_to(tmp_path / "home")
+
+
+def test_a_lock_ends_with_the_process_that_holds_it(tmp_path: Path) -> None:
+    program = """
+        import os, sys
+        from pathlib import Path
+        from tgi_trio.shard.numba_backend.machine_code.locks import held
+        with held(Path(sys.argv[1])) as ours:
+            print(ours, flush=True)
+            os.kill(os.getpid(), 9)
+    """
+    lock = tmp_path / "lock"
+    read, write = os.pipe()
+    with open(read) as said:
+        process = start_warm(["-c", textwrap.dedent(program), str(lock)], write, 2)
+        os.close(write)
+        assert said.readline() == "True\n"
+        assert process.wait(60) == -9
+    with held(lock, patience=0.0) as ours:
+        assert ours
+
+
+def test_nobody_is_waited_for_without_end(tmp_path: Path) -> None:
+    with held(tmp_path / "lock") as first, held(tmp_path / "lock", patience=0.05) as second:
+        assert (first, second) == (True, False)
+    with held(tmp_path / "lock", patience=0.0) as third:
+        assert third
