@@ -295,12 +295,19 @@ class StandInDevice(TorchDispatchMode):
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
-        """Have kernels launched and counted inside, and not computed: nobody looks at a warm-up."""
+        """Have kernels launched and recordings replayed inside, and counted, but not computed.
+
+        Nobody looks at what a warm-up computes.
+        """
         self._idle = True
         try:
             yield
         finally:
             self._idle = False
+
+    @property
+    def idles(self) -> bool:
+        return self._idle
 
     def _computes_nothing(self) -> bool:
         return self._idle or self._recording is not None

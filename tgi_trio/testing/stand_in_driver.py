@@ -52,6 +52,8 @@ class Driven(Protocol):
     arrivals: int
     place: torch.device
 
+    @property
+    def idles(self) -> bool: ...
     def check(self) -> None: ...
     def wait(self, why: str) -> None: ...
     def refuse_in_recording(self, what: str) -> None: ...
@@ -70,6 +72,8 @@ class Graph:
     def replay(self) -> None:
         self._device.check()
         self._device.counts.replays += 1
+        if self._device.idles:
+            return
         with _disable_current_modes(), torch.inference_mode():
             for run in self.work:
                 run()

@@ -70,19 +70,20 @@ def device_shard(
         shard = DeviceShard(end, folder, graphs, incarnation, **settings)
         shard.thread.start()
         router.greet()
-        router.send(
-            Kind.WARMUP,
-            max_prefill_tokens=24,
-            max_total_tokens=64,
-            max_batch_size=4,
-            max_batch_total_tokens=(BLOCKS - 1) * BLOCK,
-            adapters_to_come=0,
-            max_images=0,
-            tower_bytes=0,
-            blocks=0,
-            state_slots=0,
-        )
-        assert router.receive().word("blocks") == BLOCKS
+        with shard.device.idle():
+            router.send(
+                Kind.WARMUP,
+                max_prefill_tokens=24,
+                max_total_tokens=64,
+                max_batch_size=4,
+                max_batch_total_tokens=(BLOCKS - 1) * BLOCK,
+                adapters_to_come=0,
+                max_images=0,
+                tower_bytes=0,
+                blocks=0,
+                state_slots=0,
+            )
+            assert router.receive().word("blocks") == BLOCKS
         router.end.release()
         shard.device.counts = Counts()
         yield router, shard

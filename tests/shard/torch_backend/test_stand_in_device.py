@@ -252,7 +252,8 @@ def test_a_second_warm_up_keeps_nothing_of_the_first(
     runner = start(checkpoint("llama"), "cuda:0", (1,))
     assert isinstance(runner, TorchRunner) and runner._cache is not None
     old = weakref.ref(runner._cache.key)
-    runner.warm_up(WarmupRequest(8, 64, 4, 31 * BLOCK))
+    with device.idle():
+        runner.warm_up(WarmupRequest(8, 64, 4, 31 * BLOCK))
     gc.collect()
     assert old() is None
 
@@ -302,6 +303,18 @@ def test_a_replay_computes_again_into_the_same_memory(device: StandInDevice) -> 
     x.fill_(4)
     graph.replay()
     assert y.tolist() == [[10.0], [10.0]] and device.counts.replays == 1
+
+
+def test_nothing_is_computed_by_an_idle_replay(device: StandInDevice) -> None:
+    x, graph = torch.zeros(2, device=DEVICE), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.add_(1)
+    x.fill_(4)
+    with device.idle():
+        graph.replay()
+    assert x.tolist() == [4.0, 4.0] and device.counts.replays == 1
+    graph.replay()
+    assert x.tolist() == [5.0, 5.0] and device.counts.replays == 2
 
 
 def test_what_comes_down_is_garbage_until_its_event(device: StandInDevice) -> None:
