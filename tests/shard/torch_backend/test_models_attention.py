@@ -125,7 +125,7 @@ def test_long_contexts_are_not_padded_together(kind: str) -> None:
 
 def test_a_bucket_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rows decode, the padded copy of their K and V stays within the bound."""
-    monkeypatch.setattr(reference, "_BUCKET_TOKENS", 256)
+    monkeypatch.setattr(reference_rows, "_BUCKET_TOKENS", 256)
     _check("plain", [60, 50, 64, 55, 61, 40, 62, 63, 59], [1] * 9, seed=3)
 
 
