@@ -25,14 +25,7 @@ from tgi_trio.model.matrices import (
     whole_units,
 )
 from tgi_trio.model.matrix_roles import ConvolutionRefs, GateRefs, MixerRefs, RecurrentGateRefs
-from tgi_trio.model.mixers import (
-    DeltaRule,
-    Mamba1,
-    Mamba2,
-    Mixer,
-    RecurrentGate,
-    ShortConvolution,
-)
+from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate, ShortConvolution
 
 # The fields that are read of them: what backends that have the kinds need not look at.
 FIELDS: Final[Claims] = {

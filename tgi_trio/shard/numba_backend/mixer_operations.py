@@ -18,10 +18,7 @@ from tgi_trio.model.matrix_roles import (
 )
 from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate
 from tgi_trio.shard.checkpoint.lookup import read_tensor
-from tgi_trio.shard.numba_backend.channel_operations import (
-    add_mamba1,
-    add_recurrent_gate,
-)
+from tgi_trio.shard.numba_backend.channel_operations import add_mamba1, add_recurrent_gate
 from tgi_trio.shard.numba_backend.gate_operations import add_gates
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
 from tgi_trio.shard.numba_backend.state_operations import (

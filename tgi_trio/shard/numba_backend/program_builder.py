@@ -24,22 +24,13 @@ from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
 from tgi_trio.shard.numba_backend.attention_operations import AttentionWriter
 from tgi_trio.shard.numba_backend.lone_linears import LoneLinear, add_lone_linears
 from tgi_trio.shard.numba_backend.mixer_operations import add_mixer
-from tgi_trio.shard.numba_backend.mixture_operations import (
-    Branch,
-    MixtureWriter,
-    add_mixture,
-)
+from tgi_trio.shard.numba_backend.mixture_operations import Branch, MixtureWriter, add_mixture
 from tgi_trio.shard.numba_backend.norm_operations import NormWriter
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
 from tgi_trio.shard.numba_backend.own_operations import add_own_input, add_own_inputs
 from tgi_trio.shard.numba_backend.packing import Packer, to_storage
 from tgi_trio.shard.numba_backend.stream_operations import StreamWriter
-from tgi_trio.shard.numba_backend.tables import (
-    ACTIVATIONS,
-    Buffer,
-    Code,
-    Epilogue,
-)
+from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, Buffer, Code, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 
 Array = NDArray[Any]
