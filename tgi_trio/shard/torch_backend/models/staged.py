@@ -8,7 +8,8 @@ import torch
 
 from tgi_trio.model.stages import Stage
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
-from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks, RotaryTables
+from tgi_trio.shard.torch_backend.models.attending import RotaryTables
+from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.states.steps import StepStates
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
