@@ -10,8 +10,9 @@ from unittest import mock
 
 import torch
 
-from tgi_trio.shard.torch_backend import compiling_ahead, torch_runner
-from tgi_trio.shard.torch_backend.compiling_ahead import compile_ahead
+from tgi_trio.shard.torch_backend import torch_runner
+from tgi_trio.shard.torch_backend.compiling import ahead
+from tgi_trio.shard.torch_backend.compiling.ahead import compile_ahead
 from tgi_trio.shard.torch_backend.recorded_steps import (
     Capture,
     Compute,
@@ -73,7 +74,7 @@ def timed_warm_up(runner: TorchRunner) -> Iterator[Found]:
             work()
             found["rehearsal_s"] = time.perf_counter() - began
 
-        with mock.patch.object(compiling_ahead, "_make", _timed(compiling_ahead._make, times)):
+        with mock.patch.object(ahead, "_make", _timed(ahead._make, times)):
             found["compiled"] = compile_ahead(device, rehearse)
         found["compile_s"] = time.perf_counter() - began
         found["made_s"], found["slowest_s"] = sum(times), max(times, default=0.0)

@@ -40,10 +40,10 @@ class Named:
 
 driver.set_active(Named())
 from triton.compiler import ASTSource
-from tgi_trio.shard.torch_backend import compilers, compiling_ahead
+from tgi_trio.shard.torch_backend.compiling import ahead, compilers
 from tgi_trio.testing.kernel_variants import variants
 
-compiling_ahead.runs_kernels = lambda device: True
+ahead.runs_kernels = lambda device: True
 torch.cuda.device = lambda device: contextlib.nullcontext()
 found = {each.name: each for each in variants("hopper")}
 variant = found[sys.argv[1]]
@@ -72,19 +72,19 @@ def fail():
 
 compiling = True
 device = torch.device("cuda")
-print(compiling_ahead.compile_ahead(device, launch), launched, here)
+print(ahead.compile_ahead(device, launch), launched, here)
 compiling, anew = False, []
 knobs.runtime.jit_cache_hook = lambda **told: anew.append(told["fn"].name) and False
 launch()
 print(anew, len(launched))
 compiling = True
-print(compiling_ahead.compile_ahead(device, launch), len(launched))
-print(compiling_ahead.compile_ahead(device, fail), len(launched))
+print(ahead.compile_ahead(device, launch), len(launched))
+print(ahead.compile_ahead(device, fail), len(launched))
 compiling = False
 launch()
 print(anew, len(launched), here)
 cores, compiling, variant = 1, True, found[sys.argv[2]]
-print(compiling_ahead.compile_ahead(device, launch), len(launched), here)
+print(ahead.compile_ahead(device, launch), len(launched), here)
 assert "torch._dynamo" not in sys.modules  # two seconds
 """
 
@@ -105,7 +105,7 @@ def test_what_is_launched_later_has_been_compiled(tmp_path: Path) -> None:
 ASK = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from tgi_trio.shard.torch_backend import compilers
+from tgi_trio.shard.torch_backend.compiling import compilers
 
 compilers.usable_cores = lambda: [0, 1]
 ring = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
@@ -151,7 +151,7 @@ def test_compilers_hold_nothing_and_end_with_who_asks(tmp_path: Path, end: str) 
 
 KEYS = """
 import os, sys
-from tgi_trio.shard.torch_backend.kernel_keys import settle_key
+from tgi_trio.shard.torch_backend.compiling.kernel_keys import settle_key
 from tgi_trio.shard.torch_backend.kernels import choosing, surveying
 
 for names in (("choose_tokens", "survey_scores"), ("survey_scores", "choose_tokens")):

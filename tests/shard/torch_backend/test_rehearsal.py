@@ -17,7 +17,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.torch_backend import torch_runner
 from tgi_trio.shard.torch_backend.attention import paged
-from tgi_trio.shard.torch_backend.compiling_ahead import ZeroedMemory
+from tgi_trio.shard.torch_backend.compiling.ahead import ZeroedMemory
 from tgi_trio.shard.torch_backend.layers import coded_linear, slotted_linear
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tgi_trio.shard.torch_backend.compilers import Compilers, compilers, count_compilers
-from tgi_trio.shard.torch_backend.kernel_keys import settle_key, sum_compiler
+from tgi_trio.shard.torch_backend.compiling.compilers import Compilers, compilers, count_compilers
+from tgi_trio.shard.torch_backend.compiling.kernel_keys import settle_key, sum_compiler
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _EMPTY: Final = (torch.empty, torch.empty_like, torch.Tensor.new_empty)

@@ -1,6 +1,6 @@
 """The process that has Triton loaded, and forks a child of itself for each of `compilers.py`.
 
-`python -m ...compiler_zygote <target as JSON> <descriptors>`: each of a socket, one a child. Every
+`python -m ...zygote <target as JSON> <descriptors>`: each of a socket, one a child. Every
 line that comes through one is a kernel as Triton describes it (`specialization_data`), which the
 child compiles into Triton's cache on disk; the line that goes back says what went wrong, in JSON:
 null where nothing did. No device is needed for that, and none is looked at. All of it ends when
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from tgi_trio.errors import PeerGone
 from tgi_trio.ipc.parent import die_with_parent
-from tgi_trio.shard.torch_backend.kernel_keys import settle_key, sum_compiler
+from tgi_trio.shard.torch_backend.compiling.kernel_keys import settle_key, sum_compiler
 
 
 def main(argv: Sequence[str]) -> NoReturn:

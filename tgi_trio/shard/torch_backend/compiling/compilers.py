@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from tgi_trio.shard.machine.cores import usable_cores
 
-_MODULE: Final = "tgi_trio.shard.torch_backend.compiler_zygote"
+_MODULE: Final = "tgi_trio.shard.torch_backend.compiling.zygote"
 _MOST: Final = 16
 _PATIENCE_S: Final = 120.0  # for one kernel, which takes seconds; then whoever asked compiles it
 _TO_END_S: Final = 2.0

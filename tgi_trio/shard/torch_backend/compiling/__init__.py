@@ -1,0 +1,1 @@
+"""Kernels compiled beside one another before they are launched, by processes of their own."""
