@@ -21,9 +21,9 @@ from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
 from tgi_trio.shard.checkpoint.taken_apart import take_apart
 from tgi_trio.shard.sampling.logits_processors import Watermark
+from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
-from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.device_parts import device_parts
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
 from tgi_trio.shard.torch_backend.layers.linear import Linear

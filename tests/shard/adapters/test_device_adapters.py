@@ -30,8 +30,8 @@ from tgi_trio.errors import ConfigurationError, TgiTrioError  # noqa: E402
 from tgi_trio.ipc.adapters import AdapterOrder  # noqa: E402
 from tgi_trio.ipc.messages import PrefillRow  # noqa: E402
 from tgi_trio.shard.contract import Runner  # noqa: E402
+from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
-from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import coded_linear, slotted_linear  # noqa: E402
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner  # noqa: E402
 from tgi_trio.testing import stand_in_driver  # noqa: E402

@@ -15,9 +15,9 @@ need_triton()
 
 from tgi_trio.model.adapters.sites import Site  # noqa: E402  (Triton)
 from tgi_trio.shard.adapters.numbers import AdapterNumbers, AdapterPart  # noqa: E402
-from tgi_trio.shard.torch_backend.adapter_layout import SitePlace, SlotLayout  # noqa: E402
-from tgi_trio.shard.torch_backend.device_adapters import list_tiles  # noqa: E402
+from tgi_trio.shard.torch_backend.adapters.device_adapters import list_tiles  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import slotted_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.adapter_layout import SitePlace, SlotLayout  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (  # noqa: E402
     AdapterTile,
     SlotMemory,

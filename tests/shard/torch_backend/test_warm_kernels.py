@@ -53,7 +53,8 @@ def device(
     for family in FAMILIES:  # transformers makes them without one
         checkpoint(family)
     write_adapter(checkpoint("llama"), tmp_path / "adapter")
-    from tgi_trio.shard.torch_backend import device_adapters, device_parts
+    from tgi_trio.shard.torch_backend import device_parts
+    from tgi_trio.shard.torch_backend.adapters import device_adapters
     from tgi_trio.shard.torch_backend.attention import few_heads, paged
     from tgi_trio.shard.torch_backend.layers import coded_linear, few_rows, grouped_experts
 

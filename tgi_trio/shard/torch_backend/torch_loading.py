@@ -38,7 +38,7 @@ from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
-from tgi_trio.shard.torch_backend.adapters import refuse_adapters
+from tgi_trio.shard.torch_backend.adapters.torch_adapters import refuse_adapters
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
 from tgi_trio.shard.torch_backend.device_parts import tell_no_graphs
 from tgi_trio.shard.torch_backend.eagle import TorchEagle

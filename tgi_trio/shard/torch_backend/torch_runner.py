@@ -55,7 +55,7 @@ from tgi_trio.shard.torch_backend.step_features import ImageStates, StepFeatures
 from tgi_trio.shard.torch_backend.warm_up import rehearsal_plan, warm_up_plan
 
 if TYPE_CHECKING:  # it imports Triton
-    from tgi_trio.shard.torch_backend.adapters import StepAdapters
+    from tgi_trio.shard.torch_backend.adapters.torch_adapters import StepAdapters
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
     from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
 

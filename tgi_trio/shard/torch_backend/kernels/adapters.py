@@ -3,7 +3,7 @@
 One pair of kernels for any mixture of adapters (SGMV and BGMV of Punica, arXiv 2310.18547, in one):
 the host lists *tiles*, neighbouring rows of one adapter, and which adapter is where is read on the
 device, so that a launch is the same whatever the rows have. `layers/slotted_linear.py` launches
-them; `adapter_layout.py` says how slots and their directory lie.
+them; `layers/adapter_layout.py` says how slots and their directory lie.
 
 A row's sums are added in an order of their own: other rows of its tile are other rows of a matrix
 product, and programs that share a row's inputs leave their sums apart, to be added in order.

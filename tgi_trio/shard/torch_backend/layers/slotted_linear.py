@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from tgi_trio.shard.torch_backend.adapter_layout import SitePlace
+from tgi_trio.shard.torch_backend.layers.adapter_layout import SitePlace
 from tgi_trio.shard.torch_backend.layers.linear import Linear, WrappedLinear
 
 

@@ -8,11 +8,11 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.torch_backend.adapters import TorchAdapters
+from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
+from tgi_trio.shard.torch_backend.adapters.torch_adapters import TorchAdapters
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
 from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
-from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
 from tgi_trio.shard.torch_backend.eagle import TorchEagle
 from tgi_trio.shard.torch_backend.heads import TorchHeads

@@ -1,0 +1,1 @@
+"""LoRA adapters of a decoder in torch: loaded beside the steps, added row by row."""
