@@ -14,8 +14,8 @@ from tgi_trio.shard.numba_backend.kernels.object_symbols import missing_symbols
 def compile_object(module: str, function: str, integers: int, choice: Any, symbol: str) -> bytes:
     """Return the object file of an entry of `kernels.module`, which is called `symbol` in it.
 
-    `choice` None: there is none. Raises what the compiler raises without instructions for it, and RuntimeError for code that
-    needs what is there in numba's processes alone.
+    `choice` None: there is none. Raises what the compiler raises without instructions for it, and
+    RuntimeError for code that needs what is there in numba's processes alone.
     """
     # With it come numba's types of what is chosen.
     entry = getattr(import_module(f"{__package__}.{module}"), function)
