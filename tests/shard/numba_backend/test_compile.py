@@ -51,7 +51,7 @@ def test_another_process_compiles_what_comes_last_and_ends_with_the_block(
         started.append(popen(*given, **more))  # type: ignore[call-overload]
         return started[-1]
 
-    monkeypatch.setattr(beside.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(RuntimeError, match="no weights"), compile_beside(BOTH):
         while not SHUFFLE.is_kept():
             time.sleep(0.01)

@@ -135,7 +135,7 @@ def test_they_turn_as_transformers_turns_them(glm: bool) -> None:
     embedding = (theirs.GlmRotaryEmbedding if glm else theirs.LlamaRotaryEmbedding)(config)
     cos, sin = embedding(torch.zeros(1), torch.tensor([[37]]))
     norm = modeling_llama.LlamaRMSNorm(inputs, eps=1e-5)
-    assert own.norm is not None
+    assert own.norm is not None and own.norm.weight is not None
     norm.weight.data = own.norm.weight
     qkv = torch.nn.functional.linear(norm(x + first), own.linear.weight)
     q, k, v = qkv.view(1, 1, -1, dim).split((heads, kv_heads, kv_heads), 2)
