@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers.models.glm import modeling_glm
@@ -19,7 +21,11 @@ from tgi_trio.shard.torch_backend.attention.few_heads import (
     choose_for_heads,
     choose_pairs,
 )
-from tgi_trio.shard.torch_backend.attention.interface import HeadPlaces
+from tgi_trio.shard.torch_backend.attention.flash import FlashAttention
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, HeadPlaces
+from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
+from tgi_trio.shard.torch_backend.decode_plans import idle_plan
+from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.layers import few_rows, residual
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.few_rows import project
@@ -31,9 +37,10 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 
 need_triton()
 
+from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.projecting import write_projected  # noqa: E402
 
-BF16 = torch.bfloat16
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 RANDOM = torch.Generator().manual_seed(0)
 SLOTS = 4
 
@@ -229,3 +236,31 @@ def test_other_layers_keep_launches_apart(small: None) -> None:
     steps = Steps(others, 0.5)
     choose(others, steps)
     assert not steps.seen and not any(own.linear.turned for own in others)
+
+
+def test_keys_and_values_have_places_where_they_stay_numbers_and_are_read_from_the_cache() -> None:
+    device, layer = torch.device(DEVICE), AttentionLayer(0, 2, 1, 16, 0.25)
+    own = PagedAttention(device)
+    flash = FlashAttention(lambda *_, **__: torch.empty(0), own, device)
+    first = idle_plan(1, 1)  # brings its only key
+    later = replace(first, context_lengths=np.array([5], np.int32))
+    caches = [KVCache(KVShape(1, 1, 16), 2, dtype, device) for dtype in (BF16, E4M3)]
+    caches[0].key.normal_()
+    caches[0].value.normal_()
+    query, attended = numbers(1, 2, 16), []
+    for attention, plan, there in (
+        *((own, first, True), (own, later, True)),
+        *((flash, first, False), (flash, later, True)),
+    ):
+        plain, coded = (attention.prepare(plan, cache) for cache in caches)
+        assert attention.head_places(layer, coded) is None
+        places = attention.head_places(layer, plain)
+        assert (places is not None) == there
+        if places is not None:
+            assert places.key.data_ptr() == caches[0].key_slots[0].data_ptr()
+            assert places.value.data_ptr() == caches[0].value_slots[0].data_ptr()
+            assert places.slots.tolist() == plan.kv_slots.tolist()
+            attended.append(attention.attend_written(layer, query, plain))
+    assert torch.equal(attended[1], attended[2]) and not torch.equal(attended[0], attended[1])
+    with pytest.raises(RuntimeError, match="torch has no places"):
+        ReferenceAttention().attend_written(layer, query, None)
