@@ -46,8 +46,8 @@ def test_faults_are_told_once_and_before_the_step_that_covers_them(
     wire: Wire, reports: Reporter
 ) -> None:
     reports.add_fault(7, "cannot be run")
-    reports.send(3, {}, step=1)
-    reports.send(4, {}, step=2)
+    reports.send(3, {}, {"step": 1})
+    reports.send(4, {}, {"step": 2})
     assert [frame.kind for frame in wire.frames] == [Kind.FAULT, Kind.STEP, Kind.STEP]
     assert [frame.word("acknowledged") for frame in wire.frames] == [3, 3, 4]
 
@@ -55,8 +55,8 @@ def test_faults_are_told_once_and_before_the_step_that_covers_them(
 def test_what_was_acknowledged_stays_so_when_an_older_step_is_settled(
     wire: Wire, reports: Reporter
 ) -> None:
-    reports.send(9, {}, step=1)
-    reports.send(5, {}, step=2, held=1)
+    reports.send(9, {}, {"step": 1})
+    reports.send(5, {}, {"step": 2, "held": 1})
     assert [decode_step(frame).acknowledged for frame in wire.frames] == [9, 9]
 
 
@@ -92,10 +92,10 @@ def test_it_is_news_only_until_it_has_been_told(
     stalled: int,
     news: bool,
 ) -> None:
-    reports.send(4, {}, stalled_rows=2)
+    reports.send(4, {}, {"stalled_rows": 2})
     happen(reports, desk)
     assert reports.has_news(applied, stalled) is news
-    reports.send(applied, {}, stalled_rows=stalled)
+    reports.send(applied, {}, {"stalled_rows": stalled})
     assert not reports.has_news(applied, stalled)
     seen = wire.frames[-1].column("seen_ns")
     np.testing.assert_array_equal(seen, [25] if happen is see else [])

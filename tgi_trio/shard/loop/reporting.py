@@ -36,13 +36,15 @@ class Reporter:
         known = (self._acknowledged, self._stalled)
         return (applied, stalled) != known or bool(self._faults) or bool(self._images.seen)
 
-    def send(self, applied: int, columns: Columns, **words: int) -> None:
+    def send(self, applied: int, columns: Columns, words: dict[str, int]) -> None:
         """Send the faults that there are, then the STEP frames of `columns`.
 
         `applied`: the number of the last command that they cover; a later one may have been
-        acknowledged since. `words` as STEP has them; those left out are 0.
+        acknowledged since. `words` as STEP has them; those left out are 0, and this one is added.
         """
-        acknowledged = self._acknowledged = max(applied, self._acknowledged)
+        if applied > self._acknowledged:
+            self._acknowledged = applied
+        acknowledged = self._acknowledged
         self._stalled = words.get("stalled_rows", 0)
         most = self._channel.writer.max_payload
         if self._faults:  # before the STEP whose acknowledgement covers them

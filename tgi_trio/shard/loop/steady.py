@@ -120,30 +120,29 @@ class SteadyDecode:
         if width != self.tables.shape[1]:
             self.tables = fix(self._own(table.blocks[:, :width]))
         places, positions = self.places, coming.positions[at]
-        reads = writes = None
-        if self.stateful:
-            reads, writes = table.state_slots(places, positions + 1)
-        return StepPlan(
-            rows=self.rows,
-            token_ids=self._own(table.last) if expected is None else self.unknown,
-            positions=positions,
-            kv_slots=coming.kv_slots[at],
-            query_starts=self.starts,
-            context_lengths=coming.contexts[at],
-            block_tables=self.tables,
-            samples=self.samples,
-            prefills=self.prefills,
-            inputs=None if expected is None else self.inputs,
-            rotary_positions=self._turning(positions, table) if table.shaped else None,
-            state_reads=reads,
-            state_writes=writes,
-            places=places,
-            taken=self.ones,
-            moment=table.moment,
-            counts=self.counts,
-            decodes=True,
-            uniform=self.uniform and self.steps > 0,  # else a row may choose its last token
+        known, inputs = self.unknown, self.inputs
+        if expected is None:
+            known, inputs = self._own(table.last), None
+        # Names of arguments would take as long as all that is told: Python makes a dict of them.
+        plan = StepPlan(
+            self.rows,
+            known,
+            positions,
+            coming.kv_slots[at],
+            self.starts,
+            coming.contexts[at],
+            self.tables,
+            self.samples,
         )
+        plan.prefills, plan.inputs = self.prefills, inputs
+        plan.places, plan.taken, plan.moment = places, self.ones, table.moment
+        plan.decodes, plan.counts = True, self.counts
+        plan.uniform = self.uniform and self.steps > 0  # else a row may choose its last token
+        if self.stateful:
+            plan.state_reads, plan.state_writes = table.state_slots(places, positions + 1)
+        if table.shaped:
+            plan.rotary_positions = self._turning(positions, table)
+        return plan
 
     def _find_numbers(self, table: RowTable) -> tuple[_Coming, int]:
         """Return the numbers of steps to come, and which of them the next one is."""

@@ -47,6 +47,8 @@ from tgi_trio.shard.loop.soundness import Judge, prove_sound
 from tgi_trio.shard.loop_channel import BEAT_S, Channel
 from tgi_trio.shard.plan_parts import fill_inputs
 
+# Looking up a member of an enumeration takes as long as ten calls that do nothing.
+_PREFILL, _DECODE, _REPLYING = Phase.PREFILL, Phase.DECODE, Phase.REPLYING
 _HELD_S = 0.001  # how often held sequences are looked at when nothing else can move
 
 
@@ -304,7 +306,7 @@ class Worker:
         """Run a step to its end, or launch it and settle the one before."""
         self._step += 1
         plan.applied = self._applied
-        self._beat(Phase.PREFILL if plan.counts.prefill_tokens else Phase.DECODE)
+        self._beat(_PREFILL if plan.counts.prefill_tokens else _DECODE)
         flight = _Flight(self._step, plan, time.perf_counter_ns())
         if self._micro_batches > 1:
             self._take_along(flight)
@@ -352,14 +354,16 @@ class Worker:
     def _settle(self, flight: _Flight, *, followed: bool = False) -> bool:
         """Wait for a step, move the batch by it and reply; return whether nothing had raised."""
         plan, counts = flight.plan, flight.plan.counts
-        gap = max(0, flight.started - self._computed_at) if self._computed_at else 0
+        gap = flight.started - self._computed_at
+        if gap < 0 or not self._computed_at:
+            gap = 0
         result = compute(
             self._runner, plan, flight.pending, self._report_progress, followed=followed
         )
         drafts = counts.draft_tokens if result.drafts is None else int(result.drafts.sum())
         self._judge.examine(result)
         self._computed_at = time.perf_counter_ns()
-        self._beat(Phase.REPLYING)
+        self._beat(_REPLYING)
         moved = self._batch.settle(plan, result)
         if moved.dropped:
             self._drop(moved.dropped)
@@ -368,16 +372,18 @@ class Worker:
         self._reports.send(
             plan.applied,
             moved.columns,
-            step=flight.number,
-            held=len(self._batch),
-            gap_ns=gap,
-            forward_ns=result.forward_ns,
-            sample_ns=result.sample_ns,
-            prefill_tokens=counts.prefill_tokens,
-            decode_rows=counts.decode_rows,
-            stalled_rows=counts.stalled_rows,
-            draft_tokens=drafts,
-            recovered=int(result.raised and not moved.faults),
+            {
+                "step": flight.number,
+                "held": len(self._batch),
+                "gap_ns": gap,
+                "forward_ns": result.forward_ns,
+                "sample_ns": result.sample_ns,
+                "prefill_tokens": counts.prefill_tokens,
+                "decode_rows": counts.decode_rows,
+                "stalled_rows": counts.stalled_rows,
+                "draft_tokens": drafts,
+                "recovered": 1 if result.raised and not moved.faults else 0,
+            },
         )
         return not result.raised
 
@@ -385,8 +391,8 @@ class Worker:
         """Tell the router what it does not know yet when no step will do it."""
         stalled = self._batch.counts.stalled_rows
         if self._reports.has_news(self._applied, stalled):
-            held = len(self._batch)
-            self._reports.send(self._applied, {}, step=self._step, held=held, stalled_rows=stalled)
+            words = {"step": self._step, "held": len(self._batch), "stalled_rows": stalled}
+            self._reports.send(self._applied, {}, words)
 
     def _beat(self, phase: Phase) -> None:
         self._phase = phase

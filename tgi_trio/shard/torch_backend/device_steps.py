@@ -177,8 +177,15 @@ class DeviceSteps:
                 return None
         again.graphs.repeat(again.recorded, plan, lengths, told)
         step = LaunchedStep(
-            *(settings.faults, len(plan.rows), again.sampled, choosing, settings.wanted),
-            *(began, self._event, {}, self._pinned.lend()),
+            settings.faults,
+            len(plan.rows),
+            again.sampled,
+            choosing,
+            settings.wanted,
+            began,
+            self._event,
+            {},
+            self._pinned.lend(),
         )
         if again.chosen.found is None:
             unchosen = again.chosen

@@ -12,7 +12,7 @@ from tgi_trio.shard.contract import Choices, StepResult
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptSpan
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing, Wanted
 from tgi_trio.shard.torch_backend.sampling.device_choices import list_best, read_choices
-from tgi_trio.shard.torch_backend.sampling.device_sampler import Found, Landed
+from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
 from tgi_trio.shard.torch_backend.staging import Array, PinnedLoan
 
 
@@ -32,7 +32,10 @@ class LaunchedStep:
     note: Callable[[Choices, Array], None] | None = None  # is told what was guessed behind them
     later: Callable[[LaunchedStep], None] | None = None  # chooses, once tokens before are known
     faults: dict[int, str] = field(default_factory=dict)  # by choice: nothing is chosen for it
-    found: Landed | None = None
+    # What was chosen, as `Found` has it, on its way into pinned memory; None: nothing, or not yet.
+    tokens: Array | None = None
+    listed: Array | None = None
+    guesses: Array | None = None
     computed: Array | None = None  # pinned: see `Choosing`
     done: torch.Event | None = None
 
@@ -44,7 +47,12 @@ class LaunchedStep:
 
     def take(self, found: Found) -> None:
         """Have what was chosen copied down."""
-        self.found = found.send_down(self.landed)
+        keep = self.landed.keep_array
+        self.tokens = keep(found.tokens)
+        if found.listed is not None:
+            self.listed = keep(found.listed)
+        if found.guesses is not None:
+            self.guesses = keep(found.guesses)
 
     def finish(self) -> None:
         """Everything is launched."""
@@ -61,21 +69,20 @@ class LaunchedStep:
         self.done.synchronize()
         took = int(self.began.elapsed_time(self.done) * 1e6)
         prompts = {row: span.read() for row, span in self.prompts.items()} if self.prompts else {}
-        if self.found is None:
+        if self.tokens is None:
             return StepResult(Choices.none(self.rows), took, 0, prompts)
         tops: Listed | None = None
-        if self.found.listed is not None:
+        if self.listed is not None:
             wanted = self.wanted
             if not self.choosing.alone:
                 wanted = Wanted.of(wanted.each[self.choosing.owners])
-            tops = list_best(wanted, self.found.listed)
-        drafts: Array | None = None
+            tops = list_best(wanted, self.listed)
         if self.computed is not None:
             self.choosing.computed = self.computed.copy()
-            drafts = self.choosing.count_guesses()
-        found = self.found.tokens
-        choices = read_choices(self.choosing, found, tops, self.faults, self.refused)
-        if self.note is not None and self.found.guesses is not None:
-            self.note(choices, self.found.guesses.copy())
-        choices = choices.spread(self.sampled, self.rows)
-        return StepResult(choices, took, 0, prompts, drafts=drafts)
+        choices = read_choices(self.choosing, self.tokens, tops, self.faults, self.refused)
+        if self.note is not None and self.guesses is not None:
+            self.note(choices, self.guesses.copy())
+        result = StepResult(choices.spread(self.sampled, self.rows), took, 0, prompts)
+        if self.computed is not None:
+            result.drafts = self.choosing.count_guesses()
+        return result
