@@ -142,7 +142,7 @@ def noting(told: list[bytes]) -> Iterator[None]:
     def entries_noted(self: Any, reserved: Any, asked: Any) -> None:
         refill(self, reserved, asked)
         count = asked.entries.size
-        there = reserved.entries.view(torch.int32)[:count]
+        there = reserved.entries.memory.view(torch.int32)[:count]
         assert there.tolist() == asked.entries.reshape(-1).tolist()
 
     with (

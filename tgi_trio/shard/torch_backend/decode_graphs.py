@@ -261,9 +261,9 @@ class DecodeGraphs:
         `told`: as for `choose`.
         """
         recorded, sampler = self._recorded[size], self._sampler
-        if recorded.masked is None or recorded.memory.asked is None or sampler is None:
+        if recorded.masked is None or sampler is None:
             raise RuntimeError("tokens are not chosen where this is recorded")
-        sampler.refill(recorded.memory.asked, told)
+        sampler.refill(recorded.masked.asked, told)
         sampler.refill_masks(recorded.masked.masks, masks)
         recorded.masked.graph.replay()
         return recorded.masked.found.first(len(masks.green), lists=told.widest > 0)
@@ -415,17 +415,19 @@ class DecodeGraphs:
         self, scores: torch.Tensor, sampler: DeviceSampler, asked: Reserved
     ) -> MaskedChoice:
         """Record a choice with masks from `scores`; all of them use the memory of the largest."""
+        # Nobody else writes there: what stays the same for many steps is sent once.
+        own = sampler.reserve(len(scores), entries=asked.entries)
         masks = sampler.reserve_masks(len(scores), self._mask_memory)
         self._mask_memory = masks.memory
         made: list[Found] = []
 
         def compute() -> torch.Tensor:
             hidden = None if self._hidden is None else self._hidden[: len(scores)]
-            made[:] = [sampler.choose(scores, asked.asked, masks.here, hidden, scores)]
+            made[:] = [sampler.choose(scores, own.asked, masks.here, hidden, scores)]
             return made[0].tokens
 
         graph, _ = self._capture(compute)
-        return MaskedChoice(graph, masks, made[0])
+        return MaskedChoice(graph, own, masks, made[0])
 
     def _own_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what heads guess from where a choice with masks finds it, too."""

@@ -129,6 +129,7 @@ class MaskedChoice:
     """A graph that chooses from the scores of another one, with masks."""
 
     graph: Graph
+    asked: Reserved
     masks: ReservedMasks
     found: Found  # of `size` choices
 

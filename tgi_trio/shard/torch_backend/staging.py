@@ -95,13 +95,14 @@ class Sheet:
         self._table_there: Array | None = None
         self._table_sent: Array | None = None  # never where the target is `shared`
         self._shared = shared
+        self._all_sent = False  # the target says what this does
         for column, array in zip(self._columns, self._idle, strict=True):
             column[...] = array
 
     def write(self, arrays: Sequence[Array]) -> int:
         """Put arrays in place of those before them; return how many bytes are to be sent.
 
-        All of them, or without the table where the device has that.
+        All of them, or without the table where the device has that; none where it has everything.
         """
         there, table = self._there, arrays[-1]
         if len(arrays) != len(there) + 1:
@@ -117,8 +118,9 @@ class Sheet:
                     column[count:length] = self._idle[place][count:length]
                 self._lengths[place] = count
             there[place] = None if array.flags.writeable else fixed_array(array)
+            self._all_sent = False
         if table is self._table_sent:
-            return self._fixed
+            return 0 if self._all_sent else self._fixed
         self._table_there, self._table_sent = fixed_array(table), None
         count, width = table.shape
         rows = self._table[: self._rows * width].reshape(self._rows, width)
@@ -130,7 +132,8 @@ class Sheet:
 
     def note_sent(self) -> None:
         """Take note that all of it is on its way to `target`."""
-        self._table_sent = None if self._shared else self._table_there
+        if not self._shared:
+            self._table_sent, self._all_sent = self._table_there, True
 
 
 class Staging:
@@ -176,6 +179,8 @@ class Staging:
     def fill_from(self, sheet: Sheet, arrays: Sequence[Array]) -> None:
         """Have the sheet's target say what `sheet` does once `arrays` have been written to it."""
         needed = sheet.write(arrays)
+        if not needed:
+            return
         buffer = self._turn(needed)
         buffer.bytes[:needed] = sheet.bytes[:needed]
         self._copy(sheet.target.of(needed), buffer, needed)

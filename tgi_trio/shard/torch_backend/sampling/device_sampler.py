@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -44,7 +44,6 @@ from tgi_trio.shard.torch_backend.sampling.edits import list_edits
 from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, ResidentCounts
 from tgi_trio.shard.torch_backend.staging import (
     Array,
-    PinnedLoan,
     Sheet,
     Staging,
     packed_size,
@@ -55,15 +54,9 @@ from tgi_trio.shard.torch_backend.staging import (
 _BLOCK = 1024  # counts moved together
 # What a choice of nobody is told, in the order of `Asked`, but for its target and its entries.
 _OF_NOBODY = (0, 0, 1, 1, -np.inf, 0, 0, 1, 1, 1, 0, 0, 0, 0, -1, -1, NONE)
+# Places in it of what may change from step to step; the last three are edits.
+_UNIFORMS, _UNIT, _EARLY, _SLOTS = 1, 7, 13, 15
 _KNOWN_ENTRIES = 1 << 16  # that a recording has room for
-
-
-class Landed(NamedTuple):
-    """What was chosen, as `Found` has it, on its way into pinned memory."""
-
-    tokens: Array
-    listed: Array | None
-    guesses: Array | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +78,6 @@ class Found:
             None if guesses is None else guesses[:count],
         )
 
-    def send_down(self, landed: PinnedLoan) -> Landed:
-        """Return where it will be once an event that comes later is reached."""
-        listed, guesses = self.listed, self.guesses
-        return Landed(
-            landed.keep_array(self.tokens),
-            None if listed is None else landed.keep_array(listed),
-            None if guesses is None else landed.keep_array(guesses),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -107,7 +91,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What was told of rows with one choice each that ask for the same wherever they are."""
+    """What was told of rows with one choice each, some of which may depend on where they are."""
 
     settings: Settings
     size: int
@@ -116,14 +100,21 @@ class _Kept:
 
 
 @dataclass(slots=True)
+class ReservedEntries:
+    """Memory for entries that stays where it is."""
+
+    memory: torch.Tensor  # uint8
+    standing: Settings | None = None  # whose biases are in it
+
+
+@dataclass(slots=True)
 class Reserved:
     """Memory for what choices ask, that stays where it is."""
 
     sheet: Sheet  # the arrays of `Told`
-    entries: torch.Tensor  # uint8: its entries
+    entries: ReservedEntries  # its entries
     asked: Asked  # views of both
     idle: Told  # of choices that come later
-    standing: Settings | None = None  # whose biases are in it
 
 
 @dataclass(slots=True)
@@ -197,7 +188,7 @@ class DeviceSampler:
 
     def keeps(self, told: Told) -> bool:
         """Return whether the next step of the same rows would be told the same."""
-        return self._kept is not None and self._kept.told is told
+        return self._kept is not None and self._kept.told is told and self._kept.settings.stays
 
     def ask(self, choosing: Choosing, size: int | None = None, rest: int = NOBODY) -> Told:
         """Return what the kernels are to be told of choices; to be told once, as counts move.
@@ -208,11 +199,10 @@ class DeviceSampler:
         settings, count = self.settings(choosing.rows), len(choosing.owners)
         size = size or count
         known = repeat(-1, count, np.int32) if choosing.unknown is None else choosing.unknown
-        decodes = choosing.targets is count_up(count)
-        stays, kept = decodes and settings.stays and rest == NOBODY, self._kept
-        same = stays and kept is not None and kept.settings is settings and kept.known is known
+        decodes, kept = choosing.targets is count_up(count) and rest == NOBODY, self._kept
+        same = decodes and kept is not None and kept.settings is settings and kept.known is known
         if kept is not None and same and kept.size == size:
-            return kept.told
+            return kept.told if settings.stays else self._ask_again(choosing, kept)
         edits = list_edits(choosing, settings, self._resident, size)
         cuts, others = settings.of_choices(choosing)
         if decodes:
@@ -225,9 +215,24 @@ class DeviceSampler:
         ]
         standing = settings if edits.standing else None
         told = Told(arrays, edits.entries, standing, settings.widest)
-        if stays and fixed_array(known) is not None:
+        if decodes and fixed_array(known) is not None:
             self._kept = _Kept(settings, size, known, told)
         return told
+
+    def _ask_again(self, choosing: Choosing, kept: _Kept) -> Told:
+        """Do what `ask` does for the rows of the last step, where they are now."""
+        settings, told = kept.settings, kept.told
+        arrays = told.arrays.copy()
+        if settings.samples:
+            arrays[_UNIFORMS] = settings.draw(choosing)
+        if settings.waits:
+            arrays[_EARLY] = too_early(choosing, settings)
+        if not settings.penalised:
+            return Told(arrays, told.entries, told.standing, told.widest)
+        edits = list_edits(choosing, settings, self._resident, kept.size)
+        arrays[_UNIT] = count_units(choosing, settings)
+        arrays[_SLOTS:] = edits.slots, edits.moves, edits.starts
+        return Told(arrays, edits.entries, settings if edits.standing else None, told.widest)
 
     def ask_nothing(self, size: int) -> Told:
         """Return what the kernels are to be told of `size` choices that come later."""
@@ -251,18 +256,28 @@ class DeviceSampler:
         room = max(LISTED, 2 << max(0, told.widest - 1).bit_length())
         return Asked(*self._staging.upload([*told.arrays, some]), room=room)
 
-    def reserve(self, size: int, memory: torch.Tensor | None = None) -> Reserved:
+    def reserve(
+        self,
+        size: int,
+        memory: torch.Tensor | None = None,
+        entries: ReservedEntries | None = None,
+    ) -> Reserved:
         """Return memory for what `size` choices ask.
 
-        `memory`: where the arrays of `ask` go; None: it is taken, and filled.
+        `memory`: where the arrays of `ask` go, and what else others send; None: it is taken, and
+        filled. `entries`: where those go; None: it is taken.
         """
-        idle = self.ask_nothing(size)
+        idle, shared = self.ask_nothing(size), memory is not None
         if memory is None:
             memory = torch.zeros(packed_size(idle.arrays), dtype=torch.uint8, device=self._device)
             self._staging.fill(memory, idle.arrays)
-        entries = torch.zeros(8 * _KNOWN_ENTRIES, dtype=torch.uint8, device=self._device)
-        views = [*split(memory, idle.arrays), entries.view(torch.int32).view(-1, 2)]
-        sheet = Sheet(idle.arrays, memory, shared=True)
+        if entries is None:
+            bytes_of_all = 8 * _KNOWN_ENTRIES
+            entries = ReservedEntries(
+                torch.zeros(bytes_of_all, dtype=torch.uint8, device=self._device)
+            )
+        views = [*split(memory, idle.arrays), entries.memory.view(torch.int32).view(-1, 2)]
+        sheet = Sheet(idle.arrays, memory, shared=shared)
         return Reserved(sheet, entries, Asked(*views), idle)
 
     def fits(self, told: Told) -> bool:
@@ -276,11 +291,14 @@ class DeviceSampler:
 
     def refill_entries(self, reserved: Reserved, told: Told) -> None:
         """Replace what is asked but for its arrays; biases that are there are not sent again."""
-        if told.standing is not None and reserved.standing is told.standing:
+        there = reserved.entries
+        if not len(told.entries):
+            return  # what is there nobody reads
+        if told.standing is not None and there.standing is told.standing:
             return
-        if len(told.entries):
-            self._staging.fill(reserved.entries, [told.entries])
-        reserved.standing = told.standing
+        there.standing = None
+        self._staging.fill(there.memory, [told.entries])
+        there.standing = told.standing
 
     def upload_masks(self, masks: Masks) -> DeviceMasks:
         """Return masks on the device."""
