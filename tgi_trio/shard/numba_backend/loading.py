@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +36,7 @@ from tgi_trio.shard.numba_backend.apart_table import find_apart
 from tgi_trio.shard.numba_backend.forward import Forward
 from tgi_trio.shard.numba_backend.heads import LoadedHeads
 from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs, variant_for
-from tgi_trio.shard.numba_backend.machine_code.beside import compile_beside
+from tgi_trio.shard.numba_backend.machine_code.beside import Wanted, compile_beside
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.program import Program, pack_program
@@ -112,9 +112,8 @@ def load(
     ):
         _lend_embedding(heads, spec, checkpoint)
         # The weights are packed while kernels are opened, or compiled, and tested.
-
         multipliers = _find_multipliers(program, settings, dtype)
-        with _compiling_beside(program, settings, dtype, multipliers, int8=int8):
+        with compile_beside(_list_wanted(program, settings, dtype, multipliers, int8=int8)):
             variant = _link(program, settings, dtype, multipliers, int8=int8)
             adapters = _link_adapters(program, settings, variant)
             sampler = sampler or _make_sampler(settings, config, cores, grammars)
@@ -200,28 +199,24 @@ def _share_cores(settings: ShardSettings, ranks: int) -> tuple[list[int], int]:
 
 def _find_multipliers(program: Program, settings: ShardSettings, dtype: str) -> list[Multiplier]:
     """Return how each kind of weights that the program multiplies as stored is multiplied."""
-
     bits = settings.activations or ACTIVE_BITS
     dot = bits == ACTIVE_BITS and multiplies_pairs(dtype)
     return [multiplier_for(kind, bits, dot=dot) for kind in program.kinds]
 
 
-@contextmanager
-def _compiling_beside(
+def _list_wanted(
     program: Program,
     settings: ShardSettings,
     dtype: str,
     multipliers: Sequence[Multiplier],
     *,
     int8: bool,
-) -> Iterator[None]:
-    """Have other cores compile some of the kernels that are opened during the block."""
-
+) -> list[Wanted]:
+    """Return the kernels that are likely to be opened: those of plainer instructions are not."""
     # Of the model: all stages have the same kernels.
     likely = variant_for(program.model, dtype, int8=int8, kv_dtype=settings.kv_cache_dtype)
     adapters = settings.max_lora_rank > 0
-    with compile_beside(list_wanted(likely, multipliers, find_apart(program), adapters=adapters)):
-        yield
+    return list_wanted(likely, multipliers, find_apart(program), adapters=adapters)
 
 
 def _link(
@@ -236,7 +231,6 @@ def _link(
 
     Raises UnsupportedError where they fail their self-test.
     """
-
     variant = choose_variant(program.model, dtype, int8=int8, kv_dtype=settings.kv_cache_dtype)
     program.link(choose_panel_kernels(multipliers))
     for each in find_apart(program):
@@ -256,7 +250,6 @@ def _link_adapters(
     """Do the same for what adapters add; None: there will be none."""
     if not settings.max_lora_rank:
         return None
-
     program.link_adapters(choose_adapter_kernels(variant))
     return NumbaAdapters(program, variant.kv, settings.max_lora_rank)
 
@@ -265,7 +258,6 @@ def _make_sampler(
     settings: ShardSettings, config: ModelConfig, cores: list[int], grammars: GrammarMasks | None
 ) -> RowSampler:
     """Return the sampler of the kernels, or torch's where theirs fail their self-test."""
-
     watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
     return choose_sampler(config, cores, grammars, watermark)
 

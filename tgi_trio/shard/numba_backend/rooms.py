@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 TILE_BYTES: Final = 2048  # room for a tile of values: at most 32 vectors
-ROWS: Final = (
-    64  # of sums that a thread has room for: of quantised weights, a panel of which is unpacked
-)
+# Rows of sums that a thread has room for: of quantised weights, a panel of which is unpacked.
+ROWS: Final = 64
 DELTAS: Final = 1024  # rows of what adapters add that a thread has room for, of all panels together
 ROTATE_HEADS: Final = 3  # of room that `rotate` needs: a key, cosines and sines, a value
 # Of the sampler: a row of scores is known by chunks of so many.
