@@ -45,6 +45,8 @@ MODULES: Final = {
 _READ_EARLY: Final = tuple(
     "ATEN_ CUDA_ GOMP_ LD_ MKL_ NUMBA_ OMP_ ONEDNN_ OPENBLAS_ PYTHON PYTORCH_ TORCH TRITON_".split()
 )
+# Read when something is compiled; parts of torch set it themselves when a test imports them.
+_READ_LATE: Final = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
 
 _ABOVE: Final = 512  # the numbers of descriptors that a shard inherits are lower
 _MOST_FDS: Final = 250  # the kernel's limit is 253 a message
@@ -141,7 +143,7 @@ def prepare(kind: str) -> None:
 def differs(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
     """Return whether two environments differ in what is read early."""
     names = {name for name in (*one, *other) if name.startswith(_READ_EARLY)}
-    return any(one.get(name) != other.get(name) for name in names)
+    return any(one.get(name) != other.get(name) for name in names - _READ_LATE)
 
 
 def fork_shards(kind: str) -> bool:

@@ -22,7 +22,7 @@ from tempfile import TemporaryFile
 
 _PATIENCE = 240.0  # seconds
 _ROOM = 1000  # bytes that a forked process can show of its command line
-_EARLY = dict(os.environ)  # before a test has changed it: what is imported is for all of them
+EARLY = dict(os.environ)  # before a test has changed it: what is imported is for all of them
 _lock = threading.Lock()
 
 
@@ -131,7 +131,7 @@ def _warm_process(shards: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
         argv = [sys.executable, "-m", "tests.warm_process", *words]
         process = subprocess.Popen(
             argv,
-            env=_EARLY,
+            env=EARLY,
             stdin=subprocess.DEVNULL,
             pass_fds=[its.fileno()],
             start_new_session=True,

@@ -82,11 +82,7 @@ class ServerProcess:
 
     def shards(self) -> list[int]:
         """Return the process ids of its shards."""
-        return [
-            pid
-            for pid in children(self.process.pid)
-            if "_trio.shard " in command(pid) or "fake_shard " in command(pid)
-        ]
+        return shards_of(self.process.pid)
 
     def metrics(self) -> dict[str, float]:
         """Return every series of /metrics by its name and labels."""
@@ -164,6 +160,12 @@ def children(pid: int) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def shards_of(pid: int) -> list[int]:
+    """Return the direct children of a process that are shards."""
+    kinds = ("_trio.shard ", "fake_shard ")
+    return [child for child in children(pid) if any(kind in command(child) for kind in kinds)]
 
 
 def command(pid: int) -> str:

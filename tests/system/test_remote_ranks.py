@@ -15,7 +15,7 @@ import pytest
 
 from tests.system.client import decode, generate, post_stream
 from tests.system.remote_rank import running_rank, running_shard, write_secret
-from tests.system.server import ServerProcess, children, serving, wait_gone
+from tests.system.server import ServerProcess, serving, shards_of, wait_gone
 from tgi_trio.testing.ports import held_port
 
 pytestmark = pytest.mark.system
@@ -64,7 +64,7 @@ def test_a_shard_that_is_on_another_machine_than_its_router(
             digits = generate(server.url, PROMPTS[0], **told)["generated_text"]
             assert digits == generate(demo.url, PROMPTS[0], **told)["generated_text"]
             assert digits.isdecimal() and len(digits) == 6
-            os.kill(children(agent.pid)[0], signal.SIGKILL)
+            os.kill(shards_of(agent.pid)[0], signal.SIGKILL)
             server.wait_metric("tgi_shard_restarts", 1)
             server.wait_ready()
             assert texts(server) == expected
@@ -95,7 +95,7 @@ def test_a_shard_that_is_called_where_it_listens(demo: ServerProcess, tmp_path: 
                         == (generate(demo.url, PROMPTS[0], **asked)["generated_text"])
                     )
                     assert server.metric("tgi_shard_restarts") == 1
-                    computing = children(second.pid)
+                    computing = shards_of(second.pid)
                     assert computing
                     server.process.kill()
                     assert wait_gone(computing) == []

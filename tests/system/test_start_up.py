@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,9 +15,20 @@ from bench.harness.server import wait_healthy
 from tests.stress import restarts
 from tests.system.client import get
 from tests.system.server import PATIENCE, serving
+from tests.warm_children import differs
+from tests.warm_start import EARLY
 from tgi_trio.testing.ports import held_port
 
 pytestmark = pytest.mark.system
+
+
+def test_nothing_that_tests_import_has_shards_of_servers_started_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A start costs seconds of a processor then, and there are hundreds."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/nowhere")  # as parts of torch do
+    assert not differs(EARLY, os.environ)
+    assert differs(EARLY, {**os.environ, "OMP_NUM_THREADS": "7"})
 
 
 def test_settings_are_told_in_all_three_places() -> None:
