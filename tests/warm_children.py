@@ -38,7 +38,6 @@ MODULES: Final = {
         "tgi_trio.shard.torch_backend.torch_loading",
     ),
     "fake": ("tgi_trio.shard.process", "tgi_trio.testing.fake_model"),
-    "": (),
 }
 # How variables begin that Python or libraries read as they are imported: whoever is to have others
 # than were there then is started anew.

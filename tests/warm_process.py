@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -36,13 +37,14 @@ MODULES = (
     "tgi_trio.start_checks",
 )
 LONGEST = 1 << 20  # bytes of one start: its words and its environment
+_CLONE_NEWNET = 0x40000000
 
 
 def main() -> None:
     """Become one process per start that is asked for, until nobody is there to ask.
 
-    Words: the descriptor of who asks; which shards of servers are forked as well, "" for none; and
-    anything, whose place the words of those take that are forked.
+    Words: the descriptor of who asks; which shards of servers can be forked as well; and anything,
+    whose place the words of those take that are forked.
     """
     control, shards = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     early = dict(os.environ)
@@ -52,7 +54,7 @@ def main() -> None:
     gc.freeze()
     parent = os.getpid()
     if (start := next_start(control)) is not None:
-        become(*start, parent, shards, early)
+        become(*start, parent, early)
 
 
 @dataclass(frozen=True)
@@ -112,12 +114,10 @@ def see_end(selector: selectors.BaseSelector, fd: int, child: Child) -> None:
         os.waitpid(child.pid, 0)
 
 
-def become(
-    start: dict[str, Any], fds: list[int], parent: int, shards: str, early: dict[str, str]
-) -> None:
+def become(start: dict[str, Any], fds: list[int], parent: int, early: dict[str, str]) -> None:
     """Run what was asked for as `python -m` or `python -c` does.
 
-    `shards`: which of its are forked; `early`: the variables that were there at the imports.
+    `early`: the variables that were there at the imports.
     """
     os.setsid()
     die_with_parent(parent)
@@ -127,10 +127,12 @@ def become(
     os.environ.clear()
     os.environ.update(start["environment"])
     os.chdir(start["folder"])
+    if start["network"]:
+        enter_network(start["network"])
     option, what, *words = start["arguments"]
     warm_children.show_words([sys.executable, *start["arguments"]])
     same = not warm_children.differs(early, os.environ)
-    if shards and same and warm_children.fork_shards(shards):
+    if start["shards"] and same and warm_children.fork_shards(start["shards"]):
         option, (what, *words) = "-m", sys.argv
     if option == "-m":
         sys.argv = [what, *words]
@@ -139,6 +141,17 @@ def become(
         sys.argv = [option, *words]
         sys.modules["__main__"] = module = ModuleType("__main__")
         exec(compile(what, "<string>", "exec"), vars(module))
+
+
+def enter_network(name: str) -> None:
+    """Have the network of a name that `ip netns` has given; raises OSError."""
+    handle = os.open(f"/var/run/netns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(handle, _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), name)
+    finally:
+        os.close(handle)
 
 
 if __name__ == "__main__":

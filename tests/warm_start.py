@@ -69,18 +69,26 @@ def start_warm(
     stdin: int | None = None,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    network: str = "",
     shards: str = "",
 ) -> WarmProcess:
     """Run `python ARGUMENTS`: `-m MODULE` or `-c PROGRAM`, and words.
 
     `stdin`, `stdout`, `stderr`: descriptors; nothing is read without the first. Environment and
-    working folder are this process's where none are given. `shards`: what runs is a server, whose
-    shards are forked as well if they are `real` or `fake` ones (`tests.warm_children`); it has
-    imported what they import. What runs is the head of a session, and ends with the process that
-    forks it, which ends with this one.
+    working folder are this process's where none are given; so is the network, where there is no
+    name of another one, as `ip netns` has it. `shards`: what runs is a server, whose shards are
+    forked as well if they are `real` or `fake` ones (`tests.warm_children`); it has imported what
+    they import. What runs is the head of a session, and ends with the process that forks it, which
+    ends with this one.
     """
     variables = dict(os.environ if environment is None else environment)
-    start = {"arguments": arguments, "environment": variables, "folder": str(folder or Path.cwd())}
+    start = {
+        "arguments": arguments,
+        "environment": variables,
+        "folder": str(folder or Path.cwd()),
+        "network": network,
+        "shards": shards,
+    }
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its, open(os.devnull, "rb") as nothing:
         fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr, its.fileno()]
@@ -93,8 +101,12 @@ def run_warm(
     text: str = "",
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    shards: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python ARGUMENTS` to its end with `text` to read; return what it says."""
+    """Run `python ARGUMENTS` to its end with `text` to read; return what it says.
+
+    `shards`: `real` for what has torch to import.
+    """
     with ExitStack() as stack:
         given, out, err = (stack.enter_context(TemporaryFile("w+")) for _ in range(3))
         given.write(text)
@@ -106,6 +118,7 @@ def run_warm(
             stdin=given.fileno(),
             environment=environment,
             folder=folder,
+            shards=shards,
         )
         try:
             code = process.wait(_PATIENCE)
@@ -118,9 +131,12 @@ def run_warm(
 
 
 def _control(shards: str) -> socket.socket:
-    """Return the way to the process that is forked, which the first call starts."""
+    """Return the way to the process that is forked, which the first call starts.
+
+    What has no shards is forked off the same one as what has fake ones, which take little.
+    """
     with _lock:
-        return _warm_process(shards)[1]
+        return _warm_process(shards or "fake")[1]
 
 
 @functools.cache

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 
 from tests.warm_start import WarmProcess, start_warm
-from tgi_trio.ipc.parent import die_with_parent
 
 SECRET = "0123456789abcdef0123"
 
@@ -25,34 +20,27 @@ def write_secret(folder: Path) -> Path:
 
 
 def running_rank(
-    leader: str, rank: int, secret: Path, *, within: Sequence[str] = ()
-) -> AbstractContextManager[WarmProcess | subprocess.Popen[bytes]]:
+    leader: str, rank: int, secret: Path, *, network: str = ""
+) -> AbstractContextManager[WarmProcess]:
     """Run `python -m tgi_trio rank` for the length of the block.
 
-    `within`: what comes before the command, such as `ip netns exec NAME`.
+    `network`: the name of another one that it is to have, as `ip netns` has it.
     """
-    return _running(["rank", "--leader", leader, "--rank", str(rank)], secret, within)
+    return _running(["rank", "--leader", leader, "--rank", str(rank)], secret, network)
 
 
 def running_shard(
-    address: str, secret: Path, *, within: Sequence[str] = ()
-) -> AbstractContextManager[WarmProcess | subprocess.Popen[bytes]]:
+    address: str, secret: Path, *, network: str = ""
+) -> AbstractContextManager[WarmProcess]:
     """Run `python -m tgi_trio shard` for the length of the block, as `running_rank` does."""
-    return _running(["shard", "--listen", address], secret, within)
+    return _running(["shard", "--listen", address], secret, network)
 
 
 @contextmanager
-def _running(
-    command: Sequence[str], secret: Path, within: Sequence[str]
-) -> Iterator[WarmProcess | subprocess.Popen[bytes]]:
+def _running(command: Sequence[str], secret: Path, network: str) -> Iterator[WarmProcess]:
     argv = ["-m", "tgi_trio", *command, "--cluster-secret-file", str(secret)]
-    process: WarmProcess | subprocess.Popen[bytes]
-    if within:
-        process = subprocess.Popen(
-            [*within, sys.executable, *argv], preexec_fn=partial(die_with_parent, os.getpid())
-        )
-    else:
-        process = start_warm(argv, 1, 2, shards="real")  # what it says is said here
+    # What it says is said here.
+    process = start_warm(argv, 1, 2, network=network, shards="real")
     try:
         yield process
     finally:

@@ -32,7 +32,8 @@ def witnesses(folder: Path) -> set[int]:
 
 def start(*flags: str) -> subprocess.CompletedProcess[str]:
     """Run a server that does not come up."""
-    return run_warm("-m", "tgi_trio", "--hostname", "127.0.0.1", "--port", "0", *flags)
+    words = ("-m", "tgi_trio", "--hostname", "127.0.0.1", "--port", "0", *flags)
+    return run_warm(*words, shards="real")
 
 
 def test_the_code_runs_in_the_shard_alone(folder: Path) -> None:

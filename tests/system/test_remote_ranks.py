@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +25,14 @@ FLAGS = ("--num-shard", "2", "--remote-ranks", "1", "--cpu-threads", "1")
 
 
 @contextmanager
-def over_two_machines(
-    host: str, folder: Path, within: Sequence[str] = ()
-) -> Iterator[ServerProcess]:
-    """A server whose second rank runs `within` what is as good as another machine."""
+def over_two_machines(machine: Machine, folder: Path) -> Iterator[ServerProcess]:
+    """A server whose second rank runs on what is as good as another machine."""
     secret = write_secret(folder)
     with held_port() as port:
-        leader = f"{host}:{port}"
+        leader = f"{machine.host}:{port}"
         flags = (*FLAGS, "--rank-address", leader, "--cluster-secret-file", str(secret))
-        with running_rank(leader, 1, secret, within=within), serving(*flags) as server:
+        rank = running_rank(leader, 1, secret, network=machine.namespace)
+        with rank, serving(*flags) as server:
             yield server
 
 
@@ -75,11 +74,11 @@ def test_a_shard_that_is_called_where_it_listens(demo: ServerProcess, tmp_path: 
     secret = write_secret(tmp_path)
     asked = {"max_new_tokens": 40, "do_sample": True, "seed": 3}
     with held_port() as port, another_machine() as machine:
-        within = ("ip", "netns", "exec", machine.namespace) if machine.namespace else ()
         address = f"{machine.far_host}:{port}"
         flags = ("--shard", f"tcp://{address}", "--cluster-secret-file", str(secret))
         with ExitStack() as first, serving(*flags, ready=False) as server:
-            program = first.enter_context(running_shard(address, secret, within=within))
+            where = {"network": machine.namespace}
+            program = first.enter_context(running_shard(address, secret, **where))
             server.wait_ready()
             assert server.shards() == []
             body = {"inputs": PROMPTS[0], "parameters": asked}
@@ -88,7 +87,7 @@ def test_a_shard_that_is_called_where_it_listens(demo: ServerProcess, tmp_path: 
                 events = [next(event for line in lines if (event := decode(line)))]
                 program.kill()
                 program.wait()
-                with running_shard(address, secret, within=within) as second:
+                with running_shard(address, secret, **where) as second:
                     events += [event for line in lines if (event := decode(line))]
                     assert (
                         events[-1]["generated_text"]
@@ -153,8 +152,7 @@ def test_a_rank_on_another_network_that_is_cut_off_and_comes_back(
 ) -> None:
     """Nothing says that the machine is gone but that nothing is heard of it."""
     with another_machine() as machine:
-        within = ("ip", "netns", "exec", machine.namespace) if machine.namespace else ()
-        with over_two_machines(machine.host, tmp_path, within) as server:
+        with over_two_machines(machine, tmp_path) as server:
             assert len(server.shards()) == 1
             assert texts(server) == (expected := texts(demo))
             if machine is LOOPBACK:  # nothing can be cut there
