@@ -120,9 +120,7 @@ class SteadyDecode:
         if width != self.tables.shape[1]:
             self.tables = fix(self._own(table.blocks[:, :width]))
         places, positions = self.places, coming.positions[at]
-        known, inputs = self.unknown, self.inputs
-        if expected is None:
-            known, inputs = self._own(table.last), None
+        known = self._own(table.last) if expected is None else self.unknown
         # Names of arguments would take as long as all that is told: Python makes a dict of them.
         plan = StepPlan(
             self.rows,
@@ -134,7 +132,7 @@ class SteadyDecode:
             self.tables,
             self.samples,
         )
-        plan.prefills, plan.inputs = self.prefills, inputs
+        plan.prefills, plan.inputs = self.prefills, None if expected is None else self.inputs
         plan.places, plan.taken, plan.moment = places, self.ones, table.moment
         plan.decodes, plan.counts = True, self.counts
         plan.uniform = self.uniform and self.steps > 0  # else a row may choose its last token

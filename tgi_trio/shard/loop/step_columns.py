@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -22,8 +23,8 @@ class Moved:
     """What a step has done to the batch. The STEP frame carries `columns`."""
 
     columns: Columns  # by name, as `ipc.frames` lists them for STEP; empty ones are left out
-    dropped: list[ShardSequence] = field(default_factory=list)  # finished or failed
-    faults: list[Fault] = field(default_factory=list)
+    dropped: ListLike[ShardSequence] = ()  # finished or failed
+    faults: ListLike[Fault] = ()
 
 
 @dataclass(slots=True)

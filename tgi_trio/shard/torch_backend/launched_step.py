@@ -63,7 +63,8 @@ class LaunchedStep:
 
         Nothing of the result is where it came down: that memory is another step's soon.
         """
-        self.proceed()
+        if self.later is not None:
+            self.proceed()
         if self.done is None:
             raise RuntimeError("a step that was not launched to its end has no result")
         self.done.synchronize()

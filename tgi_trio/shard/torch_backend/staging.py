@@ -10,6 +10,7 @@ has been lost meanwhile it ends the process on the spot, before anybody can say 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -232,13 +233,14 @@ class _Strip:
     here: torch.Tensor  # a view of it
     shape: torch.Size  # of that
     dtype: torch.dtype
+    source: weakref.ref[torch.Tensor]  # what was kept here last: asking for its shape takes longer
     array: Array | None = None  # of that, once it has been asked for
 
     @classmethod
     def like(cls, memory: torch.Tensor, source: torch.Tensor) -> _Strip:
         """Return the beginning of memory as a tensor like `source`."""
         here = memory[: source.nbytes].view(source.dtype).view(source.shape)
-        return cls(memory, here, source.shape, source.dtype)
+        return cls(memory, here, source.shape, source.dtype, weakref.ref(source))
 
 
 class PinnedLoan:
@@ -277,7 +279,10 @@ class PinnedLoan:
         self._taken = at + 1
         if at < len(strips):
             strip = strips[at]
+            if strip.source() is source:
+                return strip
             if strip.shape == source.shape and strip.dtype is source.dtype:
+                strip.source = weakref.ref(source)
                 return strip
             if strip.memory.numel() >= source.nbytes:
                 strips[at] = _Strip.like(strip.memory, source)

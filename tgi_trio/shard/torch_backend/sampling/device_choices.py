@@ -27,7 +27,7 @@ def read_choices(
     `found` float64 [C, 3] of `DeviceSampler.choose`; `tops` of the choices; `faults` by choice, of
     those whose masks could not be made; `refused` by row, of those that ask for what there is not.
     """
-    if choosing.alone and not (faults or refused or np.count_nonzero(found[:, 2])):
+    if choosing.alone and not (faults or refused or len(found[:, 2].nonzero()[0])):
         ones = repeat(1, len(found), np.int64)
         return Choices(ones, found[:, 0].astype(np.int64), found[:, 1].copy(), tops)
     faults = dict(faults)
