@@ -281,14 +281,14 @@ def test_biases_go_up_when_the_rows_change() -> None:
     assert chosen(rows[:1])[0] == 11
 
 
-@pytest.mark.parametrize("levels", [1, 3, 10**6])
-def test_the_best_tokens_are_the_host_s(levels: int) -> None:
-    """Of more tokens than are listed, tied or not, cut or not, and more than a recording lists."""
+@pytest.mark.parametrize(("levels", "most"), [(1, 64), (3, 300), (10**6, 64), (10**6, 300)])
+def test_the_best_tokens_are_the_host_s(levels: int, most: int) -> None:
+    """Of more tokens than are listed, tied or not, cut or not; 64 are what a recording lists."""
     logits = np.round(normal(5, 900, 1.0, seed=9) * levels) / np.float32(levels)
 
     def rows() -> list[ShardSequence]:
         cuts: list[dict[str, Any]] = [{"top_k": 30}, {"top_p": 0.9}, {}, {"typical_p": 0.5}, {}]
-        wanted = (5, 20, 64, 3, 300)
+        wanted = (5, 20, 64, 3, most)
         return [
             sequence(sample=True, seed=i, top_n=n, **cut)
             for i, (n, cut) in enumerate(zip(wanted, cuts, strict=True))

@@ -272,7 +272,7 @@ class Batch:
         While guessing rests, or where the runner makes guesses and judges them by itself: those of
         the host are for rows whose last token is known.
         """
-        return self.guesses_rest or plan.leads
+        return self._guessing is None or self.guesses_rest or plan.leads
 
     def _draft(
         self, chosen: NDArray[np.int64], out: NDArray[np.bool_], spare: int

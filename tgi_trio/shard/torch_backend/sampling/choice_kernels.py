@@ -22,7 +22,9 @@ CHOSEN_WARPS: Final = 8
 SHORTLIST: Final = 8192  # tokens of one; a row whose shortlist is longer is looked at as a whole
 PROGRAMS: Final = 1024  # beyond which several parts of a row are one program's
 _LEAST_PROGRAMS: Final = 4  # of a row
-LISTED: Final = 256  # tokens that can be listed beside a choice, of which half are wanted at most
+# Tokens that can be listed beside a choice in a recording, of which half are wanted at most: as
+# many as are looked at for few (`MOST_TIES`). All of it comes down and is sorted, row by row.
+LISTED: Final = 128
 _LINE: Final = 32  # numbers: rows of scores are multiples of it
 
 
