@@ -137,3 +137,22 @@ def test_views_of_arrays_that_may_change_are_written_again() -> None:
         every[0] = number
         uploads.fill_from(sheet, [view, table])
         assert split(target, [view])[0].tolist() == [number] * 3
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_sheet_is_sent_where_it_says_something_new_or_others_write_there(shared: bool) -> None:
+    column, others, table = np.arange(3), np.full(3, 5), np.ones((2, 3), np.int32)
+    for array in (column, others, table):
+        array.flags.writeable = False
+    told: list[Array] = [column, others, table]
+    target = torch.zeros(packed_size(told), dtype=torch.uint8)
+    sheet = Sheet([array.copy() for array in told], target, shared=shared)
+    uploads = Staging(torch.device("cpu"))
+    uploads.fill_from(sheet, told)
+    target.zero_()
+    uploads.fill_from(sheet, told)
+    assert bool(target.any()) is shared
+    moved = np.full(3, 9)
+    uploads.fill_from(sheet, [moved], [1])
+    assert [part.tolist() for part in split(target, told)[:2]] == [[0, 1, 2], [9, 9, 9]]
+    assert split(target, told)[2].any() == shared  # it has no table that nobody has written over

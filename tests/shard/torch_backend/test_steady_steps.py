@@ -133,8 +133,8 @@ def noting(told: list[bytes]) -> Iterator[None]:
     """Take note of what the device's memory says each time that it has been told."""
     fill = Staging.fill_from
 
-    def noted(self: Staging, sheet: Sheet, arrays: list[Array]) -> None:
-        fill(self, sheet, arrays)
+    def noted(self: Staging, sheet: Sheet, arrays: list[Array], places: Any = None) -> None:
+        fill(self, sheet, arrays, places)
         told.append(sheet.target.of(sheet.used).numpy().tobytes())
 
     refill = device_sampler.DeviceSampler.refill_entries
@@ -199,3 +199,21 @@ def test_steps_like_those_before_are_told_as_if_each_were_made_anew(
     assert found[1] == wanted[1]
     assert found[0] == wanted[0]
     assert found[0]
+
+
+def test_steps_like_the_last_are_told_what_moves_alone() -> None:
+    """Of greedy rows and of those with a grammar, while no row needs another block."""
+    events: Events = [(0, "join", kind, 7) for kind in (0, 6)] + [
+        (2, "extend", i, 2) for i in (0, 1)
+    ]
+    places: list[Any] = []
+    fill = Staging.fill_from
+
+    def noted(self: Staging, sheet: Sheet, arrays: list[Array], some: Any = None) -> None:
+        places.append(some)
+        fill(self, sheet, arrays, some)
+
+    with one_torch_thread(), free_device(), mock.patch.object(Staging, "fill_from", noted):
+        _, reports = run(events, 0)
+    moved = sum(some is not None for some in places)
+    assert moved > sum(report.decode_rows > 0 for report in reports) / 2

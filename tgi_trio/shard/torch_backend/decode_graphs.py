@@ -233,9 +233,24 @@ class DecodeGraphs:
         return step.parts[kind]
 
     def repeat(
-        self, recorded: Recording, plan: StepPlan, lengths: Array | None, told: Told | None
+        self,
+        recorded: Recording,
+        plan: StepPlan,
+        lengths: Array | None,
+        told: Told | None,
+        *,
+        same: bool,
     ) -> None:
-        """Do what `choose` has done for a step of the same rows: it leaves its choice there."""
+        """Do what `choose` did in the last step, of the same rows, inputs and block tables.
+
+        What it chooses is left where that of the last step was. `same`: so is `told`.
+        """
+        adapted = self._adapters is not None and self._adapters.used
+        if same and lengths is None and self._pool is None and not adapted:
+            moved = plan.token_ids, turning_position(plan), plan.kv_slots, plan.context_lengths
+            self._staging.fill_from(recorded.memory.sheet, moved, recorded.memory.moving)
+            recorded.steps[_PLAIN].graph.replay()
+            return
         step = self._refill(recorded, plan, lengths, told)
         if told is not None and self._sampler is not None and recorded.memory.asked is not None:
             self._sampler.refill_entries(recorded.memory.asked, told)
@@ -344,6 +359,7 @@ class DecodeGraphs:
             self._attention.arrays(plan),
         ]
         every = [array for group in groups for array in group]
+        at = len(every) - len(groups[-1])
         told = torch.zeros(packed_size(every), dtype=torch.uint8, device=self._device)
         self._staging.fill(told, every)
         own, of_links, of_choices, of_attention = cut(told, groups)
@@ -359,6 +375,7 @@ class DecodeGraphs:
             asked=None if sampler is None else sampler.reserve(size, of_choices),
             links=None if chain is None else chain.reserve(size, of_links),
             unlinked=unlinked,
+            moving=(0, 1, at, at + 1),
             images=None if self._images is None else self._images.reserve(size),
         )
 

@@ -171,11 +171,12 @@ class DeviceSteps:
         """
         began, settings = self._event(), again.settings
         choosing, told = again.choices(plan), again.told
-        if told is None and not settings.masked:
+        same = told is not None or settings.masked
+        if not same:
             told = self._sampler.ask(choosing, again.recorded.memory.size)
             if not self._sampler.fits(told):
                 return None
-        again.graphs.repeat(again.recorded, plan, lengths, told)
+        again.graphs.repeat(again.recorded, plan, lengths, told, same=same)
         step = LaunchedStep(
             settings.faults,
             len(plan.rows),

@@ -151,6 +151,7 @@ class StepMemory:
     asked: Reserved | None  # the sampler's own
     links: Links | None  # the chain's own
     unlinked: list[Array]  # what those are told of decodes that follow nothing
+    moving: tuple[int, ...]  # places in the sheet of token ids, positions, slots and contexts
     images: RecordedImages | None  # the pages' own
 
 

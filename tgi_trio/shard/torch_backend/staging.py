@@ -109,17 +109,7 @@ class Sheet:
         if len(arrays) != len(there) + 1:
             raise ValueError(f"{len(arrays)} arrays, expected {len(there) + 1}")
         for place in compress(range(len(there)), map(is_not, arrays, there)):
-            array, column = arrays[place], self._columns[place]
-            count, length = len(array), self._lengths[place]
-            if count == length == self._sizes[place]:
-                column[...] = array
-            else:
-                column[:count] = array
-                if count < length:
-                    column[count:length] = self._idle[place][count:length]
-                self._lengths[place] = count
-            there[place] = None if array.flags.writeable else fixed_array(array)
-            self._all_sent = False
+            self._put(place, arrays[place])
         if table is self._table_sent:
             return 0 if self._all_sent else self._fixed
         self._table_there, self._table_sent = fixed_array(table), None
@@ -130,6 +120,26 @@ class Sheet:
             rows[count:] = 0
         self.used = self._fixed + aligned(rows.nbytes)
         return self.used
+
+    def rewrite(self, arrays: Sequence[Array], places: Sequence[int]) -> int:
+        """Do what `write` does where only the arrays at `places` may differ from the last ones."""
+        for place, array in zip(places, arrays, strict=True):
+            if array is not self._there[place]:
+                self._put(place, array)
+        return self.used if self._table_sent is None else self._fixed
+
+    def _put(self, place: int, array: Array) -> None:
+        """Put an array in place of the one before it."""
+        column, count, length = self._columns[place], len(array), self._lengths[place]
+        if count == length == self._sizes[place]:
+            column[...] = array
+        else:
+            column[:count] = array
+            if count < length:
+                column[count:length] = self._idle[place][count:length]
+            self._lengths[place] = count
+        self._there[place] = None if array.flags.writeable else fixed_array(array)
+        self._all_sent = False
 
     def note_sent(self) -> None:
         """Take note that all of it is on its way to `target`."""
@@ -177,9 +187,14 @@ class Staging:
             at += aligned(len(flat))
         self._copy(target[:needed], buffer, needed)
 
-    def fill_from(self, sheet: Sheet, arrays: Sequence[Array]) -> None:
-        """Have the sheet's target say what `sheet` does once `arrays` have been written to it."""
-        needed = sheet.write(arrays)
+    def fill_from(
+        self, sheet: Sheet, arrays: Sequence[Array], places: Sequence[int] | None = None
+    ) -> None:
+        """Have the sheet's target say what `sheet` does once `arrays` have been written to it.
+
+        `places`: those of the arrays, where the others are the last ones; None: they are all.
+        """
+        needed = sheet.write(arrays) if places is None else sheet.rewrite(arrays, places)
         if not needed:
             return
         buffer = self._turn(needed)

@@ -171,8 +171,10 @@ class CapturableAttention(AttentionBackend, Protocol):
     """
 
     def arrays(self, plan: StepPlan) -> list[Array]:
-        """Return what a batch is told of a plan, its block tables last: the others have the same
-        sizes for as many tokens in as many rows.
+        """Return what a batch is told of a plan: slots and contexts first, its block tables last.
+
+        The others have the same sizes for as many tokens in as many rows; of decodes of the same
+        rows over the same tables only the first two differ.
         """
         ...
 
