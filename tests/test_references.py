@@ -18,6 +18,8 @@ PACKAGE = ROOT / "tgi_trio"
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 FILE = re.compile(r"[\w./-]+\.(?:py|md|toml|json|html|js|css|txt|bin)")
 FOLDER = re.compile(r"[\w./-]*\w/")
+LONG_STRING = re.compile(r'"""(.*?)"""', re.DOTALL)
+CLASS = re.compile(r"^\s*class (\w+)", re.MULTILINE)
 ATTRIBUTE = re.compile(r"((?:\w+\.)*)([A-Za-z_]\w*)\.([A-Za-z_]\w*)(?:\(.*\))?")
 
 # Files of a model's folder, of other projects and of the machine; not ours to have.
@@ -42,31 +44,28 @@ def tracked(*patterns: str) -> list[Path]:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_bytes())
+def sources() -> dict[Path, str]:
+    """Return the text of every Python file."""
+    patterns = ("tgi_trio/*.py", "bench/*.py", "tests/*.py", "tools/*.py", "examples/*.py")
+    return {path: path.read_text() for path in tracked(*patterns)}
 
 
-def docstrings(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield ast.get_docstring(node) or ""
-
-
-def comments(source: bytes) -> Iterator[str]:
-    for token in tokenize.tokenize(io.BytesIO(source).readline):
+def comments(source: str) -> Iterator[str]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
 
 
 @cache
 def mentions() -> tuple[tuple[Path, str], ...]:
-    """Return (file, what stands in back-ticks) of every document, docstring and comment."""
+    """Return (file, what stands in back-ticks) of every document, docstring and comment.
+
+    To parse all files is slow: any long string is taken for a docstring.
+    """
     texts = [(path, path.read_text()) for path in tracked("*.md")]
-    for path in tracked("tgi_trio/*.py", "bench/*.py", "tests/*.py", "tools/*.py", "examples/*.py"):
-        source = path.read_bytes()
-        if b"`" in source:
-            texts += [(path, text) for text in docstrings(parsed(path))]
-        if re.search(rb"#.*`", source):  # finding comments is slow
+    for path, source in sources().items():
+        texts += [(path, match[1]) for match in LONG_STRING.finditer(source)]
+        if re.search("#.*`", source):  # finding comments is slow
             texts += [(path, text) for text in comments(source)]
     return tuple((path, code) for path, text in texts for code in CODE.findall(text))
 
@@ -97,20 +96,49 @@ def exists(name: str) -> bool:
 
 
 @cache
-def definitions() -> dict[str, set[str]]:
-    """Return, by name of a class or module, what it has: methods, fields, functions, constants."""
-    found: dict[str, set[str]] = {}
-    for path in tracked("tgi_trio/*.py", "bench/*.py", "tests/*.py", "tools/*.py"):
+def homes() -> dict[str, list[Path]]:
+    """Return, by name of a class or module, the files that may have it."""
+    found: dict[str, list[Path]] = {}
+    for path, source in sources().items():
+        if path.parts[len(ROOT.parts)] == "examples":
+            continue
+        for name in {path.stem, *CLASS.findall(source)}:
+            found.setdefault(name, []).append(path)
+    return found
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(sources()[path])
+
+
+@cache
+def definitions_of(owner: str) -> set[str] | None:
+    """Return what the classes and modules of a name have: methods, fields, functions, constants.
+
+    None: there is none of that name.
+    """
+    found: set[str] | None = None
+    for path in homes().get(owner, ()):
         tree = parsed(path)
-        found.setdefault(path.stem, set()).update(names_in(tree))
+        if path.stem == owner:
+            found = (found or set()).union(names_in(tree))
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                own = found.setdefault(node.name, set())
-                own.update(names_in(node))
+            if isinstance(node, ast.ClassDef) and node.name == owner:
+                found = (found or set()).union(names_in(node))
                 for base in node.bases:  # what may be inherited is not looked for
                     if ast.unparse(base) not in ("object", "Protocol", "NamedTuple"):
-                        own.add("*")
+                        found.add("*")
     return found
+
+
+@cache
+def is_defined(name: str) -> bool:
+    """Return whether anything of ours has a name."""
+    word = re.compile(rf"\b{name}\b")
+    return any(
+        name in names_in(parsed(path)) for path, source in sources().items() if word.search(source)
+    )
 
 
 def names_in(tree: ast.Module | ast.ClassDef) -> Iterator[str]:
@@ -125,9 +153,9 @@ def names_in(tree: ast.Module | ast.ClassDef) -> Iterator[str]:
 
 def is_there(owner: str, name: str) -> bool:
     """Whether `owner.name` can be ours: true of owners that are not ours, and of variables."""
-    own = definitions().get(owner)
     if owner in VARIABLES:
-        return any(name in names for names in definitions().values())
+        return is_defined(name)
+    own = definitions_of(owner)
     return own is None or name in own or "*" in own
 
 
