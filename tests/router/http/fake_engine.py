@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, lru_cache
 
 import tokenizers
 import trio
@@ -57,6 +58,27 @@ def byte_tokenizer(special: tuple[str, ...] = ()) -> Tokenizer:
     )
 
 
+# An engine has these from its start; here they are found when they are first asked for.
+
+
+@cache
+def plain_template() -> ChatTemplate:
+    """Return `TEMPLATE`, compiled."""
+    return ChatTemplate({"default": TEMPLATE}, {})
+
+
+@lru_cache(maxsize=8)
+def thoughts(template: ChatTemplate, tokenizer: Tokenizer) -> Thoughts | None:
+    """Return how a model of this template and tokenizer thinks."""
+    return derive_thoughts(template, None, tokenizer.added_tokens)
+
+
+@lru_cache(maxsize=8)
+def call_style(template: ChatTemplate | None, tokenizer: Tokenizer) -> CallStyle:
+    """Return how a model of this template and tokenizer writes calls."""
+    return find_call_style(template, tokenizer.added_tokens)
+
+
 async def any_grammar(grammar: str) -> None:
     """Accept every grammar: what is generated here follows none."""
     await trio.lowlevel.checkpoint()
@@ -76,7 +98,7 @@ class FakeEngine:
         self.limits = limits or ServedLimits()
         self.model = model or ModelCard("test/model", sha="abc", aliases=("nick",))
         self.tokenizer = tokenizer or byte_tokenizer()
-        self.chat_template: ChatTemplate | None = ChatTemplate({"default": TEMPLATE}, {})
+        self.chat_template: ChatTemplate | None = plain_template()
         self.validator = Validator(
             TokenizerPool(self.tokenizer, 1),
             ValidationLimits(
@@ -107,14 +129,12 @@ class FakeEngine:
     @property
     def thoughts(self) -> Thoughts | None:
         """What the template and the tokenizer say; a test may replace either."""
-        if self.chat_template is None:
-            return None
-        return derive_thoughts(self.chat_template, None, self.tokenizer.added_tokens)
+        return None if self.chat_template is None else thoughts(self.chat_template, self.tokenizer)
 
     @property
     def call_style(self) -> CallStyle:
         """The same, for calls."""
-        return find_call_style(self.chat_template, self.tokenizer.added_tokens)
+        return call_style(self.chat_template, self.tokenizer)
 
     # ---- the Engine protocol -------------------------------------------------------------------
 
