@@ -146,7 +146,8 @@ def test_errors_are_shown_and_a_key_helps(browser: webdriver.Chrome) -> None:
 
 
 def test_stop_cancels_the_request(browser: webdriver.Chrome) -> None:
-    with serving(fake='{"step_ms": 30}') as server:
+    """Of an answer that would take minutes: however slow a browser is, there is time to stop it."""
+    with serving(fake='{"step_ms": 300}') as server:
         page = Page(browser, server.url, "chat")
         page.wait(INPUT).send_keys("hello\n")
         page.wait("#chat .assistant .token")
