@@ -142,8 +142,7 @@ def test_quantize_writes_what_can_be_served(tmp_path: Path) -> None:
         ("model.gguf", ("--format", "gguf:q8_0")),
     ):
         out = tmp_path / name
-        words = ("quantize", str(demo.model_path()), str(out), *flags, "--json-output")
-        done = run_warm("-m", "tgi_trio", *words, shards="real")  # it computes with torch
+        done = run("quantize", str(demo.model_path()), str(out), *flags, "--json-output")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["folder"] == str(out)
         with serving("--model-id", str(out)) as server:
