@@ -49,10 +49,11 @@ def rows(shuffle: int | None = None) -> list[ShardSequence]:
 
 @pytest.mark.parametrize("family", FITTING)
 def test_tokens_and_logits_of_every_family(checkpoint: Checkpoint, family: str) -> None:
+    """Prompts of every length about a block, and texts that go on in another one."""
     folder = checkpoint(family, **FITTING[family])
     golden = Golden(folder)
     with cpu_runner(folder) as (runner, recorder):
-        batch = rows(shuffle=3)
+        batch = sequences(PROMPTS[:8], 3, new=16)
         run(runner, batch, chunk=20, joins=3, seed=1)
         for row in batch:
             assert_greedy(golden, recorder, row, ROUNDING.get(family, 1e-4))
