@@ -56,26 +56,37 @@ def _find_types_once() -> None:
         return np.dtype(np.uint64) if isinstance(element, pointer) else of_numbers(element)
 
     @lru_cache(_KINDS)
-    def facts_of(sizes: tuple[int, ...]) -> tuple[int, Any, str, Any, Any]:
+    def facts_of(sizes: tuple[Any, ...]) -> tuple[int, Any, tuple[int, ...], str, Any, Any]:
         made = block.__new__(block)
         make(made, language.int8, list(sizes))
-        constants = language.tuple([language.constexpr(each) for each in sizes])
-        return made.numel, made.shape, str(made.shape), language.constexpr(made.numel), constants
+        own, count = tuple(made.shape), language.constexpr(made.numel)
+        constants = language.tuple([language.constexpr(each) for each in own])
+        return made.numel, made.shape, own, str(made.shape), count, constants
 
     def make_block(self: Any, element_ty: Any, shape: Any) -> None:
-        sizes = tuple([unwrap(each) for each in unwrap(shape)])
-        self.facts = numel, own, text, _, _ = facts_of(sizes)
-        self.numel, self.shape, self.element_ty, self.sizes = numel, own, element_ty, sizes
-        self.name = f"<{text}, {element_ty}>"
+        given = shape if type(shape) is tuple else tuple(unwrap(shape))  # of numbers or constants
+        self.facts = self.numel, self.shape, self.sizes, text, _, _ = facts_of(given)
+        self.element_ty, self.name = element_ty, f"<{text}, {element_ty.name}>"
 
     one = language.constexpr(1), language.tuple([])
 
     def make_tensor(self: Any, handle: Any, type: Any) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.numel, self.shape = type.facts[3:] if type.is_block() else one
+        self.numel, self.shape = type.facts[4:] if type.is_block() else one
 
-    make = block.__init__
+    narrow = {  # bytes of a number; those of pointers are as many as numpy's largest have
+        name: -(-language.dtype(name).primitive_bitwidth // 8)
+        for name in language.dtype.SINT_TYPES + language.dtype.UINT_TYPES + language.dtype.FP_TYPES
+    }
+
+    def make_handle(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+        if data.itemsize > narrow.get(dtype.name, 0):
+            check_handle(self)
+
+    make, check_handle = block.__init__, interpreter.TensorHandle.__post_init__
     interpreter._get_np_dtype = find_dtype
+    interpreter.TensorHandle.__init__ = make_handle
     block.__init__ = make_block
     language.tensor.__init__ = make_tensor
 
@@ -100,25 +111,21 @@ def _spread_at_once() -> None:
         return tuple([max(pair) for pair in pairs])
 
     def spread(x: Any, sizes: tuple[int, ...]) -> Any:
-        if x.type.is_block() and x.type.sizes == sizes:
-            return x
         data = np.empty(sizes, x.handle.data.dtype)
         data[...] = x.handle.data
         return tensor(handle(data, x.handle.dtype.scalar), block(x.type.scalar, sizes))
 
     def spread_both(self: Any, lhs: Any, rhs: Any) -> Any:
-        one, other = lhs.type, rhs.type
-        if one.is_block() and other.is_block():
-            if one.sizes == other.sizes:
-                return lhs, rhs
-            sizes = joined(one.sizes, other.sizes)
-        elif one.is_block() or other.is_block():
-            sizes = one.sizes if one.is_block() else other.sizes
-        else:
+        one = lhs.type.sizes if type(lhs.type) is block else None
+        other = rhs.type.sizes if type(rhs.type) is block else None
+        if one == other:
             return lhs, rhs
+        sizes = one or other if one is None or other is None else joined(one, other)
         if sizes is None:
             return plain_spread(self, lhs, rhs)
-        return spread(lhs, sizes), spread(rhs, sizes)
+        if one != sizes:
+            lhs = spread(lhs, sizes)
+        return lhs, rhs if other == sizes else spread(rhs, sizes)
 
     TritonSemantic.broadcast_impl_value = spread_both
 
