@@ -15,6 +15,7 @@ from transformers.models.llama import modeling_llama
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.spec import NormKind, RotarySpec
+from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention import few_heads
 from tgi_trio.shard.torch_backend.attention.few_heads import (
     HeadProjection,
@@ -22,7 +23,11 @@ from tgi_trio.shard.torch_backend.attention.few_heads import (
     choose_pairs,
 )
 from tgi_trio.shard.torch_backend.attention.flash import FlashAttention
-from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, HeadPlaces
+from tgi_trio.shard.torch_backend.attention.interface import (
+    AttentionBackend,
+    AttentionLayer,
+    HeadPlaces,
+)
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.decode_plans import idle_plan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
@@ -247,11 +252,12 @@ def test_keys_and_values_have_places_where_they_stay_numbers_and_are_read_from_t
     caches = [KVCache(KVShape(1, 1, 16), 2, dtype, device) for dtype in (BF16, E4M3)]
     caches[0].key.normal_()
     caches[0].value.normal_()
-    query, attended = numbers(1, 2, 16), []
-    for attention, plan, there in (
+    query, attended = numbers(1, 2, 16), list[torch.Tensor]()
+    cases: list[tuple[AttentionBackend, StepPlan, bool]] = [
         *((own, first, True), (own, later, True)),
         *((flash, first, False), (flash, later, True)),
-    ):
+    ]
+    for attention, plan, there in cases:
         plain, coded = (attention.prepare(plan, cache) for cache in caches)
         assert attention.head_places(layer, coded) is None
         places = attention.head_places(layer, plain)
