@@ -36,6 +36,8 @@ MODULES = (
     "tgi_trio.signals",
     "tgi_trio.start_checks",
 )
+# What huggingface_hub imports; it is imported by whoever uses it, as it reads variables then.
+LIBRARIES = ("anyio", "filelock", "httpx", "httpx2", "yaml")  # which of the two, its version says
 LONGEST = 1 << 20  # bytes of one start: its words and its environment
 _CLONE_NEWNET = 0x40000000
 
@@ -50,6 +52,9 @@ def main() -> None:
     early = dict(os.environ)
     for name in MODULES:
         import_module(name)
+    for name in LIBRARIES:
+        with suppress(ImportError):
+            import_module(name)
     warm_children.prepare(shards)
     gc.freeze()
     parent = os.getpid()

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.system.server import serving
+from tests.warm_start import run_warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ALONE = ("offline.py", "custom_sampler.py")
 CLIENTS = ("chat_client.py", "native_client.py", "tools_client.py")
 
+PROGRAM = """
+import runpy, sys
+del sys.argv[0]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""  # what `python FILE WORDS` does
+
 
 def run(name: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    words = ("-c", PROGRAM, str(EXAMPLES / name), *arguments)
+    done = run_warm(*words, shards="real" if name in ALONE else "")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
