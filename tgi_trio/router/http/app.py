@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
 import trio
 from quart import Response, request
+from quart.routing import QuartRule
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException
@@ -316,10 +317,22 @@ class HttpRequest(TrioASGIHTTPConnection):
         return headers
 
 
+class RouteRule(QuartRule):
+    """A route as Quart finds it: no URL is ever built of one, and compiling what would is slow."""
+
+    def _compile_builder(self, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
+        return _build_url
+
+
+def _build_url(*_: object, **__: object) -> tuple[str, str]:
+    raise RuntimeError("URLs of routes are not built here")
+
+
 class Application(QuartTrio):
     """Routes of the server, all of them unless told otherwise, in front of one engine."""
 
     asgi_http_class = HttpRequest  # type: ignore[assignment]
+    url_rule_class = RouteRule  # type: ignore[assignment]
 
     def __init__(
         self,
