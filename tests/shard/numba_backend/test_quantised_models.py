@@ -130,7 +130,7 @@ def dequantised(source: Path, folder: Path) -> Golden:
 
 
 def rows() -> list[ShardSequence]:
-    return sequences(PROMPTS, 3)
+    return sequences(PROMPTS, 3, new=16)
 
 
 MODELS = {
