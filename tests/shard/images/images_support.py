@@ -188,6 +188,7 @@ class Golden:
         ).eval()
         # Rows choose it like any other; which weights do depends on what a processor draws.
         self.model.generation_config.eos_token_id = None
+        self._known: dict[tuple[object, ...], torch.Tensor] = {}
 
     def _inputs(self, prompt: Prompt, more: int = 0) -> dict[str, torch.Tensor]:
         """Return what the model is given of images beside a prompt's ids and `more` behind them."""
@@ -228,11 +229,18 @@ class Golden:
 
     @torch.no_grad()
     def logits(self, prompt: Prompt, tokens: list[int]) -> torch.Tensor:
-        """Return what each of `tokens` is chosen from, by one pass over everything."""
-        ids = torch.tensor([[*prompt.ids, *tokens]])
-        inputs = self._inputs(prompt, len(tokens))
-        found = self.model(input_ids=ids, **inputs).logits[0, len(prompt.ids) - 1 : -1]
-        return found.float()
+        """Return what each of `tokens` is chosen from, by one pass over everything.
+
+        What is asked again, as other orders of steps say the same, is computed once.
+        """
+        pictures = tuple(each.key for each in prompt.pictures)
+        key = tuple(prompt.ids), tuple(tokens), pictures
+        if key not in self._known:
+            ids = torch.tensor([[*prompt.ids, *tokens]])
+            inputs = self._inputs(prompt, len(tokens))
+            found = self.model(input_ids=ids, **inputs).logits[0, len(prompt.ids) - 1 : -1]
+            self._known[key] = found.float()
+        return self._known[key]
 
     def check(
         self, prompt: Prompt, row: ShardSequence, recorder: GreedyRecorder, said: int = 0
