@@ -19,7 +19,7 @@ from tests.shard.torch_backend.models_support import prompts
 from tgi_trio.shard.contract import Pending, Runner, StepPlan, StepResult
 from tgi_trio.shard.speculation.draft_model import ModelDrafter
 from tgi_trio.shard.speculation.payoff import Payoff
-from tgi_trio.shard.torch_backend.device_drafting import DeviceDrafting
+from tgi_trio.shard.torch_backend.guessing.device_drafting import DeviceDrafting
 
 need_triton()
 

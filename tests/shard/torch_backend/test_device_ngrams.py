@@ -20,7 +20,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     drive,
     start,
 )
-from tgi_trio.shard.torch_backend import device_texts  # noqa: E402
+from tgi_trio.shard.torch_backend.guessing import device_texts  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 MOST, NEW = 3, 12

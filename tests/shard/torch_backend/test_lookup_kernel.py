@@ -19,8 +19,8 @@ from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 
 need_triton()
 
-from tgi_trio.shard.torch_backend import device_texts  # noqa: E402  (it imports Triton)
-from tgi_trio.shard.torch_backend.device_texts import DeviceTexts, Judged  # noqa: E402
+from tgi_trio.shard.torch_backend.guessing import device_texts  # noqa: E402  (it imports Triton)
+from tgi_trio.shard.torch_backend.guessing.device_texts import DeviceTexts, Judged  # noqa: E402
 
 EOS, MOST, ROOM = 3, 4, 48
 WHERE = torch.device(DEVICE)

@@ -24,9 +24,9 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 )
 from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture, RecordedTime, ReplayTime
 from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
-from tgi_trio.shard.torch_backend.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
-from tgi_trio.shard.torch_backend.heads import TorchHeads
+from tgi_trio.shard.torch_backend.guessing.device_drafting import DeviceDrafting
+from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.image_pages import ImagePages
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.layers.few_rows import (
@@ -56,8 +56,8 @@ from tgi_trio.shard.torch_backend.token_source import TokenSource
 from tgi_trio.shard.torch_backend.torch_device import has_triton
 
 if TYPE_CHECKING:
-    from tgi_trio.shard.torch_backend.device_chain import DeviceChain
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
+    from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain
     from tgi_trio.shard.torch_backend.mixed_graphs import MixedGraphs
     from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 
@@ -208,8 +208,8 @@ def _find_ends(
 
 def _chain(chooser: DeviceSampler, eos_ids: Iterable[int], guesses: Guesses) -> DeviceChain:
     """Return what chains steps with guesses, where these are recorded."""
-    from tgi_trio.shard.torch_backend.device_chain import DeviceChain
-    from tgi_trio.shard.torch_backend.device_texts import DeviceTexts
+    from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain
+    from tgi_trio.shard.torch_backend.guessing.device_texts import DeviceTexts
 
     chosen = chooser.chosen
     if chooser.drafting is not None:

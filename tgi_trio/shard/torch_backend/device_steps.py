@@ -26,7 +26,7 @@ from tgi_trio.shard.machine.kv_sizing import DEFAULT_LENGTH
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.decode_plans import as_decodes
-from tgi_trio.shard.torch_backend.device_chain import DeviceChain
+from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.launched_step import LaunchedStep
 from tgi_trio.shard.torch_backend.like_before import LikeBefore

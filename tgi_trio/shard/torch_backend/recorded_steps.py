@@ -21,7 +21,7 @@ from tgi_trio.shard.torch_backend.step_features import StepFeatures
 from tgi_trio.shard.torch_backend.token_source import TokenSource
 
 if TYPE_CHECKING:  # it imports Triton
-    from tgi_trio.shard.torch_backend.device_chain import DeviceChain, Links
+    from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain, Links
     from tgi_trio.shard.torch_backend.sampling.device_sampler import (
         DeviceSampler,
         Found,

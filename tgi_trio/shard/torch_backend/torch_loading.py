@@ -41,8 +41,8 @@ from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import refuse_adapters
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
 from tgi_trio.shard.torch_backend.device_parts import tell_no_graphs
-from tgi_trio.shard.torch_backend.eagle import TorchEagle
-from tgi_trio.shard.torch_backend.heads import TorchHeads
+from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle
+from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.loading.decoder_runner import make_decoder_runner
 from tgi_trio.shard.torch_backend.loading.guesser import load_guesser
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget

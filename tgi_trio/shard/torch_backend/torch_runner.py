@@ -41,8 +41,8 @@ from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_ahead
 from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
-from tgi_trio.shard.torch_backend.eagle import TorchEagle
-from tgi_trio.shard.torch_backend.heads import TorchHeads
+from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle
+from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.interface import Model

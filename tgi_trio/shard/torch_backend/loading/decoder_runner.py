@@ -14,8 +14,8 @@ from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, 
 from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
-from tgi_trio.shard.torch_backend.eagle import TorchEagle
-from tgi_trio.shard.torch_backend.heads import TorchHeads
+from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle
+from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.image_pages import ImagePages
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource, KeptStates
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVShape

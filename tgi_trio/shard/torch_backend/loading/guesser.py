@@ -16,8 +16,8 @@ from tgi_trio.model.speculators.recognise import read_heads
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding
-from tgi_trio.shard.torch_backend.eagle import TorchEagle, load_eagle
-from tgi_trio.shard.torch_backend.heads import TorchHeads, load_heads
+from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle, load_eagle
+from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads, load_heads
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from tgi_trio.shard.speculation.heads import GUESSES
-from tgi_trio.shard.torch_backend.heads import TorchHeads
+from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 
 _ROWS: Final = 64  # guessed for together: a head's logits take memory for the whole vocabulary
 

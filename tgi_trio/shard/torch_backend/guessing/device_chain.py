@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.attention.interface import DecodePlaces
-from tgi_trio.shard.torch_backend.device_texts import DeviceTexts, Judged
+from tgi_trio.shard.torch_backend.guessing.device_texts import DeviceTexts, Judged
 from tgi_trio.shard.torch_backend.kernels.following import judge_guesses, move_rows
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing, Settings

@@ -1,0 +1,1 @@
+"""What guesses tokens beside a model: trained heads, EAGLE-3, chains of them on a device."""
