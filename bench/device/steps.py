@@ -27,7 +27,7 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import BLOCK_SIZE, Pending, StepPlan
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.machine.accelerator import synchronize
-from tgi_trio.shard.torch_backend.recorded_steps import (
+from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     StepKind,
 )
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner

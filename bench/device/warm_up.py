@@ -13,7 +13,7 @@ import torch
 from tgi_trio.shard.torch_backend import torch_runner
 from tgi_trio.shard.torch_backend.compiling import ahead
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_ahead
-from tgi_trio.shard.torch_backend.recorded_steps import (
+from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Capture,
     Compute,
     Graph,

@@ -41,11 +41,11 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     CapturableAttention,
     DecodePlaces,
 )
-from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
-from tgi_trio.shard.torch_backend.decode_plans import idle_plan, only_decodes, pad_plan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
-from tgi_trio.shard.torch_backend.recorded_steps import (
+from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
+from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan, only_decodes, pad_plan
+from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Compute,
     Graph,
 )

@@ -29,7 +29,6 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     HeadPlaces,
 )
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
-from tgi_trio.shard.torch_backend.decode_plans import idle_plan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.layers import few_rows, residual
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
@@ -39,6 +38,7 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import Addends
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan
 
 need_triton()
 

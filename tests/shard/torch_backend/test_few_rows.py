@@ -20,7 +20,7 @@ from tgi_trio.shard.torch_backend.layers.residual import Addends
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture, RecordedTime  # noqa: E402
+from tgi_trio.shard.torch_backend.recordings.cuda_graphs import CudaCapture, RecordedTime  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 BF16 = torch.bfloat16

@@ -23,10 +23,10 @@ from tests.shard.torch_backend.models_support import BLOCK
 from tgi_trio.model.spec import Crossing
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.images.features import CrossStates
-from tgi_trio.shard.torch_backend.decode_plans import pad_plan
-from tgi_trio.shard.torch_backend.image_pages import ImagePages
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.recordings.decode_plans import pad_plan
+from tgi_trio.shard.torch_backend.recordings.image_pages import ImagePages
 from tgi_trio.shard.torch_backend.staging import Array, rest, split
 
 SHAPE = CrossShape(LAYERS, HEADS, DIM, torch.float32, slice(0, HEADS))

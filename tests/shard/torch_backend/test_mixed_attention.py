@@ -17,7 +17,7 @@ from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.mixed_plans import MixedSize, idle_step
+from tgi_trio.shard.torch_backend.recordings.mixed_plans import MixedSize, idle_step
 from tgi_trio.shard.torch_backend.staging import Sheet, Staging, packed_size
 
 need_triton()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.shard.torch_backend.models_support import plan, sequences
 from tgi_trio.shard.machine.device import graph_sizes
 from tgi_trio.shard.torch_backend.kv_cache import NULL_BLOCK
-from tgi_trio.shard.torch_backend.mixed_plans import (
+from tgi_trio.shard.torch_backend.recordings.mixed_plans import (
     MixedSize,
     find_size,
     idle_arrays,

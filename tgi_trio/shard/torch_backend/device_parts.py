@@ -22,12 +22,9 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
     CapturableAttention,
 )
-from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture, RecordedTime, ReplayTime
-from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
 from tgi_trio.shard.torch_backend.guessing.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
-from tgi_trio.shard.torch_backend.image_pages import ImagePages
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.layers.few_rows import (
     Projection,
@@ -37,28 +34,35 @@ from tgi_trio.shard.torch_backend.layers.few_rows import (
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.residual import Addends
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
-from tgi_trio.shard.torch_backend.recorded_steps import (
+from tgi_trio.shard.torch_backend.recordings.cuda_graphs import (
+    CudaCapture,
+    RecordedTime,
+    ReplayTime,
+)
+from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
+from tgi_trio.shard.torch_backend.recordings.image_pages import ImagePages
+from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Capture,
     DecodeForward,
     Ends,
     IdleSteps,
     RecordedAdapters,
 )
-from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
-from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler, permutation
-from tgi_trio.shard.torch_backend.step_features import ImageStates
-from tgi_trio.shard.torch_backend.step_forward import (
+from tgi_trio.shard.torch_backend.recordings.step_forward import (
     MOST_CHOICES,
     StagedAdapters,
     StepForward,
 )
-from tgi_trio.shard.torch_backend.token_source import TokenSource
+from tgi_trio.shard.torch_backend.recordings.token_source import TokenSource
+from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
+from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler, permutation
+from tgi_trio.shard.torch_backend.step_features import ImageStates
 from tgi_trio.shard.torch_backend.torch_device import has_triton
 
 if TYPE_CHECKING:
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
     from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain
-    from tgi_trio.shard.torch_backend.mixed_graphs import MixedGraphs
+    from tgi_trio.shard.torch_backend.recordings.mixed_graphs import MixedGraphs
     from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 
 
@@ -174,7 +178,7 @@ def _mixed_graphs(
     """Return what records steps with prompts, whose tokens are chosen here."""
     if ends.sampler is None:
         return None
-    from tgi_trio.shard.torch_backend.mixed_graphs import MixedGraphs
+    from tgi_trio.shard.torch_backend.recordings.mixed_graphs import MixedGraphs
 
     return MixedGraphs(
         *(model.forward, attention, capture, device, ends, ends.sampler, ReplayTime(device)),

@@ -13,13 +13,17 @@ import torch
 
 from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan, StepResult
 from tgi_trio.shard.machine.accelerator import record_event
-from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
-from tgi_trio.shard.torch_backend.decode_plans import as_decodes
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
+from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
+from tgi_trio.shard.torch_backend.recordings.decode_plans import as_decodes
+from tgi_trio.shard.torch_backend.recordings.step_forward import (
+    StepForward,
+    fits_device,
+    idle_steps,
+)
 from tgi_trio.shard.torch_backend.staging import Array
 from tgi_trio.shard.torch_backend.states.pool import StatePool
-from tgi_trio.shard.torch_backend.step_forward import StepForward, fits_device, idle_steps
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tgi_trio.shard.contract import ShardSequence, StepPlan
-from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
-from tgi_trio.shard.torch_backend.recorded_steps import Chosen, Recording
+from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
+from tgi_trio.shard.torch_backend.recordings.recorded_steps import Chosen, Recording
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing, Settings
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Told
 from tgi_trio.shard.torch_backend.staging import Array

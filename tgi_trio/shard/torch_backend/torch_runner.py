@@ -40,7 +40,6 @@ from tgi_trio.shard.speculation.ngram import FollowingNgrams, NgramDrafter
 from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_ahead
-from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
@@ -48,6 +47,7 @@ from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.interface import Model
 from tgi_trio.shard.torch_backend.models.staged import StagedDecoder
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
+from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.staging import Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StepStates, send_plain

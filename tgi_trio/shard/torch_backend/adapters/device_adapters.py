@@ -26,7 +26,6 @@ from tgi_trio.shard.adapters.numbers import read_adapter_numbers
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator, record_event
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import wrap_linears
-from tgi_trio.shard.torch_backend.decode_plans import are_decodes
 from tgi_trio.shard.torch_backend.layers.adapter_layout import PackedAdapter, SlotLayout
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
@@ -36,6 +35,7 @@ from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     choose_adapter_tiles,
 )
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
+from tgi_trio.shard.torch_backend.recordings.decode_plans import are_decodes
 from tgi_trio.shard.torch_backend.staging import (
     Array,
     PinnedLoan,

@@ -2,7 +2,7 @@
 
 Any dtype, any head size, windows, soft caps, linear biases and sinks. What a step changes lies in
 one block of memory that one copy fills, so a step of decodes can be recorded as a CUDA graph
-(see `shard/torch_backend/decode_graphs.py`).
+(see `shard/torch_backend/recordings/decode_graphs.py`).
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
 from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
-from tgi_trio.shard.torch_backend.image_pages import ImagePages
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource, KeptStates
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVShape
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
+from tgi_trio.shard.torch_backend.recordings.image_pages import ImagePages
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 

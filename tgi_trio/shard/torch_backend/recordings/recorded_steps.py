@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.image_pages import RecordedImages
+from tgi_trio.shard.torch_backend.recordings.image_pages import RecordedImages
+from tgi_trio.shard.torch_backend.recordings.token_source import TokenSource
 from tgi_trio.shard.torch_backend.staging import Array, Sheet
 from tgi_trio.shard.torch_backend.states.steps import StepStates
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
-from tgi_trio.shard.torch_backend.token_source import TokenSource
 
 if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain, Links

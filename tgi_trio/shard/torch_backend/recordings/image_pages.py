@@ -22,9 +22,9 @@ from tgi_trio.shard.images.cross_spans import cross_spans
 from tgi_trio.shard.images.features import CrossStates
 from tgi_trio.shard.torch_backend.attention.crossing import PagedSight
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
-from tgi_trio.shard.torch_backend.decode_plans import idle_plan
 from tgi_trio.shard.torch_backend.image_states import ImageSource
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK, KVCache, KVShape
+from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan
 from tgi_trio.shard.torch_backend.staging import Staging, cut, packed_size, split
 from tgi_trio.shard.torch_backend.step_features import RowImages
 

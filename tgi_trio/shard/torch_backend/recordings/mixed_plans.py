@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.sampling.choosing import choice_positions
-from tgi_trio.shard.torch_backend.decode_plans import (
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK
+from tgi_trio.shard.torch_backend.recordings.decode_plans import (
     ALL_KNOWN,
     UNREAD,
     has_image_tokens,
     turning_position,
 )
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK
 from tgi_trio.shard.torch_backend.staging import Array
 
 # Tokens of a step. What a step is filled up with costs little where weights set the pace, which is

@@ -23,7 +23,7 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.mixed_plans import (
+from tgi_trio.shard.torch_backend.recordings.mixed_plans import (
     MixedSize,
     find_size,
     idle_arrays,
@@ -31,7 +31,7 @@ from tgi_trio.shard.torch_backend.mixed_plans import (
     is_recordable,
     token_arrays,
 )
-from tgi_trio.shard.torch_backend.recorded_steps import (
+from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Capture,
     Chosen,
     DecodeForward,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tgi_trio.shard.machine.accelerator import record_event
-from tgi_trio.shard.torch_backend.recorded_steps import (
+from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Capture,
     Compute,
     Graph,

@@ -23,7 +23,8 @@ import torch
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
-from tgi_trio.shard.torch_backend.decode_plans import (
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.recordings.decode_plans import (
     ALL_KNOWN,
     UNREAD,
     idle_plan,
@@ -31,9 +32,8 @@ from tgi_trio.shard.torch_backend.decode_plans import (
     pad_plan,
     turning_position,
 )
-from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.mixed_plans import MixedSize, mixed_sizes
-from tgi_trio.shard.torch_backend.recorded_steps import (
+from tgi_trio.shard.torch_backend.recordings.mixed_plans import MixedSize, mixed_sizes
+from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Capture,
     Chosen,
     Compute,
@@ -55,7 +55,7 @@ from tgi_trio.shard.torch_backend.states.steps import StateSteps, StepStates, st
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
 if TYPE_CHECKING:  # they import Triton
-    from tgi_trio.shard.torch_backend.mixed_graphs import MixedGraphs
+    from tgi_trio.shard.torch_backend.recordings.mixed_graphs import MixedGraphs
     from tgi_trio.shard.torch_backend.sampling.device_sampler import (
         DeviceSampler,
         Found,

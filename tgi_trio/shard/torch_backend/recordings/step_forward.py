@@ -11,16 +11,16 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
-from tgi_trio.shard.torch_backend.decode_plans import idle_chunks, idle_plan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.recorded_steps import (
+from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_chunks, idle_plan
+from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     DecodeForward,
 )
+from tgi_trio.shard.torch_backend.recordings.token_source import TokenSource
 from tgi_trio.shard.torch_backend.staging import Array, Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StepStates
 from tgi_trio.shard.torch_backend.step_features import ImageStates, StepFeatures
-from tgi_trio.shard.torch_backend.token_source import TokenSource
 
 MOST_CHOICES = 4096  # of a step that are made on the device
 # Copies of what layers with states want to know of rows: three or four a step that prefills.
