@@ -21,9 +21,8 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.torch_backend import device_steps, staging
+from tgi_trio.shard.torch_backend import staging
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
-from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
@@ -36,6 +35,8 @@ from tgi_trio.shard.torch_backend.recordings.token_source import TokenSource
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
 from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler, permutation
+from tgi_trio.shard.torch_backend.steps import device_steps
+from tgi_trio.shard.torch_backend.steps.device_steps import DeviceSteps
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 VOCAB, TOKEN, WIDTH = 4096, 7, 16

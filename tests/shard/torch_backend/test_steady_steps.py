@@ -41,9 +41,9 @@ from tgi_trio.shard.torch_backend.staging import Array, Sheet, Staging
 need_triton()
 
 from bench.worker.free_device import FreeRunner, free_device  # noqa: E402  # imports Triton
-from tgi_trio.shard.torch_backend.like_before import LikeBefore  # noqa: E402
 from tgi_trio.shard.torch_backend.sampling import asking, device_sampler, edits  # noqa: E402
 from tgi_trio.shard.torch_backend.sampling.drawn_numbers import Drawn  # noqa: E402
+from tgi_trio.shard.torch_backend.steps.like_before import LikeBefore  # noqa: E402
 
 KINDS = (
     SamplingParameters(),

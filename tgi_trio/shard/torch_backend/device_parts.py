@@ -22,7 +22,6 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
     CapturableAttention,
 )
-from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
 from tgi_trio.shard.torch_backend.guessing.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
@@ -57,13 +56,14 @@ from tgi_trio.shard.torch_backend.recordings.token_source import TokenSource
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler, permutation
 from tgi_trio.shard.torch_backend.step_features import ImageStates
+from tgi_trio.shard.torch_backend.steps.followed_steps import FollowedSteps
 from tgi_trio.shard.torch_backend.torch_device import has_triton
 
 if TYPE_CHECKING:
-    from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
     from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain
     from tgi_trio.shard.torch_backend.recordings.mixed_graphs import MixedGraphs
     from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
+    from tgi_trio.shard.torch_backend.steps.device_steps import DeviceSteps
 
 
 class KernelAdapters(RecordedAdapters, StagedAdapters, Protocol):
@@ -159,7 +159,7 @@ def device_parts(
     )
     if ends.sampler is None or not isinstance(sampler, Sampler):
         return graphs, FollowedSteps(computes, graphs)
-    from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
+    from tgi_trio.shard.torch_backend.steps.device_steps import DeviceSteps
 
     masks = ChoiceMasks(config.vocab_size, sampler.grammars, sampler.watermark, permutation)
     last = None if guesses is None else guesses.last

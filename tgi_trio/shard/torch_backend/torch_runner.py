@@ -56,8 +56,8 @@ from tgi_trio.shard.torch_backend.warm_up import rehearsal_plan, warm_up_plan
 
 if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.adapters.torch_adapters import StepAdapters
-    from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
-    from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
+    from tgi_trio.shard.torch_backend.steps.device_steps import DeviceSteps
+    from tgi_trio.shard.torch_backend.steps.followed_steps import FollowedSteps
 
 
 class TorchRunner:

@@ -26,8 +26,6 @@ from tgi_trio.shard.machine.kv_sizing import DEFAULT_LENGTH
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.launched_step import LaunchedStep
-from tgi_trio.shard.torch_backend.like_before import LikeBefore
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs, PromptSpan
 from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.recordings.decode_plans import as_decodes
@@ -52,6 +50,8 @@ from tgi_trio.shard.torch_backend.sampling.device_sampler import (
 )
 from tgi_trio.shard.torch_backend.staging import Array, PinnedPool
 from tgi_trio.shard.torch_backend.states.pool import StatePool
+from tgi_trio.shard.torch_backend.steps.launched_step import LaunchedStep
+from tgi_trio.shard.torch_backend.steps.like_before import LikeBefore
 from tgi_trio.shard.torch_backend.torch_device import without_gradients
 
 _GONE = "gone"  # key in Sequence.state: it has left, whatever a step in flight says of it

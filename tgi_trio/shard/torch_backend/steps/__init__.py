@@ -1,0 +1,1 @@
+"""Steps on a device that are launched before the last one is read."""
