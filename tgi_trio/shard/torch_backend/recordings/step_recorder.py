@@ -1,0 +1,217 @@
+"""Recording a step of decodes: the memory that its graph reads, what it computes and chooses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.recordings.decode_plans import (
+    ALL_KNOWN,
+    UNREAD,
+    idle_plan,
+    turning_position,
+)
+from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
+    Capture,
+    Chosen,
+    Compute,
+    DecodeForward,
+    Ends,
+    MaskedChoice,
+    PagedImages,
+    RecordedAdapters,
+    RecordedStep,
+    Recording,
+    StepKind,
+    StepMemory,
+)
+from tgi_trio.shard.torch_backend.staging import Array, Sheet, Staging, cut, packed_size, split
+from tgi_trio.shard.torch_backend.states.pool import StatePool
+from tgi_trio.shard.torch_backend.states.steps import StateSteps, StepStates, state_arrays
+from tgi_trio.shard.torch_backend.step_features import StepFeatures
+
+if TYPE_CHECKING:  # they import Triton
+    from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler, Found, Reserved
+
+
+class StepRecorder:
+    """Makes recordings of one model on one device, which share what outlives their replays."""
+
+    def __init__(
+        self,
+        forward: DecodeForward,
+        attention: CapturableAttention,
+        capture: Capture,
+        device: torch.device,
+        ends: Ends | None,
+        adapters: RecordedAdapters | None,
+        images: PagedImages | None,
+    ) -> None:
+        """As for `DecodeGraphs`."""
+        self._compute = forward
+        self._attention = attention
+        self._capture = capture
+        self._device = device
+        self._ends = ends
+        self._sampler = None if ends is None else ends.sampler
+        self._adapters = adapters
+        self._images = images
+        self._staging = Staging(device)
+        self.pool: StatePool | None = None  # that steps are recorded over
+        self.scores: torch.Tensor | None = None  # [largest, >= vocab]: of all recordings
+        self.hidden: torch.Tensor | None = None  # [largest, features], where anybody guesses
+        self._mask_memory: torch.Tensor | None = None  # uint8: of all recordings
+
+    def forget(self) -> None:
+        """Drop what recordings share."""
+        self.pool = self.scores = self.hidden = self._mask_memory = None
+
+    def idle(self, size: int, cache: KVCache, width: int) -> Compute:
+        """Return what computes a step of so many rows that decode nothing."""
+        memory = self.reserve(size, cache, width)
+        known = (memory.ids, memory.positions, memory.lengths, self._attention, memory.batch)
+        return lambda: self._compute(*known, memory.states)
+
+    def token_arrays(self, plan: StepPlan, lengths: Array | None) -> list[Array]:
+        """Return a plan's tokens as they are sent."""
+        inputs = ALL_KNOWN if plan.inputs is None else plan.inputs
+        slots = [] if self.pool is None else state_arrays(plan)
+        read = UNREAD if lengths is None else lengths
+        return [plan.token_ids, turning_position(plan), read, inputs, *slots]
+
+    def record(self, size: int, cache: KVCache, width: int) -> Recording:
+        """Record a step of `size` decodes over `cache`, whose tables have up to `width` blocks."""
+        memory = self.reserve(size, cache, width)
+        kinds = (False,) if memory.images is None else (False, True)
+        steps = {StepKind(crossed=each): self._record_step(memory, crossed=each) for each in kinds}
+        plain, masked = steps[StepKind()], None
+        if plain.chosen is not None and self._sampler is not None and memory.asked is not None:
+            masked = self._record_masked(plain.chosen.scores, self._sampler, memory.asked)
+        if self._adapters is not None:
+            with self._adapters.recording(size):
+                for each in kinds:
+                    kind = StepKind(adapted=True, crossed=each)
+                    steps[kind] = self._record_step(memory, crossed=each)
+        return Recording(memory, steps, masked)
+
+    def reserve(self, size: int, cache: KVCache, width: int) -> StepMemory:
+        """Return what graphs of `size` decodes read, filled with idle ones."""
+        plan, sampler = idle_plan(size, width), self._sampler
+        plan.inputs = np.full(size, -1, np.int32)
+        chain = None if self._ends is None else self._ends.chain
+        tokens = self.token_arrays(plan, plan.context_lengths.astype(np.int64))
+        unlinked = [] if chain is None else chain.pad([], size)
+        for array in unlinked:
+            array.flags.writeable = False
+        groups = [
+            tokens,
+            unlinked,
+            [] if sampler is None else sampler.ask_nothing(size).arrays,
+            self._attention.arrays(plan),
+        ]
+        every = [array for group in groups for array in group]
+        at = len(every) - len(groups[-1])
+        told = torch.zeros(packed_size(every), dtype=torch.uint8, device=self._device)
+        self._staging.fill(told, every)
+        own, of_links, of_choices, of_attention = cut(told, groups)
+        ids, positions, lengths, inputs, *slots = split(own, tokens)
+        states: StepStates | None = None
+        if self.pool is not None:
+            reads, writes, fresh = slots
+            steps = StateSteps(list(range(size + 1)), reads, writes, fresh)
+            states = StepStates(self.pool.layers, steps)
+        return StepMemory(
+            *(size, Sheet(every, told, shared=False), ids, positions, lengths, inputs, states),
+            batch=self._attention.reserve(plan, cache, of_attention),
+            asked=None if sampler is None else sampler.reserve(size, of_choices),
+            links=None if chain is None else chain.reserve(size, of_links),
+            unlinked=unlinked,
+            moving=(0, 1, at, at + 1),
+            images=None if self._images is None else self._images.reserve(size),
+        )
+
+    def _record_step(self, memory: StepMemory, *, crossed: bool) -> RecordedStep:
+        """Record a step over `memory`; `crossed`: some of its rows attend to images."""
+        ends, made = self._ends, list[Chosen]()
+        features: StepFeatures | None = None
+        if memory.images is not None and crossed:
+            features = StepFeatures.recorded(memory.images.sight, self._device)
+
+        def compute() -> torch.Tensor:
+            known = ends.tokens.fill_in(memory.ids, memory.inputs) if ends else memory.ids
+            hidden = self._compute(
+                self._chain_tokens(known, memory),
+                *(memory.positions, memory.lengths, self._attention, memory.batch, memory.states),
+                features=features,
+            )
+            logits = ends.logits(hidden) if ends else None
+            if self._sampler is not None and memory.asked is not None and logits is not None:
+                hidden = self._own_hidden(hidden)
+                made[:] = [self._choose(self._sampler, memory, memory.asked, logits, hidden, known)]
+            return hidden
+
+        graph, hidden = self._capture(compute)
+        return RecordedStep(graph, hidden, made[0] if made else None)
+
+    def _chain_tokens(self, known: torch.Tensor, memory: StepMemory) -> torch.Tensor:
+        """Return the tokens that are computed: the chain's, where rows follow guesses."""
+        chain = None if self._ends is None else self._ends.chain
+        if chain is None or memory.links is None or memory.asked is None:
+            return known
+        places, uniforms = self._attention.places(memory.batch), memory.asked.asked.uniforms
+        return chain.move(known, memory.positions, places, memory.links, uniforms)
+
+    def _choose(
+        self,
+        sampler: DeviceSampler,
+        memory: StepMemory,
+        asked: Reserved,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        known: torch.Tensor,
+    ) -> Chosen:
+        """Choose every row's token; the scores are what choices with masks begin with."""
+        chain = None if self._ends is None else self._ends.chain
+        scores = self._own_scores(sampler, memory.size)
+        found = sampler.choose(logits, asked.asked, hidden=hidden, scores=scores)
+        if chain is not None and memory.links is not None:
+            targets = asked.asked.targets
+            found = chain.judge(found, known, memory.positions, targets, memory.links)
+        return Chosen(scores, found, ids=known)
+
+    def _record_masked(
+        self, scores: torch.Tensor, sampler: DeviceSampler, asked: Reserved
+    ) -> MaskedChoice:
+        """Record a choice with masks from `scores`; all of them use the memory of the largest."""
+        # Nobody else writes there: what stays the same for many steps is sent once.
+        own = sampler.reserve(len(scores), entries=asked.entries)
+        masks = sampler.reserve_masks(len(scores), self._mask_memory)
+        self._mask_memory = masks.memory
+        made: list[Found] = []
+
+        def compute() -> torch.Tensor:
+            hidden = None if self.hidden is None else self.hidden[: len(scores)]
+            made[:] = [sampler.choose(scores, own.asked, masks.here, hidden, scores)]
+            return made[0].tokens
+
+        graph, _ = self._capture(compute)
+        return MaskedChoice(graph, own, masks, made[0])
+
+    def _own_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what heads guess from where a choice with masks finds it, too."""
+        if self._sampler is None or self._sampler.drafting is None:
+            return hidden
+        if self.hidden is None:
+            self.hidden = torch.empty_like(hidden)
+        return self.hidden[: len(hidden)].copy_(hidden)
+
+    def _own_scores(self, sampler: DeviceSampler, size: int) -> torch.Tensor:
+        """Return memory for scores that all graphs share, and that outlives a replay."""
+        if self.scores is None:  # the largest size comes first
+            self.scores = sampler.make_scores(size)
+        return self.scores[:size]
