@@ -11,7 +11,9 @@ looks at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Final
@@ -50,8 +52,13 @@ def check_scales(tensors: Mapping[str, StoredTensor], at_most: int = _AT_MOST) -
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
             content = np.frombuffer(data, np.uint8)
             try:
-                for name in sorted(names, key=lambda name: tensors[name].first):
-                    if _has_bad(content, tensors[name], every):
+                order = sorted(names, key=lambda name: tensors[name].first)
+                runs = {name: list(_runs(tensors[name], every)) for name in order}
+                if every > 1:  # a mapped file that is touched here and there is read page by page
+                    for first, end in chain.from_iterable(runs.values()):
+                        os.posix_fadvise(file.fileno(), first, end - first, os.POSIX_FADV_WILLNEED)
+                for name in order:
+                    if _has_bad(content, tensors[name].dtype, runs[name]):
                         raise ModelLoadError(
                             f"Tensor {name!r} in {path} holds a scale that is infinite or not a "
                             "number: the file is damaged. Download it again."
@@ -66,21 +73,25 @@ def are_finite(blocks: NDArray[np.uint8], kind: str) -> bool:
     return all(_finite(blocks[:, at:], block.scale) for at in block.scales)
 
 
-def _has_bad(content: NDArray[np.uint8], stored: StoredTensor, every: int) -> bool:
-    in_blocks = has_scales(stored.dtype)
-    size = BY_NAME[stored.dtype].bytes if in_blocks else np.dtype(_bits(stored)).itemsize
-    rows = content[stored.first : stored.end].reshape(-1, size)
-    run = len(rows) if every == 1 else len(rows) // every // _PLACES
+def _runs(stored: StoredTensor, every: int) -> Iterator[tuple[int, int]]:
+    """Yield where in its file runs of a tensor's scales begin and end: one in `every` of all."""
+    size = _row_bytes(stored.dtype)
+    count = (stored.end - stored.first) // size
+    run = count if every == 1 else count // every // _PLACES
     run = max(min(run, _RUN // size), _LEAST // size)
-    for begin in range(0, len(rows), run * every):
-        part = rows[begin : begin + run]
-        if not (are_finite if in_blocks else _finite)(part, stored.dtype):
-            return True
-    return False
+    for begin in range(0, count, run * every):
+        yield stored.first + begin * size, stored.first + min(begin + run, count) * size
 
 
-def _bits(stored: StoredTensor) -> str:
-    return _NONE[stored.dtype][0]
+def _has_bad(content: NDArray[np.uint8], kind: str, runs: Iterable[tuple[int, int]]) -> bool:
+    """Return whether a scale of a tensor's runs is no number."""
+    look, size = are_finite if has_scales(kind) else _finite, _row_bytes(kind)
+    return not all(look(content[first:end].reshape(-1, size), kind) for first, end in runs)
+
+
+def _row_bytes(kind: str) -> int:
+    """Return the bytes of a block, or of a scale that is a tensor's own."""
+    return BY_NAME[kind].bytes if has_scales(kind) else np.dtype(_NONE[kind][0]).itemsize
 
 
 def _finite(rows: NDArray[Any], kind: str) -> bool:
