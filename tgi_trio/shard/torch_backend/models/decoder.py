@@ -13,24 +13,28 @@ from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
-from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
-from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
+from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInputs
 from tgi_trio.shard.torch_backend.layers.residual import (
     Addends,
     add_and_normalise,
-    add_normalise_and_widen,
 )
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.streams import Streams
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
 from tgi_trio.shard.torch_backend.models.attending import Attending, RotaryTables
 from tgi_trio.shard.torch_backend.models.crossing import cross, look
+from tgi_trio.shard.torch_backend.models.feeding import feed_forward, leave_layer
 from tgi_trio.shard.torch_backend.models.layer import Layer
+from tgi_trio.shard.torch_backend.models.projections import (
+    Sums,
+    list_head_projections,
+    list_linears,
+    list_projections,
+)
 from tgi_trio.shard.torch_backend.models.streamed import run_streamed
 from tgi_trio.shard.torch_backend.states.pool import StateShapes
 from tgi_trio.shard.torch_backend.states.steps import StepStates
@@ -80,6 +84,7 @@ class Decoder:
         self.streams = streams
         self.taps: tuple[int, ...] = ()  # layers whose input `forward` hands out, too
         self._attend = Attending(spec, rotaries, ranks)
+        self._sums = Sums(spec)
         self._head_steps = {
             i: self._attend.steps_of(layer.attention)
             for i, layer in enumerate(layers)
@@ -107,11 +112,7 @@ class Decoder:
 
     def linears(self) -> Iterator[Linear]:
         """Yield the matrices that every token is multiplied with."""
-        for layer in self.layers:
-            if layer.attention is not None:
-                yield from (layer.attention.qkv, layer.attention.output)
-            if isinstance(layer.mlp, DenseMlp):
-                yield from (layer.mlp.up, layer.mlp.down)
+        yield from list_linears(self.layers)
         yield self.head
 
     @property
@@ -121,23 +122,11 @@ class Decoder:
 
     def projections(self) -> Iterator[Projection]:
         """Yield the linears of `linears` that read a norm of a sum."""
-        for i, layer in enumerate(self.layers):
-            if i > 0 and layer.attention is not None and self._attends_alone(layer):
-                before = self._addends_of_mlp(self.layers[i - 1], layer.attention.qkv.weight)
-                yield Projection(layer.attention.qkv, layer.attention_norm, None, before)
-            if isinstance(layer.mlp, DenseMlp) and not self.spec.parallel:
-                before = self._addends_of_attention(layer, layer.mlp.up.weight)
-                yield Projection(layer.mlp.up, layer.mlp_norm, layer.mlp.act, before)
+        return list_projections(self.layers, self._sums)
 
     def head_projections(self) -> Iterator[tuple[HeadProjection, Addends | None]]:
         """Yield what projects heads, with what is added before: nothing in the first layer."""
-        before: Addends | None = None
-        for i, layer in enumerate(self.layers):
-            own = layer.attention
-            if own is not None and self._attends_alone(layer):
-                if own.latent is None and not own.query_norm and not own.key_norm:
-                    yield HeadProjection(own.qkv, layer.attention_norm, self._head_steps[i]), before
-                before = self._addends_of_mlp(layer, own.qkv.weight)
+        return list_head_projections(self.layers, self._sums, self._head_steps)
 
     @property
     def prefix_reuse(self) -> bool:
@@ -244,9 +233,7 @@ class Decoder:
             else:
                 x = add_and_normalise(x, addends, None)[0]
                 addends = self._use_block(i, x, first, tables, attention, batch, states)
-            x, addends = self._leave_layer(
-                self.layers[i], x, addends, None if own is None else own[i]
-            )
+            x, addends = leave_layer(self.layers[i], x, addends, None if own is None else own[i])
             if features is not None and i < len(features.deep):
                 x, addends = features.deepen(add_and_normalise(x, addends, None)[0], i), None
         hidden = add_and_normalise(x, addends, None)[0]
@@ -307,19 +294,20 @@ class Decoder:
     ) -> tuple[torch.Tensor, Addends | None]:
         """Return a hidden state and what is still to be added: the next norm is of the sum."""
         layer = self.layers[index]
-        if layer.attention is not None and self._attends_alone(layer):
+        if layer.attention is not None and self._sums.attends_alone(layer):
             x, mixed = self._attend_alone(index, x, addends, tables, attention, batch)
-            addends = self._addends_of_attention(layer, self._all_reduce(mixed))
+            addends = self._sums.of_attention(layer, self._all_reduce(mixed))
         elif layer.attention is not None or layer.mixer is not None:
             x, normed = add_and_normalise(x, addends, layer.attention_norm)
             mixed = self._mix(index, normed, tables, attention, batch, states)
-            addends = self._addends_of_attention(layer, mixed)
+            addends = self._sums.of_attention(layer, mixed)
             if self.spec.parallel and layer.mlp is not None:
                 inner = layer.mlp_norm(x) if layer.mlp_norm else normed
                 return x, addends._replace(second=self._all_reduce(layer.mlp(inner)))
         if layer.mlp is not None:
-            x, found = self._feed_forward(layer.mlp, layer.beside, x, addends, layer.mlp_norm)
-            addends = self._addends_of_mlp(layer, found)
+            reduce = None if self.ranks is None else self.ranks.all_reduce
+            x, found = feed_forward(layer.mlp, layer, x, addends, reduce)
+            addends = self._sums.of_mlp(layer, found)
         return x, addends
 
     def _attend_alone(
@@ -347,17 +335,6 @@ class Decoder:
         x, query = heads.project(x, addends, tables.get(own.rotary), places)
         return x, own.output(attention.attend_written(own.shape, query, batch))
 
-    def _attends_alone(self, layer: Layer) -> bool:
-        """Return whether nothing but attention reads the norm of what comes into a layer."""
-        return not layer.mixer and not self.spec.parallel and self.spec.attention_scale == 1.0
-
-    def _addends_of_attention(self, layer: Layer, mixed: torch.Tensor) -> Addends:
-        return Addends(mixed, norm=layer.attention_post_norm, scale=self.spec.residual_scale)
-
-    def _addends_of_mlp(self, layer: Layer, found: torch.Tensor | ExpertParts) -> Addends:
-        scale = self.spec.residual_scale * self.spec.mlp_scale
-        return Addends(found, norm=layer.mlp_post_norm, scale=scale)
-
     def _use_block(
         self,
         index: int,
@@ -381,47 +358,7 @@ class Decoder:
         attended = self._all_reduce(attended)
         said = self._all_reduce(mlp(mlp_norm(attended)))
         mixed = self._all_reduce(self._keep(index, use.join(x, said), states))
-        return Addends(mixed, norm=layer.attention_post_norm, scale=self.spec.residual_scale)
-
-    def _feed_forward(
-        self,
-        mlp: Mlp,
-        beside: ExpertsBeside | None,
-        x: torch.Tensor,
-        addends: Addends | None,
-        norm: Norm | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | ExpertParts]:
-        """Return the sum, and what `mlp` finds in its norm, and `beside` in itself."""
-        if self.ranks is None and beside is None and isinstance(mlp, ExpertsMlp):
-            if mlp.widens(len(x)):
-                x, inner, wide = add_normalise_and_widen(x, addends, norm)
-                return x, mlp.find(inner, wide)
-            x, inner = add_and_normalise(x, addends, norm)
-            return x, mlp.find(inner, inner)
-        if isinstance(mlp, DenseMlp):
-            x, opened = project(mlp.up, x, addends, norm, mlp.act)
-            found = self._all_reduce(mlp.down(opened))
-        else:
-            x, inner = add_and_normalise(x, addends, norm)
-            found = self._all_reduce(mlp(inner))
-        if beside is not None:
-            found = beside.join(found, self._all_reduce(beside(x)))
-        return x, found
-
-    def _leave_layer(
-        self,
-        layer: Layer,
-        x: torch.Tensor,
-        addends: Addends | None,
-        own: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Addends | None]:
-        """Return a hidden state and what is still to be added, behind what ends some layers."""
-        if layer.own_input is not None and own is not None:
-            x = add_and_normalise(x, addends, None)[0]
-            addends = Addends(layer.own_input(x, own), norm=layer.own_input.post_norm)
-        if layer.scale is not None:
-            x, addends = add_and_normalise(x, addends, None)[0] * layer.scale, None
-        return x, addends
+        return self._sums.of_attention(layer, mixed)
 
     def _mix(
         self,

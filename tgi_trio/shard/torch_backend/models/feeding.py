@@ -1,0 +1,61 @@
+"""The end of a decoder's layer: its feed-forward part, and what some layers do behind it."""
+
+from __future__ import annotations
+
+import torch
+
+from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
+from tgi_trio.shard.torch_backend.layers.few_rows import project
+from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
+from tgi_trio.shard.torch_backend.layers.residual import (
+    Addends,
+    add_and_normalise,
+    add_normalise_and_widen,
+)
+from tgi_trio.shard.torch_backend.models.crossing import Reduce
+from tgi_trio.shard.torch_backend.models.layer import Layer
+
+
+def feed_forward(
+    mlp: Mlp, layer: Layer, x: torch.Tensor, addends: Addends | None, reduce: Reduce | None
+) -> tuple[torch.Tensor, torch.Tensor | ExpertParts]:
+    """Return the sum of `x` [T, hidden] and `addends`, and what `mlp` of a layer finds in its norm.
+
+    Experts beside it look at the sum itself. `reduce` None: there are no other ranks.
+    """
+    norm, beside = layer.mlp_norm, layer.beside
+    if reduce is None and beside is None and isinstance(mlp, ExpertsMlp):
+        if mlp.widens(len(x)):
+            x, inner, wide = add_normalise_and_widen(x, addends, norm)
+            return x, mlp.find(inner, wide)
+        x, inner = add_and_normalise(x, addends, norm)
+        return x, mlp.find(inner, inner)
+    whole = reduce or _alone
+    if isinstance(mlp, DenseMlp):
+        x, opened = project(mlp.up, x, addends, norm, mlp.act)
+        found = whole(mlp.down(opened))
+    else:
+        x, inner = add_and_normalise(x, addends, norm)
+        found = whole(mlp(inner))
+    if beside is not None:
+        found = beside.join(found, whole(beside(x)))
+    return x, found
+
+
+def leave_layer(
+    layer: Layer, x: torch.Tensor, addends: Addends | None, own: torch.Tensor | None
+) -> tuple[torch.Tensor, Addends | None]:
+    """Return a hidden state and what is still to be added, behind what ends some layers.
+
+    `own` [T, width]: the layer's own embeddings of the tokens, where it has such.
+    """
+    if layer.own_input is not None and own is not None:
+        x = add_and_normalise(x, addends, None)[0]
+        addends = Addends(layer.own_input(x, own), norm=layer.own_input.post_norm)
+    if layer.scale is not None:
+        x, addends = add_and_normalise(x, addends, None)[0] * layer.scale, None
+    return x, addends
+
+
+def _alone(part: torch.Tensor) -> torch.Tensor:
+    return part

@@ -1,0 +1,75 @@
+"""Which of a decoder's linears read a norm of a sum, and what that is the sum of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
+from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
+from tgi_trio.shard.torch_backend.layers.few_rows import Projection
+from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp
+from tgi_trio.shard.torch_backend.layers.residual import Addends
+from tgi_trio.shard.torch_backend.models.layer import Layer
+
+
+class Sums:
+    """What is added to the hidden state behind attention and feed-forward parts of layers."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        self.parallel = spec.parallel
+        self._scale = spec.residual_scale
+        self._mlp_scale = spec.residual_scale * spec.mlp_scale
+        self._scaled = spec.attention_scale != 1.0
+
+    def attends_alone(self, layer: Layer) -> bool:
+        """Return whether nothing but attention reads the norm of what comes into a layer."""
+        return not layer.mixer and not self.parallel and not self._scaled
+
+    def of_attention(self, layer: Layer, mixed: torch.Tensor) -> Addends:
+        """Return `mixed` as it is added: what a layer's attention, or its mixer, has found."""
+        return Addends(mixed, norm=layer.attention_post_norm, scale=self._scale)
+
+    def of_mlp(self, layer: Layer, found: torch.Tensor | ExpertParts) -> Addends:
+        """Return `found` as it is added: what a layer's feed-forward part has found."""
+        return Addends(found, norm=layer.mlp_post_norm, scale=self._mlp_scale)
+
+
+def list_linears(layers: Sequence[Layer]) -> Iterator[Linear]:
+    """Yield the matrices of layers that every token is multiplied with."""
+    for layer in layers:
+        if layer.attention is not None:
+            yield from (layer.attention.qkv, layer.attention.output)
+        if isinstance(layer.mlp, DenseMlp):
+            yield from (layer.mlp.up, layer.mlp.down)
+
+
+def list_projections(layers: Sequence[Layer], sums: Sums) -> Iterator[Projection]:
+    """Yield the linears of `list_linears` that read a norm of a sum."""
+    for i, layer in enumerate(layers):
+        if i > 0 and layer.attention is not None and sums.attends_alone(layer):
+            before = sums.of_mlp(layers[i - 1], layer.attention.qkv.weight)
+            yield Projection(layer.attention.qkv, layer.attention_norm, None, before)
+        if isinstance(layer.mlp, DenseMlp) and not sums.parallel:
+            before = sums.of_attention(layer, layer.mlp.up.weight)
+            yield Projection(layer.mlp.up, layer.mlp_norm, layer.mlp.act, before)
+
+
+def list_head_projections(
+    layers: Sequence[Layer], sums: Sums, steps: Mapping[int, HeadSteps]
+) -> Iterator[tuple[HeadProjection, Addends | None]]:
+    """Yield what projects heads, with what is added before: nothing in the first layer.
+
+    `steps`: what becomes of a layer's heads, by its number.
+    """
+    before: Addends | None = None
+    for i, layer in enumerate(layers):
+        own = layer.attention
+        if own is not None and sums.attends_alone(layer):
+            if own.latent is None and not own.query_norm and not own.key_norm:
+                yield HeadProjection(own.qkv, layer.attention_norm, steps[i]), before
+            before = sums.of_mlp(layer, own.qkv.weight)
