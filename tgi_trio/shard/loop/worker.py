@@ -15,7 +15,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.adapters import decode_adapter, encode_adapter_reply
@@ -32,7 +32,6 @@ from tgi_trio.ipc.startup import (
 )
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.contract import (
-    Pending,
     Runner,
     ShardSequence,
     StepPlan,
@@ -40,6 +39,7 @@ from tgi_trio.shard.contract import (
 from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.loop.adapter_desk import AdapterDesk
 from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.loop.flight import Flight
 from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
 from tgi_trio.shard.loop.reporting import Reporter
 from tgi_trio.shard.loop.retries import compute, try_launch, try_proceed
@@ -82,16 +82,6 @@ def run(
         return  # nobody is left to report to
 
 
-@dataclass(slots=True)
-class _Flight:
-    """A step that is being computed."""
-
-    number: int
-    plan: StepPlan
-    started: int  # perf_counter_ns
-    pending: Pending | None = None  # None: it is to be launched when it is settled
-
-
 class Worker:
     """The state of the loop: the running set, the standing limits, what is acknowledged."""
 
@@ -128,10 +118,10 @@ class Worker:
         self._adapters = AdapterDesk(runner.adapters, cores)
         self._images = images or ImageDesk(None, None, 0)
         self._reports = Reporter(channel, self._images)
-        self._flight: _Flight | None = None  # launched, not settled; the batch expects it
+        self._flight: Flight | None = None  # launched, not settled; the batch expects it
         # Launched, not settled, the oldest first: micro-batches of a pipeline.
         self._micro_batches = options.pipeline_stages
-        self._under_way: deque[_Flight] = deque()
+        self._under_way: deque[Flight] = deque()
         self._handlers: dict[Kind, Callable[[Frame], None]] = {
             Kind.INFO: self._on_info,
             Kind.WARMUP: self._on_warmup,
@@ -307,7 +297,7 @@ class Worker:
         self._step += 1
         plan.applied = self._applied
         self._beat(_PREFILL if plan.counts.prefill_tokens else _DECODE)
-        flight = _Flight(self._step, plan, time.perf_counter_ns())
+        flight = Flight(self._step, plan, time.perf_counter_ns())
         if self._micro_batches > 1:
             self._take_along(flight)
             return
@@ -332,7 +322,7 @@ class Worker:
             fill_inputs(plan)
         self._settle(flight)
 
-    def _take_along(self, flight: _Flight) -> None:
+    def _take_along(self, flight: Flight) -> None:
         """Launch a step beside those under way; settle the oldest once every stage has one."""
         flight.pending = self._runner.launch(flight.plan)
         self._batch.fly(flight.plan)
@@ -351,12 +341,10 @@ class Worker:
         flight, self._flight = self._flight, None
         return flight is None or self._settle(flight, followed=followed)
 
-    def _settle(self, flight: _Flight, *, followed: bool = False) -> bool:
+    def _settle(self, flight: Flight, *, followed: bool = False) -> bool:
         """Wait for a step, move the batch by it and reply; return whether nothing had raised."""
         plan, counts = flight.plan, flight.plan.counts
-        gap = flight.started - self._computed_at
-        if gap < 0 or not self._computed_at:
-            gap = 0
+        gap = flight.gap_behind(self._computed_at)
         result = compute(
             self._runner, plan, flight.pending, self._report_progress, followed=followed
         )

@@ -52,6 +52,7 @@ from tgi_trio.shard.torch_backend.staging import Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StepStates, send_plain
 from tgi_trio.shard.torch_backend.step_features import ImageStates, StepFeatures
+from tgi_trio.shard.torch_backend.torch_device import without_gradients
 from tgi_trio.shard.torch_backend.warm_up import rehearsal_plan, warm_up_plan
 
 if TYPE_CHECKING:  # it imports Triton
@@ -292,18 +293,13 @@ class TorchRunner:
         return StepResult(choices, chosen - began, time.monotonic_ns() - chosen, prompts)
 
     def launch(self, plan: StepPlan) -> Pending:
-        if torch.is_inference_mode_enabled():  # so it is where steps are served
-            return self._launch(plan)
-        with torch.inference_mode():
-            return self._launch(plan)
-
-    def _launch(self, plan: StepPlan) -> Pending:
-        if self._steps is None or self._cache is None or not self._steps.serve(plan):
-            return Computed(self._compute(plan))
-        if self._adapters is not None:
-            self._adapters.begin(plan)
-        lengths = first_lengths(plan) if self.model.needs_lengths else None
-        return self._steps.launch(plan, lengths, self._cache, self.prompt_logprobs, self._pool)
+        with without_gradients():
+            if self._steps is None or self._cache is None or not self._steps.serve(plan):
+                return Computed(self._compute(plan))
+            if self._adapters is not None:
+                self._adapters.begin(plan)
+            lengths = first_lengths(plan) if self.model.needs_lengths else None
+            return self._steps.launch(plan, lengths, self._cache, self.prompt_logprobs, self._pool)
 
     def runs_ahead(self, plan: StepPlan) -> bool:
         if self._steps is None or not self._steps.serve(plan):

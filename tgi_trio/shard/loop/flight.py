@@ -1,0 +1,25 @@
+"""A step that is in flight: launched, or about to be, and not settled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tgi_trio.shard.contract import Pending, StepPlan
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that is being computed."""
+
+    number: int
+    plan: StepPlan
+    started: int  # perf_counter_ns
+    pending: Pending | None = None  # None: it is to be launched when it is settled
+
+    def gap_behind(self, ended: int) -> int:
+        """Return the nanoseconds from the end of the step before to its start.
+
+        None passed where it was started before that end, or where `ended` is 0: nothing was behind.
+        """
+        gap = self.started - ended
+        return gap if gap > 0 and ended else 0
