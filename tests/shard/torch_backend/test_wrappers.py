@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.shard.torch_backend.models_support import (
     Golden,
+    assert_as_golden,
     assert_greedy,
-    generated,
     load,
     prompts,
     run,
@@ -77,17 +77,6 @@ def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-def check(folder: Path, backend: str = "torch") -> None:
-    runner, recorder = load(folder)
-    assert runner.info.backend == backend
-    rows = sequences(PROMPTS, shuffle=3, new=NEW)
-    run(runner, rows, chunk=20, joins=2)
-    golden = Golden(folder)
-    for row in rows:
-        assert_greedy(golden, recorder, row)
-    assert len({tuple(generated(row)) for row in rows}) == len(rows)
-
-
 def rename(folder: Path, to: Path, *names: tuple[str, str]) -> Path:
     """Copy a checkpoint, with other beginnings of its tensors' names."""
     shutil.copytree(folder, to)
@@ -101,7 +90,7 @@ def rename(folder: Path, to: Path, *names: tuple[str, str]) -> Path:
 
 @pytest.mark.parametrize("family", OURS)
 def test_text_is_written_by_our_own_model(wrapped: Any, family: str) -> None:
-    check(wrapped(family))
+    assert_as_golden(wrapped(family), PROMPTS, NEW)
 
 
 def test_the_cpu_kernels_find_its_weights(wrapped: Any) -> None:
@@ -154,12 +143,12 @@ def test_the_checkpoint_says_whether_its_head_is_tied(wrapped: Any, tmp_path: Pa
 def test_experts_with_their_inputs_first(wrapped: Any, tmp_path: Path) -> None:
     """As Qwen3-VL's checkpoints on the hub have them; transformers writes outputs first."""
     folder = wrapped("qwen3_vl_moe", moe_intermediate_size=48)
-    check(folder)
+    assert_as_golden(folder, PROMPTS, NEW)
     tensors = load_file(folder / "model.safetensors")
     turned = {n: t.mT.contiguous() if "experts" in n else t for n, t in tensors.items()}
     other = Path(shutil.copytree(folder, tmp_path / "turned"))
     save_file(turned, other / "model.safetensors", metadata={"format": "pt"})
-    check(other)
+    assert_as_golden(other, PROMPTS, NEW)
 
 
 def test_what_is_no_part_of_any_sense_is_refused(wrapped: Any, tmp_path: Path) -> None:
@@ -243,4 +232,4 @@ def test_tokens_of_images_are_read_in_a_text_and_never_said(wrapped: Any) -> Non
 
 
 def test_a_type_that_only_transformers_knows_as_image_and_text(wrapped: Any) -> None:
-    check(wrapped("fuyu"), backend="transformers, paged")
+    assert_as_golden(wrapped("fuyu"), PROMPTS, NEW, backend="transformers, paged")
