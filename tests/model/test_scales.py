@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.model.support import Asked
 from tests.quantised_support import real_checkpoint
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model import scales
 from tgi_trio.model.check import check_model
 from tgi_trio.model.checkpoint_files import StoredTensor, read_headers
 from tgi_trio.model.config import read_config
@@ -83,6 +85,33 @@ def test_of_large_files_a_part_is_looked_at(tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError):
             check_scales({"bad": stored}, at_most=made.nbytes // 8)
         half[:] = kept
+
+
+def test_every_place_of_a_large_file_is_asked_for_before_any_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = blocks("Q8_0", 20000, 1)
+    file = tmp_path / "blocks"
+    file.write_bytes(made.tobytes())
+    first, half = StoredTensor(file, "Q8_0", (1, 10000 * 32), 0, made.nbytes // 2), made.nbytes // 2
+    tensors = {"first": first, "second": StoredTensor(file, "Q8_0", first.shape, half, made.nbytes)}
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, at, size, advice: told.append((at, size)))
+
+    def look(rows: np.ndarray[Any, np.dtype[np.uint8]], kind: str) -> bool:
+        told.append((-1, rows.size))
+        return True
+
+    monkeypatch.setattr(scales, "are_finite", look)
+    check_scales(tensors, at_most=made.nbytes // 8)
+    asked = [size for at, size in told if at >= 0]
+    assert told[: len(asked)] == sorted(told[: len(asked)])
+    assert min(at for at, _ in told[: len(asked)]) == 0 and max(at for at, _ in told) > half
+    assert [size for _, size in told[len(asked) :]] == asked
+    assert sum(asked) < made.nbytes // 4
+    told.clear()
+    check_scales(tensors)
+    assert all(at == -1 for at, _ in told)  # all of it is read, from its beginning to its end
 
 
 def spoiled(tensor: Tensor) -> Tensor:
