@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.harness.processor import describe_processor
 from tgi_trio.client.measures import RequestRecord as RequestRecord
 from tgi_trio.client.measures import Summary as Summary
 from tgi_trio.client.measures import summarise as summarise
@@ -26,6 +27,7 @@ def machine() -> dict[str, Any]:
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
     return {
+        "processor": describe_processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "kernel": platform.release(),

@@ -14,8 +14,6 @@ adapters, in turns with ours, each in a process and on a thread of its own (`ada
 from __future__ import annotations
 
 import argparse
-import contextlib
-import platform
 import tempfile
 import time
 from collections.abc import Sequence
@@ -154,15 +152,6 @@ def _least(forward: Forward, step: Tokens, turns: int) -> float:
     return float((seconds[:, 0] - seconds[:, 1].min()).sum())
 
 
-def _processor_name() -> str:
-    """Return what the system calls this machine's processor."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
-
-
 def main() -> None:
     """Parse flags, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -179,7 +168,6 @@ def main() -> None:
     if args.avx2:
         without_avx512()
     document: dict[str, Any] = {"shape": args.shape, "quantize": args.quantize, "avx2": args.avx2}
-    document["processor"] = _processor_name()
     tables: list[str] = []
     subject = shape_subject(args.shape, args.checkpoints)
     spec = decoder_spec(read_config(subject.folder))
