@@ -89,6 +89,9 @@ WHOLE = {
     "an image in a tool": chat(image(URL)) | {"tools": [{"image_url": {"url": URL}}]},
     "a document": chat({"type": "document", "source": SOURCE | {"type": "text"}}),
     "a mark that was typed": chat(image(URL), image("data:image/png;base64,#0")),
+    "a mark that was typed beside a text": chat(
+        image("data:;base64,#0"), {"type": "text", "text": f"![]({URL})"}
+    ),
     "another prompt": {"prompt": f"![]({URL})"},
     "a link that does not end": {"inputs": f"![]({URL}"},
     "a quote within": {"inputs": f'![](data:image/png;base64,{LARGE}"{LARGE})'},
@@ -141,6 +144,11 @@ def test_what_is_no_image_where_images_are_taken_stays(name: str) -> None:
     body = dump(WHOLE[name])
     assert cut_images(body) == CutBody(body)
     assert not SPOOL.used, "nothing is kept of what is whole again"
+
+
+def test_a_mark_that_was_typed_as_an_escape_is_none() -> None:
+    body = dump(WHOLE["a mark that was typed beside a text"]).replace(b"#", rb"\u0023")
+    assert cut_images(body) == CutBody(body)
 
 
 @pytest.mark.parametrize("beginning", ['"data"', '"data:;base64,"', '"data":"A"'])

@@ -3,14 +3,14 @@
 An image of megabytes is one long string without a quote in it: its ends are found at the speed of
 memory, in whatever pieces it comes. It goes to the spool, and in its place a mark is left, `#0` for
 the first: no base64 has that letter. What is left of the body is read as JSON and must have each
-mark once, all of them where images are taken; otherwise the body is put together again, since
-something else was cut than images.
+mark once, all of them where images are taken, and none that the client wrote itself. Otherwise the
+body is put together again, since something else was cut than images.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -138,19 +138,32 @@ class BodyCutter:
             marks = sorted(_find_marks(msgspec.json.decode(self._rest)))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self._restore()  # who reads it says what is wrong with it
-        if marks != list(range(len(self._images))):
+        if marks != list(range(len(self._images))) or self._has_typed_marks():
             return self._restore()
         return CutBody(self._rest, tuple(self._images))
 
+    def _has_typed_marks(self) -> bool:
+        """Whether the client wrote a mark where an image is taken: ours may be elsewhere then."""
+        signs = self._rest.count(b"#") + self._rest.count(rb"\u0023")
+        if signs == len(self._images):
+            return False
+        without = self._fill_places([b""] * len(self._images))
+        return next(_find_marks(msgspec.json.decode(without)), None) is not None
+
     def _restore(self) -> CutBody:
         """Return the body as it came."""
+        body = self._fill_places([image.written() for image in self._images])
+        self._let_go()
+        return CutBody(body)
+
+    def _fill_places(self, fillings: Sequence[bytes | bytearray]) -> bytes:
+        """Return the body with something else in the places of the marks."""
         parts: list[bytes | bytearray] = []
         done = 0
-        for i, (place, image) in enumerate(zip(self._places, self._images, strict=True)):
-            parts += [self._rest[done:place], image.written()]
+        for i, (place, filling) in enumerate(zip(self._places, fillings, strict=True)):
+            parts += [self._rest[done:place], filling]
             done = place + len(b"#%d" % i)
-        self._let_go()
-        return CutBody(b"".join([*parts, self._rest[done:]]))
+        return b"".join([*parts, self._rest[done:]])
 
     def _let_go(self) -> None:
         while self._images:
