@@ -1,7 +1,7 @@
-"""How long a turn of the router's loop has lasted: while it lasts nothing else of it can run.
+"""How long the current turn of the router's event loop has lasted: streams wait until it ends.
 
-A turn is all that is ready between two looks at the sockets. Requests that become ready together
-would be taken on together, each for a millisecond or two, and streams would wait for all of them.
+A turn is everything that is ready between two looks at the sockets. Requests that become ready
+together would all begin in the same turn, each for a millisecond or two.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Final
 
 import trio
 
-_MOST_S: Final = 1e-3  # of a turn, before nobody begins anything long in it
-_TURNS: Final = 64  # that somebody waits at most
+_MOST_S: Final = 1e-3  # age of a turn from which on nothing long is begun in it
+_TURNS: Final = 64  # turns to wait at most
 
 
 class LoopPace(trio.abc.Instrument):
-    """The pace of the loop in which `watching` runs; elsewhere nobody ever waits."""
+    """The pace of the loop in which `watching` runs; elsewhere `breathe` never waits."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock`: in seconds."""
         self._clock = clock
-        self._began = math.inf  # of the present turn
+        self._began = math.inf  # when the current turn did
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look at the turns of this loop for the block."""
+        """Time the turns of this loop for the length of the block."""
         trio.lowlevel.add_instrument(self)
         try:
             yield
@@ -41,9 +41,9 @@ class LoopPace(trio.abc.Instrument):
         self._began = self._clock()
 
     async def breathe(self) -> None:
-        """Return at once where the turn is young, else in a later one; before a long computation.
+        """Call before a long computation: return at once in a young turn, else in a later one.
 
-        A checkpoint only where it waits.
+        It is a checkpoint only where it waits.
         """
         for _ in range(_TURNS):
             if self._clock() - self._began < _MOST_S:

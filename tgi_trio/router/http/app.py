@@ -1,11 +1,11 @@
 """The quart-trio application: routes, and how requests reach them.
 
-There is one way through it: `HttpRequest` reads the body, has a route answer and sends the reply,
-and the transport tells when the client leaves. Only how the route is found differs. Routes that
-generate have whole paths and are looked up in a dictionary; everything else, and what no route
-answers, is dispatched by Quart, with which all routes are registered. Quart's dispatch adds half to
-what a short request costs (`ours-quart` in `bench.http`, docs/benchmarks.md), which is why there
-are two; `HttpSettings.shortcut` switches the dictionary off.
+Every request takes the same way: `HttpRequest` reads the body, calls the route and sends the reply,
+and the transport reports when the client leaves. Only finding the route differs. Routes that
+generate have fixed paths and are looked up in a dictionary; all others, and paths without a route,
+are dispatched by Quart, with which all routes are registered. Quart's dispatch makes a short
+request half as expensive again (`ours-quart` in `bench.http`, docs/benchmarks.md), hence the
+dictionary; `HttpSettings.shortcut` switches it off.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ class HttpRequest(TrioASGIHTTPConnection):
         self.began = trio.current_time()
         self.generations: list[Timings] = []
         self.all_stats: list[RequestStats] = []
-        self._route: Route | None = None  # that answers
+        self._route: Route | None = None  # the one that answers
         self._left = False
-        # One scope for both that can end a request early: the body's time, and the client leaving.
+        # One scope for both things that end a request early: a slow body, and the client leaving.
         self._serving = trio.CancelScope(deadline=self.began + app.http.body_timeout)
 
     async def __call__(self, receive: Receive, send: Send) -> None:
@@ -138,7 +138,7 @@ class HttpRequest(TrioASGIHTTPConnection):
                 )
 
     async def _find_reply(self, send: Send) -> Reply:
-        """Return the answer; of the routes in `shortcuts` without Quart's dispatch."""
+        """Return the reply: to OPTIONS, of a route in `shortcuts`, or found by Quart's dispatch."""
         scope = self.scope
         if scope["method"] == "OPTIONS":
             self._end_reading()
@@ -152,7 +152,7 @@ class HttpRequest(TrioASGIHTTPConnection):
         return await unwrap_reply(response)
 
     async def answer(self, route: Route, path: Mapping[str, str] | None = None) -> Reply:
-        """Read the body and have `route` answer; `path` is what the route's path leaves open."""
+        """Read the body and have `route` answer; `path` has the variables of the route's path."""
         self._route = route
         try:
             cut = await self._read_body(route)  # a body of megabytes is not kept for the answer
@@ -189,7 +189,7 @@ class HttpRequest(TrioASGIHTTPConnection):
     # ---- the body -------------------------------------------------------------------------------
 
     async def _read_body(self, route: Route) -> CutBody:
-        """Return the body, without its large images where there may be some.
+        """Return the body, with large images cut out of it where the route takes images.
 
         Raises BodyRejected (413), and OSError where images cannot be kept.
         """
@@ -218,19 +218,19 @@ class HttpRequest(TrioASGIHTTPConnection):
             if announced and not ended:
                 size += await self.transport.receive_into(sink)
                 ended = size == announced
-            # The message that says that all was said is not worth another turn of the scheduler.
+            # What is still to come is a message that says only that the body has ended.
             if ended:
                 return body.finish()
 
     def _choose_body(self, route: Route, announced: int) -> tuple[Body, float]:
-        """Return where the body goes, unless all of it comes at once and is smaller than that."""
+        """Return what receives the body, and below how many bytes a body in one piece skips it."""
         images = self.app.engine.images if route.images else None
         if images is None:
             return WholeBody(announced), math.inf
         return self.resources.enter_context(BodyCutter(images.spool)), SHORTEST
 
     def _end_reading(self) -> None:
-        """No more of the body is wanted: from now on the transport tells when the client leaves."""
+        """No more of the body is wanted: from now on the transport watches for a disconnect."""
         self._serving.deadline = math.inf
         self.transport.on_leave(self._leave)
 
@@ -242,7 +242,7 @@ class HttpRequest(TrioASGIHTTPConnection):
         finally:
             self._count(reply.status)
             if access.isEnabledFor(logging.INFO) or self.app.tracer is not None:
-                self._tell(reply.status)
+                self._log_and_trace(reply.status)
 
     def _count(self, status: int) -> None:
         """Count the answer to a POST by its route; pages and probes are not counted."""
@@ -261,8 +261,8 @@ class HttpRequest(TrioASGIHTTPConnection):
         ended = sum(each.finished is not None for each in self.generations)
         return ended > len(self.all_stats)
 
-    def _tell(self, status: int) -> None:
-        """Write the log line of the request, and its trace: probes and pages have none."""
+    def _log_and_trace(self, status: int) -> None:
+        """Write the request's line of the access log, and the trace of a POST."""
         scope, client, ended = self.scope, self.scope.get("client"), trio.current_time()
         cost = RequestStats.sum(self.all_stats).fields() if self.all_stats else {}
         extra = {
@@ -300,8 +300,8 @@ class HttpRequest(TrioASGIHTTPConnection):
                 return
         else:
             body_end = body
-        # Given back before the client can know that it has its answer: its next request would
-        # otherwise find the permit of this one still taken.
+        # Before the client can know that it has its whole answer: its next request might otherwise
+        # find the permit of this one still taken.
         self.resources.close()
         # A client that has its answer may go. Some servers report the end of an answer as a
         # disconnect, by which this very task would be cancelled in the middle of closing.
@@ -318,7 +318,7 @@ class HttpRequest(TrioASGIHTTPConnection):
 
 
 class RouteRule(QuartRule):
-    """A route as Quart finds it: no URL is ever built of one, and compiling what would is slow."""
+    """A route in Quart's map. URLs are never built from routes, and compiling for that is slow."""
 
     def _compile_builder(self, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
         return _build_url

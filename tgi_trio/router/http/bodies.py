@@ -1,4 +1,4 @@
-"""Where the body of a request goes while it comes."""
+"""Where the body of a request is kept while it arrives."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _SLICE: Final = 1 << 17  # bytes of a body that are looked at in one turn of the
 
 
 class Body(Protocol):
-    """What is made of a body: `WholeBody`, or `BodyCutter`."""
+    """What a body is collected in: `WholeBody`, or `BodyCutter`."""
 
     def room(self, most: int) -> list[memoryview]:
-        """Return where to write what comes next, as `BodySink.room` does."""
+        """Return where to write the next bytes, as `BodySink.room` does."""
 
     def fill(self, count: int) -> None:
-        """Take note of what has been written there."""
+        """Note that `count` bytes have been written there."""
 
     def feed(self, piece: bytes) -> None:
-        """Take what comes next."""
+        """Take the next bytes."""
 
     def finish(self) -> CutBody:
-        """Return the body, which is whole."""
+        """Return the body, which is whole now."""
 
 
 class WholeBody:
@@ -33,20 +33,20 @@ class WholeBody:
 
     def __init__(self, announced: int) -> None:
         """`announced`: how many bytes it has, 0 where that is not known."""
-        # Not pieces to be joined: that would take milliseconds at once, for a body of megabytes.
+        # Not in pieces: joining those of several megabytes would hold the loop for milliseconds.
         self._bytes, self._size = bytearray(announced), 0
 
     def room(self, most: int) -> list[memoryview]:
-        """Return where the next bytes of a body whose size is known are to be written."""
+        """Return where to write the next bytes of a body whose size is known."""
         with memoryview(self._bytes) as whole:
             return [whole[self._size : self._size + most]]
 
     def fill(self, count: int) -> None:
-        """Take note of what has been written there."""
+        """Note that `count` bytes have been written there."""
         self._size += count
 
     def feed(self, piece: bytes) -> None:
-        """Take what comes next."""
+        """Take the next bytes."""
         self._bytes[self._size : self._size + len(piece)] = piece
         self._size += len(piece)
 
@@ -56,7 +56,7 @@ class WholeBody:
 
 
 class PacedBody:
-    """A `BodySink` that is given more only in young turns of the loop."""
+    """A `BodySink` that asks for more only while the current turn of the loop is young."""
 
     def __init__(self, body: Body, pace: LoopPace) -> None:
         self._body = body
@@ -64,7 +64,7 @@ class PacedBody:
         self.room, self.fill, self.feed = body.room, body.fill, body.feed
 
     async def take(self, piece: bytes) -> None:
-        """Take what comes next, others running in between where it is much."""
+        """Take the next bytes; other tasks run in between where there are many."""
         for start in range(0, len(piece), _SLICE):
             if start:
                 await trio.lowlevel.checkpoint()

@@ -63,8 +63,8 @@ class Call:
     adapter: str | None = None  # that the body's `model` names, see `resolve_model`
     acquired: ServedAdapter | None = None  # that all its prompts have, see `validate_request`
     all_stats: list[RequestStats] = field(default_factory=list)  # of those that ended well
-    front: Front | None = None  # what a front says of it, see `dispatch.answer`
-    turns: trio.Lock = field(default_factory=trio.Lock)  # of all that replay, see `resume_stream`
+    front: Front | None = None  # what a front adds to it, see `dispatch.answer`
+    turns: trio.Lock = field(default_factory=trio.Lock)  # one stream at a time: `resume_stream`
 
     @property
     def ids(self) -> random.Random:

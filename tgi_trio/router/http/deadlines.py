@@ -25,7 +25,7 @@ class Schedulable(Protocol):
 
     timeout: float | None  # seconds from the request's arrival
     priority: int | None  # lower is sooner
-    cache_salt: str | None  # prefixes are shared with requests of the same salt alone
+    cache_salt: str | None  # prefixes are shared only with requests of the same salt
 
 
 async def validate_request(
@@ -38,7 +38,7 @@ async def validate_request(
 ) -> Request:
     """Return the request for one prompt of a call; raises ValidationError.
 
-    The adapter that it asks for is in the shard's memory then, for as long as the call lasts.
+    From then on the adapter it asks for, if any, stays in the shard's memory until the call ends.
     """
     name = asked.adapter_id or call.adapter
     adapter = None if name is None else call.engine.adapters.find(name)
@@ -71,7 +71,7 @@ async def validate_request(
 
 
 async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
-    """Return a prompt with all tokens of its images; raises as `ImageReader.read` does."""
+    """Return the prompt with the tokens that its images take; raises as `ImageReader.read`."""
     if call.engine.images is None:
         refuse_image(call, prompt.links[0])
     held = call.resources.enter_context(call.engine.images.hold_bytes())
@@ -80,7 +80,7 @@ async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
 
 
 def refuse_image(call: Call, image: ImageLink) -> NoReturn:
-    """Raise ValidationError for an image that a model is shown, and takes none."""
+    """Raise ValidationError for an image in a prompt to a model that is served without images."""
     why = call.engine.model.unserved_images
     if why is None:
         raise ValidationError(f"{image.where} holds an image, and this model does not see images")
@@ -90,7 +90,7 @@ def refuse_image(call: Call, image: ImageLink) -> NoReturn:
 async def _acquire(call: Call, adapter: ServedAdapter, until: float | None) -> None:
     """Have a call keep an adapter in memory, unless it does already; raises as `acquire` does.
 
-    It has one at most: calls that each had some and waited for more could wait for each other.
+    A call has one at most: calls that hold one and wait for another could wait for each other.
     """
     if call.acquired is adapter:
         return
@@ -110,8 +110,8 @@ async def _acquire(call: Call, adapter: ServedAdapter, until: float | None) -> N
 def deadline(call: Call, timeout: float | None) -> float | None:
     """Return the moment (trio clock) at which a call must have ended, by body and header.
 
-    The sooner of both counts, from when a front got it where one sends it. Raises ValidationError,
-    and GenerationError where it was over before the call came.
+    The sooner of both counts; time that a call has spent in a front counts, too. Raises
+    ValidationError, and GenerationError where the time was up before the call arrived.
     """
     given: list[tuple[str, float]] = []
     if timeout is not None:

@@ -29,7 +29,7 @@ _NO_KEY = Problem(
 
 
 async def answer(route: Route, call: Call) -> Reply:
-    """Return the route's reply, or the one that tells of its error. Raises only Cancelled."""
+    """Return the route's reply, or the reply for the error it raised. Raises only Cancelled."""
     dialect = route.dialect
     if route.protected and not is_authorized(call.headers, call.settings.api_keys):
         return UNAUTHORIZED if dialect.bare else reply_for(_NO_KEY, dialect, call.request_id)
@@ -48,20 +48,20 @@ async def answer(route: Route, call: Call) -> Reply:
 
 
 def reply_to_error(call: Call, dialect: ErrorShape, error: BaseException) -> Reply:
-    """Return the reply that tells of an error; what nobody foresaw goes to the log, too."""
+    """Return the reply for an error; one that nobody foresaw is logged, too."""
     if isinstance(error, BodyRejected):
         return to_rejection(error, dialect, call.request_id)
     return reply_for(explain(call, error), dialect, call.request_id)
 
 
 def reply_for(problem: Problem, dialect: ErrorShape, request_id: str = "") -> Reply:
-    """Return the reply that carries a problem, in the shape of an API."""
+    """Return the reply for a problem, in the error shape of an API."""
     headers = [*problem.headers(), *dialect.headers(request_id)]
     return Reply(dialect.body(problem, request_id), dialect.status(problem), headers=headers)
 
 
 def to_rejection(error: BodyRejected, dialect: ErrorShape, request_id: str) -> Reply:
-    """Return the reply to a body that could not be read: plain text, or the shape of an API."""
+    """Return the reply to a body that could not be read: plain text, or an API's error shape."""
     if not dialect.bare:
         problem = Problem(error.status, str(error), "invalid_body")
         return reply_for(problem, dialect, request_id)
@@ -70,9 +70,9 @@ def to_rejection(error: BodyRejected, dialect: ErrorShape, request_id: str) -> R
 
 
 def unrouted(status: int, method: str, path: str, request_id: str, allowed: str = "") -> Reply:
-    """Return the reply to what no route answers; `allowed`: other methods.
+    """Return the reply to a request that no route answers; `allowed`: methods of the path.
 
-    It is in OpenAI's shape, and in Anthropic's where their API has more than is served.
+    It is in OpenAI's shape, or in Anthropic's below /v1/messages, where their API has more routes.
     """
     dialect = ANTHROPIC if path.startswith("/v1/messages") else OPENAI
     shown = path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}..."
@@ -121,17 +121,17 @@ class RequestIds:
 
 
 class Cors:
-    """The headers by which browsers let pages of other origins in; TGI's, from tower-http."""
+    """The headers by which browsers let pages of other origins in; those of TGI (tower-http)."""
 
     _VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
 
     def __init__(self, origins: Sequence[str]) -> None:
-        """`origins`: who may call; nobody named means everybody."""
+        """`origins`: those that may call; none means all."""
         self._any = not origins or "*" in origins
         self._origins = frozenset(origin.encode("latin-1") for origin in origins)
 
     def headers(self, request: Mapping[bytes, bytes]) -> list[Header]:
-        """Return what every reply carries."""
+        """Return the headers that every reply to `request` carries."""
         origin = request.get(b"origin")
         if self._any:
             return [self._VARY, (b"access-control-allow-origin", b"*")]

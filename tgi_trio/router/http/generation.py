@@ -1,7 +1,7 @@
 """From a call to running generations, and from those to a body or to events.
 
-Everything a call holds (permits, streams) is entered into `call.resources`: when the client leaves
-it is closed at once and synchronously, so that nothing can interrupt the clean-up.
+Everything a call holds (permits, streams) is entered into `call.resources`, which is closed at once
+and synchronously when the client leaves, so that nothing can interrupt the clean-up.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ async def collect_results(
 ) -> list[Result]:
     """Run the requests side by side and return their results in order.
 
-    Raises what the first one that fails raised, and Refused (400) for what a front says of events.
+    Raises the error of the first that fails, and Refused (400) where a front wants to go on after
+    events: a body has none.
     """
     if call.front is not None and call.front.said:
         raise Refused(400, "`x-tgi-emitted` is for streams: a body is made anew", "resume")
@@ -117,7 +118,7 @@ async def stream_events(
 ) -> EventBody:
     """Queue the requests and return a body that carries their events as they come.
 
-    `last` gives what follows the end of the last generation. Raises Overloaded.
+    `last` returns what follows the end of the last generation. Raises Overloaded.
     """
     settings = call.settings
     limits = StreamLimits(
@@ -167,7 +168,7 @@ class EventFeed:
         body: EventBody,
         last: Callable[[], bytes],
     ) -> None:
-        """`last` gives what follows the end of the body's last generation."""
+        """`last` returns what follows the end of the body's last generation."""
         self._call = call
         self._stream = stream
         self._render = render
@@ -215,9 +216,9 @@ def log_defect(request_id: str, error: BaseException) -> None:
 
 
 def _cause(error: BaseException) -> str | None:
-    """Return what a refusal counts as in `tgi_request_failure`, whoever refused.
+    """Return the label of a refusal in `tgi_request_failure`, whoever refused.
 
-    None for what failed once it was accepted: the engine counts that.
+    None for a request that failed after it was accepted: the engine counts those.
     """
     match error:
         case ValidationError():
@@ -236,12 +237,12 @@ def _cause(error: BaseException) -> str | None:
 
 
 def with_receipt(events: bytes, request_stats: RequestStats) -> bytes:
-    """Put the receipt into the last of these events, which is an object in every API."""
+    """Add the stats, as `receipt`, to the last of these events: a JSON object in every API."""
     return b'%b,"receipt":%b}\n\n' % (events.removesuffix(b"}\n\n"), request_stats.json())
 
 
 def record_request(call: Call, timings: Timings, outcome: Outcome) -> RequestStats:
-    """Count a generation that ended well, and keep its receipt for the log line of the call."""
+    """Count a generation that ended well; keep its stats for the call's log line; return them."""
     request_stats = RequestStats.of(timings, outcome, trio.current_time())
     metrics = call.engine.metrics
     metrics.inc("tgi_request_success")

@@ -1,17 +1,18 @@
 """Server-sent events, pushed: the engine's step writes them straight to the client's socket.
 
-A task wake, a lock and a trip through the HTTP machinery per event cost ten times what the kernel
-asks for the write itself. So the body of a stream is written from two sides, never both at once:
+For each event, waking a task, taking a lock and passing through the HTTP machinery would cost ten
+times what the kernel takes for the write itself. So the body of a stream is written from two sides,
+never from both at once:
 
 * `write` is called synchronously, inside the engine's fan-out. While the socket takes everything,
-  that is all there is to it (`_socket` is set). Hundreds of streams pass here in every step and
-  none is left in the processor's caches from the step before, so what counts is how much memory
-  one of them touches: slots instead of a dictionary, a flag instead of a time of its own.
-* As soon as the socket takes less, events gather in a byte-bounded backlog and the response's own
+  nothing else is needed (`_socket` is set). Hundreds of streams pass here in every step, and none
+  is still in the processor's caches from the step before. So what counts is how much memory one
+  of them touches: slots instead of a dictionary, a flag instead of a timestamp.
+* As soon as the socket takes less, events gather in a byte-bounded backlog. The response's own
   task, `run`, sends them in one piece when the client reads again; then direct writing resumes.
 
-TLS, HTTP/2, HTTP/1.0 and test clients have no socket to write to: their `run` sends everything
-through `send`, gathering what comes meanwhile.
+TLS, HTTP/2, HTTP/1.0 and test clients have no socket for direct writes: their `run` sends
+everything through `send`, and gathers what comes meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DONE = b"data: [DONE]\n\n"
 # The last events of a stream ride with the end of the response when they are no more than this.
 _TAIL = 1 << 16
 
-# Looks at a stream per `StreamLimits.silence`: its comment comes by that part of it late at most.
+# Looks at a stream per `StreamLimits.silence`: a comment is late by that fraction of it at most.
 _LOOKS = 8
 
 
@@ -61,7 +62,7 @@ class EventBody:
     )
 
     def __init__(self, limits: StreamLimits, producers: int = 1) -> None:
-        self.failed = False  # the client reads too slowly or is gone, or is to ask elsewhere
+        self.failed = False  # the client reads too slowly, has left, or shall ask another server
         self._limits = limits
         self._producers = producers
         self._socket: socket.socket | None = None  # set while direct writing is on
@@ -97,7 +98,7 @@ class EventBody:
             self._news.set()
 
     def finish(self, events: bytes, last: Callable[[], bytes] = bytes) -> None:
-        """Send `events` as one producer's last; after all producers' comes what `last` returns."""
+        """Send the last events of one producer; what `last` returns follows those of all."""
         self._producers -= 1
         if self._producers > 0:
             self.write(events)
@@ -106,7 +107,7 @@ class EventBody:
         self._gather(events + last())
 
     def abandon(self) -> None:
-        """Cut the response off: its client is to see that something is missing."""
+        """Cut the response off, so that the client sees that something is missing."""
         self._fail()
 
     @property
@@ -138,7 +139,7 @@ class EventBody:
         return b""
 
     async def _quiet(self) -> None:
-        """Wait until there is something for the task to do; comment on every long silence."""
+        """Wait until the task has something to do; send a comment after every long silence."""
         self._news = trio.Event()
         silent = 0  # looks in a row that found nothing written
         self._wrote = False
@@ -177,7 +178,7 @@ class EventBody:
             self._fail()
 
     async def _relay(self, send: Callable[[Any], Any]) -> None:
-        """Send what has gathered through the server; it bounds how long that may take."""
+        """Send what has gathered through the server, which bounds how long that may take."""
         while self._backlog and not self.failed and (self.open or len(self._backlog) > _TAIL):
             data = self._take()
             await send({"type": "http.response.body", "body": data, "more_body": True})

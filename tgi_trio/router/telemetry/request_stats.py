@@ -1,4 +1,4 @@
-"""What a generation cost: where its time went, and its tokens."""
+"""What a generation cost: its tokens, and where its time went (`receipt` in the last event)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RequestStats:
 
     @classmethod
     def of(cls, timings: Timings, outcome: Outcome, now: float) -> RequestStats:
-        """Return the receipt of a generation that ended well at `now`, on the trio clock."""
+        """Return the stats of a generation that ended well at `now`, on the trio clock."""
         queued = timings.queued if timings.queued is not None else timings.received
         started = timings.started if timings.started is not None else queued
         first = timings.first_token if timings.first_token is not None else now
@@ -65,7 +65,7 @@ class RequestStats:
         return first
 
     def fields(self) -> dict[str, Any]:
-        """Return what the log line of a request says: TGI's names, milliseconds, then ours."""
+        """Return the fields of a request's log line, in milliseconds: first TGI's, then ours."""
         return {
             "total_time": _ms(self.total),
             "validation_time": _ms(self.validation),
@@ -81,7 +81,7 @@ class RequestStats:
         }
 
     def json(self) -> bytes:
-        """Return what the last event of a stream says; times in milliseconds."""
+        """Return the `receipt` in the last event of a stream; times in milliseconds."""
         return (
             b'{"queue_ms":%.3f,"prefill_ms":%.3f,"decode_ms":%.3f,'
             b'"prompt_tokens":%d,"cached_tokens":%d,"output_tokens":%d}'

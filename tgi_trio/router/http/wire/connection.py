@@ -1,11 +1,12 @@
-"""One client connection: bytes in, bytes out, with bounded sends and a prompt ear for goodbyes.
+"""One client connection: bytes in, bytes out, bounded sends, and disconnects noticed at once.
 
-Nothing is known here of what the bytes say. What it cures, compared with a plain stream:
+It knows nothing of what the bytes mean. What it adds to a plain stream:
 
-* a send that makes no progress is given up after `send_timeout`, so that nobody waits for ever for
-  a client that does not read, least of all shutdown;
-* bytes go out without a lock or a scheduler pass while the socket takes them;
-* bytes of which many are to come are waited for until they are many, and written where they stay;
+* a send that makes no progress is given up after `send_timeout`, so that nothing, least of all
+  shutdown, waits for ever for a client that does not read;
+* while the socket has room, bytes are written without a lock and without a pass of the scheduler;
+* of a large body, the reader wakes only when many bytes have come, and receives them in place:
+  straight into the memory where they stay;
 * one task per connection watches for idleness, whatever the number of requests;
 * closing lingers, so that a client still sending its body reads the answer instead of a reset.
 """
@@ -26,10 +27,10 @@ import trio
 from tgi_trio.router.http.wire.transport import SEND_TIMEOUT, inner_socket
 
 _RECEIVED = 1 << 16  # bytes taken from the socket at once
-_MOST_RECEIVED = 1 << 18  # and of a client that has sent as many: each turn of the loop costs
+_MOST_RECEIVED = 1 << 18  # at once from a client that has just sent so many: each turn costs
 
-# Of bytes that go to the listener's memory: how many are worth a turn of the loop, and how many are
-# written in one, in half a millisecond.
+# Of bytes that are received in place: how many are worth a turn of the loop, and how many are taken
+# in one at most, which takes half a millisecond.
 _WORTH = 1 << 20
 _MOST_WRITTEN = 1 << 21
 
@@ -44,20 +45,20 @@ PeerAddress = tuple[str, int]
 
 
 class BodyMemory(Protocol):
-    """Where some of the bytes that come are written, which nobody else need see."""
+    """Memory for bytes of a body that are received in place, which nobody else need look at."""
 
     @property
     def wanted(self) -> int:
-        """How many of the bytes that come next may be such."""
+        """How many of the next bytes may be received in place."""
 
     async def ready(self) -> None:
-        """Wait until they may come."""
+        """Wait until more may be received."""
 
     def room(self, most: int) -> list[memoryview]:
-        """Return where up to `most` of them are to be written; nowhere: they are to be taken."""
+        """Return where up to `most` bytes are to be written; empty: `take` is to have them."""
 
     async def fill(self, count: int) -> bool:
-        """Take note that so many are written; returns whether more may come."""
+        """Note that `count` bytes have been written to `room`; return whether more may come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class ConnectionLimits:
 
 
 class Connection:
-    """One accepted connection; see the module's docstring for what it cures."""
+    """One accepted connection; the module's docstring says what it adds to a stream."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class Connection:
         self.plain: trio.SocketStream | None = (
             stream if isinstance(stream, trio.SocketStream) else None
         )
-        self.protocol = "http/1.1"  # as TLS has it from the client
+        self.protocol = "http/1.1"  # or what the client chose by TLS (ALPN)
         self.addresses: tuple[PeerAddress | None, PeerAddress | None] = (
             None,
             None,
@@ -97,11 +98,11 @@ class Connection:
         self._reading = trio.CancelScope()
         self._room = _RECEIVED  # bytes that are taken next
         self._inner = None if self.plain is None else inner_socket(self.plain.socket)
-        self._least = 1  # bytes for which the kernel tells that some have come
-        self._lingering = False  # we have said goodbye to a client that is still sending
+        self._least = 1  # bytes that must have come before the kernel wakes the reader
+        self._lingering = False  # our side has ended, and the client may still be sending
 
     async def run(self, speak: Callable[[Connection], Awaitable[None]]) -> None:
-        """Shake hands and have `speak` serve the connection; it is closed afterwards."""
+        """Do the TLS handshake, if any, and let `speak` serve; the connection is closed then."""
         try:
             if not (self.plain or await self._shake_hands()):
                 return
@@ -139,18 +140,18 @@ class Connection:
         self._nursery.start_soon(function)
 
     def on_end(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Have `callback` told, perhaps more than once, that the connection has ended."""
+        """Have `callback` called, perhaps more than once, when the connection has ended."""
         self._on_end = callback
 
     async def end(self) -> None:
-        """Tell that the connection has ended."""
+        """Call what `on_end` was given: the connection has ended."""
         if self._on_end is not None:
             await self._on_end()
 
     # ---- sending ------------------------------------------------------------------------------
 
     async def send(self, data: bytes) -> None:
-        """Send all of `data`; that the client has left is told to `on_end`."""
+        """Send all of `data`; if the client has left, the callback of `on_end` is called."""
         if not data:
             return
         try:
@@ -164,7 +165,7 @@ class Connection:
             await self.end()
 
     def _send_now(self, data: bytes) -> int:
-        """Write what the socket takes without waiting; returns how many bytes that were."""
+        """Write what the socket takes without waiting; return how many bytes."""
         if self.plain is None:
             return 0
         try:
@@ -181,7 +182,7 @@ class Connection:
                 raise trio.ClosedResourceError("the client stopped reading")
 
     def abort(self) -> None:
-        """Reset the connection now; whoever waits on it is woken. Synchronous, idempotent."""
+        """Reset the connection now, which wakes whoever waits on it. Synchronous, idempotent."""
         stream = self._transport_stream()
         if stream.socket.fileno() != -1:
             stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -194,7 +195,7 @@ class Connection:
     ) -> None:
         """Give `take` what the client sends until it leaves, we close, or `take` returns False.
 
-        What `memory` wants is written there, where nothing encrypts it.
+        Bytes that `memory` wants are received into it instead, on connections without TLS.
         """
         self._reader = trio.lowlevel.current_task()
         try:
@@ -217,13 +218,13 @@ class Connection:
     async def _read_into(
         self, memory: BodyMemory, sock: socket.socket, take: Callable[[bytes], Awaitable[bool]]
     ) -> bool:
-        """Read what comes next, most of it to `memory`; returns whether more may come."""
+        """Receive what comes next, most of it into `memory`; return whether more may come."""
         try:
             self._wake_for(min(memory.wanted, _WORTH))
             await trio.lowlevel.wait_readable(sock)
             await memory.ready()
             if room := memory.room(_MOST_WRITTEN):
-                count = _write_to(room, sock)
+                count = _receive_into(room, sock)
                 return count > 0 and await memory.fill(count)
             data = sock.recv(_RECEIVED)
         except BlockingIOError:
@@ -233,9 +234,9 @@ class Connection:
         return bool(data) and await take(data)
 
     def _wake_for(self, least: int) -> None:
-        """Have the kernel tell that something has come only when it is so many bytes, or the end.
+        """Have the kernel wake the reader only once `least` bytes have come, or the end.
 
-        Each time costs a turn of the loop, and a body of megabytes may come in a thousand packets.
+        Each wake costs a turn of the loop, and a body of megabytes may come in a thousand packets.
         """
         if self._inner is not None and least != self._least:
             self._inner.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
@@ -255,8 +256,7 @@ class Connection:
     async def close(self, linger: bool = False) -> None:
         """Close the connection. Idempotent.
 
-        With `linger`, because the client may be in the middle of sending, in a way that lets it
-        read what was sent.
+        `linger`: the client may be in the middle of sending; close so that it can read the answer.
         """
         if self._reader is None or self.plain is None or not linger:
             await self._close_now()
@@ -287,8 +287,8 @@ class Connection:
 class IdleWatch:
     """Closes a connection that stays idle for `patience` seconds, or when the server drains.
 
-    The watch looks up the deadline whenever it wakes. Idle time always ends later than a wait that
-    began before it, so that beginning and ending it costs an assignment and not a timer.
+    The watch reads the deadline whenever it wakes. A new deadline is never sooner than the end of
+    the wait that is under way, so setting one costs an assignment and not a timer.
     """
 
     def __init__(self, connection: Connection, patience: float) -> None:
@@ -326,10 +326,10 @@ class IdleWatch:
                 return
 
 
-def _write_to(room: list[memoryview], sock: socket.socket) -> int:
-    """Write what has come on a socket; returns how many bytes, none where it has ended.
+def _receive_into(room: list[memoryview], sock: socket.socket) -> int:
+    """Receive from a socket into `room`; return how many bytes, 0 at its end. Raises OSError.
 
-    Nothing is kept of `room`: its memory may move. Raises OSError.
+    The views of `room` are released, since its memory may move.
     """
     try:
         return sock.recvmsg_into(room)[0]
@@ -339,5 +339,5 @@ def _write_to(room: list[memoryview], sock: socket.socket) -> int:
 
 
 def _address(name: Any) -> PeerAddress | None:
-    """Return host and port of what a socket is bound to, None of a Unix socket."""
+    """Return host and port that a socket is bound to, None for a Unix socket."""
     return (name[0], name[1]) if isinstance(name, tuple) else None

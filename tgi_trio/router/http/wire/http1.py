@@ -1,8 +1,8 @@
 """HTTP/1.1 without a connection: bytes in, events out; answers in, bytes out.
 
-No socket and no task is known here. Everything that moves a connection through the table of
-`states.py` is in this file, and nothing else is. httptools is the tokeniser, of all but bodies of a
-known length: there is nothing to be found in them, and it would copy them.
+It knows no socket and no task. Everything that moves a connection through the table of `states.py`
+is in this file, and nothing else is. httptools is the tokeniser, except for bodies of known length:
+there is nothing to parse in them, and it would copy them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RequestHead:
 
     @property
     def size(self) -> int:
-        """Bytes that the head may count for while it waits."""
+        """Bytes that the head counts for, roughly, while it waits."""
         return len(self.target) + sum(64 + len(value) for _, value in self.headers)
 
 
@@ -72,20 +72,20 @@ class RequestEnd:
 
 @dataclass(slots=True)
 class Refusal:
-    """What came is no request; nothing more is heard."""
+    """What came is not a valid request; nothing after it is read."""
 
-    status: int  # of an answer that says so
+    status: int  # of the answer to it
 
     def answer(self) -> bytes:
-        """Return that answer."""
+        """Return the whole answer."""
         return _STATUS_LINES[self.status] + b"content-length: 0\r\nconnection: close\r\n\r\n"
 
 
 @dataclass(slots=True)
 class Http2Preface:
-    """The client speaks HTTP/2; nothing more is heard."""
+    """The client speaks HTTP/2; nothing after this is read here."""
 
-    data: bytes  # all that has come, the preface first
+    data: bytes  # all that has come, beginning with the preface
 
 
 Heard = RequestHead | BodyPart | RequestEnd | Refusal | Http2Preface
@@ -122,9 +122,9 @@ _SIZED, _CHUNKED, _ABSENT = Framing.SIZED, Framing.CHUNKED, Framing.ABSENT
 
 
 class Http1:
-    """What was heard and said on one connection, and what may follow.
+    """What client and server have said on one connection, and what may follow.
 
-    The methods that move our side raise IllegalWireEvent when it is not their turn.
+    The methods that move the server's side raise IllegalWireEvent when it is not their turn.
     """
 
     def __init__(self, longest_head: int = LONGEST_HEAD) -> None:
@@ -139,7 +139,7 @@ class Http1:
         self._head_size = 0  # bytes that have come of a head that has no end yet
         self._headers: list[Header] = []
         self._target = b""
-        self._again = b""  # a head to be read in place of one that asked for an upgrade
+        self._again = b""  # a head that asked for an upgrade, without that: to be read instead
         self._refused_with = 400  # status of the answer to what is no HTTP
         self._body_left = 0  # bytes that are yet to come of a body of known length
         self._incoming: RequestHead | None = None  # whose body is being received
@@ -148,9 +148,9 @@ class Http1:
     # ---- what the client says --------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Heard]:
-        """Return what `data` says, in order. Where it is cut makes no difference.
+        """Return the events in `data`, in order. How the bytes are cut makes no difference.
 
-        That a head is too long (431) is seen once so many bytes of it have come without its end.
+        A head counts as too long (431) once that many bytes of it have come without its end.
         """
         self._heard = []
         if self.client is _FRESH:
@@ -176,9 +176,9 @@ class Http1:
         return self._body_left if heard else 0
 
     def skip_body(self, count: int) -> list[Heard]:
-        """Return what `receive` would of so many bytes of a body, but for that part of it.
+        """Return what `receive` would return for `count` bytes of a body, without a `BodyPart`.
 
-        They came past us. Raises ValueError for more than `body_left`.
+        They were received in place. Raises ValueError for more than `body_left`.
         """
         if count > self.body_left:
             raise ValueError(f"{count} bytes of a body that has {self.body_left} left")
@@ -193,7 +193,7 @@ class Http1:
             self.on_message_complete()
 
     def _choose_protocol(self, data: bytes) -> bytes:
-        """Return what is to be read as HTTP/1.1; nothing while it may yet be something else."""
+        """Return the bytes to read as HTTP/1.1; none while they may become HTTP/2's preface."""
         self._first += data
         if self._first.startswith(_H2_PREFACE):
             self._heard.append(Http2Preface(self._first))
@@ -213,7 +213,8 @@ class Http1:
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 data, self._again = self._again + data[upgrade.args[0] :], b""
-                # The old one takes the request for answered, of HTTP/1.0 the connection for over.
+                # The old parser believes that the request has been answered, and with HTTP/1.0 that
+                # the connection is over.
                 self._parser = httptools.HttpRequestParser(self)
 
     def _refuse(self, status: int) -> None:
@@ -264,8 +265,8 @@ class Http1:
         self._heard.append(self._incoming)
 
     def _read_again(self, version: str, method: bytes) -> None:
-        # We stay with HTTP/1.1, as a server may. The parser would take the request's body for
-        # bytes of the other protocol: it gets the head once more, without the question.
+        # A server may decline an upgrade, and we do. The parser would take the request's body for
+        # bytes of the other protocol, so it gets the head once more, without the question.
         lines = header_block([each for each in self._headers if each[0] != b"upgrade"])
         parts = (method, self._target, version.encode(), lines)
         self._again = b"%b %b HTTP/%b\r\n%b\r\n" % parts
@@ -294,10 +295,10 @@ class Http1:
         self._current = request
 
     def start_answer(self, status: int, headers: list[Header], last: bool) -> bytes:
-        """Return the head of the answer. `last`: the connection shall end with it in any case.
+        """Return the head of the answer. `last`: the connection is to end with it in any case.
 
-        It also ends where only its end tells that of the body, and when the request is not whole,
-        since the client would go on with the rest of it. Raises ValueError for a header that
+        It also ends where only closing can show the end of the body, and where the request is not
+        whole yet, since the client would go on with its rest. Raises ValueError for a header that
         breaks out of the head.
         """
         request = self._current
@@ -321,14 +322,14 @@ class Http1:
         return head
 
     def frame_body(self, data: bytes, end: bool) -> bytes:
-        """Return a part of the answer's body as it goes out; `end`: nothing comes behind it."""
+        """Return a part of the answer's body, framed for the wire; `end`: it is the last one."""
         if self.framing is _CHUNKED:
             chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
             return chunk + _LAST_CHUNK if end else chunk
         return b"" if self.framing is _ABSENT else data
 
     def finish_answer(self) -> bool:
-        """Take note that the answer has left; returns whether another may follow it."""
+        """Note that the answer has been sent; return whether another may follow it."""
         if self.server is not _SENDING:
             return False
         self.server = next_state(self.server, _FINISH)
@@ -339,11 +340,11 @@ class Http1:
 
     @property
     def over(self) -> bool:
-        """Whether we have said goodbye, or the client has."""
+        """Whether either side has ended the connection."""
         return self.server is _DRAINING or self.server is _CLOSED
 
     def say_goodbye(self) -> bool:
-        """Hang up; returns whether that has to linger, because the client may still be sending."""
+        """End the server's side; return whether to linger, as the client may still be sending."""
         if self.client not in STILL_SENDING:
             self.close()
             return False
@@ -351,7 +352,7 @@ class Http1:
         return True
 
     def close(self) -> None:
-        """Take note that the connection is over. Idempotent."""
+        """Note that the connection is over. Idempotent."""
         if self.server is not _CLOSED:
             self.client = next_state(self.client, WireEvent.CLOSE)
             self.server = next_state(self.server, WireEvent.CLOSE)

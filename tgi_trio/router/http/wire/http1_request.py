@@ -23,15 +23,15 @@ from tgi_trio.router.http.wire.transport import EXTENSION, App, BodySink, Transp
 
 log = logging.getLogger(__name__)
 
-# Bytes taken from a client beyond what its present request has read: later requests, which wait
-# their turn, and bodies that nobody asked for yet. Its goodbye is heard up to here.
+# Bytes read from a client ahead of its current request: later requests, which wait for their turn,
+# and bodies that nobody has asked for yet. While there are fewer, a disconnect is noticed at once.
 _READ_AHEAD = 1 << 18
 
 _EMPTY: list[Header] = [(b"content-length", b"0")]
 
 
 class ReadAhead:
-    """Counts bytes that were taken from a client and that nobody has read yet."""
+    """Counts the bytes that were read from a client and that no request has used yet."""
 
     def __init__(self) -> None:
         self._unread = 0
@@ -48,7 +48,7 @@ class ReadAhead:
             self._room.set()
 
     async def wait_for_room(self) -> None:
-        """Wait until more may come."""
+        """Wait until more may be read."""
         while self._unread > _READ_AHEAD:
             self._room = trio.Event()
             await self._room.wait()
@@ -78,9 +78,9 @@ class Http1Request(Transport):
         self._told = False  # the application has been told that the request is whole
         self._gone = False  # the client has left, or has its answer
         self._news = trio.Event()
-        self.sink: BodySink | None = None  # which is given the body, in place of messages
-        self._given = 0  # bytes that it was given
-        self._failure: Exception | None = None  # of giving it any
+        self.sink: BodySink | None = None  # gets the body, instead of ASGI messages
+        self._given = 0  # bytes that the sink was given
+        self._failure: Exception | None = None  # raised by the sink
         self._on_leave: Callable[[], None] | None = None
         # The answer:
         self._unsent = b""  # its head, which leaves with the first bytes of the body
@@ -105,13 +105,13 @@ class Http1Request(Transport):
         return []
 
     def fill(self, count: int) -> None:
-        """Take note that so many bytes have been written to `room`."""
+        """Note that `count` bytes have been written to `room`."""
         with self._giving(count) as sink:
             sink.fill(count)
 
     @contextmanager
     def _giving(self, count: int) -> Iterator[BodySink]:
-        """Give the sink so many bytes; what it raises is raised by whoever waits for it."""
+        """Hand `count` bytes to the sink; `receive_into` raises what the sink raises."""
         if self.sink is None:
             raise RuntimeError("nobody has asked for the body")
         self._given += count
@@ -165,7 +165,7 @@ class Http1Request(Transport):
             await self._news.wait()
         if self._gone:
             return {"type": "http.disconnect"}
-        # One by one: what is joined is a copy, in memory that was not touched before.
+        # One by one: joining them would copy all into memory that was not touched before.
         body = self._pieces.popleft() if self._pieces else b""
         self._ahead.release(len(body))
         self._told = self._whole and not self._pieces
@@ -174,7 +174,7 @@ class Http1Request(Transport):
     # ---- the answer -----------------------------------------------------------------------------
 
     async def run(self, app: App, scheme: str) -> bool:
-        """Have the application answer, whatever it does; returns whether the answer is whole."""
+        """Have the application answer; return whether the answer is whole, whatever it raised."""
         try:
             await app(self._scope(scheme), self.receive, self.send)
         except Exception as error:
@@ -252,7 +252,7 @@ class Http1Request(Transport):
             callback()
 
     def direct_socket(self) -> trio.socket.SocketType | None:
-        # Without chunks there is nothing to frame events with, and TLS is not for us to write.
+        # Without chunks there is nothing to frame events with, and TLS must encrypt what is sent.
         plain, chunked = self._connection.plain, self._http1.framing is Framing.CHUNKED
         return plain.socket if plain is not None and chunked else None
 

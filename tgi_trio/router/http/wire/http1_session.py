@@ -1,9 +1,9 @@
 """HTTP/1.1 on one connection: each request is answered by the application, one after the other.
 
-This stands in for hypercorn's HTTP/1.1, which spends three times as much on a short request as all
-of our routes: h11 is Python, and every message crosses a channel. Here `http1.py` says what was
-heard, and a request is an object (`http1_request.py`) that the application reads and writes by
-itself.
+This replaces hypercorn's HTTP/1.1, which spends three times as much on a short request as all of
+our routes: h11 is Python, and every message crosses a channel. Here `http1.py` turns bytes into
+events, and a request is an object (`http1_request.py`) that the application reads from and writes
+to directly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tgi_trio.router.http.wire.transport import App
 
 
 class Http1Session:
-    """What a connection reads and how it is answered."""
+    """The requests of one connection, and their answers in the same order."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class Http1Session:
         self._incoming: Http1Request | None = None  # whose body may be being received
         self._current: Http1Request | None = None  # which is being answered
         self._waiting: deque[Http1Request] = deque()
-        self._switched = b""  # what came of a client that speaks HTTP/2
+        self._switched = b""  # what a client has sent that turned out to speak HTTP/2
 
     async def serve(self) -> bytes:
         """Serve the connection until it ends.
 
-        Returns what has come when that tells that the client speaks HTTP/2, otherwise nothing.
+        Returns the bytes received so far if the client turns out to speak HTTP/2, otherwise none.
         """
         self._connection.on_end(self._hear_end)
         await self._connection.read(self._take, self)
@@ -60,26 +60,26 @@ class Http1Session:
         return self._switched
 
     async def _take(self, data: bytes) -> bool:
-        """Take what came; returns, when more may come, whether it is for us."""
+        """Process received bytes, and wait until more may come; False if the rest is HTTP/2's."""
         return await self._hear(self._http1.receive(data))
 
     @property
     def wanted(self) -> int:
-        """How many of the next bytes are a body's that somebody has waiting memory for."""
+        """How many of the next bytes are a body's that is received in place (`BodyMemory`)."""
         request = self._incoming
         return 0 if request is None or request.sink is None else self._http1.body_left
 
     async def ready(self) -> None:
-        """Wait until such bytes may come."""
+        """Wait until more of them may be received."""
         if self._incoming is not None and self._incoming.sink is not None:
             await self._incoming.sink.ready()
 
     def room(self, most: int) -> list[memoryview]:
-        """Return where up to `most` of them are to be written; nowhere: they are to be taken."""
+        """Return where up to `most` of them are to be written; empty: `_take` is to have them."""
         return [] if self._incoming is None else self._incoming.room(min(most, self.wanted))
 
     async def fill(self, count: int) -> bool:
-        """Take note of bytes that have been written to `room`; returns as `take` does."""
+        """Note that `count` bytes have been written to `room`; return as `_take` does."""
         if self._incoming is not None:
             self._incoming.fill(count)
         return await self._hear(self._http1.skip_body(count))
@@ -125,7 +125,7 @@ class Http1Session:
         self._connection.idle_watch.busy()
 
     async def _answer(self) -> None:
-        """Answer the current request and those that have come behind it meanwhile."""
+        """Answer the current request, and then those that have come after it meanwhile."""
         while self._current is not None:
             if not await self._current.run(self._app, self._scheme):
                 await self._hear_end()  # the reader may be waiting for room
@@ -144,7 +144,7 @@ class Http1Session:
     # ---- the end --------------------------------------------------------------------------------
 
     async def _say_goodbye(self) -> None:
-        """Hang up; what was asked is answered or lost."""
+        """End the connection; requests that wait for their turn are dropped."""
         if not self._http1.over:
             lingers = self._http1.say_goodbye()
             await self._connection.close(lingers)

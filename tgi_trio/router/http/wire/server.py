@@ -1,8 +1,8 @@
 """Sockets, connections and shutdown, in place of hypercorn's trio worker.
 
-That one cannot be given another connection class, and waits for ever at shutdown for a client that
-does not read. This one accepts on sockets that we bind, so that a port in use is an error that
-names the flag, and every phase of its end has a deadline.
+Hypercorn's takes no other connection class, and at shutdown waits for ever for a client that does
+not read. This server accepts on sockets that we bind ourselves, so that a port in use is an error
+that names the flag, and every phase of its shutdown has a deadline.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ServerSettings:
     backlog: int = 4096
     certfile: Path | str | None = None
     keyfile: Path | str | None = None
-    longest_head: int = LONGEST_HEAD  # bytes; of HTTP/2 hypercorn has a bound of its own
+    longest_head: int = LONGEST_HEAD  # bytes; for HTTP/2 hypercorn has a bound of its own
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 

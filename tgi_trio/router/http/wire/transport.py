@@ -1,8 +1,8 @@
 """What carries the bytes of a response, as the application sees it.
 
-An ASGI scope of ours names it among its extensions: for HTTP/1.1 that is
-`http1_request.Http1Request`, for HTTP/2 `http2.Http2Transport`.
-A private attribute of trio is touched here alone, behind an exact type check.
+It is an extension of our own connections' ASGI scopes: for HTTP/1.1 an
+`http1_request.Http1Request`, for HTTP/2 an `http2.Http2Transport`.
+This is the only file that touches a private attribute of trio, behind an exact type check.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]  # the ASGI application
 
 
 def inner_socket(connected: trio.socket.SocketType) -> socket.socket | None:
-    """Return the non-blocking socket that trio's forwards to; None where trio keeps it elsewhere.
+    """Return the non-blocking socket inside trio's; None if trio keeps it elsewhere.
 
-    Each event of each stream is written to it: the detour through trio's takes a tenth of the time.
+    Each event of each stream is written to it: going through trio's would take a tenth more time.
     """
     inner = getattr(connected, "_sock", None)
     return inner if type(inner) is socket.socket else None
 
 
 class BodySink(Protocol):
-    """Takes the body of a request while it comes."""
+    """Receives the body of a request as it arrives."""
 
     async def ready(self) -> None:
-        """Wait until more may come."""
+        """Wait until more may be received."""
 
     def room(self, most: int) -> list[memoryview]:
-        """Return where up to `most` of the next bytes are to be written, one behind the other.
+        """Return where up to `most` of the next bytes are to be written, in this order.
 
-        Nowhere: they are for `feed`. Whoever asks writes at once and says so to `fill`.
+        Empty: they are for `feed`. The caller writes at once and reports it to `fill`.
         """
 
     def fill(self, count: int) -> None:
-        """Take note that so many bytes have been written to `room`."""
+        """Note that `count` bytes have been written to `room`."""
 
     def feed(self, piece: bytes) -> None:
-        """Take what comes next."""
+        """Take the next bytes."""
 
 
 class Transport:
-    """This base knows nothing of what is below it: everything is plain."""
+    """The base: it knows nothing of the connection, and offers nothing beyond ASGI."""
 
     send_timeout: float = SEND_TIMEOUT
 
@@ -62,21 +62,21 @@ class Transport:
         """Tell a client that asks first (`Expect: 100-continue`) to send its body."""
 
     async def receive_into(self, sink: BodySink) -> int:
-        """Have `sink` given what is still to come of a body of known length, without messages.
+        """Give `sink` the rest of a body of known length directly, without ASGI messages.
 
-        Returns how many bytes that were: all of them, fewer where the client has left, and none
-        where it cannot be done. Raises what `sink` raises.
+        Returns how many bytes that were: all of them, fewer if the client has left, and 0 where
+        this transport cannot do it. Raises what `sink` raises.
         """
         return 0
 
     def on_leave(self, callback: Callable[[], None] | None) -> None:
         """Have `callback` called, once and synchronously, when the client leaves.
 
-        From here on nobody but the transport may `receive`.
+        From then on nobody but the transport may `receive`.
         """
 
     def direct_socket(self) -> trio.socket.SocketType | None:
-        """Return the socket that chunks of a response may be written to, if there is one."""
+        """Return the socket to which chunks of a response may be written directly, if any."""
         return None
 
     async def wait_flushed(self) -> bool:
@@ -91,7 +91,7 @@ class Transport:
 
 
 class AsgiTransport(Transport):
-    """What any ASGI server offers: a `receive` that tells in the end that the client has left."""
+    """What any ASGI server offers: a `receive` that reports in the end that the client has left."""
 
     def __init__(self, nursery: trio.Nursery, receive: Receive, send: Send) -> None:
         """`nursery`: of this request alone; cancelled when it is over."""
