@@ -50,7 +50,7 @@ class LLM:
         """Return what follows each prompt, greedily. As many prompts as the batch has room for."""
         rows = [self._add(i, prompt, max_new_tokens) for i, prompt in enumerate(prompts)]
         while (plan := self._batch.plan(STEP_TOKENS)) is not None:
-            self._batch.advance(plan, self._runner.step(plan))
+            self._batch.settle(plan, self._runner.step(plan))
         answers = [row.token_ids[row.prompt_length : row.length].tolist() for row in rows]
         return self._tokenizer.decode_batch(answers)
 

@@ -106,7 +106,7 @@ class BareModel:
         start = clock()
         result = self.runner.step(plan)
         seconds = clock() - start
-        self._batch.advance(plan, result)
+        self._batch.settle(plan, result)
         return seconds
 
     def decode_ms(

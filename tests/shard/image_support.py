@@ -256,6 +256,6 @@ def run(
         plan = batch.plan(budget)
         assert plan is not None
         place_features(plan, prompts)
-        batch.advance(plan, runner.step(plan))
+        batch.settle(plan, runner.step(plan))
         batch.check()
     return [each.token_ids[each.prompt_length : each.length].tolist() for each in begun]

@@ -49,7 +49,7 @@ steps = 0
 while (plan := batch.plan(64)) is not None:
     result = runner.step(plan)
     assert not any(row.fault for row in result.rows), result
-    batch.advance(plan, result)
+    batch.settle(plan, result)
     steps += 1
 print(runner.info.backend.split()[0], steps > 2, "torch" in sys.modules)
 """

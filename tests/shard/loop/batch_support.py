@@ -35,7 +35,7 @@ def answer(plan: StepPlan, token: int = 7) -> StepResult:
 
 def advance(batch: Batch, plan: StepPlan, result: StepResult) -> tuple[StepReport, Moved]:
     """Move the batch; return the report as the router reads it, and the rest."""
-    moved = batch.advance(plan, result)
+    moved = batch.settle(plan, result)
     return read_report(moved), moved
 
 

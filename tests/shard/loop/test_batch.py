@@ -94,7 +94,7 @@ def test_decode_rows_come_first_and_equal_prompts_go_in_admission_order() -> Non
     assert plan.token_ids.tolist() == [7, 20, 21, 22, 23, 24, 25, 26]
     assert plan.samples.tolist() == [True, False]
     assert (batch.counts.decode_rows, batch.counts.prefill_tokens) == (1, 7)
-    batch.advance(plan, answer(plan))
+    batch.settle(plan, answer(plan))
     plan = batch.plan(8)
     assert plan is not None
     assert plan.token_ids.tolist() == [7, 27, 28, 29, 30, 31, 32, 33]
@@ -329,7 +329,7 @@ def test_a_runner_that_breaks_the_contract_faults_the_row(chunk: int) -> None:
     plan = batch.plan(chunk)
     assert plan is not None
     wrong = RowResult((7,), (-1.0,)) if chunk == 1 else RowResult()
-    faults = batch.advance(plan, StepResult.of([wrong], 0, 0)).faults
+    faults = batch.settle(plan, StepResult.of([wrong], 0, 0)).faults
     assert faults[0].sequence == 1 and "none where one was" in faults[0].message
 
 

@@ -142,7 +142,7 @@ def test_chunks_of_any_size_compute_every_prompt_once(prompts: list[int], budget
         plan = batch.plan(budget)
         assert plan is not None and len(plan.token_ids) <= budget
         steps.append(len(plan.token_ids))
-        batch.advance(plan, answer(plan))
+        batch.settle(plan, answer(plan))
     # Every prompt token, and the first of the two new ones, is computed exactly once.
     assert sum(steps) == sum(prompts) + len(prompts)
 
@@ -190,7 +190,7 @@ def run_ahead(batch: Batch, budget: int) -> dict[int, list[int]]:
 def run_in_turns(batch: Batch, budget: int) -> dict[int, list[int]]:
     said: dict[int, list[int]] = {}
     while (plan := batch.plan(budget)) is not None:
-        for sequence in batch.advance(plan, chosen_for(plan)).dropped:
+        for sequence in batch.settle(plan, chosen_for(plan)).dropped:
             said[sequence.id] = sequence.token_ids[: sequence.length].tolist()
     return said
 

@@ -77,7 +77,7 @@ def run(batch: Batch, runner: FakeRunner, budget: int = 64) -> list[tuple[StepPl
     """Run to the end: every plan, and the tokens it brought its only row."""
     steps = []
     while (plan := batch.plan(budget)) is not None:
-        moved = batch.advance(plan, runner.step(plan))
+        moved = batch.settle(plan, runner.step(plan))
         assert not moved.faults
         batch.check()
         steps.append((plan, list(moved.columns["token_ids"])))
@@ -121,7 +121,7 @@ def test_behind_a_wrong_guess_the_right_tokens_are_computed_again() -> None:
         plan = batch.plan(64)
         assert plan is not None and plan.state_reads is not None
         plans.append(plan)
-        assert not batch.advance(plan, runner.step(plan)).faults
+        assert not batch.settle(plan, runner.step(plan)).faults
     guessed, again = plans[1:]
     assert guessed.drafts is not None and again.drafts is None
     assert again.positions.tolist() == [21, 22]  # the token that was guessed from, and the right
@@ -143,7 +143,7 @@ def test_texts_are_right_whatever_is_guessed_cut_and_computed_twice(seed: int) -
         if rng.random() < 0.3:  # as the worker does with a step that has raised
             for row in range(len(plan.rows)):
                 assert not runner.step(slice_plan(plan, row, row + 1)).choices.faults
-        moved = batch.advance(plan, result)
+        moved = batch.settle(plan, result)
         assert not moved.faults
         batch.check()
         for id, found in tokens_of(moved):

@@ -37,13 +37,13 @@ def test_tokens_of_an_image_turn_by_their_grid_and_later_ones_lag() -> None:
     assert first.rotary_positions is not None
     assert first.rotary_positions[:, :2].tolist() == [[0, 1]] * 3
     assert first.rotary_positions[:, 2:].tolist() == [[0, 1, 2, 2], [0, 1, 2, 2], [0, 1, 2, 3]]
-    batch.advance(first, answer(first))
+    batch.settle(first, answer(first))
     second = planned(batch, 20)
     assert second.rotary_positions is not None
     np.testing.assert_array_equal(second.rotary_positions[:, 0], [2, 2, 2])
     np.testing.assert_array_equal(second.rotary_positions[:, 1:5], TURNS[:, 4:])
     np.testing.assert_array_equal(second.rotary_positions[:, 5:], [[5, 6]] * 3)
-    batch.advance(second, answer(second))
+    batch.settle(second, answer(second))
     batch.check()
     for at in (10, 11):  # of the first of them, and of those that follow without a command
         steady = planned(batch, 20)
@@ -53,7 +53,7 @@ def test_tokens_of_an_image_turn_by_their_grid_and_later_ones_lag() -> None:
         np.testing.assert_array_equal(steady.rotary_positions[:, by_row[1]], [at - 3] * 3)
         if 2 in by_row:
             assert (steady.rotary_positions[:, by_row[2]] == steady.positions[by_row[2]]).all()
-        batch.advance(steady, answer(steady))
+        batch.settle(steady, answer(steady))
 
 
 def test_a_lone_row_behind_an_image_turns_with_what_it_lags() -> None:
@@ -65,7 +65,7 @@ def test_a_lone_row_behind_an_image_turns_with_what_it_lags() -> None:
         plan = planned(batch, 20)
         assert plan.positions.tolist() == [at] and plan.visible is None
         np.testing.assert_array_equal(plan.rotary_positions, [[at - 3]] * 3)
-        batch.advance(plan, answer(plan))
+        batch.settle(plan, answer(plan))
 
 
 def test_a_batch_without_images_says_nothing_of_them() -> None:
@@ -77,7 +77,7 @@ def test_a_batch_without_images_says_nothing_of_them() -> None:
     for _ in range(3):
         plan = planned(batch, 20)
         assert plan.rotary_positions is None and plan.visible is None
-        batch.advance(plan, answer(plan))
+        batch.settle(plan, answer(plan))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_step_never_ends_within_a_span(budget: int, steps: list[int]) -> None:
         else:
             np.testing.assert_array_equal(plan.visible, lasts)
         assert plan.rotary_positions is None
-        batch.advance(plan, answer(plan))
+        batch.settle(plan, answer(plan))
     assert batch.rows[0].computed == 10
 
 
@@ -109,13 +109,13 @@ def test_what_a_span_leaves_goes_to_others_and_nobody_waits_for_it() -> None:
     batch.shape(1, PromptGeometry(spans=SPANS))
     assert taken(planned(batch, 5)) == {1: 2, 2: 3}
     plan = planned(batch, 5)
-    batch.advance(plan, answer(plan))
+    batch.settle(plan, answer(plan))
     assert taken(planned(batch, 3)) == {2: 3}  # nothing of the span fits
     assert taken(planned(batch, 6)) == {1: 6}
     batch.add(row(3, [50, 51], 3, blocks=[20, 21]))
     plan = planned(batch, 2)
     assert taken(plan) == {3: 2}
-    batch.advance(plan, answer(plan))
+    batch.settle(plan, answer(plan))
     assert taken(planned(batch, 5)) == {3: 1, 1: 4}
 
 

@@ -32,7 +32,7 @@ class Pipeline:
         plan = self.batch.plan(BUDGET)
         if plan is None:
             return []
-        self.batch.fly(plan)
+        self.batch.mark_in_flight(plan)
         self.under_way.append(plan)
         return [sequence.id for sequence in plan.rows]
 

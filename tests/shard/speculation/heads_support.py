@@ -271,7 +271,7 @@ def answer(
         answers.steps += 1
         answers.drafts += batch.counts.draft_tokens
         result = replace(runner.step(plan), forward_ns=0, sample_ns=0, processor_ns=0)
-        moved = batch.advance(plan, result)
+        moved = batch.settle(plan, result)
         assert not moved.faults, moved.faults
         for sequence_id, token_ids in tokens_of(moved):
             answers.tokens[sequence_id] += token_ids

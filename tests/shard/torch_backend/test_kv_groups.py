@@ -108,7 +108,7 @@ def step(batch: Batch, runner: Runner, budget: int, *, twice: bool) -> dict[int,
         middle = len(plan.rows) // 2
         for first, end in ((0, middle), (middle, len(plan.rows))):
             assert first == end or not runner.step(slice_plan(plan, first, end)).choices.faults
-    columns = batch.advance(plan, result).columns
+    columns = batch.settle(plan, result).columns
     batch.check()
     counts = columns["token_count"].tolist()
     ends = np.cumsum(counts).tolist()

@@ -60,8 +60,8 @@ class Batch:
 
         `state_slots`: slots for states, slot 0 (never granted) included; 0 = the model keeps none.
         `draft_budget`: query tokens up to which the drafter's guesses fill a step.
-        `micro_batches`: steps that are under way at a time, which share the sequences; see `fly`.
-        `clock`: nanoseconds, of the same kind as those of results.
+        `micro_batches`: steps in flight at a time, which share the sequences: `mark_in_flight`.
+        `clock`: in nanoseconds, the clock of the results' times.
         """
         self.counts = PlanCounts()
         self._guessing = None if drafter is None else Guessing(drafter, clock)
@@ -114,7 +114,7 @@ class Batch:
             self._table.grant(place, row.block_ids)
 
     def shape(self, sequence: int, geometry: PromptGeometry) -> None:
-        """Say what images change of a prompt, before any of it is computed."""
+        """Set what images change in a prompt, before any of it is computed."""
         self._table.shape(self._table.place_by_id[sequence], geometry)
 
     def hold(self, sequence: int, held: bool = True) -> None:
@@ -148,13 +148,13 @@ class Batch:
     def plan(self, token_budget: int) -> StepPlan | None:
         """Return the next step, or None when no sequence can move; sets `counts`.
 
-        Decode rows come first, then prefill chunks, those with the fewest tokens left first (a
-        short prompt does not wait behind a long one; the router's admission counts on it), until
-        `token_budget` query tokens (at least 1, or a whole span that may not be cut) are taken.
-        What is left of it, and of the tokens that cost little, goes to guesses of the decode rows'
-        next tokens. Rows that are held or at the end of their granted blocks sit out, as do those
-        whose last token is being chosen. The plan's arrays are copies: commands applied later do
-        not change it.
+        Decode rows come first. Then come prefill chunks, of the prompts with the fewest tokens left
+        first (a short prompt does not wait for a long one; the router's admission counts on it),
+        until `token_budget` query tokens are taken (at least 1, or a whole span that may not be
+        cut). What is left of the budget, and of the tokens that cost little (`draft_budget`), goes
+        to guesses of the decode rows' next tokens. Rows that are held or at the end of their
+        granted blocks sit out, as do rows whose last token is being chosen. The plan's arrays are
+        copies: commands applied later do not change it.
         """
         table, n = self._table, len(self._table.sequences)
         guessing = self._guessing
@@ -173,7 +173,7 @@ class Batch:
         chosen, taken, stalled = self._share_budget(n, token_budget)
         prefill = table.computed[chosen] < table.given[chosen]
         spare = min(token_budget, self._draft_budget) - int(taken.sum())
-        # Behind a wrong guess states lack the tokens that were right: they are computed first.
+        # After a wrong guess, states lack the tokens that were right: these are computed first.
         late = table.length[chosen] - table.computed[chosen] > 1
         drafts = self._draft(chosen, prefill | late, spare)
         self.counts = PlanCounts(
@@ -189,7 +189,7 @@ class Batch:
             before=expected,
             keeps_states=self._checks.state_slots > 0,
         )
-        return self._go_on(plan, n)
+        return self._finish_plan(plan, n)
 
     def _share_budget(
         self, n: int, token_budget: int
@@ -214,7 +214,7 @@ class Batch:
         return chosen, taken, stalled
 
     def _follow_guesses(self, before: StepPlan, token_budget: int) -> StepPlan | None:
-        """Return the step behind one whose guesses nobody has judged; None: it must be read."""
+        """Return the step after one whose guesses are not judged yet; None: read that one first."""
         followers = Followers.find(self._table, before, token_budget)
         if followers is None or self._guessing is None:
             return None
@@ -225,7 +225,7 @@ class Batch:
         return plan
 
     def settle_positions(self, plan: StepPlan) -> None:
-        """Put a plan's rows where they are, once the step before it has been settled."""
+        """Correct the positions of a plan's rows, once the step before it has been settled."""
         settle_positions(plan, self._table.block_size)
 
     def _plan_alone(self, token_budget: int) -> StepPlan:
@@ -237,10 +237,10 @@ class Batch:
             room = min(sequence.remaining - 1, granted - sequence.length)
             drafts = self._guessing.draft([DraftRow(0, sequence, room)], spare).get(0, 0)
         self.counts = PlanCounts(decode_rows=1, draft_tokens=drafts)
-        return self._go_on(plan_alone(table, drafts), 1)
+        return self._finish_plan(plan_alone(table, drafts), 1)
 
-    def _go_on(self, plan: StepPlan, rows: int) -> StepPlan:
-        """Return a plan of a batch of so many rows; take note whether all are like it from here."""
+    def _finish_plan(self, plan: StepPlan, rows: int) -> StepPlan:
+        """Complete a plan of a batch of `rows` rows; note whether the next ones will be like it."""
         plan.counts = self.counts
         self._steady = None
         if self._micro_batches > 1:
@@ -252,9 +252,9 @@ class Batch:
         return plan
 
     def _leads(self, plan: StepPlan) -> bool:
-        """Return whether guesses that the runner makes by itself may follow a plan at once.
+        """Return whether a step with the runner's own guesses may follow a plan at once.
 
-        So they may behind steps that decode alone, and whose rows keep no states.
+        It may where the plan only decodes and its rows keep no states.
         """
         if self._guessing is None or not self._guessing.follows or self.guesses_rest:
             return False
@@ -263,24 +263,24 @@ class Batch:
 
     @property
     def guesses_rest(self) -> bool:
-        """Whether the next step gets no guesses, though all tokens before it be known."""
+        """Whether the next step would get no guesses even if all tokens before it were known."""
         return self._guessing is None or self._guessing.is_resting(len(self))
 
     def is_followed(self, plan: StepPlan) -> bool:
-        """Return whether a step may follow the plan at once, if the runner allows it.
+        """Return whether a step may follow the plan before its tokens are known.
 
-        While guessing rests, or where the runner makes guesses and judges them by itself: those of
-        the host are for rows whose last token is known.
+        It may, if the runner allows it, while guessing rests, or where the runner makes and judges
+        guesses by itself: the host guesses only for rows whose last token is known.
         """
         return self._guessing is None or self.guesses_rest or plan.leads
 
     def _draft(
         self, chosen: NDArray[np.int64], out: NDArray[np.bool_], spare: int
     ) -> NDArray[np.int64] | None:
-        """Have the next tokens of rows guessed, but of those `out`: [chosen] how many, or None.
+        """Guess the next tokens of rows, except those `out`; return how many, [chosen], or None.
 
-        No row guesses beyond its granted blocks or its last token; all together `spare` at most.
-        Nothing is guessed for a step that follows at once another whose tokens nobody knows.
+        No row gets guesses beyond its granted blocks or its last token; all together get `spare` at
+        most. Nothing is guessed for a step that follows one whose tokens are not known yet.
         """
         if self._guessing is None or spare <= 0:
             return None
@@ -299,9 +299,9 @@ class Batch:
         drafts[list(counts)] = list(counts.values())
         return drafts
 
-    def fly(self, plan: StepPlan) -> None:
-        """Leave the plan's rows out of those to come until it is settled."""
-        self._table.flying[self._table.places(plan)] = True
+    def mark_in_flight(self, plan: StepPlan) -> None:
+        """Leave the plan's rows out of further plans until it is settled."""
+        self._table.in_flight[self._table.places(plan)] = True
 
     def expect(self, plan: StepPlan) -> None:
         """Move the plan's rows by what is known before its tokens are; see `Settler.expect`."""
@@ -313,15 +313,11 @@ class Batch:
             self._guessing.note(plan, result)
         if self._micro_batches > 1:
             places = self._table.places(plan)
-            self._table.flying[places[places >= 0]] = False
+            self._table.in_flight[places[places >= 0]] = False
         return self._settler.settle(plan, result)
-
-    def advance(self, plan: StepPlan, result: StepResult) -> Moved:
-        """Move the plan's rows by its result, where nothing was planned in between."""
-        return self.settle(plan, result)
 
     # --- bookkeeping --------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise AssertionError unless arrays, sequences and index say the same."""
+        """Raise AssertionError unless arrays, sequences and index agree."""
         self._table.check()

@@ -16,10 +16,10 @@ class Flight:
     started: int  # perf_counter_ns
     pending: Pending | None = None  # None: it is to be launched when it is settled
 
-    def gap_behind(self, ended: int) -> int:
-        """Return the nanoseconds from the end of the step before to its start.
+    def gap_after(self, ended: int) -> int:
+        """Return the nanoseconds from `ended`, the end of the previous step, to this one's start.
 
-        None passed where it was started before that end, or where `ended` is 0: nothing was behind.
+        0 where it was started before that end, or where `ended` is 0: no step came right before.
         """
         gap = self.started - ended
         return gap if gap > 0 and ended else 0

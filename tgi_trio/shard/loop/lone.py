@@ -1,6 +1,6 @@
 """A step of a batch that has one row, which decodes. No torch in this file.
 
-What the general plan does with arrays of rows takes longer here than a small model's head.
+The general plan's operations on arrays of rows would take longer here than a small model's head.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
 
 
 def decodes_alone(table: RowTable) -> bool:
-    """Return whether a table has one row, whose next step is its last token and no prompt's.
+    """Return whether a table has one row, whose next step computes its last token alone.
 
-    Not where images change positions.
+    False for the end of a prompt, and where images change positions.
     """
     if len(table.sequences) != 1 or table.shaped or table.held[0] or table.last[0] == UNKNOWN:
         return False
@@ -27,7 +27,7 @@ def decodes_alone(table: RowTable) -> bool:
 
 
 def plan_alone(table: RowTable, drafts: int) -> StepPlan:
-    """Return the step of a row that `decodes_alone`: its last token, and guesses behind it."""
+    """Return the step of a row that `decodes_alone`: its last token, then `drafts` guesses."""
     sequence, first, size = table.sequences[0], int(table.computed[0]), table.block_size
     end = first + 1 + drafts
     positions = np.arange(first, end)

@@ -17,7 +17,7 @@ def find_others(table: RowTable, wanted: NDArray[np.int64], count: int) -> NDArr
     rows that can move, the first that are in no other. As many as are under way hold all of them
     between them, so none is left out for ever.
     """
-    others = table.flying[: len(wanted)].copy()
+    others = table.in_flight[: len(wanted)].copy()
     free = np.flatnonzero(~others & (wanted > 0))
     share = math.ceil((len(free) + np.count_nonzero(others)) / count)
     others[free[share:]] = True

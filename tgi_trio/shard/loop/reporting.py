@@ -1,4 +1,4 @@
-"""What the router is told of the loop: faults, and STEP frames that acknowledge commands."""
+"""What the loop reports to the router: faults, and STEP frames that acknowledge commands."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tgi_trio.shard.loop_channel import Channel
 
 
 class Reporter:
-    """Sends reports, and remembers what the router knows by them."""
+    """Sends reports, and remembers what the router knows from them."""
 
     def __init__(self, channel: Channel, images: ImageDesk) -> None:
-        """Report over `channel`; with each goes what `images` has seen until then."""
+        """Report over `channel`; each report includes the images that `images` has seen by then."""
         self._channel = channel
         self._images = images
         self._frames = reply_frames.StepFrames()
@@ -24,15 +24,15 @@ class Reporter:
         self._stalled = 0  # stalled rows the router knows of
 
     def add_fault(self, sequence: int, message: str) -> None:
-        """Tell with the next report that a sequence has failed."""
+        """Include in the next report that a sequence has failed."""
         self._faults.append(Fault(sequence, message))
 
     def add_faults(self, faults: Iterable[Fault]) -> None:
-        """Tell of all of these with the next report."""
+        """Include all of these in the next report."""
         self._faults.extend(faults)
 
     def has_news(self, applied: int, stalled: int) -> bool:
-        """Whether the router lacks anything: of a command, of stalled rows, of faults or images."""
+        """Whether there is anything to report: a command, stalled rows, faults or images."""
         known = (self._acknowledged, self._stalled)
         return (applied, stalled) != known or bool(self._faults) or bool(self._images.seen)
 

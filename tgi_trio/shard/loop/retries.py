@@ -1,8 +1,8 @@
-"""What the loop does where launching or computing a step raises: it is computed in halves.
+"""What the loop does where launching or computing a step raises: the step is computed in halves.
 
-A step that raises is bisected until the rows that raise alone are known; they fail, and the others
-get their tokens. `soundness.py` decides whether it is the rows at all. What a rank of several
-raises is not retried (`GroupBroken`): the other ranks may be in the middle of the step.
+It is bisected until the rows that raise alone are known; they fail, and the others get their
+tokens. `soundness.py` decides whether it is the rows at all. With several ranks nothing is retried
+(`GroupBroken`): the other ranks may be in the middle of the step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tgi_trio.shard.plan_parts import fill_inputs, slice_plan
 
 
 def try_launch(runner: Runner, plan: StepPlan) -> Pending | None:
-    """Launch a step; None: that has raised, and it is to be computed where it is settled."""
+    """Launch a step; None if that has raised: it is computed when it is settled."""
     try:
         return runner.launch(plan)
     except GroupBroken:
@@ -28,7 +28,7 @@ def try_launch(runner: Runner, plan: StepPlan) -> Pending | None:
 
 
 def try_proceed(pending: Pending) -> bool:
-    """Have a step go on behind the one before; return whether nothing was raised."""
+    """Let a step go on, now that the one before is settled; return whether nothing was raised."""
     try:
         pending.proceed()
     except GroupBroken:
@@ -50,8 +50,8 @@ def compute(
     """Run a step to its end; where it raises, find the rows that fail alone and fault only those.
 
     `pending`: it has been launched. `report_progress` is called before each pair of halves.
-    `followed`: the next one has been launched upon it, which writes states where this one read
-    them; then it cannot be run again. Raises RunnerBroken when it is not the rows.
+    `followed`: the next step has been launched on top of it and writes the states that this one
+    read, so that it cannot be run again. Raises RunnerBroken when it is not the rows.
     """
     found = _attempt(runner, plan, pending)
     if isinstance(found, StepResult):

@@ -29,7 +29,7 @@ _COLUMNS = (
     "minimum",
     "ends",
     "held",
-    "flying",
+    "in_flight",
     "adapter",
     "delta",
     "current",
@@ -65,10 +65,10 @@ class RowTable:
         self.given = np.zeros(_FIRST_ROWS, np.int64)  # tokens known at admission: prefill ends
         self.granted = np.zeros(_FIRST_ROWS, np.int64)  # KV tokens its blocks hold
         self.last = np.zeros(_FIRST_ROWS, np.int64)  # id of its last token, or UNKNOWN
-        self.minimum = np.zeros(_FIRST_ROWS, np.int64)  # and before EOS is allowed
+        self.minimum = np.zeros(_FIRST_ROWS, np.int64)  # tokens to generate before EOS is allowed
         self.ends = np.zeros(_FIRST_ROWS, np.bool_)  # whether EOS ends it
         self.held = np.zeros(_FIRST_ROWS, np.bool_)  # sits steps out until it is released
-        self.flying = np.zeros(_FIRST_ROWS, np.bool_)  # in a step that has not been settled
+        self.in_flight = np.zeros(_FIRST_ROWS, np.bool_)  # in a step that has not been settled
         self.adapter = np.zeros(_FIRST_ROWS, np.int64)  # number; 0: the base model
         self.delta = np.zeros(_FIRST_ROWS, np.int64)  # of rotary positions
         # Of models that keep states, see `StateGrant`.
@@ -95,7 +95,7 @@ class RowTable:
         self.minimum[place] = sequence.min_remaining
         self.ends[place] = not sequence.sampling.ignore_eos
         self.granted[place] = 0
-        self.held[place] = self.flying[place] = False
+        self.held[place] = self.in_flight[place] = False
         self.adapter[place] = sequence.sampling.adapter
         self.delta[place] = sequence.rotary_delta
         self.shaped |= sequence.geometry is not None
@@ -106,7 +106,7 @@ class RowTable:
         return place
 
     def shape(self, place: int, geometry: PromptGeometry) -> None:
-        """Say what images change of a row's prompt, before any of it is computed."""
+        """Set what images change in a row's prompt, before any of it is computed."""
         sequence = self.sequences[place]
         sequence.geometry, sequence.rotary_delta = geometry, geometry.delta
         self.delta[place] = geometry.delta
@@ -169,7 +169,7 @@ class RowTable:
         return removed
 
     def note_minimums(self) -> None:
-        """Look whether any row still has a minimum to generate, after that may have changed."""
+        """Update `counting`, after a row's minimum may have changed."""
         self.counting = bool((self.minimum[: len(self.sequences)] > 0).any())
 
     def clear(self) -> list[ShardSequence]:
@@ -182,7 +182,7 @@ class RowTable:
 
     @property
     def ids(self) -> NDArray[np.uint64]:
-        """The rows' ids, which nobody may write to: the same array while they are the same."""
+        """The rows' ids, read-only: the same array for as long as the rows are the same."""
         moment, ids = self._ids
         rows = len(self.sequences)
         if moment != self.moment or len(ids) != rows:
@@ -192,9 +192,9 @@ class RowTable:
         return ids
 
     def move_first(self, rows: int, last: NDArray[np.int64] | int) -> None:
-        """Move the first rows by a token; `last` [rows] are those, or what all are."""
+        """Move the first rows by a token; `last`: these tokens, [rows], or one value for all."""
         moving, more = self._moving, self._one_token
-        if rows != len(self.sequences):  # whole it takes a third of the time
+        if rows != len(self.sequences):  # without slices it takes a third of the time
             moving, more = moving[:, :rows], more[:, :rows]
         moving += more
         self.last[:rows] = last
@@ -233,16 +233,16 @@ class RowTable:
         self._stack_moving()
 
     def _stack_moving(self) -> None:
-        """Have what moves with every token in one array: one call moves all of it.
+        """Put the columns that move with every token into one array, so that one call moves all.
 
-        What it adds behind the rows is nobody's.
+        That call also adds to entries beyond the rows, which nobody reads.
         """
         self._moving = np.stack((self.computed, self.length, self.remaining))
         self._one_token = np.repeat(_ONE_TOKEN[:, None], len(self.computed), axis=1)
         self.computed, self.length, self.remaining = self._moving
 
     def check(self) -> None:
-        """Raise AssertionError unless arrays, sequences and index say the same."""
+        """Raise AssertionError unless arrays, sequences and index agree."""
         if list(self.place_by_id) != [sequence.id for sequence in self.sequences]:
             raise AssertionError("the index does not list the rows in order")
         if self.ids.tolist() != list(self.place_by_id):

@@ -23,13 +23,14 @@ class Settler:
         """`eos_ids`: tokens that end a sequence, unless it ignores them."""
         self._table = table
         self._eos_ids = frozenset(eos_ids)
-        self.expected: StepPlan | None = None  # whose rows have moved, but for the tokens
+        self.expected: StepPlan | None = None  # its rows have moved, except for the tokens
 
     def expect(self, plan: StepPlan) -> None:
-        """Move the plan's rows by what is known before its tokens are: one for who samples.
+        """Move the plan's rows by what is known before its tokens are: one for each that samples.
 
-        The next plan may be made then. Guesses count as wrong meanwhile: rows may be further.
-        Raises ValueError for guesses that go through states, and while another is expected.
+        Then the next plan may be made. Guesses count as wrong until the result is there, so rows
+        may turn out to be further. Raises ValueError for guesses that go through states, and while
+        another plan is expected.
         """
         if self.expected is not None or (plan.drafts is not None and plan.state_writes is not None):
             raise ValueError("guesses through states, or a second step, cannot be expected")
@@ -52,11 +53,11 @@ class Settler:
         self.expected = plan
 
     def settle(self, plan: StepPlan, result: StepResult) -> Moved:
-        """Move the plan's rows by its result; return what a STEP frame says of it.
+        """Move the plan's rows by its result; return what the STEP frame reports of it.
 
         Rows that have left since it was planned are void. A row stops at its first finishing
-        token: the length limit is tested before EOS, as TGI does. Who has finished or failed is
-        dropped from the batch, and is void in a step that was planned meanwhile.
+        token: the length limit is tested before EOS, as in TGI. Rows that finish or fail are
+        dropped from the batch, and are void in a step that was planned meanwhile.
         """
         uniform = plan.uniform and plan.moment == self._table.moment
         uniform = uniform and (self.expected is None or self.expected is plan)
@@ -84,7 +85,7 @@ class Settler:
     def _settle_uniform(self, plan: StepPlan, result: StepResult) -> Moved | None:
         """Settle a step of all rows in which each got one token and none ends; None for others.
 
-        Without guesses a row gets one at most, and no row of such a plan has its last one coming.
+        Without guesses a row gets one token at most, and none of a uniform plan reaches its limit.
         """
         table, choices, rows = self._table, result.choices, len(plan.rows)
         tokens = choices.token_ids
@@ -147,8 +148,8 @@ class Settler:
         taken = plan.taken.tolist() if plan.taken is not None else [0] * len(places)
         stateful = plan.state_writes is not None
         drafts = plan.drafts.tolist() if plan.drafts is not None else [0] * len(places)
-        # Rows of which all that was computed counts. The states of others have taken in a wrong
-        # guess: those of before stay current, and what was right is computed again.
+        # Rows whose whole computation counts. The states of the others have taken in a wrong guess:
+        # their previous states stay current, and the tokens that were right are computed again.
         exact: list[int] = []
         columns = zip(plan.rows, places.tolist(), plan.samples.tolist(), ends, taken, strict=True)
         start = 0
@@ -188,7 +189,7 @@ class Settler:
         )
 
     def _append(self, sequence: ShardSequence, tokens: ListLike[int]) -> tuple[Finish, int]:
-        """Append tokens up to the finishing one; return why it ended and how many they are."""
+        """Append tokens up to a finishing one; return why the row ended, and how many they are."""
         for used, token in enumerate(tokens, start=1):
             length = sequence.length
             if length == len(sequence.token_ids):

@@ -1,20 +1,19 @@
-"""Is it a bad row, or is the device broken? What the worker asks when a step fails.
+"""Whether a row is bad or the device is broken: what the worker asks when a step fails.
 
 A row that makes a step raise fails alone, and the others go on. But where a device is broken for
 good (CUDA's errors stick to their process, or everything it computes is NaN), every row of every
-step fails, and a shard that blamed the rows would fail each request from then on while it looks
-well. So:
+step fails. A shard that blamed the rows would then fail each request while it looks healthy. So:
 
 - A runner whose step has raised, or has failed each row that was to get a token, has to prove
   itself with a token of its own (`Runner.prove_sound`). The shard ends when it cannot, or when
   there is nothing but NaN to choose from.
-- The proof does not show everything: memory may suffice for one token only. Several rows that each
-  raised alone are hardly all bad, nor are the rows of `IN_A_ROW` steps in turn that each raised.
-  The shard ends.
+- The proof does not show everything: memory may suffice for one token only. When all of several
+  rows have each raised alone, or `IN_A_ROW` steps in a row have raised, it is hardly the rows: the
+  shard ends, too.
 
-Nobody's work is lost by that: the router starts another shard and replays every sequence, and finds
-the one that really is to blame (`router/scheduling/isolation.py`). A shard that follows another one
-proves itself before it is ready, so a device that stays broken ends at `--shard-restart-limit`.
+No work is lost by that: the router starts another shard and replays every sequence, and finds the
+one that really is to blame (`router/scheduling/isolation.py`). A shard that replaces another proves
+itself before it is ready, so a device that stays broken ends at `--shard-restart-limit`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Judge:
         self._raised = 0  # steps in a row that raised and of which no row came out
 
     def examine(self, result: StepResult) -> None:
-        """Raise RunnerBroken when the faults of `result` are not to be put down to its rows.
+        """Raise RunnerBroken when the faults of `result` cannot be blamed on its rows.
 
         Where the step has raised, the runner has proved itself since.
         """

@@ -1,7 +1,7 @@
 """Plans of a batch that only decodes: what they have in common is made once. No torch here.
 
-Their numbers are made for many steps at a time: a call of numpy takes as long for one row of them
-as for a hundred. Nobody may write to what plans share.
+Positions, contexts and slots are computed for many steps at a time: a call of numpy takes as long
+for one step's as for a hundred's. Nobody may write to the arrays that plans share.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tgi_trio.shard.contract import PlanCounts, ShardSequence, StepPlan
 from tgi_trio.shard.loop.row_table import RowTable
 
 _Number = TypeVar("_Number", np.int32, np.int64)
-_FURTHEST: Final = 256  # steps whose numbers are made together, at most
-_MOST: Final = 4096  # and rows of them all, where one step has no more
+_FURTHEST: Final = 256  # steps whose numbers are computed together, at most
+_MOST: Final = 4096  # rows of all these steps together, unless a single one has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class SteadyDecode:
             self.tables = fix(self._own(table.blocks[:, :width]))
         places, positions = self.places, coming.positions[at]
         known = self._own(table.last) if expected is None else self.unknown
-        # Names of arguments would take as long as all that is told: Python makes a dict of them.
+        # By position: Python would make a dict of keywords, which takes as long as all the rest.
         plan = StepPlan(
             self.rows,
             known,
@@ -149,7 +149,7 @@ class SteadyDecode:
             at = int(table.computed[self.first]) - coming.first
             if 0 <= at < coming.steps:
                 return coming, at
-        # The first time one: rows that come and go step by step would have them made for nothing.
+        # One step at first: where rows come and go with every step, more would be made for nothing.
         most = 1 if coming is None else min(_FURTHEST, max(1, _MOST // len(self.rows)))
         own = self._own(table.computed)
         coming = self.coming = _Coming.of(table, self.places, own, min(self.steps, most))
@@ -165,6 +165,6 @@ class SteadyDecode:
 
 
 def fix(array: NDArray[Any]) -> NDArray[Any]:
-    """Have nobody write to an array; return it."""
+    """Make an array read-only; return it."""
     array.flags.writeable = False
     return array

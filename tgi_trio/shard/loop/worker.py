@@ -4,9 +4,10 @@ The router's commands are standing orders. Between steps the loop reads its requ
 from memory when it is empty), applies what is there, runs one step over the running set, and
 writes one STEP frame that also acknowledges the commands. It sleeps only when nothing can move.
 
-Where the runner keeps a step's tokens to itself until they are asked for (`Runner.runs_ahead`), the
-next step is planned and launched first, and the one before is settled while it runs. Where ranks
-are stages of a pipeline, as many steps are under way as there are stages, of different sequences.
+Where a runner can launch a step before the tokens of the previous one are read
+(`Runner.runs_ahead`), the next step is planned and launched first, and the previous one is settled
+while it runs. Where ranks are stages of a pipeline, as many steps of different sequences are in
+flight as there are stages.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from tgi_trio.shard.plan_parts import fill_inputs
 
 # Looking up a member of an enumeration takes as long as ten calls that do nothing.
 _PREFILL, _DECODE, _REPLYING = Phase.PREFILL, Phase.DECODE, Phase.REPLYING
-_HELD_S = 0.001  # how often held sequences are looked at when nothing else can move
+_HELD_S = 0.001  # how often held sequences are checked when nothing else can move
 
 
 def run(
@@ -119,9 +120,8 @@ class Worker:
         self._images = images or ImageDesk(None, None, 0)
         self._reports = Reporter(channel, self._images)
         self._flight: Flight | None = None  # launched, not settled; the batch expects it
-        # Launched, not settled, the oldest first: micro-batches of a pipeline.
         self._micro_batches = options.pipeline_stages
-        self._under_way: deque[Flight] = deque()
+        self._flights: deque[Flight] = deque()  # a pipeline's, launched, not settled; oldest first
         self._handlers: dict[Kind, Callable[[Frame], None]] = {
             Kind.INFO: self._on_info,
             Kind.WARMUP: self._on_warmup,
@@ -153,9 +153,9 @@ class Worker:
             if plan is not None and (self._flight is None or self._runner.runs_ahead(plan)):
                 self._run_step(plan)
             elif self._flight is not None:
-                self._land()
-            elif self._under_way:
-                self._settle(self._under_way.popleft())
+                self._settle_in_flight()
+            elif self._flights:
+                self._settle(self._flights.popleft())
             else:
                 self._report_idle()
                 self._computed_at = 0
@@ -163,7 +163,7 @@ class Worker:
                 if not self._images.is_waiting:
                     waiting = self._batch.held or self._adapters.is_loading
                     self._channel.wait(_HELD_S if waiting else BEAT_S)
-        self._land()
+        self._settle_in_flight()
         self._adapters.close()
         self._beat(Phase.STOPPING)
         self._report_idle()
@@ -188,7 +188,7 @@ class Worker:
         self._channel.send(encode_info(frame.word("command"), self._runner.info))
 
     def _on_warmup(self, frame: Frame) -> None:
-        self._land()
+        self._settle_in_flight()
         self._beat(Phase.WARMING)
         request = decode_warmup(frame)
         self._install_adapters(wait=True)  # the memory that they take is no KV cache's
@@ -245,7 +245,7 @@ class Worker:
         self._adapters.order(decode_adapter(frame))
 
     def _on_drop(self, frame: Frame) -> None:
-        self._land()  # what is computed may still be reading it
+        self._settle_in_flight()  # what is computed may still be reading it
         self._adapters.drop(frame.word("adapter"))
 
     def _on_shutdown(self, frame: Frame) -> None:
@@ -280,7 +280,7 @@ class Worker:
         requests with images that come.
         """
         if self._images.advance():
-            self._land()
+            self._settle_in_flight()
             prove_sound(self._runner)
         faults = self._images.take_faults()
         self._reports.add_faults(faults)
@@ -299,16 +299,16 @@ class Worker:
         self._beat(_PREFILL if plan.counts.prefill_tokens else _DECODE)
         flight = Flight(self._step, plan, time.perf_counter_ns())
         if self._micro_batches > 1:
-            self._take_along(flight)
+            self._launch_micro_batch(flight)
             return
-        followed, flies = self._batch.is_followed(plan), self._flight is not None
-        # Behind a step in flight it has been asked whether it may be launched; see `serve`.
-        if not flies and not (followed and self._runner.runs_ahead(plan)):
+        followed, is_ahead = self._batch.is_followed(plan), self._flight is not None
+        # With a step in flight, `serve` has asked already whether this one may be launched.
+        if not is_ahead and not (followed and self._runner.runs_ahead(plan)):
             self._settle(flight)
             return
         pending = try_launch(self._runner, plan)
-        if not self._land(followed=True):
-            self._step -= 1  # it has not been
+        if not self._settle_in_flight(followed=True):
+            self._step -= 1  # this one was void
             return
         if plan.moves:
             self._batch.settle_positions(plan)
@@ -322,29 +322,29 @@ class Worker:
             fill_inputs(plan)
         self._settle(flight)
 
-    def _take_along(self, flight: Flight) -> None:
-        """Launch a step beside those under way; settle the oldest once every stage has one."""
+    def _launch_micro_batch(self, flight: Flight) -> None:
+        """Launch a step beside those in flight; settle the oldest once every stage has one."""
         flight.pending = self._runner.launch(flight.plan)
-        self._batch.fly(flight.plan)
-        self._under_way.append(flight)
-        if len(self._under_way) == self._micro_batches:
-            self._settle(self._under_way.popleft())
+        self._batch.mark_in_flight(flight.plan)
+        self._flights.append(flight)
+        if len(self._flights) == self._micro_batches:
+            self._settle(self._flights.popleft())
 
-    def _land(self, *, followed: bool = False) -> bool:
-        """Settle what is in flight, if anything; return whether what followed it may be kept.
+    def _settle_in_flight(self, *, followed: bool = False) -> bool:
+        """Settle what is in flight, if anything; return whether a step launched after it is valid.
 
-        Rows of a step that has raised are computed again, and what was launched upon them is void.
-        `followed`: anything was.
+        If it has raised, its rows are computed again, and a step launched on top of it is void.
+        `followed`: there is such a step.
         """
-        while self._under_way:
-            self._settle(self._under_way.popleft())
+        while self._flights:
+            self._settle(self._flights.popleft())
         flight, self._flight = self._flight, None
         return flight is None or self._settle(flight, followed=followed)
 
     def _settle(self, flight: Flight, *, followed: bool = False) -> bool:
-        """Wait for a step, move the batch by it and reply; return whether nothing had raised."""
+        """Wait for a step, move the batch by it and reply; return whether nothing has raised."""
         plan, counts = flight.plan, flight.plan.counts
-        gap = flight.gap_behind(self._computed_at)
+        gap = flight.gap_after(self._computed_at)
         result = compute(
             self._runner, plan, flight.pending, self._report_progress, followed=followed
         )

@@ -110,7 +110,7 @@ def run(batch: Batch, runner: Runner, seed: int) -> dict[int, list[int]]:
             parts = [(0, middle), (middle, len(plan.rows))]
             for first, end in [part for part in parts if part[0] < part[1]]:
                 assert not runner.step(slice_plan(plan, first, end)).choices.faults
-        moved = batch.advance(plan, result)
+        moved = batch.settle(plan, result)
         assert not moved.faults
         batch.check()
         for id, found in tokens_of(moved):
