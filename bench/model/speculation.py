@@ -133,7 +133,7 @@ def run(
         stepped = clock()
         result = runner.step(plan)
         result.forward_ns, result.sample_ns = clock() - stepped, 0
-        moved = batch.advance(plan, result)
+        moved = batch.settle(plan, result)
         if moved.faults:
             raise RuntimeError(moved.faults[0].message)
         if counts.decode_rows == size:

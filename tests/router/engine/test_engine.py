@@ -348,10 +348,10 @@ class LostPixels:
     def unpin(self, image: PromptImage) -> None:
         raise AssertionError("nothing was pinned")
 
-    def on_ready(self, call: Callable[[bytes], None]) -> None: ...
+    def on_ready(self, callback: Callable[[bytes], None]) -> None: ...
 
-    def on_lost(self, call: Callable[[bytes, str], None]) -> None:
-        self.lose = call
+    def on_lost(self, callback: Callable[[bytes, str], None]) -> None:
+        self.lose = callback
 
 
 @pytest.mark.trio

@@ -45,12 +45,12 @@ FRAMES_PER_TURN = 8
 class PixelSource(Pixels, Protocol):
     """Pixels that are decoded again when somebody wants to pin them."""
 
-    def on_ready(self, call: Callable[[bytes], None]) -> None:
-        """Have `call` told the key of each image that is there by now."""
+    def on_ready(self, callback: Callable[[bytes], None]) -> None:
+        """Have `callback` called with the key of each image whose pixels are ready."""
         ...
 
-    def on_lost(self, call: Callable[[bytes, str], None]) -> None:
-        """Have `call` told the key of each image that will not be there, and why."""
+    def on_lost(self, callback: Callable[[bytes, str], None]) -> None:
+        """Have `callback` called with the key of each image that cannot be had, and why."""
         ...
 
 
@@ -123,7 +123,7 @@ class Engine:
 
     @property
     def requests(self) -> int:
-        """How many are here, from before their validation to their end."""
+        """How many requests hold a permit: from before their validation to their end."""
         return self._permits
 
     def submit(
@@ -131,7 +131,7 @@ class Engine:
     ) -> TokenStream:
         """Queue a validated request and return its stream; never awaits.
 
-        `output`: what has taken the tokens that the request has from another server, if any.
+        `output`: text that already holds the tokens its client got from another server, if any.
 
         Raises Overloaded when the queue's bounds are reached.
         """
@@ -297,8 +297,8 @@ class Engine:
             if taken == FRAMES_PER_TURN:
                 break
         self._dispatch()
-        # One moment for all of a group: a time of its own for each stream would have to be fetched
-        # from memory, stream by stream, when the next step replaces it.
+        # One timestamp for a whole group: separate ones would have to be fetched from memory,
+        # stream by stream, when the next step replaces them.
         delivered, now = 0, self._clock()
         for id, progress_list in news.items():
             self._deliver(id, progress_list, now)

@@ -27,10 +27,10 @@ def encode_command(command: Command) -> bytes:
 
 
 class ShardLink:
-    """Order-preserving, never blocking: what the ring has no room for waits here.
+    """Sends in order and never blocks: what the ring has no room for waits here.
 
-    The backlog is bounded by what the scheduler may have admitted but not yet seen computed
-    (`max_batch_prefill_tokens`), so it needs no bound of its own.
+    The backlog needs no bound of its own: it holds no more than the scheduler may have admitted
+    and not yet seen computed (`max_batch_prefill_tokens`).
     """
 
     def __init__(self, end: CommandChannel) -> None:
@@ -42,7 +42,7 @@ class ShardLink:
         self.send_frame(encode_command(command))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send a command that is none of the scheduler's."""
+        """Send a command that is encoded already; adapters' come here directly."""
         self._backlog.append(frame)
         # Control passes to the shard's process, which takes the frame between two steps
         # (`Worker._drain`); its answers come to `Engine.serve`.

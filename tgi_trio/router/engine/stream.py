@@ -131,10 +131,9 @@ class TokenStream:
     def take(self, progress: Progress, tokens: list[Token]) -> FinishReason | None:
         """Append a step's tokens, up to the one that ends the generation; return why it does.
 
-        As if each had come in a step of its own: what the shard says of a row's end is true of its
-        last token. So a stop string that is complete before that one counts, and one that is
-        complete with it does not (TGI's order: length, EOS, stop strings). Called by the engine
-        only.
+        Tokens are taken as if each had come in a step of its own. The shard's finish reason belongs
+        to the last one: a stop string that is complete before it counts, and one that is complete
+        with it does not (TGI's order: length, EOS, stop strings). Called by the engine only.
         """
         if progress.prompt_logprobs:
             self.prompt_logprobs += progress.prompt_logprobs

@@ -95,19 +95,19 @@ class PixelStore:
         self._on_ready: Callable[[bytes], None] = lambda key: None
         self._on_lost: Callable[[bytes, str], None] = lambda key, why: None
 
-    def on_ready(self, call: Callable[[bytes], None]) -> None:
+    def on_ready(self, callback: Callable[[bytes], None]) -> None:
         """Have `call` told the key of each image that was not there when it was to be pinned.
 
         Then it is worth to ask again; where decoding failed it is back in line by that.
         """
-        self._on_ready = call
+        self._on_ready = callback
 
-    def on_lost(self, call: Callable[[bytes, str], None]) -> None:
+    def on_lost(self, callback: Callable[[bytes, str], None]) -> None:
         """Have `call` told the key of each image that is not decoded again, and why.
 
         Whoever waits for it waits in vain; to ask again has it tried again.
         """
-        self._on_lost = call
+        self._on_lost = callback
 
     # ---- the engine's side ----------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Who goes to the shard next."""
+"""Admission: which waiting sequence goes to the shard next."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class AdmissionVerdict(enum.Enum):
 
     ADMITTED = "admitted"
     NO_ROOM = "no room"  # too few blocks can be had
-    NOT_ITS_TURN = "not its turn"  # enough prompt tokens are to be computed before its own
-    NO_PIXELS = "no pixels"  # images of it are to be decoded first
-    SHARES_SOON = "shares soon"  # what it starts with is being computed for another: wait for that
+    NOT_ITS_TURN = "not its turn"  # enough prompt tokens will be computed before its own
+    NO_PIXELS = "no pixels"  # its images must be decoded first
+    SHARES_SOON = "shares soon"  # its prefix is being computed for another sequence: wait for that
 
 
 class Admission:
@@ -42,15 +42,16 @@ class Admission:
         self._isolation = isolation
         self._pins = pins
         self.behind = 0  # waiting sequences that wait for other prompts, not for memory
-        # State of queue and memory when a look at the queue found that nobody has room.
+        # State of queue and memory when a look at the queue found room for no sequence.
         self._no_room_at = (-1, 0)
 
     def admit(self, now: float) -> list[Sequence]:
-        """Move who can go, in queue order; returns them.
+        """Move the sequences that can go, in queue order, and return them.
 
-        Whoever cannot go yet may be passed by later ones that can, within limits, so that a large
+        One that cannot go yet may be passed by later ones that can, within limits, so that a large
         request neither blocks small ones for ever nor starves: one that lacks blocks is passed
-        `skip_limit` times at most, one whose turn it is not by as many prompt tokens as it has.
+        `skip_limit` times at most, and one whose turn has not come by as many prompt tokens as it
+        has itself.
         """
         queue, batch, skip_limit = self._queue, self._batch, self._limits.skip_limit
         queue.rank(now)
@@ -66,8 +67,8 @@ class Admission:
         room = self._available
         anyone_has_turn = batch.has_turn(1)
         may_go = anyone_has_turn and places != 0 and not self._is_full
-        # A copy: who is admitted leaves the queue. Nearly every look at a waiting sequence in
-        # nearly every step is the shortest way through this loop, so that is kept short.
+        # A copy, since a sequence that is admitted leaves the queue. In nearly every step, nearly
+        # every sequence takes the shortest way through this loop, so that is kept short.
         for sequence in list(queue) if may_go else ():
             if places is not None and sequence not in self._isolation:
                 held_back += 1
@@ -111,7 +112,7 @@ class Admission:
     ) -> None:
         """Keep what a look at the queue has found: for the step budget, and for the next look.
 
-        `seen`: who was looked at and not admitted; whoever was not looked at has no turn either.
+        `seen`: sequences that were looked at and not admitted; the others have no turn either.
         """
         unseen = len(self._queue) - seen
         self.behind = lacking_turn + (0 if anyone_has_turn else unseen)
@@ -120,12 +121,12 @@ class Admission:
 
     @property
     def _is_full(self) -> bool:
-        """Whether nobody else may enter, however small."""
+        """Whether no further sequence may enter, however small."""
         return self._batch.is_full or not self._memory.has_slots
 
     @property
     def _available(self) -> int:
-        """Blocks that new sequences may have: members that grow come first."""
+        """Blocks that new sequences may have, after those for members that grow."""
         headroom = 0 if self._limits.reserve else len(self._batch)
         return self._memory.available - headroom
 
@@ -146,8 +147,8 @@ class Admission:
             wanted = min(wanted, tokens + limits.grant_tokens)
         lacking = memory.price(match, wanted) - available
         if lacking > 0:
-            # A look at every block that comes back would cost more than it finds, and to wait for
-            # all of them is too long: others may compute meanwhile what it starts with.
+            # To try again for every block that comes back would cost more than it finds, and to
+            # wait for all of them would be too long: its prefix may be cached by then.
             sequence.short_at = available + lacking // 2
             return AdmissionVerdict.NO_ROOM
         if not self._pins.pin(sequence):
@@ -158,7 +159,7 @@ class Admission:
 
 
 def _passes(sequence: Sequence, without_room: list[Sequence], without_turn: list[Sequence]) -> None:
-    """Note with those who wait on that `sequence`, admitted just now, has passed them."""
+    """Note that `sequence`, which was just admitted, has passed those that go on waiting."""
     for other in without_room:
         other.skipped += 1
     for other in without_turn:

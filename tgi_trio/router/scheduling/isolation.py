@@ -1,12 +1,12 @@
-"""Which sequence brings the shard down? Found by bisection, while everyone else goes on.
+"""Which sequence brings the shard down: found by bisection, while all others go on.
 
-A shard that dies takes nobody's work with it: all are computed again. But a sequence that kills the
-shard would do so again and again. Once may be chance (an operator, the kernel short of memory), so
-after a first death all come back together. Who is on the shard at a second death, having got no
-further since the first, is a suspect. Suspects come back in groups half as large as the one that
-died with the shard, and nobody joins them. A group that gets further is cleared, and the next one
-follows; so is whoever was not there when the shard died again. A suspect that dies with the shard
-alone, for the `DEATHS`-th time, is the culprit.
+A shard that dies takes no work with it: all sequences are computed again. But one that kills the
+shard would do so again and again. Once may be chance (an operator, a kernel short of memory), so
+after a first death all come back together. A sequence that is on the shard at a second death, and
+has got no further since the first, is a suspect. Suspects come back in groups half as large as the
+one that died with the shard, and no other sequence joins them. A group that gets further is
+cleared, and the next one follows; so is a suspect that was not there when the shard died again. One
+that is alone with the shard when that dies for the `DEATHS`-th time is the culprit.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Final
 from tgi_trio.router.scheduling.lifecycle import HELD, SequenceState
 from tgi_trio.router.scheduling.sequence import Sequence
 
-DEATHS: Final = 3  # of the shard, without getting further in between, that convict a sequence
-TOKENS: Final = 8  # more than it had when the shard died: it got further
+DEATHS: Final = 3  # of the shard, with no progress in between, that convict a sequence
+TOKENS: Final = 8  # more tokens than when the shard died: it got further
 
 
 class Isolation:
@@ -27,7 +27,7 @@ class Isolation:
     def __init__(self) -> None:
         self._suspects: dict[int, Sequence] = {}
         self._group = 0
-        self.explained = False  # the last death is put down to a sequence, or to one of several
+        self.explained = False  # the last death is blamed on a sequence, or on one of several
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence.id in self._suspects

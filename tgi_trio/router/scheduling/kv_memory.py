@@ -1,4 +1,4 @@
-"""The shard's memory: which blocks a sequence has, which of them it shares, what becomes of them.
+"""The shard's KV memory: which blocks a sequence has, which of them it shares, who gets them next.
 
 Every block has exactly one owner: the free list, one sequence, or the prefix cache. A sequence's
 block table starts with `shared` blocks of the cache, kept in place by its pin; the rest is its own.
@@ -20,13 +20,13 @@ class KvMemory:
     """Grants blocks to sequences, shares computed ones, and takes them back."""
 
     def __init__(self, blocks: int, block_size: int, caching: bool, state_slots: int = 0) -> None:
-        """`state_slots`: that can be handed out; 0: the model keeps no states."""
+        """`state_slots`: slots that can be granted; 0: the model keeps no states."""
         self.states = StateMemory(state_slots, block_size) if state_slots else None
         self.block_size = block_size
         self._caching = caching
         self._allocator = BlockAllocator(blocks)
         self._cache = PrefixCache(block_size)
-        self._unloaded: set[int] = set()  # adapters that are gone but for sequences that end yet
+        self._unloaded: set[int] = set()  # adapters that only sequences about to end still use
 
     @property
     def total(self) -> int:
@@ -69,7 +69,7 @@ class KvMemory:
         return match
 
     def count_cached(self, match: Match | None) -> int:
-        """Return how many tokens somebody whose prefix is `match` would not have to compute."""
+        """Return how many tokens a sequence whose prefix is `match` need not compute."""
         if match is None:
             return 0
         usable = len(match.blocks) if self.states is None else self.states.usable(match.blocks)
@@ -81,15 +81,15 @@ class KvMemory:
         return self.states is None or self.states.has_room
 
     def price(self, match: Match | None, tokens: int) -> int:
-        """Return how many available blocks it takes to admit somebody with `tokens` tokens.
+        """Return how many available blocks it takes to admit a sequence of `tokens` tokens.
 
-        What `match` holds is shared, and may not be evicted any more.
+        Blocks of `match` are shared; those of them that could be evicted are not available then.
         """
         blocks = -(-tokens // self.block_size)
         return blocks - len(match.blocks) + match.evictable if match else blocks
 
     def admit(self, sequence: Sequence, match: Match | None, tokens: int) -> None:
-        """Give a waiting sequence a block table for `tokens` tokens, what `match` holds shared.
+        """Give a waiting sequence a block table for `tokens` tokens, those of `match` shared.
 
         Raises ValueError when less is available than its `price`.
         """

@@ -15,7 +15,7 @@ class SequenceState(enum.Enum):
     WAITING = "waiting"  # in the queue; owns no block
     PREFILLING = "prefilling"  # sent to the shard; its tokens are being computed
     RUNNING = "running"  # the shard generates tokens for it, step after step
-    PREEMPTED = "preempted"  # pushed out for want of memory; a step may still touch its blocks
+    PREEMPTED = "preempted"  # off the shard for lack of memory; a step may still touch its blocks
     LEAVING = "leaving"  # over for its client; a step may still touch its blocks
     FINISHED = "finished"  # owns nothing, is forgotten
 

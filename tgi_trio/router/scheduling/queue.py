@@ -23,9 +23,9 @@ class WaitingQueue:
     That order is: those that are owed a turn; then by priority (lower is sooner), within it by
     `Rank`, within that by arrival, or by first admission for those that were on the shard before.
 
-    Who is late (`TtftTarget`) lets those go first that can still be in time.
-    Neither that nor priorities starve anyone: nobody is admitted more than `patience` admissions
-    later than the order of arrival alone would have it (then a turn is owed).
+    A late sequence (`TtftTarget`) lets those go first that can still be in time. Neither lateness
+    nor priorities starve any: none is admitted more than `patience` admissions later than by order
+    of arrival alone (a turn is owed to it then).
     """
 
     def __init__(self, limits: SchedulingLimits, ttft_target: TtftTarget) -> None:
@@ -33,7 +33,8 @@ class WaitingQueue:
         self._ttft_target = ttft_target
         self._keys: list[Key] = []  # parallel to _sequences; sorted, no two alike
         self._sequences: list[Sequence] = []
-        # By arrival: who was never on the shard and is owed no turn, and of those who is in time.
+        # By arrival: those that were never on the shard and are owed no turn; of these, those that
+        # are in time.
         self._patient: OrderedDict[int, Sequence] = OrderedDict()
         self._in_time: OrderedDict[int, Sequence] = OrderedDict()
         self._admissions = 0
@@ -86,7 +87,7 @@ class WaitingQueue:
         self._admissions += 1
 
     def rank(self, now: float) -> None:
-        """Move whoever is late by now, or owed a turn."""
+        """Move the sequences that have become late by now, or are owed a turn."""
         late = now - self._ttft_target.longest_wait
         while self._in_time and (first := next(iter(self._in_time.values()))).queued < late:
             del self._in_time[first.id]

@@ -20,8 +20,8 @@ class RunningBatch:
         self.starving: dict[int, Sequence] = {}  # members near the end of their blocks
         self.prefilling: dict[int, Sequence] = {}  # members whose prompt is being computed
         self.running: dict[int, Sequence] = {}  # members that generate: all others
-        self.pending_tokens = 0  # of those, not yet computed
-        # Tokens that may still pass every one of them, or fewer: they may have gone on since.
+        self.pending_tokens = 0  # of `prefilling`, not yet computed
+        # Tokens that may still pass every one of `prefilling`, or fewer: some may have gone on.
         self._patience = NEVER
 
     def __len__(self) -> int:
@@ -36,10 +36,10 @@ class RunningBatch:
     def has_turn(self, tokens: int, queued: Iterable[Sequence] = ()) -> bool:
         """Whether a prompt of `tokens` uncomputed tokens may be sent to the shard now.
 
-        The shard computes the prompt with the fewest tokens left first. So a prompt waits for
-        those that would be computed before it, up to `max_batch_prefill_tokens`; and a longer
-        one, here or among the `queued` that it would pass, lets shorter ones pass until they are
-        together as long as itself, or a full step: it takes about twice as long at most.
+        The shard computes the prompt with the fewest tokens left first. So a prompt waits while
+        those that would be computed before it have `max_batch_prefill_tokens`. And a longer prompt,
+        in the batch or among the `queued` ones that would be passed, lets shorter ones pass until
+        together they are as long as itself, or as a full step: it takes about twice as long then.
         """
         most = self._limits.max_batch_prefill_tokens
         if tokens > self._patience or self.pending_tokens >= most:
@@ -77,7 +77,7 @@ class RunningBatch:
         self.watch(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Take out a sequence that ends, leaves or is pushed out; before its state changes."""
+        """Take out a sequence that ends, leaves or is preempted; before its state changes."""
         del self.members[sequence.id]
         self.starving.pop(sequence.id, None)
         sequence.extend_at = NEVER  # steps from before its FILTER must not ask for blocks
@@ -87,7 +87,7 @@ class RunningBatch:
             del self.running[sequence.id]
 
     def prefill(self, sequence: Sequence, computed: int, sampled: bool) -> None:
-        """A step computed a chunk of a prompt; with its first token the sequence runs."""
+        """Note that a step computed a chunk of a prompt; with its first token a sequence runs."""
         done = sequence.target if sampled else min(computed, sequence.target)
         self.pending_tokens -= done - sequence.computed
         sequence.computed = done
@@ -98,7 +98,7 @@ class RunningBatch:
             self._memory.settle(sequence)
 
     def watch(self, sequence: Sequence) -> None:
-        """Set at which length `sequence` asks for more blocks."""
+        """Set the length at which `sequence` asks for more blocks."""
         granted = len(sequence.blocks) * self._limits.block_size
         if granted >= sequence.need:
             sequence.extend_at = NEVER

@@ -1,4 +1,4 @@
-"""Continuous batching: who is computed when, and with which blocks.
+"""Continuous batching: which sequence is computed when, and with which blocks.
 
 The scheduler is told what happened (`add`, `abort`, `commit`, ...) and asked what to send
 (`schedule`). It reads no clock and does no input or output.
@@ -74,9 +74,7 @@ class Scheduler:
         )
 
     def use_pixels(self, pixels: Pixels) -> None:
-        """Have `pixels` keep those of requests' images. A moment to `schedule` anew is when it has
-        decoded some.
-        """
+        """Have `pixels` keep the pixels of requests' images; `schedule` again when some are ready."""
         self._pins.use(pixels)
 
     # -- what happened -------------------------------------------------------------------------
@@ -85,9 +83,8 @@ class Scheduler:
         """Put a validated request into the queue.
 
         Raises Overloaded when the queue is full or the deadline cannot be met, ValidationError
-        when the request can never fit (validation against the same limits lets none such
-        through), ValueError when the id is in use, or there are images and nothing keeps their
-        pixels.
+        when the request can never fit (which validation against the same limits rules out),
+        ValueError when the id is in use, or when there are images and nothing keeps their pixels.
         """
         limits, queued = self.limits, self._queue.tokens
         if sequence_id in self._sequence_table.living:
@@ -126,10 +123,10 @@ class Scheduler:
         self.counters["added"] += 1
 
     def abort(self, sequence_id: int, now: float) -> bool:
-        """End a sequence whose client has left, whatever it is doing; False if there is none.
+        """End a sequence whose client has left, whatever its state; False if there is none.
 
-        Idempotent. Queued: gone at once. On the shard: it is named in the next FILTER, and its
-        blocks are free once that is acknowledged.
+        Idempotent. A queued one is gone at once; one on the shard is named in the next FILTER, and
+        its blocks are free once that is acknowledged.
         """
         sequence = self._sequence_table.find_listening(sequence_id)
         if sequence is None:
@@ -142,7 +139,7 @@ class Scheduler:
         self._sequence_table.leave(sequence)
 
     def finish(self, sequence_id: int, now: float) -> None:
-        """End a sequence that is complete (a stop string was hit); as abort, counted as success."""
+        """End a sequence that is complete (a stop string was hit): `abort`, counted as success."""
         sequence = self._sequence_table.find_listening(sequence_id)
         if sequence is None:
             return
@@ -164,7 +161,7 @@ class Scheduler:
         self._memory.evict_adapter(adapter)
 
     def commit(self, step: StepReport, now: float) -> list[Progress]:
-        """Take in what a step did: progress of every row whose client still listens."""
+        """Take in what a step did; return the progress of every row whose client still listens."""
         self._sequence_table.ended.clear()
         self._sequence_table.acknowledge(step.acknowledged)
         if step.seen_sequence:
@@ -173,7 +170,7 @@ class Scheduler:
         return self._reports.apply_step(step, now)
 
     def fault(self, faults: list[Fault], acknowledged: int, now: float) -> list[int]:
-        """Drop sequences that failed alone; returns those whose client is to be told."""
+        """Drop sequences that failed alone; return those whose clients must be told."""
         self._sequence_table.acknowledge(acknowledged)
         failed = []
         for fault in faults:
@@ -189,8 +186,8 @@ class Scheduler:
     def shard_lost(self, now: float) -> list[int]:
         """Forget all blocks and queue what was on the shard again, with the tokens it has.
 
-        Returns the sequence that is found to have brought the shard down, if there is one: it has
-        failed. `Isolation` says how it is found.
+        Returns the sequence that brought the shard down, if one is found (`Isolation` says how):
+        it has failed.
         """
         self._step_budget = StepBudget(self.limits)
         self._number = 0
@@ -281,7 +278,7 @@ class Scheduler:
 
     @property
     def loss_explained(self) -> bool:
-        """Whether the last death of the shard is put down to one of the sequences on it."""
+        """Whether the last death of the shard is blamed on one of the sequences on it."""
         return self._isolation.explained
 
     @property

@@ -1,4 +1,4 @@
-"""Every sequence, from its arrival to its end: whoever changes state changes its place here.
+"""Every sequence, from its arrival to its end: one that changes its state changes its place here.
 
 A sequence that is dropped keeps its blocks until a step acknowledges the FILTER that names it
 (`PendingFrees`). Before that, a step may still write into them.
@@ -17,7 +17,7 @@ from tgi_trio.router.scheduling.sequence import Sequence
 
 
 class SequenceTable:
-    """All sequences, and moves of one sequence between queue, batch and departures."""
+    """All sequences, and the moves of one between queue, batch and pending frees."""
 
     def __init__(
         self, queue: WaitingQueue, batch: RunningBatch, memory: KvMemory, pins: ImagePins
@@ -31,7 +31,7 @@ class SequenceTable:
         self.ended: dict[int, Sequence] = {}  # finished since the last commit, for questions
 
     def enter(self, sequence: Sequence) -> None:
-        """A new one: it waits."""
+        """Take in a new sequence, which waits."""
         self.living[sequence.id] = sequence
         self._queue.add(sequence)
 
@@ -41,7 +41,7 @@ class SequenceTable:
         return None if sequence is None or sequence.state is SequenceState.LEAVING else sequence
 
     def leave(self, sequence: Sequence) -> None:
-        """Its client wants no more of it."""
+        """End a sequence of which its client wants no more."""
         if sequence.state is SequenceState.WAITING:
             self._queue.remove(sequence)
             sequence.advance(Event.LEAVE)
@@ -52,13 +52,13 @@ class SequenceTable:
             self.drop(sequence, Event.LEAVE)
 
     def drop(self, sequence: Sequence, event: Event) -> None:
-        """Have the shard drop a member of the batch; its blocks come back when it has."""
+        """Have the shard drop a member of the batch; its blocks come back once it has done so."""
         self._batch.leave(sequence)
         sequence.advance(event)
         self.pending_frees.add(sequence)
 
     def end(self, sequence: Sequence, event: Event, sound: bool = True) -> None:
-        """The shard has dropped `sequence` by itself: its blocks are free at once."""
+        """End a sequence that the shard has dropped by itself: its blocks are free at once."""
         if not self.pending_frees.discard(sequence):
             self._batch.leave(sequence)
         sequence.advance(event)
@@ -67,15 +67,15 @@ class SequenceTable:
         self._forget(sequence)
 
     def acknowledge(self, number: int) -> None:
-        """Commands up to `number` are applied: what they dropped is touched no more."""
+        """Free the blocks of sequences that commands up to `number`, now applied, have dropped."""
         for sequence in self.pending_frees.acknowledge(number):
             self._memory.release(sequence)
             self._pins.release(sequence)
             sequence.advance(Event.ACKNOWLEDGE)
-            self._settle(sequence)
+            self._requeue(sequence)
 
     def lose(self, culprit: Sequence | None) -> int:
-        """The shard is gone: `culprit` fails, who was there else waits again; returns how many."""
+        """The shard is gone: `culprit` fails, its others wait again; return how many these are."""
         self._memory.clear()
         self._batch.clear()
         self.pending_frees.clear()
@@ -86,11 +86,11 @@ class SequenceTable:
             self._memory.forget(sequence)
             self._pins.release(sequence)
             sequence.advance(Event.FAIL if sequence is culprit else Event.LOSE)
-            again += self._settle(sequence)
+            again += self._requeue(sequence)
         return again
 
-    def _settle(self, sequence: Sequence) -> bool:
-        """It has lost its place on the shard; returns whether it waits for another."""
+    def _requeue(self, sequence: Sequence) -> bool:
+        """Queue a sequence that has left the shard again, unless it is finished; return whether."""
         if sequence.state is SequenceState.FINISHED:
             self._forget(sequence)
             return False

@@ -43,7 +43,7 @@ class Prefill:
     rows: list[PrefillRow]
 
 
-# Of one PREFILL; a frame may take half of a ring, and one row has much less than the rest.
+# Of one PREFILL: a frame may take half of a ring, and a single row is much smaller than the rest.
 _PREFILL_BYTES = 2**19
 _IMAGE_BYTES = 64  # of an image's columns, but for its runs
 

@@ -40,8 +40,8 @@ class PrefillShare:
 class Plateau:
     """How many prompt tokens make a step hardly longer than the fewest do.
 
-    So it is on a device where the host takes longer to launch a step with a prompt, of any length,
-    than the device to compute it. Steps are told apart by powers of two.
+    There are such on a device where the host takes longer to launch a step with a prompt, of any
+    length, than the device takes to compute it. Sizes of steps are grouped by powers of two.
     """
 
     def __init__(self, least: float) -> None:
@@ -65,7 +65,7 @@ class Plateau:
         self._seen[size] = self._steps
 
     def tokens(self, most: int) -> int:
-        """Return how many, or what is next to be tried; 0: more than the fewest take longer."""
+        """Return how many, or how many to try next; 0: any more than the fewest take longer."""
         size = self._first
         while 1 << size < most:
             took = self._took_ns.get(size + 1)
@@ -83,16 +83,16 @@ class StepBudget:
 
     Decode rows come first in every step; this decides how many prompt tokens may ride along.
 
-    - Nobody generates: the full `token_budget`.
-    - Somebody does: as many as make a step at most `stretch` times as long as one without a
-      prompt, learned from the steps' own times; where the fewest take longer than that already,
-      as many as take hardly longer than those.
-    - `max_batch_prefill_tokens` are on the shard and more requests wait behind them, at least
-      `waiting_served_ratio` for each one that generates: as many as fit into `target_itl`, up to
-      `max_batch_prefill_tokens`; those who generate have been promised no more. When fewer wait,
-      that goes for one step after every `max_waiting_tokens`. Those who wait for memory do not
-      count: larger steps give them none.
-    - A prompt has images whose tokens are computed together: at least as many as those are.
+    - While no sequence generates: the full `token_budget`.
+    - While some do: as many as make a step at most `stretch` times as long as one without a
+      prompt, learned from the steps' own times. Where even the fewest take longer than that, as
+      many as take hardly longer than the fewest.
+    - While `max_batch_prefill_tokens` are on the shard and further requests wait behind them, at
+      least `waiting_served_ratio` for each sequence that generates: as many as fit into
+      `target_itl`, up to `max_batch_prefill_tokens`; clients were promised no shorter steps. While
+      fewer wait, the same for one step after every `max_waiting_tokens`. Requests that wait for
+      memory do not count: larger steps give them none.
+    - For a prompt with images whose tokens are computed together: at least as many as those are.
     """
 
     def __init__(self, limits: SchedulingLimits) -> None:
@@ -106,7 +106,7 @@ class StepBudget:
             budget, least, max(budget, limits.max_batch_prefill_tokens)
         )
         self._behind = 0  # requests that wait behind prompts
-        self._waited = 0  # steps for which there have been any, since they were last let in
+        self._waited = 0  # steps during which any waited, since one step last had more tokens
         self._budget = budget
 
     def observe(self, step: StepReport) -> None:

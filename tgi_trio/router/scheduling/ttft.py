@@ -1,27 +1,27 @@
-"""Who has waited too long for a first token in time."""
+"""Which requests are late: they have waited too long to get their first token in time."""
 
 from __future__ import annotations
 
 _WEIGHT = 0.1  # of the newest sample in the moving average
-_TIMES = 3.0  # as long as its prompt takes may a request wait
-_LEAST_S = 1.0  # nobody is late before
+_TIMES = 3.0  # target, in times of what a prompt takes, where none is set
+_LEAST_S = 1.0  # shortest target where none is set
 
 
 class TtftTarget:
-    """How long a request may wait until those go first that can still be in time.
+    """How long a request may wait before it is late, and those go first that can be in time.
 
-    Half of the target for first tokens: the other half is for the prompt. Without a target it is
-    what people put up with: a multiple of the time that prompts take here, from admission to
-    first token, as a moving average.
+    It is half of the target for first tokens; the other half is for computing the prompt. Where
+    no target is set, a multiple of the time that prompts take here (from admission to first token,
+    a moving average) stands in for it.
     """
 
     def __init__(self, target: float | None) -> None:
         """`target`: seconds from arrival to first token, or None."""
         self._target = target
-        self._prompt: float | None = None  # seconds it takes
+        self._prompt: float | None = None  # seconds that a prompt takes
 
     def note(self, seconds: float) -> None:
-        """A first token came `seconds` after the admission."""
+        """Note that a first token came `seconds` after its admission."""
         old = self._prompt
         self._prompt = seconds if old is None else old + _WEIGHT * (seconds - old)
 
