@@ -74,7 +74,7 @@ class Scheduler:
         )
 
     def use_pixels(self, pixels: Pixels) -> None:
-        """Have `pixels` keep the pixels of requests' images; `schedule` again when some are ready."""
+        """Have `pixels` keep those of requests' images; `schedule` again when some are ready."""
         self._pins.use(pixels)
 
     # -- what happened -------------------------------------------------------------------------
