@@ -260,7 +260,6 @@ def test_facts_of_a_gpt2_folder(tmp_path: Path) -> None:
     assert read_model_facts(tmp_path) == ModelFacts(
         path=tmp_path,
         model_type="gpt2",
-        architectures=("GPT2LMHeadModel",),
         max_positions=1024,
         tokenizer_max_length=1000,
         vocab_size=9,

@@ -33,16 +33,11 @@ def read_text(written: bytes) -> bytes:
         raise ValueError(INVALID) from error
 
 
-def decode_text(written: bytes, most: int) -> bytes:
-    """Return an image's bytes, from its base64 as a JSON string has it, escapes and all.
+def decode_quoted(quoted: bytes | bytearray, most: int) -> bytes:
+    """Return an image's bytes from its base64, given as a JSON string with its quotes and escapes.
 
     Raises ValueError, in TGI's words where it has some; also above `most` bytes.
     """
-    return decode_quoted(b'"%b"' % written, most)
-
-
-def decode_quoted(quoted: bytes | bytearray, most: int) -> bytes:
-    """Do what `decode_text` does with a whole JSON string."""
     escaped = b"\\" in quoted
     if escaped:
         quoted = b'"%b"' % read_text(bytes(quoted[1:-1]))

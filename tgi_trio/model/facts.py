@@ -15,7 +15,6 @@ class ModelFacts:
 
     path: Path
     model_type: str
-    architectures: tuple[str, ...] = ()
     max_positions: int | None = None  # longest sequence in tokens; None: not stated
     tokenizer_max_length: int | None = None  # the tokenizer's idea of the same
     vocab_size: int | None = None
@@ -39,7 +38,6 @@ def read_model_facts(
     return ModelFacts(
         path=path,
         model_type=config.model_type,
-        architectures=tuple(config.get("architectures", ())),
         max_positions=config.max_positions or None,
         # transformers writes 1e30 for "no limit"
         tokenizer_max_length=int(longest * stretch)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tgi_trio.errors import GenerationError, ValidationError
 from tgi_trio.images import image_names
 from tgi_trio.images.image_names import ImageNames, read_quoted
-from tgi_trio.images.image_text import BLOCK, INVALID, decode_text, start_key
+from tgi_trio.images.image_text import BLOCK, INVALID, decode_quoted, start_key
 from tgi_trio.router.images import spool as spool_module
 from tgi_trio.router.images.spool import EncodedImage, Spool, keeping
 
@@ -125,12 +125,12 @@ def test_base64_is_read_as_any_json_writer_escapes_it(
         written = written.replace(letter, escaped)
     image = spooled(spool, written.encode(), 1, 77)
     assert image.text() == base64.b64encode(data).decode()
-    assert decode_text(image.written(), len(data)) == data
+    assert decode_quoted(b'"%b"' % image.written(), len(data)) == data
     assert image.length == len(written)
     with pytest.raises(ValueError, match="exceeds maximum allowed size of 150000 bytes"):
-        decode_text(image.written(), 150_000)
+        decode_quoted(b'"%b"' % image.written(), 150_000)
     with pytest.raises(ValueError, match="Image size 150003 bytes exceeds"):
-        decode_text(image.written(), 1000)
+        decode_quoted(b'"%b"' % image.written(), 1000)
 
 
 def test_a_text_that_has_come_before_is_not_decoded_again(
@@ -141,7 +141,7 @@ def test_a_text_that_has_come_before_is_not_decoded_again(
 
     def decode(quoted: bytearray, most: int) -> bytes:
         decoded.append(len(quoted))
-        return decode_text(bytes(quoted[1:-1]), most)
+        return decode_quoted(quoted, most)
 
     monkeypatch.setattr(image_names, "decode_quoted", decode)
     monkeypatch.setattr(image_names, "_REMEMBERED", 3)
@@ -176,7 +176,7 @@ BROKEN = [b"AA\\", b"AA\\qA", b"AA\nA", b"AA\xffA", b"A\\ud800A", b'AA"A', b"AA\
 @pytest.mark.parametrize("written", BROKEN)
 def test_what_json_does_not_escape_so_is_no_base64(spool: Spool, written: bytes) -> None:
     with pytest.raises(ValueError, match=INVALID):
-        decode_text(written, 1000)
+        decode_quoted(b'"%b"' % written, 1000)
     if written.startswith(b"AA\\q"):
         with pytest.raises(ValidationError, match=INVALID):
             spooled(spool, written).text()
@@ -193,7 +193,7 @@ def test_base64_is_what_the_standard_library_takes_for_it(text: str) -> None:
     if len(text) % 4 or text.endswith("==="):
         expected = None
     try:
-        found: bytes | None = decode_text(written, 1000)
+        found: bytes | None = decode_quoted(b'"%b"' % written, 1000)
     except ValueError as error:
         assert str(error) == INVALID
         found = None

@@ -20,7 +20,6 @@ from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.wrappers import text_name
 
 Role = Literal["qkv", "output", "inner", "down"]
-ROLES: Final[tuple[Role, ...]] = ("qkv", "output", "inner", "down")
 _NAMED: Final = 8  # modules that a refusal lists
 
 

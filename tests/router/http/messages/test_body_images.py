@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tgi_trio.images.image_text import decode_text
+from tgi_trio.images.image_text import decode_quoted
 from tgi_trio.router.http.messages import body_images
 from tgi_trio.router.http.messages.body_images import SHORTEST, BodyCutter, CutBody
 from tgi_trio.router.images.image_prompt import ImagePrompt
@@ -109,7 +109,7 @@ def test_large_images_are_cut_and_can_be_had(name: str, indent: int | None) -> N
     assert LARGE.encode() not in cut.body
     for one in cut.images:
         assert one.text() == LARGE
-        assert decode_text(one.written(), len(DATA)) == DATA
+        assert decode_quoted(b'"%b"' % one.written(), len(DATA)) == DATA
     assert seen(cut) == seen(CutBody(body))
     for written in (False, True):
         pieces = cut_images(body, *range(0, len(body), 1000), written=written)

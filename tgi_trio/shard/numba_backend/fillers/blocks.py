@@ -38,13 +38,6 @@ class Read:
     numbers: Mapping[str, Sequence[Any]]
 
 
-def _either(builder: Any, *words: Any) -> Any:
-    found = words[0]
-    for each in words[1:]:
-        found = builder.or_(found, each)
-    return found
-
-
 def _fifths(source: Source, first: int) -> Any:
     """Return 16 or 0 for each of 32 bits, lowest first."""
     builder, kind = source.builder, ir.VectorType(I32, WORDS)

@@ -58,11 +58,6 @@ class ChoiceMasks:
         self._asked_of: list[ShardSequence] | None = None
         self._asking = np.zeros(0, np.bool_), np.zeros(0, np.bool_)  # what these ask for
 
-    @staticmethod
-    def are_wanted(rows: list[ShardSequence]) -> bool:
-        """Return whether any of the rows needs a mask."""
-        return any(row.sampling.grammar or row.sampling.watermark for row in rows)
-
     def make(self, choosing: Choosing, gone: ListLike[int] = ()) -> Masks:
         """Return the masks of a step's choices, but for those of the rows `gone`.
 
