@@ -58,7 +58,7 @@ RULES: dict[str, Rule] = {
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance msgspec numpy tokenizers")),
     "router": Rule(
         ours(
-            "errors settings model.config model.image_families model.image_rules logs ipc "
+            "errors settings sockets model.config model.image_families model.image_rules logs ipc "
             "images.image_text images.canvases images.lfm2"
         ),
         banned=MODEL,
@@ -74,7 +74,7 @@ RULES: dict[str, Rule] = {
         ),
         only=ours("numpy"),
     ),
-    "router.http.wire": Rule(ours("errors"), only=ours("trio")),
+    "router.http.wire": Rule(ours("errors sockets"), only=ours("trio")),
     "router.http.wire.http1": Rule(
         ours("router.http.wire.headers router.http.wire.states"), only=ours("httptools")
     ),
@@ -88,8 +88,11 @@ RULES: dict[str, Rule] = {
         banned=SHARD_ALONE,
     ),
     "signals": Rule(NOTHING, only=ours("trio")),
+    "sockets": Rule(ours("errors"), only=NOTHING),
     "launcher": Rule(
-        ours("errors settings model logs hub demo ipc router signals start_tables timeline"),
+        ours(
+            "errors settings model logs hub demo ipc router signals sockets start_tables timeline"
+        ),
         banned=MODEL,
     ),
     "timeline": Rule(NOTHING, only=NOTHING),
@@ -127,7 +130,7 @@ RULES: dict[str, Rule] = {
     "cli": Rule(
         ours(
             "errors settings devices log_levels logs hub hub_download "
-            "conversion demo ipc router launcher client cluster signals"
+            "conversion demo ipc router launcher client cluster signals sockets"
         ),
         banned=MODEL,
     ),

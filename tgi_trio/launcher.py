@@ -30,7 +30,6 @@ from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import read_config
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
 from tgi_trio.router.images.image_model import ImageModel, find_image_model
 from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.group_states import ShardState
@@ -47,6 +46,7 @@ from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import with_kv
 from tgi_trio.settings.served import with_model
 from tgi_trio.signals import SIGNALS
+from tgi_trio.sockets import bind_sockets, tls_context
 from tgi_trio.start_tables import tell_addresses, tell_start
 from tgi_trio.timeline import Timeline
 

@@ -36,7 +36,6 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.router.assembly import Assembly
 from tgi_trio.router.engine.shard_link import ShardLink
-from tgi_trio.router.http.wire.sockets import bind_sockets
 from tgi_trio.router.scheduling import SchedulingLimits
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.local_group import LocalGroup
@@ -45,6 +44,7 @@ from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve, with_kv
+from tgi_trio.sockets import bind_sockets
 
 TOKENS_PER_STREAM = 40_000  # KV room: no stream ends during the measurement
 SECONDS_TO_SETTLE = 1.0  # at most: a measurement is never the shorter part

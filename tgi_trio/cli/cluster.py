@@ -10,7 +10,7 @@ from tgi_trio.cli.parser import parse
 from tgi_trio.cluster.divided import Divided, find_problems
 from tgi_trio.cluster.kept_front import KeptFront, front_words, start_front
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.router.http.wire.sockets import bind_sockets
+from tgi_trio.sockets import bind_sockets
 
 
 def find_front(options: ClusterOptions) -> KeptFront | None:

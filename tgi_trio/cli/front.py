@@ -11,9 +11,9 @@ from tgi_trio.cluster.front import FrontSettings
 from tgi_trio.cluster.peers import bind_feed, split_peer
 from tgi_trio.cluster.program import FrontProgram, ProgramSettings
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.router.http.wire.sockets import UNIX, bind_sockets, tls_context
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.signals import run_to_its_end
+from tgi_trio.sockets import UNIX, bind_sockets, tls_context
 
 log = logging.getLogger(__name__)
 

@@ -29,11 +29,11 @@ from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
 from tgi_trio.ipc.tcp import TcpSpec
 from tgi_trio.ipc.tcp_router_end import TcpRouterEnd
 from tgi_trio.ipc.waiting import WaitingShards
-from tgi_trio.router.http.wire.sockets import address_text
 from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.group import Group, Rank, StartGroup
 from tgi_trio.router.shards.remote_rank import RemoteRank
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
+from tgi_trio.sockets import address_text
 
 _LAST_GASP = 0.2  # seconds for a crash to finish by itself: its exit code says more than ours
 _PLANS_IN_A_RING = 4  # a follower is a step behind at most; the rest is room to wrap around

@@ -9,7 +9,7 @@ import pytest
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.http.wire.server import listen
-from tgi_trio.router.http.wire.sockets import bind, bind_sockets, tls_context
+from tgi_trio.sockets import bind, bind_sockets, tls_context
 
 CERTIFICATE = Path(__file__).parent / "data" / "localhost.pem"
 

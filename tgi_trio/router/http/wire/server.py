@@ -23,8 +23,8 @@ from tgi_trio.router.http.wire.headers import DateHeader
 from tgi_trio.router.http.wire.http1 import LONGEST_HEAD
 from tgi_trio.router.http.wire.http1_session import Http1Session
 from tgi_trio.router.http.wire.http2 import Http2Server, Http2Session
-from tgi_trio.router.http.wire.sockets import address_text, bind, tls_context
 from tgi_trio.router.http.wire.transport import App
+from tgi_trio.sockets import address_text, bind, tls_context
 
 log = logging.getLogger(__name__)
 
