@@ -22,6 +22,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.wire.connection import ConnectionLimits
 from tgi_trio.router.http.wire.server import ServerSettings, listen
+from tgi_trio.router.http.wire.sockets import bind_sockets
 
 pytestmark = pytest.mark.trio
 
@@ -265,19 +266,44 @@ async def test_unix_sockets_are_served_and_removed(tmp_path):
     path = str(tmp_path / "server.sock")
     for _ in range(2):  # the second time a stale file is in the way
         engine, shutdown = FakeEngine(), trio.Event()
-        sockets = listen([f"unix:{path}", "127.0.0.1:0"])
-        with pytest.raises(ConfigurationError, match="another server listens"):
-            listen([f"unix:{path}"])
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(engine.run)
-            nursery.start_soon(serve, Application(engine), sockets, ServerSettings(), shutdown)
-            client = Client(await trio.open_unix_socket(path))
-            assert len((await client.post("/generate_stream", {"inputs": "x"})).events()) == 12
-            await client.stream.aclose()
-            shutdown.set()
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            nursery.cancel_scope.cancel()
+        with bind_sockets([f"unix:{path}", "127.0.0.1:0"]) as sockets:
+            for each in sockets:
+                each.listen()
+            with pytest.raises(ConfigurationError, match="another server listens"):
+                listen([f"unix:{path}"])
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.run)
+                nursery.start_soon(serve, Application(engine), sockets, ServerSettings(), shutdown)
+                client = Client(await trio.open_unix_socket(path))
+                assert len((await client.post("/generate_stream", {"inputs": "x"})).events()) == 12
+                await client.stream.aclose()
+                shutdown.set()
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                nursery.cancel_scope.cancel()
         assert not Path(path).exists()
         stale = socket.socket(socket.AF_UNIX)
         stale.bind(path)
         stale.close()
+
+
+async def test_a_unix_socket_whose_file_is_gone_or_another_server_s_ends_like_any_other(tmp_path):
+    from tgi_trio.router.http.app import Application
+    from tgi_trio.router.http.wire.server import serve
+
+    path = tmp_path / "server.sock"
+    for replaced in (False, True):
+        engine, shutdown = FakeEngine(), trio.Event()
+        with bind_sockets([f"unix:{path}"]) as sockets:
+            sockets[0].listen()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.run)
+                async with trio.open_nursery() as serving:
+                    app = Application(engine)
+                    await serving.start(serve, app, sockets, ServerSettings(), shutdown)
+                    path.rename(tmp_path / "old.sock")  # keeps the inode from being used again
+                    if replaced:
+                        (other,) = listen([f"unix:{path}"])
+                    shutdown.set()
+                nursery.cancel_scope.cancel()
+        assert path.exists() is replaced
+    other.close()

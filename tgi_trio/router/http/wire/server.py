@@ -8,7 +8,6 @@ that names the flag, and every phase of its shutdown has a deadline.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -74,7 +73,6 @@ async def serve(
     draining, date = trio.Event(), DateHeader()
     http2 = Http2Server(log, date)
     listeners, addresses = _listeners(sockets, settings)
-    paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
     live: set[Connection] = set()
 
     async def speak(connection: Connection) -> None:
@@ -103,8 +101,6 @@ async def serve(
                 task_status.started(addresses)
                 await shutdown.wait()
                 accepting.cancel_scope.cancel()
-            for path in paths:
-                os.unlink(path)
             draining.set()
             await http2.drain()
             grace.start_soon(
