@@ -115,16 +115,63 @@ async def test_what_is_no_request_is_refused(request_, status):
         assert (await client.get("/health")).status == 200
 
 
-async def test_garbage_behind_a_request_ends_it():
+GARBAGE = b"\0\1\2 no HTTP\r\n\r\n"
+
+
+@pytest.mark.parametrize("garbage", [GARBAGE, b"GET /" + b"x" * 100_000])
+async def test_what_was_asked_before_garbage_is_answered(garbage):
     async with served(running=False) as server:
         stream = await server.raw()
-        await stream.send_all(Client.request("POST", "/generate_stream", BODY, {}))
+        await stream.send_all(Client.request("POST", "/generate_stream", BODY, {}) + GENERATE)
         while not server.engine.live:
             await trio.sleep(0.001)
-        await stream.send_all(b"\0\1\2 no HTTP\r\n\r\n")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, garbage + GENERATE)
+            await trio.sleep(0.05)
+            assert len(server.engine.live) == 1 and not server.engine.left
+            nursery.start_soon(server.engine.run)
+            data = b""
+            while more := await stream.receive_some(65536):
+                data += more
+            nursery.cancel_scope.cancel()
+        first, second, refusal = data.split(b"HTTP/1.1 ")[1:]
+        assert first.startswith(b"200 ") and first.endswith(b"0\r\n\r\n")
+        assert second.startswith(b"200 ") and b"generated_text" in second
+        assert refusal.startswith(b"431 " if b"xxx" in garbage else b"400 ")
+        assert b"connection: close" in refusal and not server.engine.permits
+
+
+async def test_a_client_that_leaves_behind_its_garbage_is_gone():
+    async with served(running=False) as server:
+        stream = await server.raw()
+        await stream.send_all(Client.request("POST", "/generate_stream", BODY, {}) + GARBAGE)
+        while not server.engine.live:
+            await trio.sleep(0.001)
+        await stream.aclose()
         while server.engine.permits:
             await trio.sleep(0.001)
         assert len(server.engine.left) == 1
+
+
+BROKEN = CHUNKED.replace(b"a;x=y\r\n", b"no number\r\n")
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+@pytest.mark.parametrize("before", [0, 1, 2])
+async def test_a_body_without_an_end_is_refused_behind_what_was_asked_before(before, cut):
+    async with served() as server:
+        stream = await server.raw()
+        head, behind = BROKEN.partition(b"no number")[::2]
+        await stream.send_all(GENERATE * before + head)
+        if cut:
+            await trio.sleep(0.02)  # it has its turn, and waits for its body
+        await stream.send_all(b"no number" + behind + GENERATE)
+        data = b""
+        while more := await stream.receive_some(65536):
+            data += more
+        statuses = [each[:3] for each in data.split(b"HTTP/1.1 ")[1:]]
+        assert statuses == [b"200"] * before + [b"400"]
+        assert not server.engine.permits
 
 
 async def test_a_stray_body_behind_the_last_request_is_no_request():

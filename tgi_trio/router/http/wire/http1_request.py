@@ -87,6 +87,11 @@ class Http1Request(Transport):
 
     # ---- the request ----------------------------------------------------------------------------
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of it has come."""
+        return self._whole
+
     def add(self, piece: bytes) -> None:
         """Take a part of the body, unless nobody will read it."""
         if self.sink is not None:

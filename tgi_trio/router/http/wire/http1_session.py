@@ -23,6 +23,7 @@ from tgi_trio.router.http.wire.http1 import (
     RequestHead,
 )
 from tgi_trio.router.http.wire.http1_request import Http1Request, ReadAhead
+from tgi_trio.router.http.wire.states import WireState
 from tgi_trio.router.http.wire.transport import App
 
 
@@ -46,6 +47,7 @@ class Http1Session:
         self._incoming: Http1Request | None = None  # whose body may be being received
         self._current: Http1Request | None = None  # which is being answered
         self._waiting: deque[Http1Request] = deque()
+        self._refusal: Refusal | None = None  # of what came behind all of these
         self._switched = b""  # what a client has sent that turned out to speak HTTP/2
 
     async def serve(self) -> bytes:
@@ -113,8 +115,26 @@ class Http1Session:
             self._waiting.append(request)
 
     async def _refuse(self, refusal: Refusal) -> None:
+        """Take note that nothing more is heard; what was asked before is answered first."""
+        self._refusal = refusal
+        broken = self._incoming
+        if broken is not None and not broken.whole:  # it is no request: its body has no end
+            if broken is not self._current:
+                self._waiting.remove(broken)
+                self._ahead.release(broken.head.size)
+            elif self._http1.server is not WireState.ANSWERING:  # it would have been the last
+                await self._say_goodbye()
+                return
+            else:
+                self._current = None
+            broken.leave()
         if self._current is None:
-            await self._connection.send(refusal.answer())
+            await self._say_why()
+
+    async def _say_why(self) -> None:
+        """Refuse what came behind all requests, and hang up."""
+        if self._refusal is not None:
+            await self._connection.send(self._refusal.answer())
         await self._say_goodbye()
 
     # ---- one after the other --------------------------------------------------------------------
@@ -138,6 +158,8 @@ class Http1Session:
                 following = self._waiting.popleft()
                 self._ahead.release(following.head.size)
                 self._begin(following)
+            elif self._refusal is not None:
+                await self._say_why()
             else:
                 self._connection.idle_watch.idle()
 
