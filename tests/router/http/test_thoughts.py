@@ -218,6 +218,18 @@ async def test_earlier_thoughts_reach_the_template_in_the_shape_it_reads():
         )
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+async def test_an_answer_that_was_cut_off_in_its_thought_is_taken_back(name):
+    message = {"role": "assistant", "content": None, name: "Hm,"}
+    every = "{% for m in messages %}[{{ m.role }}]{{ m.thinking }}{{ m.content }}{% endfor %}"
+    assert await prompt_of(every, messages=[*USER, message, *USER]) == (
+        "[user]Rain?[assistant]Hm,[user]Rain?"
+    )
+    for empty in ({"content": None}, {"content": None, name: None}, {name: ""}):
+        reply = await asked(engine("x"), messages=[*USER, {"role": "assistant", **empty}])
+        assert reply.status == 422 and "needs `content` or `tool_calls`" in reply.text
+
+
 async def test_the_native_api_knows_no_thoughts():
     async with served(engine("a END</think>b")) as server:
         client = await server.connect()

@@ -220,6 +220,16 @@ async def test_earlier_calls_and_their_results_reach_the_template():
     )
 
 
+async def test_arguments_that_nest_without_end_are_shown_as_they_came():
+    deep = '{"a":' + "[" * 100_000
+    for text in (deep, deep + "]" * 100_000 + "}"):
+        call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": text}}
+        history = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+        assert await prompt_of(messages=history, tools=[]) == (
+            f"<assistant>c1{json.dumps({'name': 'f', 'arguments': text})}"
+        )
+
+
 async def test_the_grammar_reaches_the_shard_and_only_with_tools():
     for more, constrained in (
         ({}, True),

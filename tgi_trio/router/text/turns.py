@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text.roles import Roles
 
@@ -34,6 +36,14 @@ class PastCall:
         """Return the call as templates expect it; they write its arguments as JSON themselves."""
         made = {"type": self.type, "function": {"name": self.name, "arguments": self.arguments}}
         return made if self.id is None else {"id": self.id, **made}
+
+
+def read_arguments(text: str) -> Any:
+    """Return the arguments of a call as JSON; text that is none, or too deep, is shown as it is."""
+    try:
+        return msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return text
 
 
 @dataclass(frozen=True, slots=True)

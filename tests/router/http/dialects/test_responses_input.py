@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.router.http.dialects.conversations import CITY, engine
+from tests.router.http.dialects.conversations import CITY, engine, prompt
 from tests.router.http.dialects.responses_answers import (
     BODY,
     HOSTED,
@@ -24,6 +24,7 @@ from tests.router.http.dialects.responses_answers import (
 from tests.router.http.served import served
 from tests.router.http.thinking import let_think
 from tgi_trio.router.http.dialects.responses import replies
+from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.text.tools.call_formats import HERMES
 
 pytestmark = pytest.mark.trio
@@ -108,6 +109,15 @@ async def test_calls_of_other_kinds():
         '<assistant>b{"name": "local_shell", "arguments": {"command": ["ls"]}}<end>'
         "<tool>filesblocal_shell<end><assistant>"
     )
+
+
+async def test_arguments_that_nest_without_end_are_shown_as_they_came():
+    deep = '{"a":' + "[" * 2000 + "]" * 2000 + "}"
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": deep}
+    shown = f"<assistant>a{json.dumps({'name': 'f', 'arguments': deep})}<end>"
+    one = engine(limits=ServedLimits(max_input_tokens=9000, max_total_tokens=10_000))
+    answer = await asked(one, input=[said("user", "Go."), call], max_output_tokens=...)
+    assert shown in prompt(one, answer)
 
 
 async def test_clients_carry_thoughts(monkeypatch):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
-
-import msgspec
 
 from tgi_trio.errors import ToolError, ValidationError
 from tgi_trio.router.http.call import Call
@@ -18,7 +15,7 @@ from tgi_trio.router.http.messages.response_format import forms
 from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.functions import Function
-from tgi_trio.router.text.turns import PastCall, Turn
+from tgi_trio.router.text.turns import PastCall, Turn, read_arguments
 
 _SHOWN: Final = 60  # characters of an unknown type that its refusal repeats
 
@@ -139,15 +136,16 @@ def _turn(message: schema.Message, i: int) -> Turn:
         pieces = [_piece_of(chunk, i) for chunk in spoken]
     elif message.content is not None:
         pieces = [message.content]
-    elif message.tool_calls is None:
-        raise schema.invalid_value(f"messages[{i}]", "needs `content` or `tool_calls`")
     calls = message.tool_calls
     within = "\n".join(filter(None, thinking)) or None
     thoughts = (message.reasoning_content, message.thinking, message.reasoning, within)
+    # An answer that was cut off in its thought has neither, and is sent back as it came.
+    if message.content is None and calls is None and not any(thoughts):
+        raise schema.invalid_value(f"messages[{i}]", "needs `content` or `tool_calls`")
     turn = Turn.of(message.role, pieces)
     return replace(
         turn,
-        text=None if message.content is None else turn.text,
+        text=None if message.content is None and calls is not None else turn.text,
         calls=None if calls is None else [_past_call(each) for each in calls],
         name=message.name,
         call_id=message.tool_call_id,
@@ -176,6 +174,5 @@ def _past_call(each: schema.ToolCall) -> PastCall:
     if arguments is None:
         arguments = function.parameters if function.parameters is not None else {}
     if isinstance(arguments, str):
-        with suppress(msgspec.DecodeError):  # text that is no JSON is shown as it is
-            arguments = msgspec.json.decode(arguments or "{}")
+        arguments = read_arguments(arguments)
     return PastCall(function.name, arguments, each.id, each.type)

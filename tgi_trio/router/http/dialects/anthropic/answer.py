@@ -103,7 +103,7 @@ def _input(block: Block) -> dict[str, Any]:
     """Return the arguments of a call; of one that was cut off, none."""
     try:
         found = msgspec.json.decode(block.text or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

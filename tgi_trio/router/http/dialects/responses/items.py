@@ -16,7 +16,7 @@ from tgi_trio.router.http.dialects.responses.tools import INPUT, SHELL, model_na
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import convert_body, invalid_value
 from tgi_trio.router.images.links import ImageLink, Piece
-from tgi_trio.router.text.turns import PastCall, Turn
+from tgi_trio.router.text.turns import PastCall, Turn, read_arguments
 
 CALL_PREFIX: Final = "call_"  # of ids, as OpenAI's begin; the template sees what is behind it
 _CARRIER: Final = "tgi-trio:"  # of a thought that the client carries for us
@@ -155,9 +155,7 @@ def _call(item: schema.InputItem) -> PastCall:
             shown = ("command", "working_directory", "timeout_ms")
             given = {name: action[name] for name in shown if action.get(name) is not None}
             return PastCall(SHELL, given, id)
-    arguments: Any = item.arguments or "{}"
-    with suppress(msgspec.DecodeError):  # text that is no JSON is shown as it is
-        arguments = msgspec.json.decode(arguments)
+    arguments = read_arguments(item.arguments or "")
     return PastCall(model_name(item.namespace, item.name or ""), arguments, id)
 
 

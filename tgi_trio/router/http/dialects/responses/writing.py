@@ -135,7 +135,7 @@ _PREFIXES: Final = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    with suppress(msgspec.DecodeError):
+    with suppress(msgspec.DecodeError, RecursionError):
         found = msgspec.json.decode(text or "{}")
         if isinstance(found, dict):
             return found
