@@ -58,8 +58,8 @@ RULES: dict[str, Rule] = {
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance msgspec numpy tokenizers")),
     "router": Rule(
         ours(
-            "errors settings sockets model.config model.image_families model.image_rules logs ipc "
-            "images.image_text images.canvases images.lfm2"
+            "errors settings file_watch sockets model.config model.image_families model.image_rules logs "
+            "ipc images.image_text images.canvases images.lfm2"
         ),
         banned=MODEL,
     ),
@@ -88,6 +88,7 @@ RULES: dict[str, Rule] = {
         banned=SHARD_ALONE,
     ),
     "signals": Rule(NOTHING, only=ours("trio")),
+    "file_watch": Rule(NOTHING, only=ours("trio")),
     "sockets": Rule(ours("errors"), only=NOTHING),
     "launcher": Rule(
         ours(
@@ -100,7 +101,8 @@ RULES: dict[str, Rule] = {
     "start_checks": Rule(ours("errors settings model devices router.text router.telemetry")),
     "cluster": Rule(
         ours(
-            "errors logs signals router.http.sse router.http.wire router.http.dispatch "
+            "errors logs signals file_watch settings.keys "
+            "router.http.sse router.http.wire router.http.dispatch router.http.key_watch "
             "router.http.messages router.telemetry.metrics "
             "router.telemetry.metric_table"
         ),

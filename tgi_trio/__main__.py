@@ -119,7 +119,7 @@ def _likely_shards(options: Options) -> tuple[int, str]:
 def _serve(invocation: Invocation, shard: ShardArgv | None, waiting: WaitingShards) -> int:
     import logging
 
-    from tgi_trio.cli.files import check_cluster_secret, check_tokenizer_config, read_key_file
+    from tgi_trio.cli.files import check_cluster_secret, check_key_file, check_tokenizer_config
     from tgi_trio.hub import resolve_adapter, resolve_served, resolve_tokenizer
     from tgi_trio.launcher import Launcher, bind
     from tgi_trio.model.facts import read_model_facts
@@ -131,7 +131,8 @@ def _serve(invocation: Invocation, shard: ShardArgv | None, waiting: WaitingShar
     timeline = Timeline()
     timeline.mark("imported")
     _start_logging(invocation)
-    options = read_key_file(invocation.options)
+    options = invocation.options
+    check_key_file(options.api_key_file)
     check_tokenizer_config(options.tokenizer_config_path)
     check_cluster_secret(options.cluster_secret_file)
     if options.env:

@@ -110,7 +110,8 @@ def _check_drafter(settings: Settings, folder: Path) -> None:
 
 def _check_adapters(settings: Settings) -> list[str]:
     """Raise for adapters that cannot be served; their headers alone are read."""
-    if settings.adapter_updates and not (settings.api_key and settings.adapter_folder):
+    keyed = settings.api_key or settings.api_key_file
+    if settings.adapter_updates and not (keyed and settings.adapter_folder):
         raise ConfigurationError(
             "`adapter_updates` lets clients name files to load: it needs `api_key` (or "
             "`api_key_file`) and `adapter_folder`, below which those files are"

@@ -7,20 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tgi_trio.cli.files import check_cluster_secret, check_tokenizer_config, read_key_file
+from tgi_trio.cli.files import check_cluster_secret, check_key_file, check_tokenizer_config
 from tgi_trio.cli.parser import UsageError, parse
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.cluster_secret import read_cluster_secret
-
-
-def test_keys_come_from_everywhere(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("one\n\n  two, three \n")
-    flags = ["--api-key", "a", "--api-key", "b,c", "--api-key-file", str(file)]
-    assert read_key_file(parse(flags, {}).options).api_key == ("a", "b,c", "one", "two, three")
-    environ = {"API_KEY": "a", "API_KEY_FILE": str(file)}
-    assert read_key_file(parse([], environ).options).api_key == ("a", "one", "two, three")
-    assert read_key_file(parse([], {}).options).api_key == ()
 
 
 @pytest.mark.parametrize("key", ["long,secret", "a, b", " a", ",", "a b", "ä;ö"])
@@ -45,26 +35,6 @@ def test_an_empty_key_counts_as_not_set_and_is_warned_about() -> None:
     assert parse(["--api-key", "a"], {"API_KEY": ""}).warnings == ()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "cannot be read"),
-        (b"hush\xff\xfe", "cannot be read"),
-        (b" \n\n", "holds no key"),
-        (b"hu\x07sh\n", "expected a key that a header can carry"),
-    ],
-)
-def test_a_file_without_keys_is_an_error(
-    tmp_path: Path, content: bytes | None, message: str
-) -> None:
-    file = tmp_path / "keys"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=f"--api-key-file .*{message}") as caught:
-        read_key_file(parse(["--api-key-file", str(file)], {}).options)
-    assert "hu" not in str(caught.value)
-
-
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True)])
 def test_a_file_that_everybody_may_read_is_warned_about(
     tmp_path: Path, mode: int, warned: bool, caplog: pytest.LogCaptureFixture
@@ -73,7 +43,7 @@ def test_a_file_that_everybody_may_read_is_warned_about(
     file.write_text("hush\n")
     file.chmod(mode)
     with caplog.at_level(logging.WARNING):
-        read_key_file(parse(["--api-key-file", str(file)], {}).options)
+        check_key_file(file)
     assert ("can be read by every user" in caplog.text) is warned
     assert "hush" not in caplog.text
 

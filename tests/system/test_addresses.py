@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import ssl
+import time
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,12 @@ pytestmark = pytest.mark.system
 
 CERTIFICATE = str(Path(__file__).parents[1] / "router" / "http" / "wire" / "data" / "localhost.pem")
 QUERY = {"inputs": "x", "parameters": {"max_new_tokens": 2}}
+
+
+def asks(client: httpx.Client, key: str) -> int:
+    """Return the status of an answer to who has this key."""
+    headers = {"authorization": f"Bearer {key}"}
+    return client.post("/generate", json=QUERY, headers=headers).status_code
 
 
 def test_every_address_serves_every_key(tmp_path: Path) -> None:
@@ -40,10 +47,12 @@ def test_every_address_serves_every_key(tmp_path: Path) -> None:
         with tls, unix:
             for client in (tls, unix):
                 for key in ("one", "two", "three", "four"):
-                    headers = {"authorization": f"Bearer {key}"}
-                    answer = client.post("/generate", json=QUERY, headers=headers)
-                    assert answer.status_code == 200
+                    assert asks(client, key) == 200
                 assert client.post("/generate", json=QUERY).status_code == 401
+            keys.write_text("five\n")
+            while asks(tls, "five") == 401:
+                time.sleep(0.05)
+            assert [asks(tls, key) for key in ("five", "three", "one")] == [200, 401, 200]
         with pytest.raises(httpx.ConnectError):  # not at --port, where addresses are named
             get(f"http://127.0.0.1:{server.port}/health")
         assert f"at unix:{path} and https://127.0.0.1:{secure}" in server.output

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 
-from tgi_trio.cli.files import read_key_file
+from tgi_trio.cli.files import check_key_file
 from tgi_trio.cli.options import FrontOptions
 from tgi_trio.cluster.front import FrontSettings
 from tgi_trio.cluster.peers import bind_feed, split_peer
 from tgi_trio.cluster.program import FrontProgram, ProgramSettings
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.cluster_secret import read_cluster_secret
+from tgi_trio.settings.keys import Keys
 from tgi_trio.signals import run_to_its_end
 from tgi_trio.sockets import UNIX, bind_sockets, tls_context
 
@@ -22,7 +23,8 @@ SHORTEST_TIMEOUT = 0.5  # seconds
 
 def front(options: FrontOptions) -> None:
     """Run the front until told to stop. Raises ConfigurationError."""
-    settings = program_settings(read_key_file(options))
+    check_key_file(options.api_key_file)
+    settings = program_settings(options)
     tls_context(options.ssl_certfile, options.ssl_keyfile)
     with ExitStack() as bound:
         sockets = bound.enter_context(bind_sockets(options.addresses))
@@ -35,7 +37,7 @@ def front(options: FrontOptions) -> None:
 def program_settings(options: FrontOptions) -> ProgramSettings:
     """Return what the options ask for. Raises ConfigurationError."""
     _check(options)
-    path = options.cluster_secret_file
+    path, keys = options.cluster_secret_file, Keys(options.api_key, options.api_key_file)
     if path is None:
         log.warning(
             "without --cluster-secret-file a stream ends with its replica: replicas and front "
@@ -44,11 +46,12 @@ def program_settings(options: FrontOptions) -> ProgramSettings:
     return ProgramSettings(
         front=FrontSettings(
             secret=b"" if path is None else read_cluster_secret(path),
-            api_keys=options.api_key,
+            api_keys=keys.read(),
             cors_allow_origin=options.cors_allow_origin,
             payload_limit=options.payload_limit,
             max_concurrent_requests=options.max_concurrent_requests,
         ),
+        keys=keys,
         replicas=options.replica,
         replicas_file=options.replicas_file,
         replica_timeout=options.replica_timeout,

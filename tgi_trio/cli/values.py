@@ -14,6 +14,7 @@ from typing import Any, Final
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.log_levels import parse_log_levels
 from tgi_trio.router.images.policy import parse_policy
+from tgi_trio.settings.keys import check_key
 from tgi_trio.settings.records import (
     ACTIVATIONS,
     CPU_BACKENDS,
@@ -101,17 +102,6 @@ def _path(text: str) -> Path:
     if not text:
         raise ValueError("expected a path")
     return Path(text)
-
-
-def _key(text: str) -> str:
-    """A key is taken as it is, commas and spaces within included."""
-    if not text:
-        raise ValueError("expected a key")
-    if text != text.rstrip() or not text.isprintable():
-        raise ValueError(
-            "expected a key that a header can carry: no control characters, no space at its end"
-        )
-    return text
 
 
 def _address(text: str) -> str:
@@ -247,7 +237,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "bits": ("BITS", _bits),
     "sizes": ("SIZES", _sizes),
     "ip": ("IP", _text),
-    "key": ("KEY", _key),
+    "key": ("KEY", check_key),
     "url": ("URL", _url),
     "address": ("ADDRESS", _address),
     "shard": ("ADDRESS", _shard),

@@ -7,7 +7,7 @@ import random
 import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -22,8 +22,10 @@ from tgi_trio.cluster.peers import follow_peers
 from tgi_trio.cluster.replicas_file import read_replicas, watch_replicas
 from tgi_trio.cluster.routing import HEADS, Routing
 from tgi_trio.logs import say, say_record
+from tgi_trio.router.http.key_watch import watch_keys
 from tgi_trio.router.http.wire.server import ServerSettings, serve
 from tgi_trio.router.telemetry.metrics import Metrics
+from tgi_trio.settings.keys import Keys
 from tgi_trio.signals import SIGNALS
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class ProgramSettings:
     replicas_file: Path | None  # of those that may
     replica_timeout: float  # seconds
     graceful_timeout: float  # seconds for requests that run at the first signal
+    keys: Keys = field(default_factory=Keys)  # where those of `front` come from
     certfile: Path | None = None
     keyfile: Path | None = None
     json_output: bool = False
@@ -114,6 +117,11 @@ class FrontProgram:
         for name in (*settings.replicas, *self._named):
             fleet.name(name)
         front = Front(fleet, metrics, settings.front)
+
+        def take_keys(keys: tuple[str, ...]) -> None:
+            front.settings = replace(front.settings, api_keys=keys)
+
+        nursery.start_soon(watch_keys, settings.keys, settings.front.api_keys, take_keys)
         await nursery.start(fleet.run)
         # Who asks a front that has just begun would be told that no replica is there.
         with trio.move_on_after(FIRST_ANSWERS):

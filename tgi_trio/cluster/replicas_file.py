@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import trio
-
 from tgi_trio.cluster.replica_http import check_address
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.file_watch import watch_file
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 1.0  # between two looks at whether it has changed
 _LARGEST: Final = 1 << 22  # bytes
 
 
@@ -51,13 +48,8 @@ async def watch_replicas(path: Path, take: Callable[[list[str]], None]) -> None:
 
     While it cannot be read, or has a line that is none, the replicas stay as they are.
     """
-    seen = _stamp(path)
-    while True:
-        await trio.sleep(LOOK_SECONDS)
-        stamp = _stamp(path)
-        if stamp == seen:
-            continue
-        seen = stamp
+
+    def read_again() -> None:
         try:
             names = read_replicas(path)
         except ConfigurationError as error:
@@ -65,11 +57,4 @@ async def watch_replicas(path: Path, take: Callable[[list[str]], None]) -> None:
         else:
             take(names)
 
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with the file: most editors and mounted ConfigMaps write another one."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    await watch_file(path, read_again)

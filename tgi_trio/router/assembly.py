@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import trio
 
@@ -20,6 +20,7 @@ from tgi_trio.router.facade import EngineFacade
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
 from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.http.key_watch import watch_keys
 from tgi_trio.router.http.routes import operations
 from tgi_trio.router.http.wire.http1 import LONGEST_HEAD
 from tgi_trio.router.http.wire.server import ServerSettings, serve
@@ -39,6 +40,7 @@ from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.router.text.tools.probe import CallStyle, find_call_style
 from tgi_trio.router.validation import ValidationLimits, Validator
 from tgi_trio.settings.cluster_secret import read_cluster_secret
+from tgi_trio.settings.keys import Keys
 from tgi_trio.settings.records import Settings
 from tgi_trio.settings.shown import public_json
 
@@ -129,6 +131,7 @@ class Assembly:
             images=None if images is None else images.reader,
             unserved_images=unserved_images,
         )
+        self._keys = keys_of(settings)
         http = http_settings(settings, compute_type(info, settings.num_shard))
         self._application = Application(self._service, http, self._tracer)
         self._server = server_settings(settings)
@@ -156,19 +159,32 @@ class Assembly:
                     plain = ServerSettings(graceful_timeout=GRACE)
                     nursery.start_soon(serve, watched, for_metrics, plain, shutdown)
                 with self._application.pace.watching():
-                    await serve(
-                        self._application,
-                        listeners,
-                        self._server,
-                        shutdown,
-                        task_status=task_status,
-                    )
+                    async with trio.open_nursery() as watching:
+                        known = self._application.http.api_keys
+                        watching.start_soon(watch_keys, self._keys, known, self._take_keys)
+                        await serve(
+                            self._application,
+                            listeners,
+                            self._server,
+                            shutdown,
+                            task_status=task_status,
+                        )
+                        watching.cancel_scope.cancel()
         finally:
             if self._grammars is not None:
                 await self._grammars.close()
             if self._tracer is not None:
                 await self._tracer.close()
             self.closed.set()
+
+    def _take_keys(self, keys: tuple[str, ...]) -> None:
+        """Have these keys open from the next request on."""
+        self._application.http = replace(self._application.http, api_keys=keys)
+
+
+def keys_of(settings: Settings) -> Keys:
+    """Return where the server's keys come from."""
+    return Keys(settings.api_key, settings.api_key_file)
 
 
 def scheduling_limits(settings: Settings) -> SchedulingLimits:
@@ -208,13 +224,13 @@ def compute_type(info: ShardInfo, ranks: int) -> str:
 def http_settings(settings: Settings, compute_type: str) -> HttpSettings:
     """Return what flags and environment decide about the HTTP surface.
 
-    Raises ConfigurationError when the cluster's secret cannot be read any more.
+    Raises ConfigurationError when the cluster's secret or the keys cannot be read any more.
     """
     secret_file = settings.cluster_secret_file
     return HttpSettings(
         payload_limit=settings.payload_limit,
         cors_allow_origin=settings.cors_allow_origin,
-        api_keys=settings.api_key,
+        api_keys=keys_of(settings).read(),
         front_secret=None if secret_file is None else read_cluster_secret(secret_file),
         compute_type=compute_type,
         docker_label=os.environ.get("DOCKER_LABEL"),

@@ -1,0 +1,36 @@
+"""Files that may change while a program runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import trio
+
+LOOK_SECONDS: Final = 1.0  # between two looks at whether it has changed
+
+
+async def watch_file(path: Path, changed: Callable[[], None]) -> None:
+    """Call `changed` whenever a file has changed, until cancelled.
+
+    The first look counts as a change: what has been read before may have been another by then.
+    A file that is not there is looked for; that it has gone is a change, too.
+    """
+    seen = None
+    while True:
+        await trio.sleep(LOOK_SECONDS)
+        stamp = _stamp(path)
+        if stamp != seen:
+            seen = stamp
+            changed()
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with the file: most editors and mounted ConfigMaps write another one."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

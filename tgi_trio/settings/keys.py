@@ -1,0 +1,55 @@
+"""The keys that open a server: those of flags, and those of a file, which may change meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tgi_trio.errors import ConfigurationError
+
+
+def check_key(text: str) -> str:
+    """Return a key as it is, commas and spaces within included; raises ValueError.
+
+    What is wrong is said as the end of a sentence that does not repeat the key.
+    """
+    if not text:
+        raise ValueError("expected a key")
+    if text != text.rstrip() or not text.isprintable():
+        raise ValueError(
+            "expected a key that a header can carry: no control characters, no space at its end"
+        )
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Where keys come from."""
+
+    given: tuple[str, ...] = ()  # by flags and variables
+    file: Path | None = None  # of `--api-key-file`
+
+    def read(self) -> tuple[str, ...]:
+        """Return all keys, those of the file as it is now; raises ConfigurationError."""
+        return self.given if self.file is None else self.given + read_key_file(self.file)
+
+
+def read_key_file(path: Path) -> tuple[str, ...]:
+    """Return the keys of a file: each line is one, white space around it left out.
+
+    They are never shown. Raises ConfigurationError, for a file without a key as well: it would
+    leave the server open to everybody.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ConfigurationError(f"--api-key-file {path} cannot be read: {error}") from error
+    except UnicodeError:
+        raise ConfigurationError(f"--api-key-file {path} cannot be read: it is no UTF-8") from None
+    try:
+        keys = tuple(check_key(key) for line in lines if (key := line.strip()))
+    except ValueError as error:
+        raise ConfigurationError(f"--api-key-file {path}: {error}") from None
+    if not keys:
+        raise ConfigurationError(f"--api-key-file {path} holds no key: write one per line")
+    return keys
