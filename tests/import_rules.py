@@ -58,8 +58,8 @@ RULES: dict[str, Rule] = {
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance msgspec numpy tokenizers")),
     "router": Rule(
         ours(
-            "errors settings file_watch sockets model.config model.image_families model.image_rules logs "
-            "ipc images.image_text images.canvases images.lfm2"
+            "errors settings file_watch sockets model.config model.image_families "
+            "model.image_rules logs ipc images.image_text images.canvases images.lfm2"
         ),
         banned=MODEL,
     ),

@@ -22,7 +22,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.wire.connection import ConnectionLimits
 from tgi_trio.router.http.wire.server import ServerSettings, listen
-from tgi_trio.router.http.wire.sockets import bind_sockets
+from tgi_trio.sockets import bind_sockets
 
 pytestmark = pytest.mark.trio
 
