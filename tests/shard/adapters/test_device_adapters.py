@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tgi_trio.errors import ConfigurationError, TgiTrioError  # noqa: E402
 from tgi_trio.ipc.adapters import AdapterOrder  # noqa: E402
 from tgi_trio.ipc.messages import PrefillRow  # noqa: E402
 from tgi_trio.shard.contract import Runner  # noqa: E402
+from tgi_trio.shard.torch_backend.adapters import device_adapters  # noqa: E402
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import coded_linear, slotted_linear  # noqa: E402
@@ -81,10 +83,12 @@ def install_all(runner: Runner, folders: list[Path]) -> None:
         install(runner, number, folder)
 
 
-def on_cpu(base: Path, folders: list[Path], asked: list[dict[str, Any]], **settings: Any) -> Said:
+def on_cpu(
+    base: Path, folders: list[Path], asked: list[dict[str, Any]], budget: int = 100, **settings: Any
+) -> Said:
     runner = start(base, "cpu", **settings)
     install_all(runner, folders)
-    return drive(runner, TEXTS, asked, 3)
+    return drive(runner, TEXTS, asked, 3, budget=budget)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +120,29 @@ def test_a_batch_of_any_adapters_and_none(llama: Any, graphs: tuple[int, ...]) -
         ]
         assert not graphs or set(fewer) == {-1}  # the copy that says who has which
     agree(plain, on_cpu(base, folders, NONE, **SERVED))
+
+
+@pytest.mark.parametrize("few", [64, 0], ids=["small tiles", "large tiles"])
+def test_steps_with_prompts_are_recorded_as_well(
+    llama: Any, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    """In chunks and beside decodes; those of which no row has an adapter launch nothing for any."""
+    base, folders = llama
+    monkeypatch.setattr(device_adapters, "FEW_TOKENS", few)
+    expected = on_cpu(base, folders, ASKED, 20, **SERVED)
+    with StandInDevice() as device:
+        request = replace(REQUEST, max_prefill_tokens=20)
+        runner = start(base, "cuda:0", (1, 5), request=request, **SERVED)
+        install_all(runner, folders)
+        ours = drive(runner, TEXTS, ASKED, 3, device=device, budget=20)
+        plain = drive(runner, TEXTS, NONE, 3, device=device, budget=20)
+    agree(ours, expected)
+    assert len(ours.prefills) > 2
+    for counts in (*ours.prefills, *plain.prefills):
+        assert counts.replays == 1 and not counts.launches, counts
+    # The copy that says who has which.
+    both = zip(ours.prefills, plain.prefills, strict=True)
+    assert {with_some.sent - without.sent for with_some, without in both} == {1}
 
 
 def test_each_linear_takes_two_launches_more(llama: Any) -> None:

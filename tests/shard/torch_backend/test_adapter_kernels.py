@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 
@@ -15,7 +17,10 @@ need_triton()
 
 from tgi_trio.model.adapters.sites import Site  # noqa: E402  (Triton)
 from tgi_trio.shard.adapters.numbers import AdapterNumbers, AdapterPart  # noqa: E402
-from tgi_trio.shard.torch_backend.adapters.device_adapters import list_tiles  # noqa: E402
+from tgi_trio.shard.torch_backend.adapters.device_adapters import (  # noqa: E402
+    list_tiles,
+    most_tiles,
+)
 from tgi_trio.shard.torch_backend.layers import slotted_linear  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.adapter_layout import SitePlace, SlotLayout  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (  # noqa: E402
@@ -183,3 +188,15 @@ def test_tiles_are_runs_of_one_adapter() -> None:
     tiles = list_tiles(np.array([3, 3, 1, 1, -1, 0]), starts, 16)
     assert tiles.tolist() == [[3, 0, 2], [1, 2, 16], [1, 18, 16], [1, 34, 16], [0, 52, 1]]
     assert list_tiles(np.array([-1]), np.array([0, 4]), 16).shape == (0, 3)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, 5), st.integers(1, 70)), min_size=1, max_size=12),
+    st.sampled_from([1, 16, 64]),
+)
+def test_no_step_has_more_tiles_than_recordings_have_room_for(
+    rows: list[tuple[int, int]], most: int
+) -> None:
+    slots, counts = (np.array(column) for column in zip(*sorted(rows), strict=True))
+    tiles = list_tiles(slots, np.cumsum([0, *counts]), most)
+    assert len(tiles) <= most_tiles(counts.sum(), min(len(rows), 6), most)

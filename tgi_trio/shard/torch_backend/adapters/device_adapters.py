@@ -30,6 +30,8 @@ from tgi_trio.shard.torch_backend.layers.adapter_layout import PackedAdapter, Sl
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     FEW_TOKENS,
+    AdapterTile,
+    ReservedTiles,
     SlotMemory,
     SlottedLinear,
     choose_adapter_tiles,
@@ -102,7 +104,6 @@ class DeviceAdapters:
         self._staging = Staging(device)
         self._tiles: Array | None = None  # int32 [n, 3]: of the step at hand
         self._kind = self._kinds.few
-        self._recorded = torch.zeros(0, dtype=torch.uint8, device=device)  # what recordings read
 
     # --- an `AdapterHost` ----------------------------------------------------------------------
 
@@ -153,8 +154,7 @@ class DeviceAdapters:
         if not any(row.sampling.adapter for row in plan.rows):
             return
         slots = np.array([self._slot_of(row.sampling.adapter) for row in plan.rows])
-        few = len(plan.token_ids) <= FEW_TOKENS or are_decodes(plan)
-        self._kind = self._kinds.few if few else self._kinds.many
+        self._kind = self._kind_for(len(plan.token_ids), decodes=are_decodes(plan))
         self._tiles = list_tiles(slots, plan.query_starts, self._kind.rows)
         if not self._coming.isdisjoint(slots.tolist()):
             self._wait_for_copies()
@@ -185,33 +185,40 @@ class DeviceAdapters:
 
     # --- recordings: see `RecordedAdapters` ----------------------------------------------------
 
-    def fits(self, size: int) -> bool:
-        """Return whether a recording of `size` decodes has room for the step's tiles."""
-        return self._tiles is not None and len(self._tiles) <= self._most_tiles(size)
+    def reserve(self, tokens: int, rows: int, *, decodes: bool) -> ReservedTiles:
+        """Return what a recording of so many tokens in as many rows, or fewer, reads.
 
-    def reserve(self, most: int) -> None:
-        """Take what recordings of up to `most` decodes read."""
-        tiles = np.zeros((self._most_tiles(most), 3), np.int32)
-        self._recorded = torch.zeros(packed_size([tiles]), dtype=torch.uint8, device=self._device)
+        `decodes`: each is a decode, or a guess behind one.
+        """
+        kind = self._kind_for(tokens, decodes=decodes)
+        most = most_tiles(tokens, min(rows, len(self._memory.numbers)), kind.rows)
+        tiles = np.zeros((most, 3), np.int32)
+        memory = torch.zeros(packed_size([tiles]), dtype=torch.uint8, device=self._device)
+        return ReservedTiles(memory, split(memory, [tiles])[0], kind)
+
+    def fits(self, reserved: ReservedTiles) -> bool:
+        """Return whether a recording has room for the step's tiles, and computes such ones."""
+        if self._tiles is None or self._kind != reserved.tile:
+            return False
+        return len(self._tiles) <= len(reserved.tiles)
 
     @contextmanager
-    def recording(self, size: int) -> Iterator[None]:
-        """Have linears compute what a recording of `size` decodes is told at every replay."""
+    def recording(self, reserved: ReservedTiles) -> Iterator[None]:
+        """Have linears compute what a recording is told at every replay."""
         memory = self._memory
-        (memory.tiles,) = split(self._recorded, [np.zeros((self._most_tiles(size), 3), np.int32)])
-        memory.tile = self._kinds.few
+        memory.tiles, memory.tile = reserved.tiles, reserved.tile
         try:
             yield
         finally:
             memory.tiles = None
 
-    def refill(self, size: int) -> None:
-        """Tell a recording of `size` decodes what the step at hand has."""
+    def refill(self, reserved: ReservedTiles) -> None:
+        """Tell a recording what the step at hand has."""
         if self._tiles is None:
             raise RuntimeError("no row of the step has an adapter")
-        tiles = np.zeros((self._most_tiles(size), 3), np.int32)
+        tiles = np.zeros(reserved.tiles.shape, np.int32)
         tiles[: len(self._tiles)] = self._tiles
-        self._staging.fill(self._recorded, [tiles])
+        self._staging.fill(reserved.memory, [tiles])
 
     # --- parts ---------------------------------------------------------------------------------
 
@@ -222,9 +229,9 @@ class DeviceAdapters:
     def _slot_of(self, number: int) -> int:
         return self._slots[number] if number else -1
 
-    def _most_tiles(self, size: int) -> int:
-        """Return how many tiles `size` decodes have at most: rows are sorted by adapter."""
-        return min(size, size // self._kinds.few.rows + len(self._memory.numbers))
+    def _kind_for(self, tokens: int, *, decodes: bool) -> AdapterTile:
+        """Return the kind of the tiles of a step of so many tokens."""
+        return self._kinds.few if decodes or tokens <= FEW_TOKENS else self._kinds.many
 
     @contextmanager
     def _beside_steps(self) -> Iterator[None]:
@@ -265,6 +272,14 @@ def list_tiles(slots: Array, query_starts: Array, most: int) -> Array:
     at = np.repeat(begins, counts) + within * most
     left = np.minimum(np.repeat(stops, counts) - at, most)
     return np.stack((np.repeat(slots[firsts], counts), at, left), axis=1).astype(np.int32)
+
+
+def most_tiles(tokens: int, adapters: int, most: int) -> int:
+    """Return how many tiles `list_tiles` finds at most, of rows that are sorted by adapter.
+
+    They have so many tokens, and as many adapters or fewer; `most`: tokens of a tile.
+    """
+    return min(tokens, tokens // most + adapters)
 
 
 def _check_room(needed: int, device: torch.device, slots: int, max_rank: int) -> None:

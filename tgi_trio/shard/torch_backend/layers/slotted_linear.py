@@ -52,6 +52,15 @@ def choose_adapter_tiles(dtype: torch.dtype) -> AdapterTiles:
     return _WIDE_TILES if dtype.itemsize > 2 else _TILES
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReservedTiles:
+    """Where a recording is told which of its tokens have which adapters."""
+
+    memory: torch.Tensor  # uint8
+    tiles: torch.Tensor  # int32 [n, 3], a view of it; those that are not needed have no tokens
+    tile: AdapterTile  # the kind they are
+
+
 @dataclass(slots=True)
 class SlotMemory:
     """The adapters that are on the device, and which rows of the step at hand have which."""

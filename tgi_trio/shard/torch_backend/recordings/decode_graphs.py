@@ -130,8 +130,6 @@ class DecodeGraphs:
         self.forget()
         self._recorder.pool = pool
         self._width = width
-        if self._adapters is not None and sizes:
-            self._adapters.reserve(sizes[-1])
         record = self._recorder.record
         self._recorded = {size: record(size, cache, width) for size in reversed(sizes)}
         self._usable = sizes
@@ -270,12 +268,13 @@ class DecodeGraphs:
         fits = place < len(self._usable) and plan.block_tables.shape[1] <= self._width
         if not fits or not (plan.decodes or only_decodes(plan)):
             return None
-        size = self._usable[place]
-        if self._adapters is not None and self._adapters.used and not self._adapters.fits(size):
+        found = self._recorded[self._usable[place]]
+        own, adapters = found.memory.adapters, self._adapters
+        if adapters is not None and own is not None and adapters.used and not adapters.fits(own):
             return None
         if self._images is not None and self._images.wants(plan) and not self._images.fits(plan):
             return None
-        return self._recorded[size]
+        return found
 
     def _refill(
         self,
@@ -296,8 +295,8 @@ class DecodeGraphs:
         arrays += self._attention.arrays(plan)
         self._staging.fill_from(recorded.memory.sheet, arrays)
         adapted = self._adapters is not None and self._adapters.used
-        if self._adapters is not None and adapted:
-            self._adapters.refill(recorded.memory.size)
+        if self._adapters is not None and recorded.memory.adapters is not None and adapted:
+            self._adapters.refill(recorded.memory.adapters)
         crossed = self._images is not None and self._images.wants(plan)
         if self._images is not None and recorded.memory.images is not None and crossed:
             self._images.refill(recorded.memory.images, pad_plan(plan, recorded.memory.size))

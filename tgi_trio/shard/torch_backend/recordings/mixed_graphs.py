@@ -4,7 +4,8 @@ A recording has room for so many tokens and so many rows (`mixed_plans.py`); a s
 smallest that holds it. What it computes beyond the step's tokens is lost time, and what it saves is
 the host's: so what takes the device longer than the host takes to launch it is not recorded, and
 larger steps are launched kernel by kernel, as are those that are no plain tokens of plain rows:
-where layers keep states, of images, with adapters.
+where layers keep states, of images. Steps in which any row has an adapter have recordings of their
+own, one for each number of tokens.
 
 All of a step is one launch but for what seldom is asked for: a choice with masks, or with more
 biases than there is room for, is launched behind it, and so are log-probabilities of prompts.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.layers.slotted_linear import ReservedTiles
 from tgi_trio.shard.torch_backend.recordings.mixed_plans import (
     MixedSize,
     find_size,
@@ -30,6 +33,7 @@ from tgi_trio.shard.torch_backend.recordings.mixed_plans import (
     idle_step,
     is_recordable,
     token_arrays,
+    widest_sizes,
 )
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Capture,
@@ -39,6 +43,7 @@ from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Graph,
     PagedImages,
     RecordedAdapters,
+    StepKind,
 )
 from tgi_trio.shard.torch_backend.staging import Array, Sheet, Staging, cut, packed_size, split
 
@@ -54,12 +59,14 @@ if TYPE_CHECKING:  # it imports Triton
 
 @dataclass(slots=True)
 class _Memory:
-    """What a recording reads; it stays where it is."""
+    """What the recordings of a size read; it stays where it is."""
 
+    size: MixedSize
     sheet: Sheet  # tokens, choices, attention, on the host; one copy fills all
     tokens: list[torch.Tensor]  # as `mixed_plans.token_arrays` has them, views of it
     attention: torch.Tensor  # uint8: the attention's own
     asked: Reserved  # the sampler's own
+    adapters: ReservedTiles | None  # the adapters' own
 
 
 @dataclass(slots=True)
@@ -115,7 +122,7 @@ class MixedGraphs:
     seconds: Callable[[Graph], float]  # that a replay takes on the device
     adapters: RecordedAdapters | None = None
     images: PagedImages | None = None  # where layers attend to some
-    _recorded: dict[MixedSize, _Recording] = field(default_factory=dict)
+    _recorded: dict[StepKind, dict[MixedSize, _Recording]] = field(default_factory=dict)
     _staging: Staging = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,18 +139,31 @@ class MixedGraphs:
 
         `scores` [rows, >= vocab] outlive a replay, and whoever has them replays one at a time.
         """
-        lost = 0
-        for size in sizes:
-            if size.tokens == lost:
-                continue
-            launching = _Launching()
-            self._recorded[size] = made = self._record(
-                size, cache, width, scores[: size.rows], launching
-            )
-            alone = sum(size.tokens == other.tokens for other in self._recorded) == 1
-            if alone and self.seconds(made.graph) > launching.seconds:
-                del self._recorded[size], made
-                lost = size.tokens
+        memories = {size: self._reserve(size, width) for size in sizes}
+        for kind, own in self._sizes_by_kind(sizes).items():
+            found = self._recorded[kind] = dict[MixedSize, _Recording]()
+            lost = 0
+            for size in own:
+                if size.tokens == lost:
+                    continue
+                launching, memory = _Launching(), memories[size]
+                made = self._record(kind, memory, cache, scores[: size.rows], launching)
+                first = all(size.tokens < other.tokens for other in found)
+                if first and self.seconds(made.graph) > launching.seconds:
+                    lost = size.tokens
+                    del made  # what it takes is the next one's
+                else:
+                    found[size] = made
+
+    def _sizes_by_kind(self, sizes: Sequence[MixedSize]) -> dict[StepKind, Sequence[MixedSize]]:
+        """Return which sizes are recorded of each kind of steps.
+
+        With adapters, which most steps of a server do without, those that hold the most rows.
+        """
+        plain: dict[StepKind, Sequence[MixedSize]] = {StepKind(): sizes}
+        if self.adapters is None:
+            return plain
+        return plain | {StepKind(adapted=True): widest_sizes(sizes)}
 
     def launch(
         self, plan: StepPlan, lengths: Array | None, choosing: Choosing, *, masked: bool
@@ -152,12 +172,12 @@ class MixedGraphs:
 
         `lengths` int64 [T] as for `Model.forward`, None for one that reads none.
         """
-        size = find_size(self._recorded, plan, len(choosing)) if self._holds(plan) else None
-        if size is None:
+        recording = self._find(plan, len(choosing))
+        if recording is None:
             return None
-        recording, told = self._recorded[size], None
+        told: Told | None = None
         if not masked and len(choosing):
-            told = self.sampler.ask(choosing, size.rows)
+            told = self.sampler.ask(choosing, recording.memory.size.rows)
             if not self.sampler.fits(told):
                 told = None
         self._refill(recording.memory, plan, lengths, told)
@@ -171,13 +191,22 @@ class MixedGraphs:
         chosen = Chosen(recording.scores[:count], found, recording.made.picked[:count])
         return MixedStep(hidden, chosen)
 
-    def _holds(self, plan: StepPlan) -> bool:
-        """Return whether a plan is of a kind that is recorded."""
+    def _find(self, plan: StepPlan, choices: int) -> _Recording | None:
+        """Return the smallest graph that holds a plan which makes so many choices."""
         if not self._recorded or not is_recordable(plan):
-            return False
-        if self.adapters is not None and self.adapters.used:
-            return False
-        return self.images is None or not self.images.wants(plan)
+            return None
+        if self.images is not None and self.images.wants(plan):
+            return None
+        adapted = self.adapters is not None and self.adapters.used
+        recorded = self._recorded[StepKind(adapted)]
+        size = find_size(recorded, plan, choices)
+        if size is None:
+            return None
+        found = recorded[size]
+        own, adapters = found.memory.adapters, self.adapters
+        if adapters is not None and own is not None and adapters.used and not adapters.fits(own):
+            return None
+        return found
 
     def _refill(
         self, memory: _Memory, plan: StepPlan, lengths: Array | None, told: Told | None
@@ -189,8 +218,12 @@ class MixedGraphs:
         arrays += self.attention.arrays(plan)
         self._staging.fill_from(memory.sheet, arrays)
         self.sampler.refill_entries(memory.asked, told)
+        if self.adapters is not None and memory.adapters is not None and self.adapters.used:
+            self.adapters.refill(memory.adapters)
 
-    def _reserve(self, size: MixedSize, idle: StepPlan) -> _Memory:
+    def _reserve(self, size: MixedSize, width: int) -> _Memory:
+        """Return what graphs of a size read, filled with idle tokens."""
+        idle, adapters = idle_step(size, width), self.adapters
         groups = [
             idle_arrays(size),
             self.sampler.ask_nothing(size.rows).arrays,
@@ -200,20 +233,26 @@ class MixedGraphs:
         told = torch.zeros(packed_size(every), dtype=torch.uint8, device=self.device)
         self._staging.fill(told, every)
         own, of_choices, of_attention = cut(told, groups)
-        asked = self.sampler.reserve(size.rows, of_choices)
-        sheet = Sheet(every, told, shared=False)
-        return _Memory(sheet, split(own, groups[0]), of_attention, asked)
+        return _Memory(
+            size,
+            Sheet(every, told, shared=False),
+            tokens=split(own, groups[0]),
+            attention=of_attention,
+            asked=self.sampler.reserve(size.rows, of_choices),
+            adapters=None if adapters is None else adapters.reserve(*size, decodes=False),
+        )
 
     def _record(
         self,
-        size: MixedSize,
+        kind: StepKind,
+        memory: _Memory,
         cache: KVCache,
-        width: int,
         scores: torch.Tensor,
         launching: _Launching,
     ) -> _Recording:
-        idle = idle_step(size, width)
-        memory, made = self._reserve(size, idle), list[_Made]()
+        """Record a step of a kind over `memory`; `scores` [rows, >= vocab] of its choices."""
+        made = list[_Made]()
+        idle = idle_step(memory.size, 1)  # how wide tables are, the memory says
         ids, positions, lengths, inputs, places = memory.tokens
 
         def compute() -> torch.Tensor:
@@ -228,5 +267,12 @@ class MixedGraphs:
             made[:] = [_Made(picked, found)]
             return hidden
 
-        graph, hidden = self.capture(lambda: launching.measure(compute))
+        with self._adapted(memory.adapters if kind.adapted else None):
+            graph, hidden = self.capture(lambda: launching.measure(compute))
         return _Recording(graph, memory, scores, hidden, made[0])
+
+    def _adapted(self, reserved: ReservedTiles | None) -> AbstractContextManager[None]:
+        """Have what is recorded inside compute adapters, if any are reserved for."""
+        if self.adapters is None or reserved is None:
+            return nullcontext()
+        return self.adapters.recording(reserved)

@@ -66,6 +66,11 @@ def mixed_sizes(most_tokens: int, decodes: Sequence[int]) -> list[MixedSize]:
     ]
 
 
+def widest_sizes(sizes: Sequence[MixedSize]) -> list[MixedSize]:
+    """Return of sizes, the largest first, those with the most rows of as many tokens."""
+    return [size for size in sizes if size.rows == sizes[0].rows]
+
+
 def find_size(sizes: Iterable[MixedSize], plan: StepPlan, choices: int) -> MixedSize | None:
     """Return the smallest of `sizes` that holds a plan which makes so many choices."""
     tokens, rows = len(plan.token_ids), max(len(plan.context_lengths), choices)

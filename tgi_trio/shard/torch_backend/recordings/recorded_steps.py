@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.layers.slotted_linear import ReservedTiles
 from tgi_trio.shard.torch_backend.recordings.image_pages import RecordedImages
 from tgi_trio.shard.torch_backend.recordings.token_source import TokenSource
 from tgi_trio.shard.torch_backend.staging import Array, Sheet
@@ -68,10 +69,10 @@ class RecordedAdapters(Protocol):
 
     @property
     def used(self) -> bool: ...  # by the step at hand
-    def fits(self, size: int) -> bool: ...  # a recording of `size` decodes holds what it has
-    def reserve(self, most: int) -> None: ...  # what those of up to `most` decodes read
-    def recording(self, size: int) -> AbstractContextManager[None]: ...
-    def refill(self, size: int) -> None: ...
+    def fits(self, reserved: ReservedTiles, /) -> bool: ...  # a recording holds what it has
+    def reserve(self, tokens: int, rows: int, *, decodes: bool) -> ReservedTiles: ...
+    def recording(self, reserved: ReservedTiles, /) -> AbstractContextManager[None]: ...
+    def refill(self, reserved: ReservedTiles, /) -> None: ...
 
 
 class PagedImages(Protocol):
@@ -152,6 +153,7 @@ class StepMemory:
     links: Links | None  # the chain's own
     unlinked: list[Array]  # what those are told of decodes that follow nothing
     moving: tuple[int, ...]  # places in the sheet of token ids, positions, slots and contexts
+    adapters: ReservedTiles | None  # the adapters' own
     images: RecordedImages | None  # the pages' own
 
 

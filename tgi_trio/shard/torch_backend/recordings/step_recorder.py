@@ -92,8 +92,8 @@ class StepRecorder:
         plain, masked = steps[StepKind()], None
         if plain.chosen is not None and self._sampler is not None and memory.asked is not None:
             masked = self._record_masked(plain.chosen.scores, self._sampler, memory.asked)
-        if self._adapters is not None:
-            with self._adapters.recording(size):
+        if self._adapters is not None and memory.adapters is not None:
+            with self._adapters.recording(memory.adapters):
                 for each in kinds:
                     kind = StepKind(adapted=True, crossed=each)
                     steps[kind] = self._record_step(memory, crossed=each)
@@ -101,7 +101,7 @@ class StepRecorder:
 
     def reserve(self, size: int, cache: KVCache, width: int) -> StepMemory:
         """Return what graphs of `size` decodes read, filled with idle ones."""
-        plan, sampler = idle_plan(size, width), self._sampler
+        plan, sampler, adapters = idle_plan(size, width), self._sampler, self._adapters
         plan.inputs = np.full(size, -1, np.int32)
         chain = None if self._ends is None else self._ends.chain
         tokens = self.token_arrays(plan, plan.context_lengths.astype(np.int64))
@@ -132,6 +132,7 @@ class StepRecorder:
             links=None if chain is None else chain.reserve(size, of_links),
             unlinked=unlinked,
             moving=(0, 1, at, at + 1),
+            adapters=None if adapters is None else adapters.reserve(size, size, decodes=True),
             images=None if self._images is None else self._images.reserve(size),
         )
 
