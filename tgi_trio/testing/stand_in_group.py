@@ -14,12 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed
 
 from tgi_trio.testing.stand_in_device import StandInDevice
 from tgi_trio.testing.stand_in_tensor import DeviceTensor, MixedDevices, held
+
+_c10d: Any = torch.distributed  # its process groups carry no types
 
 
 class _Done:
@@ -43,9 +47,13 @@ class StandInGroup:
         self._waiting = waiting
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> _Done:
-        """Replace a tensor by the sum over all ranks."""
-        own = self._held(tensors)
-        return self._launch("all_reduce", lambda: self._group.allreduce(own, options))
+        """Replace a tensor by the sum over all ranks, or by the least of it.
+
+        That is what a warm-up asks for, whose host reads it: it is computed in an idle one, too.
+        """
+        own, read = self._held(tensors), options.reduceOp == _c10d.ReduceOp.MIN
+        begin = partial(self._group.allreduce, own, options)
+        return self._launch("all_reduce", begin, read=read)
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> _Done:
         """Replace a tensor by that of the root."""
@@ -62,10 +70,12 @@ class StandInGroup:
             raise MixedDevices("a collective is given a tensor of the host")
         return [held(x) for x in tensors]
 
-    def _launch(self, name: str, begin: Callable[[], Any]) -> _Done:
+    def _launch(self, name: str, begin: Callable[[], Any], *, read: bool = False) -> _Done:
         def run() -> None:
             with self._waiting():
                 begin().wait()
 
+        if read and self._device.idles:
+            run()
         self._device.launch(name, run)
         return _Done()

@@ -111,6 +111,7 @@ def two_ranks(
     device: StandInDevice,
     graphs: tuple[int, ...] = (),
     grammars: GrammarMasks | None = None,
+    request: WarmupRequest = REQUEST,
     **settings: Any,
 ) -> Iterator[tuple[GroupRunner, list[Counts]]]:
     """Yield a checkpoint over two ranks, warmed up, and what the other one's device is asked.
@@ -153,7 +154,7 @@ def two_ranks(
         )
         runner = GroupRunner(InTurn(own, turns), followers)
         with device.idle():
-            runner.warm_up(REQUEST)
+            runner.warm_up(request)
         yield runner, steps
         followers.dismiss()
         thread.join(60)

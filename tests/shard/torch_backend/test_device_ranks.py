@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ need_triton()
 
 from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402  (Triton's)
 from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
+    REQUEST,
     Foretelling,
+    Said,
     TakingTurns,
     agree,
     drive,
@@ -24,11 +27,13 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     start,
 )
 from tgi_trio.shard.contract import GroupBroken  # noqa: E402
+from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 
 TEXTS = prompts(3, longest=20)
 GREEDY: list[dict[str, Any]] = [{}, {}, {}]
+SMALL_STEPS = replace(REQUEST, max_prefill_tokens=12)
 
 
 @pytest.fixture
@@ -39,13 +44,15 @@ def device(checkpoint: Callable[..., Path]) -> Iterator[StandInDevice]:
         yield stand_in
 
 
-def check_follower(steps: list[Counts], replays: int) -> None:
-    """Nothing was waited for there but events, and decodes were replays alone."""
+def check_follower(steps: list[Counts], ours: Said, kind: str = "plain") -> None:
+    """Nothing was waited for there but events, and the steps that rank 0 replayed were replays."""
     assert not any(counts.waits for counts in steps), steps
     assert sum(counts.event_waits for counts in steps) <= len(steps)
     recorded = [counts for counts in steps if counts.replays]
-    assert len(recorded) == replays
-    assert all(counts.replays == 1 and not counts.launches for counts in recorded)
+    assert len(recorded) == sum(bool(each.replays) for each in (*ours.decodes, *ours.prefills))
+    for counts in recorded:
+        assert counts.replays == 1, counts
+        assert not counts.launches or kind == "prompt logprobs", counts
 
 
 # Rank 0 chooses, as a device alone does for every kind (test_device_requests.py): here what is
@@ -55,13 +62,36 @@ def test_nothing_waits_and_the_tokens_are_the_cpu_s(
     checkpoint: Callable[..., Path], device: StandInDevice, kind: str
 ) -> None:
     folder, asked = checkpoint("llama", **SMALL), KINDS[kind]
-    expected = drive(start(folder, "cpu", grammars=TakingTurns()), TEXTS, asked)
-    with two_ranks(folder, device, (4,), TakingTurns()) as (runner, steps):
-        ours = drive(runner, TEXTS, asked, device=device)
+    expected = drive(start(folder, "cpu", grammars=TakingTurns()), TEXTS, asked, budget=11)
+    with two_ranks(folder, device, (4,), TakingTurns(), SMALL_STEPS) as (runner, steps):
+        ours = drive(runner, TEXTS, asked, device=device, budget=11)
     agree(ours, expected)
     for counts in ours.decodes:
         assert counts.replays == REPLAYS[kind] and not counts.launches, counts
-    check_follower(steps, len(ours.decodes))
+    assert len(ours.prefills) > 1
+    for counts in ours.prefills:
+        assert counts.replays == 1 and (kind != "plain" or not counts.launches), counts
+    check_follower(steps, ours, kind)
+
+
+@pytest.mark.parametrize("slow", [("cuda:0",), ("cuda:0", "cuda:1")], ids=["one", "both"])
+def test_ranks_agree_on_what_is_recorded(
+    checkpoint: Callable[..., Path],
+    device: StandInDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    slow: tuple[str, ...],
+) -> None:
+    """Steps with prompts, unless a replay takes longer than all hosts take to launch it."""
+    monkeypatch.setattr(
+        device_parts, "ReplayTime", lambda where: lambda _: float(str(where) in slow) * 1e9
+    )
+    folder, text = checkpoint("llama", **SMALL), [[3, 4, 5, 6, 7]]
+    expected = drive(start(folder, "cpu"), text, [{}], 2, late=0)
+    with two_ranks(folder, device, (1,), request=SMALL_STEPS) as (runner, steps):
+        ours = drive(runner, text, [{}], 2, device=device, late=0)
+    agree(ours, expected)
+    assert [counts.replays for counts in ours.prefills] == [2 - len(slow)]
+    check_follower(steps, ours)
 
 
 def test_steps_that_are_not_recorded_know_the_tokens_as_well(
@@ -71,8 +101,10 @@ def test_steps_that_are_not_recorded_know_the_tokens_as_well(
     folder, asked = checkpoint("olmo2"), GREEDY
     expected = drive(start(folder, "cpu"), TEXTS, asked, budget=11)
     with two_ranks(folder, device) as (runner, steps):
-        agree(drive(runner, TEXTS, asked, device=device, budget=11), expected)
-    check_follower(steps, 0)
+        ours = drive(runner, TEXTS, asked, device=device, budget=11)
+    agree(ours, expected)
+    check_follower(steps, ours)
+    assert not any(counts.replays for counts in steps)
     # Prefills know all tokens, decodes that are launched ahead get them from rank 0's device.
     assert {counts.launches["broadcast"] for counts in steps} == {0, 1}
 
@@ -85,7 +117,8 @@ def test_states_are_read_and_written_by_recordings_of_all_ranks(
     with two_ranks(folder, device, (2,)) as (runner, steps):
         ours = drive(runner, TEXTS[1:], asked, device=device)
     agree(ours, expected)
-    check_follower(steps, len(ours.decodes))
+    assert all(counts.replays for counts in ours.decodes)
+    check_follower(steps, ours)
 
 
 def test_guesses_are_decodes_of_a_recording(
@@ -98,7 +131,8 @@ def test_guesses_are_decodes_of_a_recording(
         ours = drive(runner, TEXTS, asked, 6, device=device, drafter=drafter)
     agree(ours, expected)
     assert ours.drafts > 5 and ours.steps < expected.steps
-    check_follower(steps, len(ours.decodes))
+    assert all(counts.replays for counts in (*ours.decodes, *ours.prefills))
+    check_follower(steps, ours)
 
 
 def test_a_runner_proves_itself_on_all_ranks(

@@ -70,7 +70,7 @@ def test_what_is_left_over_is_another_row_that_sees_nothing() -> None:
     arrays = [*idle_arrays(size), idle.context_lengths, idle.query_starts, idle.block_tables]
     target = torch.zeros(packed_size(arrays), dtype=torch.uint8)
     sheet = Sheet(arrays, target, shared=False)
-    told = token_arrays(step, step.positions, np.array([0]))
+    told = token_arrays(step, step.positions, np.array([2]))
     sheet.write([*told, step.context_lengths, step.query_starts, step.block_tables])
     ids, positions, _, inputs, places, contexts, starts = sheet._columns
     assert ids.tolist() == [5, 5, 5, 6, 6, 0, 0, 0]

@@ -137,7 +137,7 @@ def device_parts(
         if has_triton():
             choose = _choice(model, RecordedTime(device, capture), alone=ranks is None)
         pages = images if isinstance(images, ImagePages) else None
-        if ranks is None and ends is not None:
+        if ends is not None:
             mixed = _mixed_graphs(model, capturable, capture, device, ends, adapters, pages)
         graphs = DecodeGraphs(
             *(model.forward, capturable, capture, sizes, device, ends, adapters),
@@ -158,7 +158,7 @@ def device_parts(
         images,
     )
     if ends.sampler is None or not isinstance(sampler, Sampler):
-        return graphs, FollowedSteps(computes, graphs)
+        return graphs, FollowedSteps(computes, graphs, mixed)
     from tgi_trio.shard.torch_backend.steps.device_steps import DeviceSteps
 
     masks = ChoiceMasks(config.vocab_size, sampler.grammars, sampler.watermark, permutation)
@@ -174,14 +174,12 @@ def _mixed_graphs(
     ends: Ends,
     adapters: KernelAdapters | None,
     images: ImagePages | None,
-) -> MixedGraphs | None:
-    """Return what records steps with prompts, whose tokens are chosen here."""
-    if ends.sampler is None:
-        return None
+) -> MixedGraphs:
+    """Return what records steps with prompts."""
     from tgi_trio.shard.torch_backend.recordings.mixed_graphs import MixedGraphs
 
     return MixedGraphs(
-        *(model.forward, attention, capture, device, ends, ends.sampler, ReplayTime(device)),
+        *(model.forward, attention, capture, device, ends, ReplayTime(device)),
         *(adapters, images),
     )
 

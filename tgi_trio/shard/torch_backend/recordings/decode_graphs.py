@@ -136,7 +136,7 @@ class DecodeGraphs:
 
     def _record_mixed(self, sizes: list[MixedSize], cache: KVCache, width: int) -> None:
         recorder = self._recorder
-        if self._mixed is not None and recorder.pool is None and recorder.scores is not None:
+        if self._mixed is not None and recorder.pool is None:
             self._mixed.record(cache, width, sizes, recorder.scores)
 
     def rehearse(

@@ -5,7 +5,7 @@ smallest that holds it. What it computes beyond the step's tokens is lost time, 
 the host's: so what takes the device longer than the host takes to launch it is not recorded, and
 larger steps are launched kernel by kernel, as are those that are no plain tokens of plain rows:
 where layers keep states, of images. Steps in which any row has an adapter have recordings of their
-own, one for each number of tokens.
+own, one for each number of tokens. Of several ranks each records its part, and all the same steps.
 
 All of a step is one launch but for what seldom is asked for: a choice with masks, or with more
 biases than there is room for, is launched behind it, and so are log-probabilities of prompts.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
@@ -28,6 +29,7 @@ from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.slotted_linear import ReservedTiles
 from tgi_trio.shard.torch_backend.recordings.mixed_plans import (
     MixedSize,
+    chosen_places,
     find_size,
     idle_arrays,
     idle_step,
@@ -50,7 +52,6 @@ from tgi_trio.shard.torch_backend.staging import Array, Sheet, Staging, cut, pac
 if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.sampling.asking import Choosing
     from tgi_trio.shard.torch_backend.sampling.device_sampler import (
-        DeviceSampler,
         Found,
         Reserved,
         Told,
@@ -65,7 +66,7 @@ class _Memory:
     sheet: Sheet  # tokens, choices, attention, on the host; one copy fills all
     tokens: list[torch.Tensor]  # as `mixed_plans.token_arrays` has them, views of it
     attention: torch.Tensor  # uint8: the attention's own
-    asked: Reserved  # the sampler's own
+    asked: Reserved | None  # the sampler's own
     adapters: ReservedTiles | None  # the adapters' own
 
 
@@ -74,7 +75,7 @@ class _Made:
     """What a recording writes."""
 
     picked: torch.Tensor  # [rows, features] behind which tokens are chosen
-    found: Found
+    found: Found | None  # None: another rank's device chooses
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ class _Recording:
 
     graph: Graph
     memory: _Memory
-    scores: torch.Tensor  # [rows, >= vocab]: of all recordings
+    scores: torch.Tensor | None  # [rows, >= vocab]: of all recordings; None: another rank chooses
     hidden: torch.Tensor  # [tokens, features]
     made: _Made
 
@@ -111,14 +112,13 @@ class _Launching:
 
 @dataclass(slots=True)
 class MixedGraphs:
-    """The graphs of one model's steps with prompts, on the device of the rank that chooses."""
+    """The graphs of one model's steps with prompts, on one device."""
 
     forward: DecodeForward
     attention: CapturableAttention
     capture: Capture
     device: torch.device
     ends: Ends
-    sampler: DeviceSampler
     seconds: Callable[[Graph], float]  # that a replay takes on the device
     adapters: RecordedAdapters | None = None
     images: PagedImages | None = None  # where layers attend to some
@@ -133,11 +133,12 @@ class MixedGraphs:
         self._recorded.clear()
 
     def record(
-        self, cache: KVCache, width: int, sizes: Sequence[MixedSize], scores: torch.Tensor
+        self, cache: KVCache, width: int, sizes: Sequence[MixedSize], scores: torch.Tensor | None
     ) -> None:
         """Record those of `sizes`, the largest first, that pay, for tables of `width` blocks.
 
-        `scores` [rows, >= vocab] outlive a replay, and whoever has them replays one at a time.
+        `scores` [rows, >= vocab] outlive a replay, and whoever has them replays one at a time;
+        None: another rank's device chooses.
         """
         memories = {size: self._reserve(size, width) for size in sizes}
         for kind, own in self._sizes_by_kind(sizes).items():
@@ -146,10 +147,10 @@ class MixedGraphs:
             for size in own:
                 if size.tokens == lost:
                     continue
-                launching, memory = _Launching(), memories[size]
-                made = self._record(kind, memory, cache, scores[: size.rows], launching)
+                launching = _Launching()
+                made = self._record(kind, memories[size], cache, scores, launching)
                 first = all(size.tokens < other.tokens for other in found)
-                if first and self.seconds(made.graph) > launching.seconds:
+                if first and self._is_slower(made.graph, launching):
                     lost = size.tokens
                     del made  # what it takes is the next one's
                 else:
@@ -165,6 +166,14 @@ class MixedGraphs:
             return plain
         return plain | {StepKind(adapted=True): widest_sizes(sizes)}
 
+    def _is_slower(self, graph: Graph, launching: _Launching) -> bool:
+        """Return whether a replay takes longer than to launch what it does.
+
+        All ranks say the same: launched, a step takes what the slowest host takes.
+        """
+        slower, ranks = self.seconds(graph) > launching.seconds, self.ends.tokens.ranks
+        return slower if ranks is None else bool(ranks.least(int(slower), self.device))
+
     def launch(
         self, plan: StepPlan, lengths: Array | None, choosing: Choosing, *, masked: bool
     ) -> MixedStep | None:
@@ -172,24 +181,32 @@ class MixedGraphs:
 
         `lengths` int64 [T] as for `Model.forward`, None for one that reads none.
         """
-        recording = self._find(plan, len(choosing))
-        if recording is None:
+        places, sampler = chosen_places(plan), self.ends.sampler
+        recording = self._find(plan, len(places))
+        if recording is None or recording.scores is None or sampler is None:
             return None
         told: Told | None = None
         if not masked and len(choosing):
-            told = self.sampler.ask(choosing, recording.memory.size.rows)
-            if not self.sampler.fits(told):
+            told = sampler.ask(choosing, recording.memory.size.rows)
+            if not sampler.fits(told):
                 told = None
-        self._refill(recording.memory, plan, lengths, told)
-        recording.graph.replay()
-        hidden = recording.hidden[: len(plan.token_ids)]
+        hidden = self._run(recording, plan, lengths, places, told)
         if not len(choosing):
             return MixedStep(hidden, None)
         count, found = len(choosing), None
-        if told is not None:
+        if told is not None and recording.made.found is not None:
             found = recording.made.found.first(count, lists=told.widest > 0)
         chosen = Chosen(recording.scores[:count], found, recording.made.picked[:count])
         return MixedStep(hidden, chosen)
+
+    def replay(self, plan: StepPlan, lengths: Array | None) -> torch.Tensor | None:
+        """Return hidden states [T, features] of a step whose tokens another rank chooses.
+
+        Valid until the next step; None: no graph fits, on no rank.
+        """
+        places = chosen_places(plan)
+        recording = self._find(plan, len(places))
+        return None if recording is None else self._run(recording, plan, lengths, places, None)
 
     def _find(self, plan: StepPlan, choices: int) -> _Recording | None:
         """Return the smallest graph that holds a plan which makes so many choices."""
@@ -208,25 +225,34 @@ class MixedGraphs:
             return None
         return found
 
-    def _refill(
-        self, memory: _Memory, plan: StepPlan, lengths: Array | None, told: Told | None
-    ) -> None:
-        """Make what a graph reads that of `plan`."""
-        told = told or memory.asked.idle
-        arrays = token_arrays(plan, lengths, np.flatnonzero(plan.samples))
-        arrays += told.arrays
+    def _run(
+        self,
+        recording: _Recording,
+        plan: StepPlan,
+        lengths: Array | None,
+        places: NDArray[np.int64],
+        told: Told | None,
+    ) -> torch.Tensor:
+        """Replay a graph with what it reads made that of `plan`; return its hidden states."""
+        memory, sampler = recording.memory, self.ends.sampler
+        arrays = token_arrays(plan, lengths, places)
+        if memory.asked is not None:
+            arrays += (told or memory.asked.idle).arrays
         arrays += self.attention.arrays(plan)
         self._staging.fill_from(memory.sheet, arrays)
-        self.sampler.refill_entries(memory.asked, told)
+        if sampler is not None and memory.asked is not None:
+            sampler.refill_entries(memory.asked, told or memory.asked.idle)
         if self.adapters is not None and memory.adapters is not None and self.adapters.used:
             self.adapters.refill(memory.adapters)
+        recording.graph.replay()
+        return recording.hidden[: len(plan.token_ids)]
 
     def _reserve(self, size: MixedSize, width: int) -> _Memory:
         """Return what graphs of a size read, filled with idle tokens."""
-        idle, adapters = idle_step(size, width), self.adapters
+        idle, adapters, sampler = idle_step(size, width), self.adapters, self.ends.sampler
         groups = [
             idle_arrays(size),
-            self.sampler.ask_nothing(size.rows).arrays,
+            [] if sampler is None else sampler.ask_nothing(size.rows).arrays,
             self.attention.arrays(idle),
         ]
         every = [array for group in groups for array in group]
@@ -238,7 +264,7 @@ class MixedGraphs:
             Sheet(every, told, shared=False),
             tokens=split(own, groups[0]),
             attention=of_attention,
-            asked=self.sampler.reserve(size.rows, of_choices),
+            asked=None if sampler is None else sampler.reserve(size.rows, of_choices),
             adapters=None if adapters is None else adapters.reserve(*size, decodes=False),
         )
 
@@ -247,11 +273,12 @@ class MixedGraphs:
         kind: StepKind,
         memory: _Memory,
         cache: KVCache,
-        scores: torch.Tensor,
+        scores: torch.Tensor | None,
         launching: _Launching,
     ) -> _Recording:
-        """Record a step of a kind over `memory`; `scores` [rows, >= vocab] of its choices."""
-        made = list[_Made]()
+        """Record a step of a kind over `memory`; `scores` as for `record`."""
+        made, sampler = list[_Made](), self.ends.sampler
+        own = None if scores is None else scores[: memory.size.rows]
         idle = idle_step(memory.size, 1)  # how wide tables are, the memory says
         ids, positions, lengths, inputs, places = memory.tokens
 
@@ -261,15 +288,15 @@ class MixedGraphs:
             batch = self.attention.reserve(idle, cache, memory.attention, decodes=False)
             hidden = self.forward(known, positions, lengths, self.attention, batch)
             picked = hidden.index_select(0, places)
-            logits = self.ends.logits(picked)
-            asked = memory.asked.asked
-            found = self.sampler.choose(logits, asked, hidden=picked, scores=scores)
+            logits, found = self.ends.logits(picked), None
+            if sampler is not None and memory.asked is not None:
+                found = sampler.choose(logits, memory.asked.asked, hidden=picked, scores=own)
             made[:] = [_Made(picked, found)]
             return hidden
 
         with self._adapted(memory.adapters if kind.adapted else None):
             graph, hidden = self.capture(lambda: launching.measure(compute))
-        return _Recording(graph, memory, scores, hidden, made[0])
+        return _Recording(graph, memory, own, hidden, made[0])
 
     def _adapted(self, reserved: ReservedTiles | None) -> AbstractContextManager[None]:
         """Have what is recorded inside compute adapters, if any are reserved for."""

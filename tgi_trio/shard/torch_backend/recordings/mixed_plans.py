@@ -83,13 +83,17 @@ def is_recordable(plan: StepPlan) -> bool:
     return not has_image_tokens(plan) and plan.state_writes is None and not plan.moves
 
 
-def token_arrays(plan: StepPlan, lengths: Array | None, sampled: NDArray[np.intp]) -> list[Array]:
-    """Return a plan's tokens as they are sent, and behind which of them `sampled` rows choose.
+def chosen_places(plan: StepPlan) -> NDArray[np.int64]:
+    """Return behind which of a plan's tokens others are chosen, guesses' included: int64 [C]."""
+    return choice_positions(plan, np.flatnonzero(plan.samples))
 
-    `lengths`: None for a model that reads none.
+
+def token_arrays(plan: StepPlan, lengths: Array | None, places: NDArray[np.int64]) -> list[Array]:
+    """Return a plan's tokens as they are sent, and behind which of them others are chosen.
+
+    `lengths`: None for a model that reads none. `places`: what `chosen_places` returns.
     """
     inputs = ALL_KNOWN if plan.inputs is None else plan.inputs
-    places = choice_positions(plan, sampled)
     return [
         plan.token_ids,
         turning_position(plan),
@@ -125,4 +129,4 @@ def idle_arrays(size: MixedSize) -> list[Array]:
     """Return what `token_arrays` does, of `idle_step`: every choice is behind the first token."""
     idle = idle_step(size, 1)
     ones = np.ones(size.tokens, np.int64)
-    return [*token_arrays(idle, ones, np.empty(0, np.intp))[:-1], np.zeros(size.rows, np.int64)]
+    return token_arrays(idle, ones, np.zeros(size.rows, np.int64))

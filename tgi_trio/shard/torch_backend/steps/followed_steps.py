@@ -7,6 +7,7 @@ can launch that step before anybody has read the tokens, as rank 0 does.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from tgi_trio.shard.torch_backend.recordings.step_forward import (
 )
 from tgi_trio.shard.torch_backend.staging import Array
 from tgi_trio.shard.torch_backend.states.pool import StatePool
+
+if TYPE_CHECKING:  # it imports Triton
+    from tgi_trio.shard.torch_backend.recordings.mixed_graphs import MixedGraphs
 
 
 @dataclass(slots=True)
@@ -51,10 +55,13 @@ class FollowedSteps:
 
     serve = staticmethod(fits_device)
 
-    def __init__(self, computes: StepForward, graphs: DecodeGraphs | None) -> None:
-        """`graphs` record what rank 0's do, but for the choice."""
+    def __init__(
+        self, computes: StepForward, graphs: DecodeGraphs | None, mixed: MixedGraphs | None
+    ) -> None:
+        """`graphs` record what rank 0's do, but for the choice; `mixed`: with prompts."""
         self._computes = computes
         self._graphs = graphs
+        self._mixed = mixed
 
     @property
     def looks_up(self) -> bool:
@@ -74,12 +81,22 @@ class FollowedSteps:
         pool: StatePool | None = None,
     ) -> _Followed:
         """Begin this rank's part of a plan: the collectives of rank 0's, in its order."""
-        decodes = None if self._graphs is None else as_decodes(plan)
-        if self._graphs is None or decodes is None or not self._graphs.replay(decodes, lengths):
-            hidden = self._computes.hidden(plan, lengths, cache, pool)
-            prompts.launch(plan, hidden, _leave)
-            self._computes.scores(plan, hidden)
+        if not self._replay(plan, lengths):
+            hidden = None if self._mixed is None else self._mixed.replay(plan, lengths)
+            if hidden is not None:
+                prompts.launch(plan, hidden, _leave)
+            else:
+                hidden = self._computes.hidden(plan, lengths, cache, pool)
+                prompts.launch(plan, hidden, _leave)
+                self._computes.scores(plan, hidden)
         return _Followed(len(plan.rows), record_event(self._computes.device))
+
+    def _replay(self, plan: StepPlan, lengths: Array | None) -> bool:
+        """Compute a step of decodes as a recording; False: there is none for it."""
+        decodes = None if self._graphs is None else as_decodes(plan)
+        if self._graphs is None or decodes is None:
+            return False
+        return self._graphs.replay(decodes, lengths)
 
     def drop(self, sequence: ShardSequence) -> None:
         return None
