@@ -27,10 +27,11 @@ from tgi_trio.shard.torch_backend.attention import (  # noqa: E402  (they import
     tiling,
 )
 from tgi_trio.shard.torch_backend.attention.tiling import (  # noqa: E402
+    EVERY,
     DeviceTiling,
+    HostTiling,
     Share,
     count_tiles,
-    split_pairs,
 )
 
 MIXED = ([90, 40, 1, 17, 33], [70, 5, 1, 1, 6])
@@ -89,25 +90,28 @@ def test_what_is_left_over_changes_nothing(from_memory: FromMemory, kind: dict[s
     agree(from_memory, MIXED, **kind)
 
 
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "launched"])
 @pytest.mark.parametrize("kind", ["plain", "sinks, window, soft cap"])
 def test_rows_of_few_tokens_have_tiles_of_their_own(
-    from_memory: FromMemory, monkeypatch: pytest.MonkeyPatch, kind: str
+    from_memory: FromMemory, monkeypatch: pytest.MonkeyPatch, kind: str, recorded: bool
 ) -> None:
     """In half precision, where tiles of prompts are larger."""
+    backend = from_memory if recorded else paged.PagedAttention(torch.device(DEVICE))
     asked: list[Share] = []
-    share = DeviceTiling.share
+    of = DeviceTiling if recorded else HostTiling
+    tiles = of.tiles
 
-    def note(self: DeviceTiling, lanes: int, group: int, of: Share) -> Any:
-        asked.append(of)
-        return share(self, lanes, group, of)
+    def note(self: Any, lanes: int, group: int, share: Share = EVERY) -> Any:
+        asked.append(share)
+        return tiles(self, lanes, group, share)
 
-    monkeypatch.setattr(DeviceTiling, "share", note)
-    for sizes in (MIXED, ONE_EACH, ([90], [70])):  # of both sorts, and of one alone
-        agree(from_memory, sizes, dtype=torch.bfloat16, **KINDS[kind])
+    monkeypatch.setattr(of, "tiles", note)
+    for sizes in (MIXED, ([4, 90], [4, 70]), ([9, 4], [2, 3]), ([90], [70])):  # both, one alone
+        agree(backend, sizes, dtype=torch.bfloat16, **KINDS[kind])
     assert set(asked) == {Share(above=16), Share(upto=16)}
     asked.clear()
-    agree(from_memory, ONE_EACH, dtype=torch.bfloat16, heads=20, kv_heads=1)
-    assert set(asked) == {Share()}  # they are more than such a tile has
+    agree(backend, ([40, 9], [1, 2]), dtype=torch.bfloat16, heads=20, kv_heads=1)
+    assert set(asked) == {EVERY}  # they are more than such a tile has
 
 
 @pytest.mark.parametrize(
@@ -144,12 +148,13 @@ def test_tiles_are_those_that_the_host_finds(
     tokens = sum(counts) + left
     starts = np.cumsum([0, *counts, left]).astype(np.int32)
     tiling = DeviceTiling(torch.from_numpy(starts).to(DEVICE), tokens)
-    found = [column.tolist() for column in tiling.share(lanes, group, share)]
+    found = [column.tolist() for column in tiling.tiles(lanes, group, share)]
     assert len(found[0]) == count_tiles(tokens, len(counts) + 1, lanes, group, share)
     pairs = np.diff(starts) * group
     real = [(r, s) for r, s in zip(*found, strict=True) if s < pairs[r]]
-    wanted = np.where((pairs > share.above) & (pairs <= (share.upto or 1 << 20)), pairs, 0)
-    expected = zip(*(column.tolist() for column in split_pairs(wanted, lanes)), strict=True)
+    host = HostTiling(np.diff(starts), Staging(torch.device(DEVICE)))
+    expected = zip(*(c.tolist() for c in host.tiles(lanes, group, share)), strict=True)
+    assert all(share.above < pairs[r] <= (share.upto or 1 << 20) for r, _ in real)
     assert sorted(real) == sorted(expected)
     assert real == sorted(real, reverse=True)  # what begins last is not what takes longest
     assert all(0 <= row <= len(counts) for row in found[0])

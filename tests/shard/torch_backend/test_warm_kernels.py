@@ -106,7 +106,17 @@ def test_serving_compiles_nothing(
         install(runner, 1, tmp_path / "adapter")
     warm = set(seen)
     assert graphs != (1, 2) or any(key[0] == "multiply_heads" for key in warm)
-    for counts in ([1], [2], [40], [1, 1], [1, 9], [5] * ROWS, [1] * ROWS):
+    for counts in (
+        [1],
+        [2],
+        [40],
+        [1, 1],
+        [1, 9],
+        [9] * 4,
+        [1, 1, 9, 9, 9],
+        [5] * ROWS,
+        [1] * ROWS,
+    ):
         texts = [[7 + i] * (count if count > 1 else 5) for i, count in enumerate(counts)]
         blocks = tables(texts, shuffle=3, new=1)
         asked = [

@@ -39,15 +39,17 @@ class LargestStep:
 def warm_up_plan(
     request: WarmupRequest, info: ShardInfo, device: torch.device
 ) -> LargestStep | None:
-    """Return the largest step the limits allow, or the part of it a CPU needs to run."""
+    """Return the largest step the limits allow, or the part of it a CPU needs to run.
+
+    Its last row is one token, as a decode beside prompts.
+    """
     largest = request.max_prefill_tokens
     tokens = min(largest, _CPU_PROBE_TOKENS) if device.type == "cpu" else largest
     longest = min(filter(None, (request.max_total_tokens, info.max_positions, tokens)), default=0)
     if longest <= 0:
         return None
-    counts = [longest] * (tokens // longest)
-    if tokens % longest:
-        counts.append(tokens % longest)
+    whole, left = divmod(tokens - 1, longest)
+    counts = [*([longest] * whole), *([left] if left else []), 1]
     widths = [-(-count // BLOCK_SIZE) for count in counts]
     tables = np.zeros((len(counts), max(widths)), dtype=np.int32)
     slots, block = [], 1

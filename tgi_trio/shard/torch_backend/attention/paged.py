@@ -196,7 +196,7 @@ class PagedAttention(CapturableAttention):
     def _share(
         self, layer: AttentionLayer, query: torch.Tensor, batch: PagedBatch
     ) -> list[tuple[Tile, Tiles]]:
-        """Return the tiles of all rows; of a recorded step with prompts those of few pairs apart.
+        """Return the tiles of all rows; beside prompts those of rows of few pairs apart.
 
         Tiles of prompts are large: a decode would leave most of one empty.
         """
@@ -208,12 +208,13 @@ class PagedAttention(CapturableAttention):
             return choose_tile(query.dtype, size, kind, decodes=decodes, eight_bits=eight_bits)
 
         tile, few = tile_of(len(query) if batch.decodes else 0), tile_of(len(query))
-        if not isinstance(tiling, DeviceTiling) or not group <= few.lanes < tile.lanes:
+        if not group <= few.lanes < tile.lanes:
             return [(tile, tiling.tiles(tile.lanes, group))]
-        return [
-            (tile, tiling.share(tile.lanes, group, Share(above=few.lanes))),
-            (few, tiling.share(few.lanes, group, Share(upto=few.lanes))),
+        shares = [
+            (tile, tiling.tiles(tile.lanes, group, Share(above=few.lanes))),
+            (few, tiling.tiles(few.lanes, group, Share(upto=few.lanes))),
         ]
+        return [each for each in shares if len(each[1].rows)]
 
     def _attend_tiles(
         self,

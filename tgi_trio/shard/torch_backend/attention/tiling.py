@@ -24,11 +24,28 @@ class Tiles(NamedTuple):
     starts: torch.Tensor  # first (query, head) pair, counted from the row's first
 
 
+class Share(NamedTuple):
+    """Rows by how many (query, head) pairs of a KV head they have."""
+
+    above: int = 0  # more than these
+    upto: int = 0  # no more than these; 0: any
+
+    def of(self, pairs: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return rows' pairs, 0 for those of the others."""
+        mine = pairs > self.above
+        if self.upto:
+            mine &= pairs <= self.upto
+        return pairs * mine
+
+
+EVERY: Final = Share()
+
+
 class Tiling(Protocol):
     """Cuts the rows of a step into tiles."""
 
-    def tiles(self, lanes: int, group: int) -> Tiles:
-        """Return tiles of `lanes` pairs of `group` heads; made once for each kind."""
+    def tiles(self, lanes: int, group: int, share: Share = EVERY) -> Tiles:
+        """Return tiles of `lanes` pairs of `group` heads of some rows; made once for each kind."""
         ...
 
 
@@ -38,23 +55,22 @@ class HostTiling:
 
     counts: NDArray[np.int32]  # [R] queries of each row
     staging: Staging
-    _made: dict[tuple[int, int], Tiles] = field(default_factory=dict)
+    _made: dict[tuple[int, int, Share], Tiles] = field(default_factory=dict)
 
-    def tiles(self, lanes: int, group: int) -> Tiles:
+    def tiles(self, lanes: int, group: int, share: Share = EVERY) -> Tiles:
         """See `Tiling`."""
-        kind = (lanes, group)
+        kind = (lanes, group, share)
         if kind not in self._made:
-            uploaded = self.staging.upload(split_pairs(self.counts * group, lanes))
-            # Each kind keeps its own: what is uploaded next takes their place.
-            self._made[kind] = Tiles(uploaded[0].clone(), uploaded[1].clone())
+            self._made[kind] = self._cut(*kind)
         return self._made[kind]
 
-
-class Share(NamedTuple):
-    """Rows by how many (query, head) pairs of a KV head they have."""
-
-    above: int = 0  # more than these
-    upto: int = 0  # no more than these; 0: any
+    def _cut(self, lanes: int, group: int, share: Share) -> Tiles:
+        found = split_pairs(share.of(self.counts * group), lanes)
+        if not len(found[0]):
+            return Tiles(*map(torch.from_numpy, found))  # nothing that anybody launches
+        uploaded = self.staging.upload(found)
+        # Each kind keeps its own: what is uploaded next takes their place.
+        return Tiles(uploaded[0].clone(), uploaded[1].clone())
 
 
 @dataclass(slots=True)
@@ -65,12 +81,8 @@ class DeviceTiling:
     tokens: int
     _made: dict[tuple[int, int, Share], Tiles] = field(default_factory=dict)
 
-    def tiles(self, lanes: int, group: int) -> Tiles:
-        """See `Tiling`."""
-        return self.share(lanes, group, Share())
-
-    def share(self, lanes: int, group: int, share: Share) -> Tiles:
-        """Return what `tiles` does, of some of the rows."""
+    def tiles(self, lanes: int, group: int, share: Share = EVERY) -> Tiles:
+        """See `Tiling`; one tile at least."""
         kind = (lanes, group, share)
         if kind not in self._made:
             self._made[kind] = self._list(*kind)

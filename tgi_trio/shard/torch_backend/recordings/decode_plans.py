@@ -14,6 +14,9 @@ from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT
 
 ALL_KNOWN: Final = np.empty(0, np.int32)  # inputs of tokens of which the host knows all
 UNREAD: Final = np.empty(0, np.int64)  # lengths for models that read none
+# Tokens of an idle prompt beside decodes: attention has another tile for it, as it has more of them
+# than a tile of decodes has pairs.
+_PROMPT: Final = 32
 ALL_KNOWN.flags.writeable = UNREAD.flags.writeable = False
 
 
@@ -134,5 +137,23 @@ def idle_chunks(rows: int) -> StepPlan:
         context_lengths=np.full(rows, 2, np.int32),
         positions=np.tile(np.arange(2), rows),
         kv_slots=np.tile(NULL_BLOCK * BLOCK_SIZE + np.arange(2), rows),
+        block_tables=plan.block_tables[:rows],
+    )
+
+
+def idle_beside_prompt(rows: int) -> StepPlan:
+    """Return a plan of `rows` rows of nothing: a prefill, and decodes behind it."""
+    counts = np.ones(rows, np.int32)
+    counts[0] = _PROMPT
+    width = -(-_PROMPT // BLOCK_SIZE)
+    plan = idle_plan(int(counts.sum()), width)
+    positions = plan.positions.copy()
+    positions[:_PROMPT] = np.arange(_PROMPT)
+    return replace(
+        plan,
+        query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        context_lengths=counts,
+        positions=positions,
+        kv_slots=NULL_BLOCK * BLOCK_SIZE + positions % BLOCK_SIZE,
         block_tables=plan.block_tables[:rows],
     )

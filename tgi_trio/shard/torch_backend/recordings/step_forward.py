@@ -12,7 +12,11 @@ from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_chunks, idle_plan
+from tgi_trio.shard.torch_backend.recordings.decode_plans import (
+    idle_beside_prompt,
+    idle_chunks,
+    idle_plan,
+)
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     DecodeForward,
 )
@@ -39,12 +43,13 @@ def fits_device(plan: StepPlan) -> bool:
 def idle_steps(most: int) -> Iterator[StepPlan]:
     """Yield steps of nothing, one of every kind that is compiled for itself.
 
-    Kernels of decodes and of other steps are kinds of their own, and so are those of a lone row,
-    of few rows, whose contexts are divided as well, and of up to `most`.
+    Kernels of decodes, of a few tokens each and of decodes beside a prompt are kinds of their own,
+    and so are those of a lone row, of few rows, whose contexts are divided as well, and of up to
+    `most`.
     """
     most = max(1, most)
     for rows in sorted({1, min(2, most), most}):
-        for plan in (idle_plan(rows, 1), idle_chunks(rows)):
+        for plan in (idle_plan(rows, 1), idle_chunks(rows), idle_beside_prompt(rows)):
             plan.inputs = np.full(len(plan.token_ids), -1, np.int32)
             yield plan
 
