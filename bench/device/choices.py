@@ -1,26 +1,44 @@
-"""What a warm-up chooses by measuring: told, and left out to see what it is worth."""
+"""What a warm-up chooses by measuring, and what else few rows gain by: told, and left out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 if TYPE_CHECKING:
+    import torch
+
     from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 _BACKEND: Final = "tgi_trio.shard.torch_backend"
-# What chooses: without it the library and kernels of their own do the work.
-CHOICES: Final = {
-    "few rows": f"{_BACKEND}.device_parts.choose_for_few_rows",
-    "heads in products": f"{_BACKEND}.device_parts.choose_for_heads",
+
+
+def _choose_nothing(*_: object, **__: object) -> None:
+    """Leave to the library, and to kernels of their own, what might be chosen."""
+
+
+def _begin_late(device: torch.device) -> dict[str, bool]:
+    """Launch kernels as others are."""
+    return {"OVERLAPS": False}
+
+
+# What is to be seen without: a name of the backend's, and what takes its place then.
+CHOICES: Final[dict[str, tuple[str, Callable[..., object]]]] = {
+    "few rows": ("device_parts.choose_for_few_rows", _choose_nothing),
+    "heads in products": ("device_parts.choose_for_heads", _choose_nothing),
+    "early choices": ("sampling.choice_kernels.overlap", _begin_late),
 }
 ROWS: Final = (1, 2, 4, 16)  # of decodes beside which those without a choice are seen
 
 
 def leave_out(choice: str) -> AbstractContextManager[object]:
     """Have a warm-up not make a choice; "": all are made."""
-    return mock.patch(CHOICES[choice], lambda *_, **__: None) if choice else nullcontext()
+    if not choice:
+        return nullcontext()
+    name, instead = CHOICES[choice]
+    return mock.patch(f"{_BACKEND}.{name}", instead)
 
 
 def tell_chosen(runner: TorchRunner) -> dict[str, Any]:

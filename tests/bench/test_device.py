@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from bench.device.__main__ import command, parse
+from bench.device.choices import CHOICES, leave_out
 from bench.device.models import SHAPES, config_of, make_runner, values_of
 from bench.device.parts import Part, Row, choose_parts, read_rows, run_parts
 from bench.device.random_server import write_folder
@@ -89,8 +91,20 @@ def test_the_most_wanted_parts_come_first() -> None:
     assert [part.name for part in parts] == [
         *("8B", "1B", "server 8B", "broken device 8B"),
         *("8B fp8", "1B fp8", "1B adapters"),
-        *("1B without few rows", "1B without heads in products", "vllm"),
+        *("1B without few rows", "1B without heads in products", "1B without early choices"),
+        "vllm",
     ]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_each_choice_can_be_left_out_by_its_name(choice: str) -> None:
+    place, _, name = CHOICES[choice][0].rpartition(".")
+    module = importlib.import_module(f"tgi_trio.shard.torch_backend.{place}")
+    made = getattr(module, name)
+    with leave_out(choice):
+        assert getattr(module, name) is CHOICES[choice][1]
+    assert getattr(module, name) is made
+    assert f"'1B without {choice}'" in (ROOT / "bench/device/kit.sh").read_text()
 
 
 def test_a_part_that_fails_or_hangs_costs_no_other(tmp_path: Path) -> None:

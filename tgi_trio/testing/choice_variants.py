@@ -14,13 +14,14 @@ from tgi_trio.shard.torch_backend.kernels import (
 )
 from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
 from tgi_trio.shard.torch_backend.sampling import choice_kernels
+from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, EVEN, F32, F64, I32, I64, TYPES, Variant
 
 
-def choice_variants() -> Iterator[Variant]:
-    """Yield what every device is given."""
+def choice_variants(generation: Generation) -> Iterator[Variant]:
+    """Yield what devices of a generation are given."""
     yield from _texts()
-    yield from _scores()
+    yield from _scores(generation == "hopper")
 
 
 def _texts() -> Iterator[Variant]:
@@ -50,15 +51,15 @@ def _texts() -> Iterator[Variant]:
         (I64, I64, *(I32,) * 4, I64, I32, I64, I32, I32, I32, "i32"),
         {"EOS": 3, "PADDED_EOS": 4, "MOST": 4, "BLOCK": 1024, "LONGEST": lookup.LONGEST},
     )
+
+
+def _scores(overlaps: bool) -> Iterator[Variant]:
     yield Variant(
         "count_tokens",
         counting.count_tokens,
         (I32, I32, I32, I32, I32, I32, I64, "i32"),
-        {"BLOCK": 1024},
+        {"BLOCK": 1024, "OVERLAPS": overlaps},
     )
-
-
-def _scores() -> Iterator[Variant]:
     asked = (F32, I32, F64, I32, F64, F64, F64, I32)
     of_edits = (I32, I32, I32, I32, F64, F64, F64, F32, *(I32,) * 5, "fp32")
     seen, sizes = (F64, I32, I32, F64, I32), ("i32" + EVEN,) * 3
@@ -74,6 +75,7 @@ def _scores() -> Iterator[Variant]:
                 "STRIP": choice_kernels.STRIP,
                 "DEPTHS": DEPTHS,
                 "ROOM": choice_kernels.SHORTLIST,
+                "OVERLAPS": overlaps,
             },
             warps=choice_kernels.SURVEY_WARPS,
         )
@@ -87,6 +89,7 @@ def _scores() -> Iterator[Variant]:
                 "BLOCK": choice_kernels.CHOSEN_BLOCK,
                 "DEPTHS": DEPTHS,
                 "ROOM": choice_kernels.SHORTLIST,
+                "OVERLAPS": overlaps,
             },
             warps=choice_kernels.CHOSEN_WARPS,
         )

@@ -28,7 +28,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from _few_heads(generation)
     yield from _sixteen_rows(generation)
     yield from _latent_keys()
-    yield from choice_variants()
+    yield from choice_variants(generation)
     yield from mixture_variants(generation)
 
 

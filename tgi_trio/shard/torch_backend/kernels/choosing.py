@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.listing import list_best
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 from tgi_trio.shard.torch_backend.kernels.shortlisting import write_shortlist
 from tgi_trio.shard.torch_backend.kernels.surveying import load_score
 from tgi_trio.shard.torch_backend.kernels.thresholds import (
@@ -172,10 +173,13 @@ def choose_tokens(
     BLOCK: tl.constexpr,  # scores that the last program looks at together
     DEPTHS: tl.constexpr,
     ROOM: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Bring parts of a row to where it is chosen from; the last of a row's programs chooses."""
+    let_next_begin(OVERLAPS)
     row, programs, parts_there = tl.program_id(1), tl.num_programs(0), tl.cdiv(vocab, PART)
     target = tl.load(targets + row)
+    wait_for_earlier(OVERLAPS)
     plan = plans + row * 6
     state = tl.load(plan)
     if (target >= 0) & (state > 0.0):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
+
 
 # Sizes are not specialised: a new one must not make Triton compile another variant.
 @triton.jit(do_not_specialize=["vocab"])
@@ -18,8 +20,11 @@ def count_tokens(
     chosen,  # int64: tokens of the step before
     vocab,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Bring the counts of a row up to date."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     row = tl.program_id(0)
     move = tl.load(moves + row)
     if move >= 0:

@@ -6,6 +6,12 @@ once every program of the one before it has called `let_next_begin`, or ended. W
 lies there before its embedding, a kernel that is launched as others are (of what a step lists on
 its way, `attention/tiling.py` sees to such a one). Behind it all earlier
 kernels have ended, as each of them has waited itself, and what they wrote is seen.
+
+So nothing is written that an earlier kernel may still read: all that a kernel writes it writes
+behind its wait, and every program of it waits, those that find nothing to do as well. What rows ask
+of the sampler comes in copies, before the step or, of a choice that follows later, before that; a
+copy waits for all kernels before it, and all behind it wait for the copy. What guesses change of it
+they change before the embedding. A recording begins when the one before it has ended altogether.
 """
 
 from __future__ import annotations

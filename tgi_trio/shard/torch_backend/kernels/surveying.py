@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.editing import edit_part
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 from tgi_trio.shard.torch_backend.kernels.shortlisting import depth_of, plan_shortlist, steps_of
 from tgi_trio.shard.torch_backend.kernels.thresholds import key_of, score_of
 
@@ -73,16 +74,16 @@ def survey_scores(
     STRIP: tl.constexpr,
     DEPTHS: tl.constexpr,
     ROOM: tl.constexpr,  # of a shortlist
+    OVERLAPS: tl.constexpr,
 ):
     """Look over some parts of a row; the last of a row's programs puts all of them together.
 
     What depends on nothing is loaded first: a program of few rows waits for memory, and else does
-    nothing that takes long.
+    nothing that takes long. What a row asks for is there before the kernels before this one.
     """
+    let_next_begin(OVERLAPS)
     row, programs, parts_there = tl.program_id(1), tl.num_programs(0), tl.cdiv(vocab, PART)
     base, own = logits + row.to(tl.int64) * stride, scores + row.to(tl.int64) * own_stride
-    at = tl.program_id(0) * PART + tl.arange(0, PART)
-    following = tl.load(base + at, mask=at < vocab, other=float("-inf"))
     target, heat = tl.load(targets + row), tl.load(temperatures + row)
     k, p, typical = tl.load(top_k + row), tl.load(top_p + row), tl.load(typical_p + row)
     floor, wanted = tl.load(floors + row), tl.load(lists + row)
@@ -90,6 +91,9 @@ def survey_scores(
     marked, permitted = tl.load(green + row), tl.load(allowed + row)
     biases = starts + 2 * (rows + 1) + row
     begin, end = tl.load(biases), tl.load(biases + 1)
+    wait_for_earlier(OVERLAPS)
+    at = tl.program_id(0) * PART + tl.arange(0, PART)
+    following = tl.load(base + at, mask=at < vocab, other=float("-inf"))
     edited = (slot >= 0) | (end > begin) | (too_early != 0) | (marked >= 0) | (permitted >= 0)
     cuts_off = (k > 0) | (p < 1.0) | (typical < 1.0) | (floor > float("-inf"))
     parts += row.to(tl.int64) * parts_there * 4

@@ -10,6 +10,7 @@ import torch
 from tgi_trio.shard.sampling.base import WIDTHS
 from tgi_trio.shard.torch_backend.kernels import choosing, surveying
 from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
+from tgi_trio.shard.torch_backend.torch_device import overlap
 
 # Tokens of a program, and their warps: in registers of those who look them over.
 PART: Final = 2048
@@ -82,6 +83,7 @@ class ChoiceKernels:
         self._vocab_size = vocab_size
         self._eos = eos
         self._device = device
+        self.overlap = overlap(device)  # with which they begin, and what counts before them
         self._part, self._block = min(PART, padded), min(CHOSEN_BLOCK, padded)
         self._parts = -(-vocab_size // self._part)
         self._room = min(SHORTLIST, -(-vocab_size // _LINE) * _LINE)
@@ -137,6 +139,7 @@ class ChoiceKernels:
             BLOCK=self._block,
             DEPTHS=DEPTHS,
             ROOM=self._room,
+            **self.overlap,
             num_warps=CHOSEN_WARPS,
         )
 
@@ -197,6 +200,7 @@ class ChoiceKernels:
             STRIP=min(STRIP, self._part),
             DEPTHS=DEPTHS,
             ROOM=self._room,
+            **self.overlap,
             num_warps=SURVEY_WARPS,
         )
 

@@ -348,6 +348,7 @@ class DeviceSampler:
             self.chosen,
             self.vocab_size,
             BLOCK=_BLOCK,
+            **self._kernels.overlap,
         )
         found = torch.empty((count, 3), dtype=torch.float64, device=self._device)
         listed = torch.empty((count, room, 2), dtype=torch.int32, device=self._device)
