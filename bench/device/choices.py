@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
@@ -25,9 +24,10 @@ def _begin_late(device: torch.device) -> dict[str, bool]:
 
 
 # What is to be seen without: a name of the backend's, and what takes its place then.
-CHOICES: Final[dict[str, tuple[str, Callable[..., object]]]] = {
+CHOICES: Final[dict[str, tuple[str, object]]] = {
     "few rows": ("device_parts.choose_for_few_rows", _choose_nothing),
     "heads in products": ("device_parts.choose_for_heads", _choose_nothing),
+    "the last norm in a product": ("layers.few_rows._WORTH_OF_NORM", 0.0),  # never worth it
     "early choices": ("sampling.choice_kernels.overlap", _begin_late),
 }
 ROWS: Final = (1, 2, 4, 16)  # of decodes beside which those without a choice are seen

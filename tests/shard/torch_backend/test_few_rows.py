@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.nn import functional
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.shard.torch_backend.layers import few_rows
+from tgi_trio.shard.torch_backend.layers import few_rows, residual
 from tgi_trio.shard.torch_backend.layers.activation import Activation
-from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project
+from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project, project_normed
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
@@ -96,6 +96,36 @@ def test_what_lies_around_a_product_is_done_in_its_launch(
     assert torch.equal(project(own, x, addends, outer, act)[1], out)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["rms", "rms_plus_one", "layer"])
+def test_the_norm_before_a_head_is_done_in_its_launch(
+    monkeypatch: pytest.MonkeyPatch, kind: str, rows: int
+) -> None:
+    """To the bit, of one or two rows: what two launches find."""
+    launched: list[str] = []
+    add, multiply = residual._launch, few_rows._multiply_few
+
+    def note_norm(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        launched.append("norm")
+        return add(*given)
+
+    def note_product(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        launched.append("product")
+        return multiply(*given)
+
+    monkeypatch.setattr(residual, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(residual, "_launch", note_norm)
+    monkeypatch.setattr(few_rows, "_multiply_few", note_product)
+    size = 96
+    own, outer, x = linear(37, size, bias=kind == "layer"), norm(kind, size), numbers(rows, size)
+    own.few_rows = {1: few_rows.multiply_by_kernel, 2: few_rows.multiply_by_kernel}
+    apart = project_normed(own, x, outer)
+    assert launched == ["norm", "product"][: 1 + (rows < 3)]
+    own.fused, launched[:] = frozenset({1, 2}), []
+    assert torch.equal(project_normed(own, x, outer), apart)
+    assert launched == (["product"] if rows < 3 else ["norm"])
+
+
 class Measuring:
     """Times by what was launched: ours takes less for matrices that have so many outputs."""
 
@@ -153,6 +183,20 @@ def test_what_takes_less_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measuring.launched == ["product", "all"] * 2
     few_rows.choose_for_few_rows([*wide, *gated], around, Measuring())  # another warm-up
     assert not any(own.few_rows or own.fused for own in (*wide, *gated))
+
+
+def test_a_norm_is_done_in_the_launch_of_a_head_where_that_takes_a_hundredth_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(few_rows, "_LEAST", 1)
+    head, outer = linear(64, 32, bias=False), norm("rms", 32)
+    for took, chosen in ((0.98, {1, 2}), (0.995, set())):
+
+        def seconds(work: Callable[[], torch.Tensor], took: float = took) -> float:
+            return took if len(work()) in head.fused else 1.0
+
+        few_rows.choose_for_few_rows([head], [Projection(head, outer, None, None)], seconds)
+        assert head.fused == chosen and not head.few_rows
 
 
 def test_a_product_that_finds_other_numbers_is_not_taken(

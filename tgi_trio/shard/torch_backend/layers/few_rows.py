@@ -38,6 +38,8 @@ from tgi_trio.shard.torch_backend.torch_device import (
 _CLASSES: Final = (range(1, 2), range(2, 3), range(3, 9), range(9, 17))
 _LEAST: Final = 1 << 20  # numbers of a matrix that is worth a look
 _WORTH: Final = 0.97  # of the library's time, from which on ours is taken
+# Of a product's time behind its norm: of a head's, 130 us for 1B, a launch is two hundredths.
+_WORTH_OF_NORM: Final = 0.99
 _ROUNDED: Final = 1 / 32  # of the largest number: some roundings of half precision
 _MOST_OUTPUTS: Final = 1 << 16  # beyond, the library loses nothing with three rows or more
 _LEFT: Final = "products of few rows are left to the library"
@@ -98,13 +100,13 @@ class Projection(NamedTuple):
     linear: Linear
     norm: Norm | None
     act: Activation | None
-    like: Addends  # what is added before: its tensors are of no interest
+    like: Addends | None  # what is added before: its tensors are of no interest; None: nothing is
 
-    def __call__(
-        self, x: torch.Tensor, addends: Addends | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum of `x` [T, hidden] and `addends`, and what becomes of its norm."""
-        return project(self.linear, x, addends, self.norm, self.act)
+    def __call__(self, x: torch.Tensor, addends: Addends | None) -> torch.Tensor:
+        """Return what becomes of the norm of the sum of `x` [T, hidden] and `addends`."""
+        if self.norm is not None and self.like is None:
+            return project_normed(self.linear, x, self.norm)
+        return project(self.linear, x, addends, self.norm, self.act)[1]
 
 
 def project(
@@ -124,6 +126,13 @@ def project(
     summed, normed = add_and_normalise(x, addends, norm)
     out = linear(normed)
     return summed, out if act is None else act(out)
+
+
+def project_normed(linear: Linear, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """Return linear(norm(x)) of `x` [T, hidden], to which nothing is added: that of a head."""
+    if len(x) in linear.fused and len(x) in _PROGRAMS:
+        return _multiply_few(linear, x, None, norm, None)[1]
+    return linear(add_and_normalise(x, None, norm)[1])
 
 
 def multiply_by_kernel(linear: Linear, x: torch.Tensor) -> torch.Tensor:
@@ -288,16 +297,17 @@ def _choose_product(linears: list[Linear], rows: range, seconds: Seconds) -> Non
 
 
 def _choose_fusing(projections: list[Projection], rows: range, seconds: Seconds) -> None:
-    x = try_rows(projections[0].linear.weight, rows[-1])
-    addends = projections[0].like._replace(first=x)
+    x, like = try_rows(projections[0].linear.weight, rows[-1]), projections[0].like
+    addends = None if like is None else like._replace(first=x)
 
     def run() -> torch.Tensor:
-        return [each(x, addends) for each in projections][-1][1]
+        return [each(x, addends) for each in projections][-1]
 
     apart, wanted = seconds(run), run()
     for each in projections:
         each.linear.fused |= set(rows)
-    if seconds(run) >= _WORTH * apart or not agree(run(), wanted, _LEFT):
+    worth = _WORTH_OF_NORM if like is None else _WORTH
+    if seconds(run) >= worth * apart or not agree(run(), wanted, _LEFT):
         for each in projections:
             each.linear.fused -= set(rows)
 

@@ -13,7 +13,7 @@ from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
-from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project
+from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project, project_normed
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
@@ -121,8 +121,10 @@ class Decoder:
         return self.embedding.dtype
 
     def projections(self) -> Iterator[Projection]:
-        """Yield the linears of `linears` that read a norm of a sum."""
-        return list_projections(self.layers, self._sums)
+        """Yield the linears of `linears` that read a norm, in layers that of a sum."""
+        yield from list_projections(self.layers, self._sums)
+        if self.final_norm is not None:
+            yield Projection(self.head, self.final_norm, None, None)
 
     def head_projections(self) -> Iterator[tuple[HeadProjection, Addends | None]]:
         """Yield what projects heads, with what is added before: nothing in the first layer."""
@@ -262,9 +264,9 @@ class Decoder:
         """Return `logits` in the dtype that the head computes them in."""
         if self.taps:
             hidden = hidden[:, : self.spec.hidden_size].contiguous()
-        hidden = add_and_normalise(hidden, None, self.final_norm)[1]
-        extra = self.spec.extra_tokens
-        logits = gather_logits(self.head(hidden), self.spec.vocab_size - extra, self.ranks)
+        norm, extra = self.final_norm, self.spec.extra_tokens
+        own = self.head(hidden) if norm is None else project_normed(self.head, hidden, norm)
+        logits = gather_logits(own, self.spec.vocab_size - extra, self.ranks)
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         if self.spec.final_soft_cap:
