@@ -226,6 +226,21 @@ def test_a_warm_up_records_what_it_has_run_once(
     assert device.counts.launches["fill_tokens"] == 1 + 2 * (3 + 2) + idle // 2
 
 
+def test_an_idle_step_that_is_measured_is_a_whole_one(
+    checkpoint: Callable[..., Path], device: StandInDevice
+) -> None:
+    runner = start(checkpoint("llama"), "cuda:0", (1, 2))
+    assert isinstance(runner, TorchRunner) and isinstance(runner.model, Decoder)
+    graphs, cache = runner._graphs, runner._cache
+    assert graphs is not None and cache is not None
+    chosen: list[str] = ["count_tokens", "survey_scores", "choose_tokens"]
+    with device.idle():
+        step, device.counts = graphs._recorder.idle(2, cache, 4), Counts()
+        logits = step()
+    assert logits.shape == (2, runner.model.spec.vocab_size)
+    assert all(device.counts.launches[name] == 1 for name in ("fill_tokens", *chosen))
+
+
 def test_positions_are_turned_by_what_is_kept(
     checkpoint: Callable[..., Path], device: StandInDevice
 ) -> None:

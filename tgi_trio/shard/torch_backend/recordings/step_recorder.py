@@ -72,10 +72,17 @@ class StepRecorder:
         self.pool = self.scores = self.hidden = self._mask_memory = None
 
     def idle(self, size: int, cache: KVCache, width: int) -> Compute:
-        """Return what computes a step of so many rows that decode nothing."""
+        """Return what computes a step of so many rows that decode nothing, choices included.
+
+        It returns logits, or hidden states where another rank has those.
+        """
         memory = self.reserve(size, cache, width)
-        known = (memory.ids, memory.positions, memory.lengths, self._attention, memory.batch)
-        return lambda: self._compute(*known, memory.states)
+
+        def compute() -> torch.Tensor:
+            hidden, logits, _ = self._run(memory, None)
+            return hidden if logits is None else logits
+
+        return compute
 
     def token_arrays(self, plan: StepPlan, lengths: Array | None) -> list[Array]:
         """Return a plan's tokens as they are sent."""
@@ -138,26 +145,36 @@ class StepRecorder:
 
     def _record_step(self, memory: StepMemory, *, crossed: bool) -> RecordedStep:
         """Record a step over `memory`; `crossed`: some of its rows attend to images."""
-        ends, made = self._ends, list[Chosen]()
+        made = list[Chosen]()
         features: StepFeatures | None = None
         if memory.images is not None and crossed:
             features = StepFeatures.recorded(memory.images.sight, self._device)
 
         def compute() -> torch.Tensor:
-            known = ends.tokens.fill_in(memory.ids, memory.inputs) if ends else memory.ids
-            hidden = self._compute(
-                self._chain_tokens(known, memory),
-                *(memory.positions, memory.lengths, self._attention, memory.batch, memory.states),
-                features=features,
-            )
-            logits = ends.logits(hidden) if ends else None
-            if self._sampler is not None and memory.asked is not None and logits is not None:
-                hidden = self._own_hidden(hidden)
-                made[:] = [self._choose(self._sampler, memory, memory.asked, logits, hidden, known)]
+            hidden, _, chosen = self._run(memory, features)
+            made[:] = [] if chosen is None else [chosen]
             return hidden
 
         graph, hidden = self._capture(compute)
         return RecordedStep(graph, hidden, made[0] if made else None)
+
+    def _run(
+        self, memory: StepMemory, features: StepFeatures | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Chosen | None]:
+        """Compute a step; return its hidden states, and its logits and choices if they are here."""
+        ends = self._ends
+        known = ends.tokens.fill_in(memory.ids, memory.inputs) if ends else memory.ids
+        hidden = self._compute(
+            self._chain_tokens(known, memory),
+            *(memory.positions, memory.lengths, self._attention, memory.batch, memory.states),
+            features=features,
+        )
+        logits = ends.logits(hidden) if ends else None
+        if self._sampler is None or memory.asked is None or logits is None:
+            return hidden, logits, None
+        hidden = self._own_hidden(hidden)
+        chosen = self._choose(self._sampler, memory, memory.asked, logits, hidden, known)
+        return hidden, logits, chosen
 
     def _chain_tokens(self, known: torch.Tensor, memory: StepMemory) -> torch.Tensor:
         """Return the tokens that are computed: the chain's, where rows follow guesses."""
