@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from tgi_trio.shard.torch_backend.attention.few_heads import choose_pairs
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
@@ -119,16 +120,38 @@ def _rotations(generation: Generation) -> Iterator[Variant]:
         )
 
 
+class _Few(NamedTuple):
+    """A product of few rows, and what lies around it."""
+
+    inputs: int
+    kind: str = ""  # of the norm
+    act: str = ""
+    first: str = ""  # kind of the norm of what is added
+    adds: bool = True  # where anything is normalised
+    other: bool = False  # the other share of a lone row
+
+
 def _few_rows(generation: Generation) -> Iterator[Variant]:
-    cases = [("", inputs, "", "") for inputs in (2048, 4096, 8192, 14336)]
-    cases += [(kind, 4096, "", act) for kind in ("rms", "layer") for act in ("", "silu")]
-    cases += [("rms_plus_one", 3584, "rms_plus_one", "gelu_tanh")]
-    for kind, inputs, first, act in cases:
-        for rows in (1, 2):
-            tile = choose_few_tile(inputs, rows, gated=bool(act))
+    sizes = (2048, 4096, 8192, 14336)
+    cases = [_Few(inputs) for inputs in sizes]
+    cases += [_Few(4096, kind, act) for kind in ("rms", "layer") for act in ("", "silu")]
+    cases += [_Few(3584, "rms_plus_one", "gelu_tanh", "rms_plus_one")]
+    cases += [_Few(inputs, "rms", adds=False) for inputs in sizes[:2]]  # heads
+    # Another share, of Llamas of 1B and 8B: behind attention, of gates, down, of heads.
+    cases += [_Few(inputs, other=True) for inputs in sizes[:2]]
+    cases += [_Few(inputs, "rms", "silu", other=True) for inputs in sizes[:2]]
+    cases += [_Few(sizes[2], other=True)]
+    cases += [_Few(inputs, "rms", adds=False, other=True) for inputs in sizes[:2]]
+    for case in cases:
+        kind, inputs, first, act = case.kind, case.inputs, case.first, case.act
+        for rows in (1,) if case.other else (1, 2):
+            tile = choose_few_tile(inputs, rows, gated=bool(act), other=case.other)
             vectors = (F32 if first else BF16,) * 4
+            alone = "" if case.adds else "alone"
+            share = "other share" if case.other else ""
+            named = ("multiply_few bf16", f"{rows}x{inputs}", kind, alone, act, share)
             yield Variant(
-                " ".join(filter(None, ("multiply_few bf16", f"{rows}x{inputs}", kind, act))),
+                " ".join(filter(None, named)),
                 few_rows.multiply_few,
                 ((BF16,) * 7 + vectors + ("fp32",) * 3 + ("i32",)),
                 {
@@ -136,7 +159,7 @@ def _few_rows(generation: Generation) -> Iterator[Variant]:
                     "INPUTS": inputs,
                     "PADDED": pad_dim(inputs),
                     "HAS_BIAS": kind == "layer",
-                    "ADDS": bool(kind),
+                    "ADDS": bool(kind) and case.adds,
                     "ADDS_SECOND": False,
                     "SCALES": False,
                     "FIRST_KIND": first,
@@ -155,16 +178,17 @@ def _few_rows(generation: Generation) -> Iterator[Variant]:
 
 def _few_heads(generation: Generation) -> Iterator[Variant]:
     """Llamas of 1B, 8B and 70B, one with biases, Gemma 2, and others' ways to turn."""
-    cases: tuple[tuple[int, int, int, bool, str, str], ...] = (
-        *((2048, 64, 64, False, "rms", ""), (4096, 128, 128, False, "rms", "")),
-        *((8192, 128, 128, False, "rms", ""), (2048, 128, 128, False, "layer", "")),
-        (3584, 256, 256, False, "rms_plus_one", "rms_plus_one"),
-        *((4096, 128, 64, True, "rms", ""), (2048, 80, 20, False, "layer", "")),
-        (2048, 64, 0, False, "rms", ""),
+    cases: tuple[tuple[int, int, int, bool, str, str, bool], ...] = (
+        *((2048, 64, 64, False, "rms", "", False), (4096, 128, 128, False, "rms", "", False)),
+        *((8192, 128, 128, False, "rms", "", False), (2048, 128, 128, False, "layer", "", False)),
+        (3584, 256, 256, False, "rms_plus_one", "rms_plus_one", False),
+        *((4096, 128, 64, True, "rms", "", False), (2048, 80, 20, False, "layer", "", False)),
+        (2048, 64, 0, False, "rms", "", False),
+        *((2048, 64, 64, False, "rms", "", True), (4096, 128, 128, False, "rms", "", True)),
     )
-    for inputs, dim, rotary, interleaved, kind, first in cases:
+    for inputs, dim, rotary, interleaved, kind, first, other in cases:
         vectors = (F32 if first else BF16,) * 4
-        more = " interleaved" if interleaved else ""
+        more = f"{' interleaved' * interleaved}{' other share' * other}"
         yield Variant(
             f"multiply_heads bf16 1x{inputs} {kind} {dim} {rotary}{more}",
             few_heads.multiply_heads,
@@ -172,7 +196,7 @@ def _few_heads(generation: Generation) -> Iterator[Variant]:
             {
                 **{"HEADS": 32, "KV_HEADS": 8, "DIM": dim},
                 **{"ROTARY": rotary, "INTERLEAVED": interleaved},
-                "PAIRS": choose_pairs(inputs, dim),
+                "PAIRS": choose_pairs(inputs, dim, other=other),
                 "HAS_BIAS": kind == "layer",
                 "OVERLAPS": generation == "hopper",
                 **{"ROWS": 1, "INPUTS": inputs, "PADDED": pad_dim(inputs)},

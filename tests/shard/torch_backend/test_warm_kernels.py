@@ -56,10 +56,15 @@ def device(
     from tgi_trio.shard.torch_backend import device_parts
     from tgi_trio.shard.torch_backend.adapters import device_adapters
     from tgi_trio.shard.torch_backend.attention import few_heads, paged
-    from tgi_trio.shard.torch_backend.layers import coded_linear, few_rows, grouped_experts
+    from tgi_trio.shard.torch_backend.layers import (
+        coded_linear,
+        few_rows,
+        grouped_experts,
+        lone_shares,
+    )
 
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
-    for module in (few_rows, few_heads):
+    for module in (few_rows, few_heads, lone_shares):
         monkeypatch.setattr(module, "agree", lambda *_: True)  # nothing is computed
     monkeypatch.setattr(few_rows, "_LEAST", 1)
     monkeypatch.setattr(grouped_experts, "FEW_TOKENS", 16)
@@ -128,3 +133,42 @@ def test_serving_compiles_nothing(
             row.computed = row.length - count
         runner.launch(plan(rows, counts)).result()
         assert seen == warm, (counts, seen - warm)
+
+
+def test_what_may_be_chosen_for_few_rows_is_compiled_ahead(
+    checkpoint: Callable[..., Path], device: StandInDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the warm-up then measures: shares of matrices, heads, norms in products."""
+    from tgi_trio.shard.torch_backend import device_parts, torch_runner
+
+    seen: set[Key] = set()
+    ahead: set[Key] = set()
+    launch = device.launch_kernel
+
+    def note(function: Any, *args: Any, **kwargs: Any) -> None:
+        if function.fn.__name__ in ("multiply_few", "multiply_heads"):
+            seen.add(compiled_for(function, args, kwargs))
+        launch(function, *args, **kwargs)
+
+    class Times(FallingTimes):
+        def __init__(self, _: object, capture: Any) -> None:
+            super().__init__()
+            self._capture = capture
+
+        def __call__(self, work: Callable[[], object]) -> float:
+            took = super().__call__(work)
+            return 0.0 if self._capture._rehearses else took
+
+    def rehearse(_: object, work: Callable[[], None]) -> int:
+        work()
+        ahead.update(seen)
+        seen.clear()
+        return 0
+
+    monkeypatch.setattr(device, "launch_kernel", note)
+    monkeypatch.setattr(device_parts, "RecordedTime", Times)
+    monkeypatch.setattr(torch_runner, "compile_ahead", rehearse)
+    told = ShardSettings(model_path=checkpoint("llama"), dtype="bfloat16")
+    runner = load_torch_runner(told, device="cuda:0", graph_sizes=(1, 2))
+    runner.warm_up(WarmupRequest(40, 64, ROWS, 31 * BLOCK))
+    assert len(seen) > 10 and seen <= ahead, seen - ahead

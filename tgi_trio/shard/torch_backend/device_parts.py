@@ -31,6 +31,7 @@ from tgi_trio.shard.torch_backend.layers.few_rows import (
     choose_for_few_rows,
 )
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.lone_shares import choose_shares, give_shares
 from tgi_trio.shard.torch_backend.layers.residual import Addends
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.recordings.cuda_graphs import (
@@ -232,6 +233,12 @@ def _choice(
         choose_for_few_rows(model.linears(), model.projections(), seconds, lone=rehearses)
         if alone:
             choose_for_heads(model.head_projections(), idle, seconds)
+            choose_shares(model.linears(), idle(1), seconds)
+        if alone and rehearses:  # nothing has been chosen: what may be is to be compiled, too
+            give_shares(model.linears(), other=True)
+            choose_for_few_rows(model.linears(), model.projections(), seconds, lone=True)
+            choose_for_heads(model.head_projections(), idle, seconds)
+            give_shares(model.linears(), other=False)
 
     return choose
 

@@ -69,7 +69,7 @@ class HeadProjection(NamedTuple):
         x = x.contiguous()
         (rows, inputs), dim = x.shape, steps.head_dim
         rotary = None if table is None else steps.rotary
-        pairs = choose_pairs(inputs, dim)
+        pairs = choose_pairs(inputs, dim, other=linear.other_share)
         query = torch.empty((rows, steps.heads, dim), dtype=x.dtype, device=x.device)
         summed = x if addends is None else torch.empty_like(x)
         multiply_heads[(len(linear.weight) // (2 * pairs),)](
@@ -99,10 +99,16 @@ class HeadProjection(NamedTuple):
         return summed, query
 
 
-def choose_pairs(inputs: int, head_dim: int) -> int:
-    """Return the pairs of a head that a program has: a power of two that divides all of them."""
+def choose_pairs(inputs: int, head_dim: int, *, other: bool = False) -> int:
+    """Return the pairs of a head that a program has: a power of two that divides all of them.
+
+    `other`: twice as many as is usual, or half where rows are so long that it has the larger share.
+    """
     padded, half = 1 << (inputs - 1).bit_length(), head_dim // 2
-    most = 1 if inputs > _LONG else max(_LEAST_PAIRS, _NUMBERS // padded // 2)
+    usual = _NUMBERS // padded // 2
+    most = 1 if inputs > _LONG else max(_LEAST_PAIRS, usual)
+    if other:
+        most = 2 * most if most == usual else max(1, most // 2)
     return min(most, half & -half)
 
 

@@ -46,9 +46,12 @@ _LEFT: Final = "products of few rows are left to the library"
 
 # `multiply_few`
 WARPS: Final = 8
-_WIDE: Final = 4096  # inputs beyond which a thread has twice the weights at a time
-# Programs of a multiprocessor by rows, of short rows and of long ones: as many as registers allow.
+_SMALL, _LARGE = 32, 64  # weights that a thread has at a time
+_WIDE: Final = 4096  # inputs beyond which it has the more
+# Programs of a multiprocessor by rows, of small shares and of large ones, and of long rows at most,
+# which take registers as well: as many as these allow.
 _PROGRAMS: Final = {1: (4, 2), 2: (3, 1)}
+_LONG_PROGRAMS: Final = 3
 _MOST_INPUTS: Final = 1 << 14  # that a program keeps of each row
 
 # `multiply_sixteen`
@@ -76,11 +79,16 @@ class SixteenTile(NamedTuple):
     ahead: int
 
 
-def choose_few_tile(inputs: int, rows: int, *, gated: bool) -> FewTile:
-    """Return a tile of 32 weights a thread, or 64 where rows are long; half are of gates."""
-    padded, long = 1 << (inputs - 1).bit_length(), inputs > _WIDE
-    weights = (64 if long else 32) * 32 * WARPS
-    return FewTile(max(1, weights // padded >> gated), _PROGRAMS[rows][long])
+def choose_few_tile(inputs: int, rows: int, *, gated: bool, other: bool = False) -> FewTile:
+    """Return a tile of 32 weights a thread, or 64 where rows are long; half are of gates.
+
+    `other`: the other way round, as near as that can be.
+    """
+    padded, threads, long = 1 << (inputs - 1).bit_length(), 32 * WARPS, inputs > _WIDE
+    share = _LARGE if long != other else _SMALL
+    outputs = max(1, share * threads // padded >> gated)
+    programs = _PROGRAMS[rows][(outputs << gated) * padded > _SMALL * threads]
+    return FewTile(outputs, min(programs, _LONG_PROGRAMS) if long else programs)
 
 
 def choose_sixteen_tile(
@@ -160,7 +168,8 @@ def _multiply_few(
     summed = x if addends is None else torch.empty_like(x)
     out, constants = _prepare(linear, x, gate)
     outputs = out.shape[1]
-    tile = choose_few_tile(inputs, rows, gated=bool(gate))
+    other = linear.other_share and rows == 1
+    tile = choose_few_tile(inputs, rows, gated=bool(gate), other=other)
     programs = tile.programs * count_multiprocessors(x.device)
     multiply_few[(min(programs, -(-outputs // tile.outputs)),)](
         out,

@@ -14,7 +14,10 @@ _PACK_FROM = 1 << 19
 class Linear:
     """y = x W^T + b. `weight` [out, in], `bias` [out] or None."""
 
-    __slots__ = ("_bytes", "arrived", "bias", "few_rows", "fused", "packed", "turned", "weight")
+    __slots__ = (
+        *("_bytes", "arrived", "bias", "few_rows", "fused", "other_share", "packed", "turned"),
+        "weight",
+    )
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
@@ -26,6 +29,8 @@ class Linear:
         self.fused: frozenset[int] = frozenset()
         # Of how many rows heads are rotated and written in its launch; see `few_heads.py`.
         self.turned: frozenset[int] = frozenset()
+        # Whether programs of a lone row's product have another share of it; see `lone_shares.py`.
+        self.other_share = False
         self.arrived: torch.Tensor | None = None  # int32 [tiles], with which programs share work
         self._bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
 
