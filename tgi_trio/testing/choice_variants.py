@@ -92,4 +92,5 @@ def _scores(overlaps: bool) -> Iterator[Variant]:
                 "OVERLAPS": overlaps,
             },
             warps=choice_kernels.CHOSEN_WARPS,
+            registers=choice_kernels.CHOSEN_REGISTERS,
         )

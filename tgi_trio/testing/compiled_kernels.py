@@ -58,6 +58,8 @@ def compile_for(variant: Variant, target: int) -> Compiled:
     }
     source = ASTSource(variant.kernel, signature, dict(variant.constants), aligned)
     options = {"num_warps": variant.warps, "num_stages": variant.stages}
+    if variant.registers is not None:
+        options["maxnreg"] = variant.registers
     made = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     registers, spilled = _resources(made.asm["ptx"], target, Path(triton.__file__).parent)
     return Compiled(variant.name, target, registers, spilled, made.metadata.shared)

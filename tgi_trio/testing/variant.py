@@ -1,4 +1,4 @@
-"""A kernel as it is launched: types of its arguments, constants, warps and stages."""
+"""A kernel as it is launched: types of its arguments, constants, warps and the like."""
 
 from __future__ import annotations
 
@@ -35,3 +35,4 @@ class Variant:
     constants: dict[str, Any]
     warps: int = 4
     stages: int = 3
+    registers: int | None = None  # of a thread, at most; None: as the assembler likes

@@ -80,6 +80,14 @@ def overlap(device: torch.device) -> dict[str, bool]:
     return {"OVERLAPS": True, "launch_pdl": True}
 
 
+def limit_registers(most: int) -> dict[str, int]:
+    """Return what kernels are launched with whose threads are to have `most` registers at most.
+
+    Then more programs run together than the assembler takes into account. It is NVIDIA's alone.
+    """
+    return {} if torch.version.hip is not None else {"maxnreg": most}
+
+
 @functools.cache
 def count_multiprocessors(device: torch.device) -> int:
     """Return how many programs a device runs at least at the same time."""

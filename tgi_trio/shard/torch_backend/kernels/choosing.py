@@ -16,13 +16,13 @@ from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wai
 from tgi_trio.shard.torch_backend.kernels.shortlisting import write_shortlist
 from tgi_trio.shard.torch_backend.kernels.surveying import load_score
 from tgi_trio.shard.torch_backend.kernels.thresholds import (
-    among_ties,
-    draw_in_order,
+    LOWEST,
+    first_beyond,
     highest,
     kept,
     key_of,
-    nth_at,
     relative,
+    score_of,
     tally,
 )
 
@@ -32,114 +32,33 @@ NOTHING_LEFT = 1  # every score is -inf
 IS_NAN = 2
 IS_INFINITE = 3
 
-_LOWEST = tl.constexpr(-2139095040)  # the key of the lowest finite number
 _ABOVE_BEST = tl.constexpr(1)  # a key; the best's is 0
+_FARTHEST = tl.constexpr(-0x7F800000)  # a key by distance: infinite
+
+
+# Steps of a choice, in their order: thresholds, with what is left behind each, then the token.
+_TOP_K, _TOP_P, _LEFT, _MEAN, _TYPICAL, _FLOOR, _TAKE = (tl.constexpr(i) for i in range(7))
 
 
 # fmt: off
 @triton.jit
-def _mean_left(base, vocab, best, heat, least, last_tie, total, BLOCK: tl.constexpr):
-    """Return the mean distance from the best of what survives: the entropy, but for log(total)."""
-    place = tl.arange(0, BLOCK)
-    center, none = tl.full([], 0.0, tl.float32), tl.full([], float("-inf"), tl.float64)
-    within = tl.full([], float("inf"), tl.float32)
-    terms = tl.zeros([BLOCK], tl.float64)
-    for low in range(0, vocab, BLOCK):
-        at = low + place
-        x = relative(base, at, vocab, best, heat)
-        keep = kept(x, at, least, last_tie, center, within, none)
-        terms += tl.where(keep, tl.exp(x) * -tl.maximum(x, -1e30), 0.0).to(tl.float64)
-    return tl.sum(terms, 0) / total
-
-
-@triton.jit
-def _cut_typical(
-    base, vocab, best, heat, least, last_tie, center, typical, total, BLOCK: tl.constexpr
-):
-    """Return how far from `center` what of -x survives typical-p may be, as `highest` finds it."""
-    place = tl.arange(0, BLOCK)
-    none = tl.full([], float("-inf"), tl.float64)
-    every = tl.full([], float("inf"), tl.float32)
-    near, far = tl.full([], -1, tl.int32), tl.full([], 0x7F800000, tl.int32)
-    while far - near > 1:
-        middle = near + (far - near) // 2
-        mass = tl.zeros([BLOCK], tl.float64)
-        widest = tl.full([BLOCK], 0, tl.int32)  # up to the middle
-        closest = tl.full([BLOCK], 0, tl.int32) + far  # beyond it
-        for low in range(0, vocab, BLOCK):
-            at = low + place
-            x = relative(base, at, vocab, best, heat)
-            keep = kept(x, at, least, last_tie, center, every, none)
-            distance = tl.abs(-x - center).to(tl.int32, bitcast=True)
-            inside = keep & (distance <= middle)
-            mass += tl.where(inside, tl.exp(x), 0.0).to(tl.float64)
-            widest = tl.where(inside, tl.maximum(widest, distance), widest)
-            outside = keep & (distance > middle)
-            closest = tl.where(outside, tl.minimum(closest, distance), closest)
-        if tl.sum(mass, 0) >= typical * total:
-            far = tl.max(widest, 0)
-        else:
-            near = tl.min(closest, 0) - 1
-    return far.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _best_left(base, vocab, best, heat, least, last_tie, center, within, BLOCK: tl.constexpr):
-    """Return the best of what survives."""
-    place = tl.arange(0, BLOCK)
-    none = tl.full([], float("-inf"), tl.float64)
-    top = tl.full([], float("-inf"), tl.float32)
-    for low in range(0, vocab, BLOCK):
-        at = low + place
-        x = relative(base, at, vocab, best, heat)
-        keep = kept(x, at, least, last_tie, center, within, none)
-        top = tl.maximum(top, tl.max(tl.where(keep, x, float("-inf")), 0))
-    return top
-
-
-@triton.jit
-def _take(
-    base, vocab, best, heat, least, last_tie, center, within, floor, top, target, draws, falling,
-    BLOCK: tl.constexpr,
-):
-    """Return the best token or, where `draws`, that at which the mass exceeds `target`.
-
-    The mass is added by falling scores where `falling`, else by rising ids.
-    """
-    key, nth = key_of(top), tl.full([], 0, tl.int32)
-    if (draws != 0) & (falling != 0):
-        key = highest(
-            base, vocab, best, heat, least, last_tie, center, within, floor, key + 1, target,
-            0, 1, BLOCK,
-        )
-        fit, every = among_ties(
-            base, vocab, best, heat, least, last_tie, center, within, floor, key, target, BLOCK
-        )
-        nth = tl.minimum(fit.to(tl.int32), every - 1)
-    token = tl.full([], 0, tl.int32)
-    if (draws != 0) & (falling == 0):
-        token = draw_in_order(
-            base, vocab, best, heat, target, least, last_tie, center, within, floor, BLOCK
-        )
-    else:
-        token = nth_at(
-            base, vocab, best, heat, key, nth, least, last_tie, center, within, floor, BLOCK
-        )
-    return token
-
-
-@triton.jit
 def _survive(
     base, vocab, best, heat, least, last_tie, center, within, floor, mass, BLOCK: tl.constexpr
 ):
-    """Replace the scores by the log-probabilities of what survives, -inf for the rest."""
+    """Replace the scores by the log-probabilities of what survives, -inf for the rest.
+
+    Return the best key of each lane, see `list_best`.
+    """
     place = tl.arange(0, BLOCK)
+    lanes = tl.full([BLOCK], 0, tl.int32) + LOWEST
     for low in range(0, vocab, BLOCK):
         at = low + place
         x = relative(base, at, vocab, best, heat)
         keep = kept(x, at, least, last_tie, center, within, floor)
-        logprobs = (x.to(tl.float64) - mass).to(tl.float32)
-        tl.store(base + at, tl.where(keep, logprobs, float("-inf")), mask=at < vocab)
+        logprobs = tl.where(keep, (x.to(tl.float64) - mass).to(tl.float32), float("-inf"))
+        tl.store(base + at, logprobs, mask=at < vocab)
+        lanes = tl.maximum(lanes, key_of(logprobs))
+    return lanes
 
 
 @triton.jit(do_not_specialize=["room"])
@@ -222,90 +141,102 @@ def _choose(
 ):
     """Choose by top-k, top-p, typical-p, min-p, then the best or a draw, and list the best.
 
-    From `base` [size], the row or, `named`, its shortlist. Longer than other functions are: with
-    top-p in one of its own, the assembler spills 100 bytes a thread, and what is left has no parts
-    of its own.
+    From `base` [size], the row or, `named`, its shortlist. The steps are those of one loop, so that
+    what they have in common is compiled once, a pass that looks for a threshold, one that adds up
+    what survives, and one for the place of a token: compiling them took longest of all kernels.
+    Longer than other functions are, as parts of it would be handed twenty numbers each.
     """
     k, p, typical = tl.load(top_k + row), tl.load(top_p + row), tl.load(typical_p + row)
-    least, last_tie = tl.full([], 0, tl.int32) + _LOWEST, size  # every finite score survives
-    above = tl.full([], 0, tl.int32) + _ABOVE_BEST
-    center, none = tl.full([], 0.0, tl.float32), tl.full([], float("-inf"), tl.float64)
-    within, floor = tl.full([], float("inf"), tl.float32), none
-    if k > 0:
-        least = highest(
-            base, size, best, heat, least, last_tie, center, within, none, above, k, 1, 0, BLOCK
-        )
+    odds, draws, wanted = tl.load(floors + row), tl.load(samples + row), tl.load(lists + row)
+    least, last_tie = tl.full([], 0, tl.int32) + LOWEST, size  # every finite score survives
+    center, within = tl.full([], 0.0, tl.float32), tl.full([], float("inf"), tl.float32)
+    floor, top = tl.full([], float("-inf"), tl.float64), tl.full([], 0.0, tl.float32)
+    place = tl.full([], 0, tl.int32)
     cut_before = (k > 0) | (p < 1.0)
-    cut = cut_before | (typical < 1.0)
-    few = k < 0
-    if k > 0:
-        total, number = tally(
-            base, size, best, heat, least, last_tie, center, within, none, least, 1, BLOCK
-        )
-        few = number < FEW
-    if p < 1.0:
-        wanted = p * total
-        low = highest(
-            base, size, best, heat, least, last_tie, center, within, none, above, wanted,
-            0, 0, BLOCK,
-        )
-        _, number = tally(
-            base, size, best, heat, least, last_tie, center, within, none, low, 1, BLOCK
-        )
-        if k == 0:
-            few = number < FEW
-        fit, every = among_ties(
-            base, size, best, heat, least, last_tie, center, within, none, low, wanted, BLOCK
-        )
-        nth = tl.minimum(tl.maximum(tl.ceil(fit), 1.0).to(tl.int32), every) - 1
-        last_tie = nth_at(
-            base, size, best, heat, low, nth, least, last_tie, center, within, none, BLOCK
-        )
-        least = low
-        total, _ = tally(
-            base, size, best, heat, least, last_tie, center, within, none, least, 0, BLOCK
-        )
-    if typical < 1.0:
-        if cut_before:
-            mean = _mean_left(base, size, best, heat, least, last_tie, total, BLOCK)
-        center = mean.to(tl.float32)
-        within = _cut_typical(
-            base, size, best, heat, least, last_tie, center, typical, total, BLOCK
-        )
-        if cut_before == 0:
-            lowest = key_of(-(center + within))
-            _, number = tally(
-                base, size, best, heat, least, last_tie, center, within, none, lowest, 1, BLOCK
-            )
-            few = number < FEW
-    lowest_odds = tl.load(floors + row)
-    if cut | (lowest_odds > float("-inf")):  # other rows have their token
-        top = tl.full([], 0.0, tl.float32)  # the best, unless typical-p takes it
-        if typical < 1.0:
-            top = _best_left(base, size, best, heat, least, last_tie, center, within, BLOCK)
-        floor = top.to(tl.float64) + lowest_odds
-        total, _ = tally(
-            base, size, best, heat, least, last_tie, center, within, floor, least, 0, BLOCK
-        )
+    cut, few = cut_before | (typical < 1.0), k < 0
+    settles = cut | (odds > float("-inf"))  # other rows have their token
+    takes = settles & ((draws != 0) | (typical < 1.0))
+    for step in range(_TOP_K, _TAKE + 1):
+        if _is_asked(step, k, p, typical, settles, takes):
+            falling = (step == _TAKE) & (draws != 0) & cut & (few | (vocab <= FEW))
+            low, high = least, tl.full([], 0, tl.int32) + _ABOVE_BEST
+            share = tl.where(step == _TOP_P, p, tl.where(step == _TYPICAL, typical, 0.0)) * total
+            if step == _TOP_K:
+                share = k.to(tl.float64)
+            if step == _TYPICAL:
+                center, low = mean.to(tl.float32), tl.full([], 0, tl.int32) + _FARTHEST
+            if step == _FLOOR:
+                floor = top.to(tl.float64) + odds
+            if step == _TAKE:
+                high, share = key_of(top) + 1, tl.load(uniforms + row) * total
+            bound = tl.where(step == _TAKE, high - 1, least)
+            if (step == _TOP_K) | (step == _TOP_P) | (step == _TYPICAL) | falling:
+                bound = highest(
+                    base, size, best, heat, least, last_tie, center, within, floor, low, high,
+                    share, step == _TOP_K, step == _TYPICAL, step == _TAKE, BLOCK,
+                )
+            if step == _TOP_K:
+                least = bound
+            if step == _TYPICAL:
+                within = (-bound).to(tl.float32, bitcast=True)
+                bound = key_of(-(center + within))
+            nth = tl.full([], 0.0, tl.float64)
+            if (step < _TAKE) | falling:
+                mass, over, ties, nearest, number = tally(
+                    base, size, best, heat, least, last_tie, center, within, floor, bound,
+                    step == _MEAN, BLOCK,
+                )
+                nth = _count_fitting(bound, ties, share - over, step == _TOP_P)
+                first = (step == _TOP_K) | ((step == _TOP_P) & (k == 0))
+                if first | ((step == _TYPICAL) & (cut_before == 0)):
+                    few = number < FEW
+                if (step == _TOP_K) | (step == _LEFT) | (step == _FLOOR):
+                    total = mass
+                if step == _MEAN:
+                    mean = mass / total
+                if step == _TYPICAL:
+                    top = nearest
+            if (step == _TOP_P) | (step == _TAKE):
+                tied = (step == _TOP_P) | falling | (draws == 0)
+                place = first_beyond(
+                    base, size, best, heat, least, last_tie, center, within, floor, bound, tied,
+                    tl.where(tied, nth, share), BLOCK,
+                )
+            if step == _TOP_P:
+                least, last_tie = bound, place
+    if settles:
         logprob = 0.0 - tl.log(total)  # of the best
-        draws = tl.load(samples + row)
-        if (draws != 0) | (typical < 1.0):
-            place = _take(
-                base, size, best, heat, least, last_tie, center, within, floor, top,
-                tl.load(uniforms + row) * total, draws,
-                (cut & (few | (vocab <= FEW))).to(tl.int32), BLOCK,
-            )
+        if takes:
             logprob += ((tl.load(base + place) - best) / heat).to(tl.float64)
-            token = tl.load(names + place, mask=named, other=0.0).to(tl.int32)
-            token = tl.where(named, token, place)
+            name = tl.load(names + place, mask=named, other=0.0).to(tl.int32)
+            token = tl.where(named, name, place)
             tl.store(found, token.to(tl.float64))
             tl.store(chosen, token.to(tl.int64))
         tl.store(found + 1, logprob)
-    wanted = tl.load(lists + row)
     if wanted > 0:
-        _survive(
+        lanes = _survive(
             base, size, best, heat, least, last_tie, center, within, floor, tl.log(total), BLOCK
         )
         tl.debug_barrier()  # what has been written is read
-        list_best(listed, base, names, named, wanted, room, size, BLOCK)
+        list_best(listed, lanes, base, names, named, wanted, room, size, BLOCK)
+
+
+@triton.jit
+def _is_asked(step, k, p, typical, settles, takes):
+    """Return whether a row takes a step."""
+    cut = ((step == _TOP_K) & (k > 0)) | (((step == _TOP_P) | (step == _LEFT)) & (p < 1.0))
+    odd = (step == _TYPICAL) | ((step == _MEAN) & ((k > 0) | (p < 1.0)))  # else it is known
+    return cut | (odd & (typical < 1.0)) | ((step == _FLOOR) & settles) | ((step == _TAKE) & takes)
+
+
+@triton.jit
+def _count_fitting(key, ties, mass, whole):
+    """Return as float64, from 0, the first of the `ties` tokens at `key` that `mass` does not hold
+    as a whole; or `whole`, the last that it holds any part of, the first at least.
+    """
+    weight = tl.exp(score_of(key)).to(tl.float64)
+    fit = tl.where(weight > 0.0, mass / weight, 1e9)
+    fit = tl.minimum(tl.maximum(fit, 0.0), 1e9)
+    most = tl.where(whole, tl.maximum(tl.ceil(fit), 1.0).to(tl.int32) - 1, fit.to(tl.int32))
+    return tl.minimum(most, ties - 1).to(tl.float64)
 # fmt: on

@@ -11,15 +11,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.kernels.thresholds import key_of, score_of
+from tgi_trio.shard.torch_backend.kernels.thresholds import LOWEST, key_of, score_of
 
-_LOWEST = tl.constexpr(-2139095040)  # the key of the lowest finite number
 _HIGHEST = tl.constexpr(1)  # above that of every log-probability
 
 
 @triton.jit
 def list_best(
     into,  # int32 [room, 2]: ids and bits of float32 log-probabilities, unordered; -1, -1: nobody
+    lanes,  # int32 [BLOCK]: the best key of each lane
     base,  # float32 [size]: log-probabilities, -inf where a token does not survive
     names,  # float32 [size]: the tokens' ids, read with `named`; else they are the places
     named,
@@ -30,22 +30,20 @@ def list_best(
 ):
     """List the best survivors: those above the last wanted, and of those that tie some by id."""
     place = tl.arange(0, BLOCK)
-    lanes = tl.full([BLOCK], 0, tl.int32) + _LOWEST
-    for low in range(0, size, BLOCK):
-        lanes = tl.maximum(lanes, load_keys(base, low + place, size))
-    bound, high = tl.full([], 0, tl.int32) + _LOWEST, tl.full([], 0, tl.int32) + _HIGHEST
+    bound, high = tl.full([], 0, tl.int32) + LOWEST, tl.full([], 0, tl.int32) + _HIGHEST
     while high - bound > 1:
         middle = bound + (high - bound) // 2
         enough = tl.sum((lanes >= middle).to(tl.int32), 0) >= wanted
         bound, high = tl.where(enough, middle, bound), tl.where(enough, high, middle)
-    number = count_keys(base, size, bound, BLOCK)
-    high = tl.full([], 0, tl.int32) + _HIGHEST
+    # As many are there where all of them survive: then it is narrowed by all keys, not by lanes'.
+    high, middle = tl.full([], 0, tl.int32) + _HIGHEST, bound
+    number = room + 1
     while (number > room) & (high - bound > 1):
-        middle = bound + (high - bound) // 2
         more = count_keys(base, size, middle, BLOCK)
         enough = more >= wanted
         bound, high = tl.where(enough, middle, bound), tl.where(enough, high, middle)
         number = tl.where(enough, more, number)
+        middle = bound + (high - bound) // 2
     above, ties = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     for low in range(0, size, BLOCK):
         at = low + place

@@ -2,15 +2,18 @@
 
 A threshold is found by halving the interval of float32's bit patterns, each time down to those that
 occur: a dozen passes over the row, or over its shortlist, and the same answer however wide the
-distribution is. `x` is a score relative to the
-row's best, after the temperature; masses are added in float64. `vocab` is the length of what is
-looked at, and an id a place in it.
+distribution is. `x` is a score relative to the row's best, after the temperature; masses are added
+in float64. `vocab` is the length of what is looked at, and an id a place in it. What differs from
+one pass to another are numbers and not constants: each function is compiled once where it is called
+once, and it is these that compiling takes long of.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+LOWEST = tl.constexpr(-2139095040)  # the key of the lowest finite number
 
 
 @triton.jit
@@ -43,78 +46,41 @@ def kept(x, at, least, last_tie, center, within, floor):
     return keep & (x.to(tl.float64) >= floor)
 
 
-@triton.jit
-def tally(
-    base,
-    vocab,
-    best,
-    heat,
-    least,
-    last_tie,
-    center,
-    within,
-    floor,
-    lowest,
-    COUNT_ALL: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Return (mass, number) of the tokens that survive and whose key is at least `lowest`.
-
-    `COUNT_ALL`: the number is of all tokens with such a key instead.
-    """
-    place = tl.arange(0, BLOCK)
-    # By lane, and added up once: a program waits for all of its lanes each time.
-    mass = tl.zeros([BLOCK], tl.float64)
-    number = tl.zeros([BLOCK], tl.int32)
-    for low in range(0, vocab, BLOCK):
-        at = low + place
-        x = relative(base, at, vocab, best, heat)
-        above = key_of(x) >= lowest
-        keep = above & kept(x, at, least, last_tie, center, within, floor)
-        mass += tl.where(keep, tl.exp(x), 0.0).to(tl.float64)
-        counted = above if COUNT_ALL else keep
-        number += counted.to(tl.int32)
-    return tl.sum(mass, 0), tl.sum(number, 0)
-
-
 # fmt: off
 @triton.jit
 def highest(
-    base, vocab, best, heat, least, last_tie, center, within, floor, high, wanted,
-    COUNT: tl.constexpr, BEYOND: tl.constexpr, BLOCK: tl.constexpr,
+    base, vocab, best, heat, least, last_tie, center, within, floor,
+    low,  # what is returned where there is never enough
+    high,
+    wanted,  # float64
+    counts,  # each survivor weighs 1, not its mass
+    by_distance,  # keys are of how close -x is to `center`
+    beyond,  # what weighs `wanted` is not enough
+    BLOCK: tl.constexpr,
 ):
-    """Return the highest key below `high` at and above which there is enough, `least` if none is.
+    """Return the highest key below `high` at and above which survivors weigh enough.
 
-    Enough: `wanted` tokens of any kind with COUNT, else a mass of survivors that reaches `wanted`,
-    or with BEYOND exceeds it.
+    By distance a key is the less the farther a token is: minus the bits of the distance.
     """
     place = tl.arange(0, BLOCK)
-    low = least
     while high - low > 1:
         middle = low + (high - low) // 2
+        # By lane, and added up once: a program waits for all of its lanes each time.
         mass = tl.zeros([BLOCK], tl.float64)
-        number = tl.zeros([BLOCK], tl.int32)
         above = tl.full([BLOCK], 0, tl.int32) + high  # the nearest keys on either side
         below = tl.full([BLOCK], 0, tl.int32) + low
         for first in range(0, vocab, BLOCK):
             at = first + place
             x = relative(base, at, vocab, best, heat)
-            key = key_of(x)
-            if COUNT:
-                number += (key >= middle).to(tl.int32)
-                counts = key > least
-            else:
-                counts = kept(x, at, least, last_tie, center, within, floor)
-                mass += tl.where(counts & (key >= middle), tl.exp(x), 0.0).to(tl.float64)
-            above = tl.where(counts & (key >= middle), tl.minimum(above, key), above)
-            below = tl.where(counts & (key < middle), tl.maximum(below, key), below)
-        if COUNT:
-            enough = tl.sum(number, 0) >= wanted
-        elif BEYOND:
-            enough = tl.sum(mass, 0) > wanted
-        else:
-            enough = tl.sum(mass, 0) >= wanted
-        if enough:
+            keep = kept(x, at, least, last_tie, center, within, floor)
+            distance = tl.abs(-x - center).to(tl.int32, bitcast=True)
+            key = tl.where(by_distance, -distance, key_of(x))
+            over, under = keep & (key >= middle), keep & (key < middle)
+            mass += tl.where(over, tl.where(counts, 1.0, tl.exp(x)), 0.0).to(tl.float64)
+            above = tl.where(over, tl.minimum(above, key), above)
+            below = tl.where(under, tl.maximum(below, key), below)
+        weight = tl.sum(mass, 0)
+        if (weight > wanted) | ((weight == wanted) & (beyond == 0)):
             low = tl.maximum(middle, tl.min(above, 0))
         else:
             high = tl.max(below, 0) + 1
@@ -122,73 +88,57 @@ def highest(
 
 
 @triton.jit
-def among_ties(
-    base, vocab, best, heat, least, last_tie, center, within, floor, key, wanted,
+def tally(
+    base, vocab, best, heat, least, last_tie, center, within, floor,
+    bound,  # a key
+    spreads,  # masses are multiplied by the distance from the best: the entropy, but for its norm
     BLOCK: tl.constexpr,
 ):
-    """Return how many survivors of score `key` fit, whole, between those above it and `wanted`.
+    """Return (mass, mass above `bound`, number at `bound`, best x) of the tokens that survive.
 
-    As float64: 1.5 is one that fits, and half of another. With it, how many there are.
+    Behind these how many tokens of any kind are at or above `bound`.
     """
-    above, higher = tally(
-        base, vocab, best, heat, least, last_tie, center, within, floor, key + 1, 0, BLOCK
-    )
-    _, every = tally(
-        base, vocab, best, heat, least, last_tie, center, within, floor, key, 0, BLOCK
-    )
-    weight = tl.exp(score_of(key)).to(tl.float64)
-    fit = tl.where(weight > 0.0, (wanted - above) / weight, 1e9)
-    return tl.minimum(tl.maximum(fit, 0.0), 1e9), every - higher
-# fmt: on
-
-
-@triton.jit
-def nth_at(
-    base,
-    vocab,
-    best,
-    heat,
-    key,
-    wanted,
-    least,
-    last_tie,
-    center,
-    within,
-    floor,
-    BLOCK: tl.constexpr,
-):
-    """Return the id of the `wanted`-th surviving token (from 0) whose key is `key`."""
     place = tl.arange(0, BLOCK)
-    seen = tl.full([], 0, tl.int32)
-    token = tl.full([], 0, tl.int32)
+    mass, over = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.float64)
+    ties, number = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
+    top = tl.full([BLOCK], float("-inf"), tl.float32)
     for low in range(0, vocab, BLOCK):
         at = low + place
         x = relative(base, at, vocab, best, heat)
-        tie = (key_of(x) == key) & kept(x, at, least, last_tie, center, within, floor)
-        order = seen + tl.cumsum(tie.to(tl.int32), 0) - 1
-        token += tl.sum(tl.where(tie & (order == wanted), at, 0), 0)
-        seen += tl.sum(tie.to(tl.int32), 0)
-    return token
+        key, keep = key_of(x), kept(x, at, least, last_tie, center, within, floor)
+        weight = tl.exp(x)
+        weight = tl.where(spreads, weight * -tl.maximum(x, -1e30), weight)
+        weight = tl.where(keep, weight, 0.0).to(tl.float64)
+        mass += weight
+        over += tl.where(key > bound, weight, 0.0)
+        ties += (keep & (key == bound)).to(tl.int32)
+        top = tl.where(keep, tl.maximum(top, x), top)
+        number += (key >= bound).to(tl.int32)
+    return tl.sum(mass, 0), tl.sum(over, 0), tl.sum(ties, 0), tl.max(top, 0), tl.sum(number, 0)
 
 
 @triton.jit
-def draw_in_order(
-    base, vocab, best, heat, target, least, last_tie, center, within, floor, BLOCK: tl.constexpr
+def first_beyond(
+    base, vocab, best, heat, least, last_tie, center, within, floor,
+    key,
+    tied,  # only survivors at `key` count, 1 each; else all do by their mass
+    target,  # float64
+    BLOCK: tl.constexpr,
 ):
-    """Return the first id with which the surviving mass, by rising ids, exceeds `target`."""
+    """Return the first id with which what survives, by rising ids, weighs more than `target`."""
     place = tl.arange(0, BLOCK)
     before = tl.full([], 0.0, tl.float64)
-    token = tl.full([], -1, tl.int32)
-    last = tl.full([], 0, tl.int32)
+    token, last = tl.full([], -1, tl.int32), tl.full([], 0, tl.int32)
     for low in range(0, vocab, BLOCK):
         at = low + place
         x = relative(base, at, vocab, best, heat)
         keep = kept(x, at, least, last_tie, center, within, floor)
-        weight = tl.where(keep, tl.exp(x), 0.0)
+        weight = tl.where(tied, (key_of(x) == key).to(tl.float32), tl.exp(x))
+        weight = tl.where(keep, weight, 0.0)
         after = before + tl.cumsum(weight.to(tl.float64), 0)
-        hit = (after > target) & (weight > 0.0)
-        first = tl.min(tl.where(hit, at, vocab), 0)
+        first = tl.min(tl.where((after > target) & (weight > 0.0), at, vocab), 0)
         token = tl.where((token < 0) & (first < vocab), first, token)
         last = tl.maximum(last, tl.max(tl.where(weight > 0.0, at, 0), 0))
         before += tl.sum(weight.to(tl.float64), 0)
     return tl.where(token < 0, last, token)  # rounding has eaten the rest
+# fmt: on

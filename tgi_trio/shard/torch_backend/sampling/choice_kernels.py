@@ -10,7 +10,7 @@ import torch
 from tgi_trio.shard.sampling.base import WIDTHS
 from tgi_trio.shard.torch_backend.kernels import choosing, surveying
 from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
-from tgi_trio.shard.torch_backend.torch_device import overlap
+from tgi_trio.shard.torch_backend.torch_device import limit_registers, overlap
 
 # Tokens of a program, and their warps: in registers of those who look them over.
 PART: Final = 2048
@@ -20,6 +20,7 @@ STRIP: Final = 512  # of them edited together
 # registers hold without a spill.
 CHOSEN_BLOCK: Final = 2048
 CHOSEN_WARPS: Final = 8
+CHOSEN_REGISTERS: Final = 128  # two programs of a multiprocessor; it spills nothing
 SHORTLIST: Final = 8192  # tokens of one; a row whose shortlist is longer is looked at as a whole
 PROGRAMS: Final = 1024  # beyond which several parts of a row are one program's
 _LEAST_PROGRAMS: Final = 4  # of a row
@@ -141,6 +142,7 @@ class ChoiceKernels:
             ROOM=self._room,
             **self.overlap,
             num_warps=CHOSEN_WARPS,
+            **limit_registers(CHOSEN_REGISTERS),
         )
 
     def _survey(
