@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+ACTS = ("silu", "gelu", "gelu_tanh")
+
 # A process of its own: in this one, kernels are interpreted.
 COMPILE = """
 import contextlib, sys
@@ -85,6 +87,14 @@ launch()
 print(anew, len(launched), here)
 cores, compiling, variant = 1, True, found[sys.argv[2]]
 print(ahead.compile_ahead(device, launch), len(launched), here)
+cores, compiling, variant = 2, False, found[sys.argv[3]]
+ahead.begin_early(device)
+for _ in range(2):
+    ahead.compile_beside(device, launch, "asked for once")
+print(len(launched))
+print(ahead.compile_ahead(device, lambda: None), len(launched), here)
+ahead.compile_beside(device, launch, "at once")
+print(len(launched))
 assert "torch._dynamo" not in sys.modules  # two seconds
 """
 
@@ -92,15 +102,25 @@ assert "torch._dynamo" not in sys.modules  # two seconds
 def test_what_is_launched_later_has_been_compiled(tmp_path: Path) -> None:
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
-    argv = [sys.executable, "-c", COMPILE, "gate bf16 silu", "gate bf16 gelu"]
+    argv = [sys.executable, "-c", COMPILE, *(f"gate bf16 {act}" for act in ACTS)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     by_another, by_itself = "1 [] []", "1 4 ['gate']"
     # What is compiled already does not run, either.
     told = [by_another, "[] 2", "0 2", "0 2", "[] 4 []", by_itself]
+    told += ["4", "1 6 ['gate']", "8"]  # early, by another: launched once it is there
     assert done.stdout.splitlines() == told
     assert "not this way" in done.stderr and "where they are launched first" in done.stderr
 
+
+UNDER = """
+import os
+from pathlib import Path
+
+def under(pid):
+    found = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [each for child in found for each in (child, *under(child))]
+"""
 
 ASK = """
 import os, signal, sys, threading, time
@@ -111,11 +131,7 @@ compilers.usable_cores = lambda: [0, 1]
 ring = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 os.set_inheritable(ring, True)
 
-def under(pid):
-    found = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return [each for child in found for each in (child, *under(child))]
-
-with compilers.compilers(("cuda", 90, 32)) as others:
+with compilers.compilers(lambda: ("cuda", 90, 32)) as others:
     assert not under(os.getpid())
     asker = threading.Thread(target=others.compile, args=('{"name": "os.none"}',))
     asker.start()
@@ -134,7 +150,7 @@ with compilers.compilers(("cuda", 90, 32)) as others:
 
 @pytest.mark.parametrize("end", ["killed", "left"])
 def test_compilers_hold_nothing_and_end_with_who_asks(tmp_path: Path, end: str) -> None:
-    argv = [sys.executable, "-c", ASK, str(tmp_path / "ring"), end]
+    argv = [sys.executable, "-c", UNDER + ASK, str(tmp_path / "ring"), end]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == (-signal.SIGKILL if end == "killed" else 0), done.stderr
     told = [line.split() for line in done.stdout.splitlines()]
@@ -147,6 +163,63 @@ def test_compilers_hold_nothing_and_end_with_who_asks(tmp_path: Path, end: str) 
     while any(Path(f"/proc/{pid}").exists() for pid, *_ in told):
         assert time.monotonic() < deadline, told
         time.sleep(0.01)
+
+
+SHARE = """
+import threading, time
+from pathlib import Path
+import torch
+from triton import knobs
+from triton.runtime import driver
+from tgi_trio.shard.torch_backend.compiling import compilers, zygote
+from tgi_trio.testing.kernel_variants import variants
+
+compilers.usable_cores = lambda: [0, 1]
+target = ["cuda", 90, 32]
+zygote._aim_at(target)
+driver.active.get_current_stream = lambda device=None: 0
+variant = next(each for each in variants("hopper") if each.name == "gate bf16 silu")
+asked, told = [], []
+knobs.runtime.jit_cache_hook = lambda **given: asked.append(given["compile"]) or True
+given = [kind if isinstance(kind, torch.dtype) else 1.5 for kind in variant.arguments]
+variant.kernel.warmup(*given, **variant.constants, grid=(1,))
+knobs.runtime.jit_cache_hook = None
+data = asked[0]["specialization_data"]
+
+def waiting():
+    "Whether a process below this one has the file of locks open."
+    return any(
+        zygote.LOCKS in os.readlink(held)
+        for pid in under(os.getpid())
+        for held in Path(f"/proc/{pid}/fd").iterdir()
+    )
+
+def inode():
+    (made,) = Path(knobs.cache.dir).rglob("gate.cubin")
+    return made.stat().st_ino
+
+with compilers.compilers(lambda: target) as others:
+    others.begin()  # children of this thread
+    asker = threading.Thread(target=lambda: told.append(others.compile(data)))
+    with zygote.alone_with(data):
+        asker.start()
+        deadline = time.monotonic() + 15
+        while not waiting():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        variant.kernel.preload(data)
+        made = inode()
+    asker.join()
+print(told, inode() == made)
+"""
+
+
+def test_a_kernel_that_several_ask_for_is_compiled_once(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    argv = [sys.executable, "-c", UNDER + SHARE]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.stdout == "[True] True\n", done.stderr
 
 
 KEYS = """

@@ -143,7 +143,7 @@ class TorchRunner:
             self._steps.make_room(request.max_batch_size, positions)
         if self._images:
             self._images.make_room()
-        if first and self._ranks is None:
+        if first:
             compile_ahead(self.device, partial(self._rehearse, request))
         activation = self._measure(request)
         size = size_cache(
@@ -207,17 +207,17 @@ class TorchRunner:
         self._cache = self._new_cache(1 if largest is None else largest.blocks)
         self._pool = self._new_pool(1)
         try:
-            if self._steps:  # first: what chooses tokens takes longest to compile
-                self._steps.warm_up(self._cache, request.max_batch_size, self._pool)
-            if largest is not None:
-                self._warm_step(largest.plan)
-            if self._graphs:
-                width = math.ceil(longest_sequence(request, self._info) / BLOCK_SIZE)
-                most = self._most_decodes(request)
-                tokens = request.max_prefill_tokens
-                self._graphs.rehearse(self._cache, width, most, self._pool, tokens)
-            if self._adapters:
-                self._adapters.warm_up()
+            with nullcontext() if self._ranks is None else self._ranks.rehearsing():
+                if self._steps:  # first: what chooses tokens takes longest to compile
+                    self._steps.warm_up(self._cache, request.max_batch_size, self._pool)
+                if largest is not None:
+                    self._warm_step(largest.plan)
+                if self._graphs:
+                    width = math.ceil(longest_sequence(request, self._info) / BLOCK_SIZE)
+                    most, tokens = self._most_decodes(request), request.max_prefill_tokens
+                    self._graphs.rehearse(self._cache, width, most, self._pool, tokens)
+                if self._adapters:
+                    self._adapters.warm_up()
         finally:
             self._cache = self._pool = None
 

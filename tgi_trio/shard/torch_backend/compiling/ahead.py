@@ -3,7 +3,8 @@
 A start compiles a kernel where it is first launched, one after another, for half a second to a
 second each, while most cores have nothing to do. What will be launched is known by launching it
 alone: so a small warm-up goes first, in which none of our kernels runs. Each is looked for in
-Triton's cache by a thread instead, and compiled by another process where it is not there.
+Triton's cache by a thread instead, and compiled by another process where it is not there. What is
+known before that is asked for while the model is loaded.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -43,46 +45,94 @@ class _NotKept(Exception):
     """A kernel is not in Triton's cache."""
 
 
-def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
-    """Compile what `work` launches; return how many kernels that were.
+class _Session:
+    """Kernels of a device that are being compiled while others are asked for."""
 
-    None of them runs, compiled or not: what one reads, another would have had to write. What torch
-    computes is computed, of memory that holds zeros: nobody may look at what comes out. A kernel
-    that does not compile is left for where it is launched, and so are all where `work` raises,
-    which is told to stderr.
-    """
-    if not _compiles(device):
-        return 0
-    made: dict[str, Future[None]] = {}
-    here = threading.get_ident()
-    with ExitStack() as stack:
-        others = stack.enter_context(compilers(_target_of(device)))
-        stack.enter_context(_looking())
-        pool = stack.enter_context(ThreadPoolExecutor(count_compilers()))
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._made: dict[str, Future[None]] = {}
+        self._works: dict[Hashable, Callable[[], None]] = {}
+        self._stack = ExitStack()
+        self._stack.enter_context(_looking())
+        self._others = self._stack.enter_context(compilers(partial(_target_of, device)))
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(count_compilers(), "kernels"))
+
+    def begin(self) -> None:
+        """Do beside what comes next what takes long of looking for the first kernel."""
+        self._pool.submit(self._others.begin)
+        self._pool.submit(sum_compiler)
+
+    def ask(self, work: Callable[[], None]) -> None:
+        """Have compiled what `work` launches, which is launched by this thread and does not run."""
+        here = threading.get_ident()
 
         def take(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
             """Have a kernel compiled; called by Triton, which does not do it if that is true."""
             if threading.get_ident() != here:
                 return False
             data = compile["specialization_data"]
-            if data not in made:
-                made[data] = pool.submit(_make, device, fn.jit_function, data, others)
+            if data not in self._made:
+                made = self._pool.submit(_make, self._device, fn.jit_function, data, self._others)
+                self._made[data] = made
             return True
 
-        try:
-            with _launching_nothing(), _asking(take), ZeroedMemory():
-                work()
-        except Exception:
-            traceback.print_exc()
-            print("kernels are compiled where they are launched first: see above", file=sys.stderr)
-            return 0
-    return sum(future.exception() is None for future in made.values())
+        with _launching_nothing(), _asking(take), ZeroedMemory():
+            work()
+
+    def ask_early(self, work: Callable[[], None], kind: Hashable) -> None:
+        """Ask for what `work` launches unless another has its `kind`; `finish` launches it."""
+        if kind not in self._works:
+            self._works[kind] = work
+            self.ask(work)
+
+    def finish(self) -> int:
+        """Wait for all kernels, return how many there are, and launch what was asked for early."""
+        self._stack.close()
+        for work in self._works.values():
+            work()
+        return sum(future.exception() is None for future in self._made.values())
+
+
+_BEGUN: Final[dict[torch.device, _Session]] = {}  # by `begin_early`, until `compile_ahead`
+
+
+def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
+    """Compile what `work` launches; return how many kernels that were.
+
+    Those included that have been asked for since `begin_early`. None of them runs, compiled or not:
+    what one reads, another would have had to write. What torch computes is computed, of memory that
+    holds zeros: nobody may look at what comes out. A kernel that does not compile is left for where
+    it is launched, and so is what `work` has not come to where it raises, which is told to stderr.
+    """
+    if not _compiles(device):
+        return 0
+    session = _BEGUN.pop(device, None) or _Session(device)
+    try:
+        session.ask(work)
+    except Exception:
+        traceback.print_exc()
+        print("kernels are compiled where they are launched first: see above", file=sys.stderr)
+    return session.finish()
 
 
 def begin_early(device: torch.device) -> None:
-    """Do beside what comes next what takes long of looking for the first kernel."""
-    if _compiles(device):
-        threading.Thread(target=sum_compiler, name="kernel-keys", daemon=True).start()
+    """Begin to compile beside what comes next, up to `compile_ahead`."""
+    if _compiles(device) and device not in _BEGUN:
+        _BEGUN[device] = _Session(device)
+        _BEGUN[device].begin()
+
+
+def compile_beside(device: torch.device, work: Callable[[], None], kind: Hashable) -> None:
+    """Launch `work` behind `compile_ahead`, and have what it launches compiled until then.
+
+    It is done at once where kernels are not compiled ahead, and once for all of its `kind` where
+    they are.
+    """
+    session = _BEGUN.get(device)
+    if session is None:
+        work()
+    else:
+        session.ask_early(work, kind)
 
 
 def _compiles(device: torch.device) -> bool:

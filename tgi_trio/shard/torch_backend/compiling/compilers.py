@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
@@ -31,9 +31,9 @@ _TO_END_S: Final = 2.0
 class Compilers:
     """Compiles kernels in other processes, which are started with the first; any thread may ask."""
 
-    def __init__(self, target: Sequence[Any]) -> None:
-        """`target`: the three words of a `GPUTarget` of Triton's."""
-        self._target = list(target)
+    def __init__(self, target: Callable[[], Sequence[Any]]) -> None:
+        """`target` returns the three words of a `GPUTarget` of Triton's, in any thread."""
+        self._target = target
         self._starting = threading.Lock()
         self._zygote: subprocess.Popen[bytes] | None = None
         self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
@@ -47,9 +47,7 @@ class Compilers:
         if count_compilers() < 2:
             return False
         try:
-            with self._starting:
-                if self._zygote is None:
-                    self._zygote = self._start()
+            self.begin()
             own = self._free.get_nowait()
         except (OSError, queue.Empty):  # the machine has no process to give, or all have died
             return False
@@ -62,6 +60,15 @@ class Compilers:
         self._free.put(own)
         return json.loads(answer) is None
 
+    def begin(self) -> None:
+        """Start the processes, unless they are there or there is no second core.
+
+        Raises OSError where the machine has none to give.
+        """
+        with self._starting:
+            if self._zygote is None and count_compilers() > 1:
+                self._zygote = self._start()
+
     def _start(self) -> subprocess.Popen[bytes]:
         with ExitStack() as theirs:
             places = []
@@ -70,7 +77,7 @@ class Compilers:
                 ours.settimeout(_PATIENCE_S)
                 self._free.put(ours)
                 places.append(theirs.enter_context(other).fileno())
-            words = [json.dumps(self._target), *map(str, places)]
+            words = [json.dumps(list(self._target())), *map(str, places)]
             return subprocess.Popen(
                 [sys.executable, "-m", _MODULE, *words],
                 stdin=subprocess.PIPE,  # it ends with it: the thread that starts it may end before
@@ -93,8 +100,8 @@ class Compilers:
 
 
 @contextmanager
-def compilers(target: Sequence[Any]) -> Iterator[Compilers]:
-    """Yield what compiles for a target, by the three words of a `GPUTarget`, during the block."""
+def compilers(target: Callable[[], Sequence[Any]]) -> Iterator[Compilers]:
+    """Yield what compiles during the block for a target, as `Compilers` wants it."""
     made = Compilers(target)
     try:
         yield made

@@ -9,20 +9,26 @@ standard input does, which whoever asks holds open.
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import hashlib
 import importlib
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from tgi_trio.errors import PeerGone
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.shard.torch_backend.compiling.kernel_keys import settle_key, sum_compiler
+
+LOCKS: Final = "being-compiled"  # beside Triton's own files
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -67,7 +73,7 @@ def _serve(own: socket.socket, parent: int, others: Sequence[socket.socket]) -> 
             other.close()
         with own.makefile("rb") as lines:
             for line in lines:
-                own.sendall(json.dumps(_compile(line.decode())).encode() + b"\n")
+                own.sendall(json.dumps(_compile(line.decode().strip())).encode() + b"\n")
     except (PeerGone, ConnectionError):
         pass  # nobody is left to tell
     finally:
@@ -80,10 +86,30 @@ def _compile(data: str) -> str | None:
         module, _, name = json.loads(data)["name"].rpartition(".")
         function = getattr(importlib.import_module(module), name)
         settle_key(function)
-        function.preload(data)
+        with alone_with(data):
+            function.preload(data)
     except Exception as error:  # defects of compilers, too: whoever asks may compile it himself
         return f"{type(error).__name__}: {error}"
     return None
+
+
+@contextmanager
+def alone_with(data: str) -> Iterator[None]:
+    """Have nobody else compile a kernel for the same cache meanwhile.
+
+    The ranks of a machine ask for the same ones at the same time; who comes second finds what the
+    first has made. A lock is a byte of one file and ends with the process that has it; where the
+    file system knows none, kernels are compiled by all.
+    """
+    from triton import knobs
+
+    place = int.from_bytes(hashlib.sha256(data.encode()).digest()[:7])
+    folder = Path(knobs.cache.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / LOCKS, "ab") as file:
+        with suppress(OSError):
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, place)
+        yield
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -44,6 +45,7 @@ from tgi_trio.shard.torch_backend.step_features import StepFeatures
 class Ranks(Gathering, Protocol):
     """What a rank needs of the others: sums of parts, parts joined, another's hidden states."""
 
+    def rehearsing(self) -> AbstractContextManager[None]: ...
     def broadcast(self, x: torch.Tensor) -> torch.Tensor: ...
     def least(self, value: int, device: torch.device) -> int: ...
     def send(self, x: torch.Tensor, to: int) -> None: ...
