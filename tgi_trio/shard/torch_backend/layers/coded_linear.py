@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tgi_trio.shard.torch_backend.compiling.ahead import compile_beside
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.rounded_product import multiply_rounded, takes_rounded
 from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, TENSORS, Codes, join
@@ -69,8 +70,7 @@ _WIDE_TILES: Final = (
 _FEW: Final[dict[int, tuple[FewTile, ...]]] = {
     2: (FewTile(1, 4, 64, 4),),
     4: (FewTile(1, 8, 128, 4), FewTile(2, 8, 128, 4)),
-    5: (FewTile(1, 4, 64, 2),),
-    6: (FewTile(1, 4, 64, 2),),
+    **dict.fromkeys((5, 6), (FewTile(1, 4, 64, 2),)),
     8: (FewTile(1, 4, 128, 4),),
 }
 WRITTEN: Final = (1, 128)  # outputs and units of a program that writes numbers
@@ -168,19 +168,26 @@ class CodedLinear(Linear):
         return any(self._rounded)
 
     def pack(self) -> None:
-        """Compile what products of any number of rows will ask for, by one program of each."""
+        """Have compiled what products of any number of rows will ask for."""
+        sorts = [part.sort if isinstance(part, Codes) else len(part) for part in self._parts]
+        kind = (self.weight.dtype, self.bias is None, *self._rounded, *sorts)
+        compile_beside(self.weight.device, self._launch_each, kind)
+
+    def _launch_each(self) -> None:
+        """Launch what products of any number of rows will, by one program of each."""
         dtype = self.weight.dtype
         for place, part, bias, rounded in self._pieces():
             if isinstance(part, torch.Tensor):
                 continue
-            x = self.weight.new_zeros((max(_rows_of(part, dtype)), self._inputs))
+            tiles = choose_tiles(dtype, generation(self.weight.device), part.form.kind)
+            x = self.weight.new_zeros((max(tile.rows for tile in tiles), self._inputs))
             out = self.weight.new_empty((len(x), self._outputs))[:, place]
             if rounded:
                 multiply_rounded(out[:1], x[:1], part, bias)
                 continue
             for few in few_tiles_of(part, dtype):
                 launch_few(out[: few.rows], x[: few.rows], part, bias, few, only_one=True)
-            for tile in choose_tiles(dtype, generation(x.device), part.form.kind):
+            for tile in tiles:
                 launch(out[: tile.rows], x[: tile.rows], part, bias, tile, only_one=True)
             if dtype.itemsize == 2:
                 write(part, 0, WRITTEN[0], dtype)
@@ -196,12 +203,6 @@ class CodedLinear(Linear):
 
 def _outputs_of(part: Codes | torch.Tensor) -> int:
     return part.outputs if isinstance(part, Codes) else len(part)
-
-
-def _rows_of(codes: Codes, dtype: torch.dtype) -> list[int]:
-    """Return the rows of all tiles."""
-    device = codes.codes.device
-    return [tile.rows for tile in choose_tiles(dtype, generation(device), codes.form.kind)]
 
 
 def multiply(out: torch.Tensor, x: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> None:

@@ -99,6 +99,11 @@ class Codes:
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     @property
+    def sort(self) -> tuple[Form, int, bool]:
+        """Return what matrices that are launched alike have in common."""
+        return self.form, self.outputs, self.order is not None
+
+    @property
     def written(self) -> int:
         """Return the inputs of a matrix that is written as numbers: with what it is filled up with
         where they are in another order.
