@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from tgi_trio.hub import Served
     from tgi_trio.ipc.waiting import WaitingShards
 
-ShardArgv = Callable[[str, str], list[str]]  # see router.shard_process, too heavy to import here
+ShardArgv = Callable[[str, str], list[str]]  # see router.shards.shard_instance, too heavy for here
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
 
 def _stop_at_once(number: int, frame: object) -> None:
-    """What SIGTERM does until the launcher runs: nothing is served yet."""
+    """End on SIGTERM until the launcher runs: nothing is served yet."""
     signal.signal(number, signal.SIG_IGN)  # one is enough, and another would change the exit code
     sys.exit(0)
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(problem: object, as_json: bool) -> None:
-    """Say on standard error why the command ends."""
+    """Write to standard error why the command ends."""
     if as_json:
         from tgi_trio.logs import say_record
 
@@ -70,7 +70,7 @@ def _complain(problem: object, as_json: bool) -> None:
 
 
 def _start_logging(invocation: Invocation) -> None:
-    """Set logging up as the options ask, and log what the command line has left to say."""
+    """Set up logging as the options ask, and log what parsing the command line has noted."""
     import logging
 
     from tgi_trio.log_levels import parse_log_levels
@@ -103,9 +103,9 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
 
 
 def _likely_shards(options: Options) -> tuple[int, str]:
-    """Return how many shards there will be here, and of which kind: a guess, which costs nothing.
+    """Return how many shards this machine will have, and of which kind.
 
-    At most as many as there are processors: flags have not been checked.
+    A guess, as flags have not been checked: at most as many as there are processors.
     """
     from tgi_trio.devices import has_driver
 
@@ -136,7 +136,7 @@ def _serve(invocation: Invocation, shard: ShardArgv | None, waiting: WaitingShar
     check_tokenizer_config(options.tokenizer_config_path)
     check_cluster_secret(options.cluster_secret_file)
     if options.env:
-        _tell_machine(options)
+        _print_machine(options)
     with bind(options) as listeners:
         found = resolve_served(
             options.model_id,
@@ -173,9 +173,9 @@ def _serve(invocation: Invocation, shard: ShardArgv | None, waiting: WaitingShar
 
 
 def _find_drafter(options: Options, found: Served) -> Path | None:
-    """Return the folder of what guesses: the flag's, or heads that come with the model.
+    """Return the folder of the drafter: the flag's, or heads that come with the model.
 
-    Raises ConfigurationError where both are there.
+    Raises ConfigurationError where there are both.
     """
     from tgi_trio.errors import ConfigurationError
     from tgi_trio.hub import resolve_drafter
@@ -205,9 +205,9 @@ def _embedded_heads(options: Options, model: Path) -> Path | None:
 
 
 def _bound_guesses(options: Options) -> Options:
-    """Have the embedded model's own heads guess as far as they can; others are refused as in TGI.
+    """Lower --speculate to the number of heads that the embedded model has.
 
-    Nobody has named these, so they are no reason to refuse more.
+    For heads that were named, a larger number is refused as in TGI; nobody has named these.
     """
     import logging
 
@@ -226,8 +226,8 @@ def _bound_guesses(options: Options) -> Options:
     return replace(options, speculate=most)
 
 
-def _tell_machine(options: Options) -> None:
-    """Say what `doctor` finds."""
+def _print_machine(options: Options) -> None:
+    """Print what `doctor` finds."""
     from tgi_trio.cli.doctor import doctor, findings
     from tgi_trio.logs import say_record
 

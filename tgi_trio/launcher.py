@@ -1,8 +1,8 @@
 """The root nursery: shard group, engine, HTTP server and signals, from first flag to exit code.
 
-A shard imports what it needs while this module is imported and the model is looked at
-(`ipc/waiting.py`). It gets the model before the router's engine and HTTP modules are imported, so
-that the model and the web stack load side by side.
+A shard imports what it needs while this module is imported and the model is found
+(`ipc/waiting.py`). It is told the model before the router's engine and HTTP modules are imported,
+so that the model and the web stack load side by side.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tgi_trio.settings.resolve import with_kv
 from tgi_trio.settings.served import with_model
 from tgi_trio.signals import SIGNALS
 from tgi_trio.sockets import bind_sockets, tls_context
-from tgi_trio.start_tables import tell_addresses, tell_start
+from tgi_trio.start_tables import print_addresses, print_start
 from tgi_trio.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HUB_SECONDS = 5.0  # that a start may wait for what the hub says of a model, beside the loading
-# Pixels reach a shard through memory of its own machine.
+HUB_SECONDS = 5.0  # that a start may wait for the hub's answer about a model, while it loads
+# Why images are not served: their pixels reach a shard through memory of the router's machine.
 ELSEWHERE = "the shard is on another machine than the router (--shard, --remote-ranks)"
-# They are computed on rank 0, and prompts begin on another.
+# Their features are computed on rank 0, which not all prompts begin on then.
 STAGED = "the model is cut into stages (--pipeline-stages)"
 _SKIPPED = "tgi_request_skipped_tokens"
 FAREWELL = 1.0  # seconds for the last error events to be written after a drain ran out of time
@@ -72,15 +72,15 @@ class Listeners:
 
     api: Sequence[socket.socket]
     metrics: Sequence[socket.socket] = ()
-    ranks: Sequence[socket.socket] = ()  # where those of other machines come to
+    ranks: Sequence[socket.socket] = ()  # where ranks of other machines connect
 
 
 @contextmanager
 def bind(options: Options) -> Iterator[Listeners]:
-    """Hold the addresses for the length of the block; the certificate is read as well.
+    """Hold the addresses for the length of the block, and read the certificate.
 
-    So a busy port is known before anything is loaded. The sockets listen only when the server is
-    ready: until then clients are refused, not kept waiting. Raises ConfigurationError.
+    So a port in use is an error before anything is loaded. The sockets listen only when the server
+    is ready: until then clients are refused, not kept waiting. Raises ConfigurationError.
     """
     tls_context(options.ssl_certfile, options.ssl_keyfile)
     with (
@@ -91,8 +91,8 @@ def bind(options: Options) -> Iterator[Listeners]:
         yield Listeners(api, metrics, ranks)
 
 
-def _tell_drafter(settings: Settings) -> None:
-    """Say what guesses for which model: --model-id may name either."""
+def _log_drafter(settings: Settings) -> None:
+    """Log which drafter guesses for which model: --model-id may name either."""
     if settings.drafter is None:
         return
     source = "" if settings.draft_model is None else f" of {settings.draft_model}"
@@ -102,8 +102,8 @@ def _tell_drafter(settings: Settings) -> None:
     )
 
 
-def _tell_guesses(metrics: Metrics) -> None:
-    """Say what guesses have brought."""
+def _log_guesses(metrics: Metrics) -> None:
+    """Log how many guesses were right."""
     guessed, extra = (int(metrics.value("tgi_batch_draft_tokens")), metrics.histogram(_SKIPPED))
     if guessed and (rows := sum(extra.counts)):
         log.info(
@@ -117,10 +117,10 @@ def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
     return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def find_images(folder: Path) -> tuple[ImageModel | None, str | None]:
-    """Return how a model takes images, or why one that sees is shown none: a word in the log too.
+def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
+    """Return how a model takes images, or why those of one that could are not served.
 
-    Its text is served all the same.
+    The latter is logged, too; text is served all the same. (None, None): the model takes none.
     """
     try:
         model = find_image_model(folder)
@@ -137,8 +137,8 @@ def find_images(folder: Path) -> tuple[ImageModel | None, str | None]:
     return model, None
 
 
-def find_unserved(settings: Settings) -> str | None:
-    """Return why images are not served though their model is known; None: they are."""
+def explain_unserved_images(settings: Settings) -> str | None:
+    """Return why settings rule images out, whatever the model; None: they do not."""
     if settings.ranks_elsewhere == settings.num_shard:
         return ELSEWHERE
     if settings.pipeline_stages > 1:
@@ -152,10 +152,10 @@ def shard_settings(
     arena: ImageArena | None = None,
     images: ImageModel | None = None,
 ) -> ShardSettings:
-    """Return what every rank is told on its command line, but for its place in the group.
+    """Return what every rank is told on its command line, except for its place in the group.
 
-    `tokenizer`: the tokenizer.json that grammars are compiled for; `arena`: of pixels; `images`:
-    how the model takes them, where they are served.
+    `tokenizer`: the tokenizer.json that grammars are compiled for; `arena`: where pixels are;
+    `images`: how the model takes images, where they are served.
     """
     largest = ""
     if images is not None:
@@ -203,8 +203,8 @@ class Launcher:
         argv: ShardArgv | None = None,
         waiting: WaitingShards | None = None,
     ) -> None:
-        """`argv`: the command line of a shard, None: of one that serves a model; `waiting`: what
-        the first ones are made of.
+        """`argv`: makes a shard's command line; None: that of one that serves a model. `waiting`:
+        processes that become the first shards.
         """
         self._settings = settings
         self._listeners = listeners
@@ -213,8 +213,8 @@ class Launcher:
         self._metrics = Metrics(
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
-        self._image_model, self._unserved_images = find_images(settings.model_path)
-        unserved = find_unserved(settings)
+        self._image_model, self._unserved_images = find_served_images(settings.model_path)
+        unserved = explain_unserved_images(settings)
         if self._image_model is not None and unserved is not None:
             log.warning("images are not served: %s", unserved)
             self._image_model, self._unserved_images = None, unserved
@@ -248,10 +248,10 @@ class Launcher:
     async def run(self, early: Sequence[int] = ()) -> None:
         """Serve until a signal says stop; the second one stops at once.
 
-        `early`: signals that came before this one could receive any. Raises ShardCannotStart when
+        `early`: signals that came before they could be received here. Raises ShardCannotStart when
         no shard comes up.
         """
-        # Around the nursery: until all of it has ended, signals are received, and raise nothing.
+        # Around the nursery: signals are received, and raise nothing, until all of it has ended.
         with trio.open_signal_receiver(*SIGNALS) as signals:
             if early:
                 return
@@ -261,7 +261,7 @@ class Launcher:
                     await self._serve(nursery)
                     nursery.cancel_scope.cancel()
             except BaseExceptionGroup as group:
-                # An error of ours is for the operator to read, not the nurseries it came through.
+                # The operator is to read our error, not the groups that nurseries put around it.
                 if (ours := group.subgroup(TgiTrioError)) is not None:
                     raise _first_leaf(ours) from group
                 raise
@@ -297,7 +297,7 @@ class Launcher:
             watching.cancel_scope.cancel()
 
     async def _ask_hub(self) -> None:
-        """Find out what the model is for; POST / gives the prompt back or does not by that."""
+        """Find out the model's pipeline tag, by which POST / returns the prompt or does not."""
         name, revision = self._settings.model_id, self._settings.revision
         ask = partial(read_pipeline_tag, name, revision, timeout=HUB_SECONDS)
         with trio.move_on_after(HUB_SECONDS) as asking:
@@ -310,11 +310,11 @@ class Launcher:
         supervisor, timeline = self._supervisor, self._timeline
         if self._ranks is not None:
             await nursery.start(self._ranks.run)
-        front, images = await self._load(nursery)
+        assembly, images = await self._load(nursery)
         if supervisor.started is None:  # told to stop before it was ready
             return
-        settings = self._settle(supervisor.started)
-        tell_start(settings, supervisor.started)
+        settings = self._finish_settings(supervisor.started)
+        print_start(settings, supervisor.started)
         recorder = None
         if settings.record_schedule is not None:
             from tgi_trio.router.telemetry.schedule_recorder import ScheduleRecorder
@@ -324,7 +324,7 @@ class Launcher:
         from tgi_trio.router.assembly import scheduling_limits
 
         limits, info = scheduling_limits(settings), supervisor.started.info
-        engine = front.open(
+        engine = assembly.open(
             *(settings, limits, supervisor, info, recorder, self._adapters, images),
             unserved_images=self._unserved_images,
         )
@@ -332,40 +332,40 @@ class Launcher:
         nursery.start_soon(engine.watch_deadlines)
         shutdown = trio.Event()
         addresses = await nursery.start(
-            front.serve, self._listeners.api, self._listeners.metrics, shutdown
+            assembly.serve, self._listeners.api, self._listeners.metrics, shutdown
         )
         timeline.mark("listening")
         log.info("start-up: %s", timeline)
-        _tell_drafter(settings)
-        tell_addresses(settings, addresses)
+        _log_drafter(settings)
+        print_addresses(settings, addresses)
 
         await self._stopping.wait()
         await self._drain(engine)
         if settings.drafter is not None:
-            _tell_guesses(self._metrics)
+            _log_guesses(self._metrics)
         shutdown.set()
         supervisor.stop()
-        await front.closed.wait()
+        await assembly.closed.wait()
         await supervisor.ended.wait()
 
     async def _load(self, nursery: trio.Nursery) -> tuple[Assembly, ImageService | None]:
-        """Start the shard, and load what is in front of it meanwhile."""
+        """Start the shard, and load the router's other parts meanwhile."""
         async with trio.open_nursery() as start:
             start.start_soon(self._start_supervisor, nursery)
             await self._supervisor.spawned.wait()  # from here on both sides load at once
             start.start_soon(self._ask_hub)
-            from tgi_trio.router.assembly import load_front
+            from tgi_trio.router.assembly import load_assembly
 
-            front = await load_front(self._settings, self._metrics)
+            assembly = await load_assembly(self._settings, self._metrics)
             images = None
             if self._image_model is not None and self._arena is not None:
-                images = front.open_images(self._image_model, self._settings, self._arena)
+                images = assembly.open_images(self._image_model, self._settings, self._arena)
                 await nursery.start(images.run)
             self._timeline.mark("router loaded")
-        return front, images
+        return assembly, images
 
-    def _settle(self, started: Started) -> Settings:
-        """Return the settings with what hung on the shard; say how the model is served."""
+    def _finish_settings(self, started: Started) -> Settings:
+        """Return the settings with those that depend on the shard; log how the model is served."""
         memory, info = started.memory, started.info
         slots = max(0, memory.state_slots - 1)
         settings = with_kv(self._settings, memory.blocks - 1, memory.block_size, slots)
@@ -385,7 +385,7 @@ class Launcher:
         return settings
 
     async def _drain(self, engine: Engine) -> None:
-        """Wait for the requests under way as long as one may, and end the others."""
+        """Wait for the requests under way as long as allowed, and end those that remain."""
         engine.drain()
         with trio.move_on_after(self._settings.graceful_termination_timeout):
             await engine.wait_drained()

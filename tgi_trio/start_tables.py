@@ -10,8 +10,8 @@ from tgi_trio.settings.records import Settings
 from tgi_trio.settings.shown import as_json, as_rows
 
 
-def tell_start(settings: Settings, started: Started) -> None:
-    """Print the tables, or the same as JSON records."""
+def print_start(settings: Settings, started: Started) -> None:
+    """Print settings and memory, as tables or as JSON records."""
     if settings.json_output:
         say_record("settings", settings=as_json(settings))
         say_record("memory in bytes", memory=_memory_sizes(started))
@@ -19,8 +19,8 @@ def tell_start(settings: Settings, started: Started) -> None:
         say(_settings_table(settings), _memory_table(started))
 
 
-def tell_addresses(settings: Settings, addresses: Sequence[str]) -> None:
-    """Say where the server listens: the line that scripts wait for."""
+def print_addresses(settings: Settings, addresses: Sequence[str]) -> None:
+    """Print where the server listens: the line that scripts wait for."""
     line = f"Serving {settings.model_id} at {' and '.join(addresses)}"
     if settings.json_output:
         say_record(line, addresses=list(addresses))
@@ -35,7 +35,7 @@ def _settings_table(settings: Settings) -> str:
 
 
 def _memory_sizes(started: Started) -> dict[str, int]:
-    """Return what takes how many bytes, as the warm-up found it."""
+    """Return how many bytes each part takes, as the warm-up found it."""
     memory = started.memory
     return {
         "weights": memory.weight_bytes,
@@ -47,7 +47,7 @@ def _memory_sizes(started: Started) -> dict[str, int]:
 
 
 def _memory_table(started: Started) -> str:
-    """Return what the warm-up found."""
+    """Return the memory that the warm-up found, as a table."""
     memory, info = started.memory, started.info
     sizes = _memory_sizes(started).items()
     rows = [f"  {name:<12} {size / 2**20:>10,.1f} MiB" for name, size in sizes]

@@ -1,8 +1,8 @@
-"""Shards that are started before anybody knows what they are to serve: they import meanwhile.
+"""Shards that are started before it is known what they are to serve: they import meanwhile.
 
-A process waits at a socket for what would have been its command line, and for the descriptors that
-it would have inherited, which get the same numbers. Where the other end closes before that, it ends
-without a word.
+Such a process waits at a socket for what would have been its command line, and for the descriptors
+that it would have inherited, which get the same numbers. If the other end closes before that, it
+ends silently.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Waiting:
 
 
 class WaitingShards:
-    """Processes that wait, for the first of whom `take` has something to do."""
+    """Processes that wait; `take` gives the first of them something to do."""
 
     def __init__(self, waiting: Sequence[_Waiting] = ()) -> None:
         self._waiting = list(waiting)
@@ -52,7 +52,8 @@ class WaitingShards:
     def take(self, words: Sequence[str], fds: Iterable[int]) -> subprocess.Popen[bytes] | None:
         """Have a process go on as if it had been started with `words` and inherited `fds`.
 
-        It is the caller's from then on, as is its output, a pipe. None: there is none any more.
+        From then on it belongs to the caller, and so does the pipe of its output. None: no process
+        is left.
         """
         places = sorted(set(fds))
         while self._waiting:
@@ -66,7 +67,7 @@ class WaitingShards:
         return None
 
     def close(self) -> None:
-        """End those that nobody has taken."""
+        """End the processes that were not taken."""
         while self._waiting:
             self._waiting.pop().close()
 
@@ -118,9 +119,9 @@ def wait_for_words(
 ) -> list[str] | None:
     """Return the command line that this process gets through `fd`; None: none will come.
 
-    Does the `tasks` meanwhile, one after the other; those that are left when it has come are not
-    done. Descriptors that come with it have the numbers that they have at the other end. To be
-    called before anything is opened that stays open.
+    Does the `tasks` meanwhile, one after the other, until it comes; the rest are left out.
+    Descriptors that come with it get the numbers that they have at the other end, so call this
+    before opening anything that stays open.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # as `shard.process.serve` does
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The router's own start: tokenizer, chat template, engine and HTTP application, put together."""
+"""Assembles the router: tokenizer, chat template, engine and HTTP application."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GRACE = 1.0  # seconds; the launcher has drained already when the server is told
 
 
 class Assembly:
-    """What serves HTTP, once the shard has said how much it can hold."""
+    """The router's parts: loaded beside the shard, `open`ed once its memory is known, `serve`d."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Assembly:
         self._tracer = tracer
 
     def open_images(self, model: ImageModel, settings: Settings, arena: Arena) -> ImageService:
-        """Make what serves the images of a model; raises ModelLoadError."""
+        """Make the service for a model's images; raises ModelLoadError."""
         names = (each.name for each in fields(ImageFlags))
         flags = ImageFlags(**{name: getattr(settings, name) for name in names})
         workers = settings.validation_workers
@@ -93,7 +93,7 @@ class Assembly:
     ) -> Engine:
         """Make the engine and the application in front of it.
 
-        `unserved_images`: why a model that sees has no `images`.
+        `unserved_images`: why a model that could take images has no `images`.
         """
         engine = Engine(
             AdmissionLimits(settings.max_concurrent_requests),
@@ -113,7 +113,7 @@ class Assembly:
             max_stop_sequences=settings.max_stop_sequences,
             max_top_n_tokens=settings.max_top_n_tokens,
         )
-        self._service = EngineFacade(
+        self._facade = EngineFacade(
             settings=settings,
             engine=engine,
             supervisor=supervisor,
@@ -133,7 +133,7 @@ class Assembly:
         )
         self._keys = keys_of(settings)
         http = http_settings(settings, compute_type(info, settings.num_shard))
-        self._application = Application(self._service, http, self._tracer)
+        self._application = Application(self._facade, http, self._tracer)
         self._server = server_settings(settings)
         return engine
 
@@ -146,7 +146,7 @@ class Assembly:
     ) -> None:
         """Listen on bound sockets and serve until `shutdown`; reports the API's addresses.
 
-        `for_metrics`: where only what watches the server is served, without TLS.
+        `for_metrics`: where only metrics and health are served, without TLS.
         """
         for listener in (*listeners, *for_metrics):
             listener.listen(BACKLOG)
@@ -155,7 +155,7 @@ class Assembly:
         try:
             async with trio.open_nursery() as nursery:
                 if for_metrics:
-                    watched = Application(self._service, routes=operations.WATCHED)
+                    watched = Application(self._facade, routes=operations.WATCHED)
                     plain = ServerSettings(graceful_timeout=GRACE)
                     nursery.start_soon(serve, watched, for_metrics, plain, shutdown)
                 with self._application.pace.watching():
@@ -188,7 +188,7 @@ def keys_of(settings: Settings) -> Keys:
 
 
 def scheduling_limits(settings: Settings) -> SchedulingLimits:
-    """Return the scheduler's numbers from settings that the loaded model has finished.
+    """Return the scheduler's numbers from settings that the loaded model has completed.
 
     Raises ModelLoadError as `image_rules`.
     """
@@ -263,8 +263,8 @@ def load_chat_template(settings: Settings, tokenizer: Tokenizer) -> ChatTemplate
     return ChatTemplate(sources, tokenizer.special_tokens, defaults=defaults) if sources else None
 
 
-def tell_roles(template: ChatTemplate) -> None:
-    """Log which turns the template does not write; conversations are arranged for it."""
+def log_roles(template: ChatTemplate) -> None:
+    """Log which roles the template does not write, to which conversations are adapted."""
     for tools in (False, True):
         if folded := template.roles(tools=tools).told():
             beside = " beside tools" if tools else ""
@@ -274,7 +274,7 @@ def tell_roles(template: ChatTemplate) -> None:
 def find_thoughts(
     settings: Settings, tokenizer: Tokenizer, template: ChatTemplate
 ) -> Thoughts | None:
-    """Return by which marks thoughts are told apart, and log them."""
+    """Return the marks that set thoughts apart, if the model thinks, and log them."""
     asked = ThoughtSettings.parse(settings.reasoning)
     response_template, added = tokenizer.response_template, tokenizer.added_tokens
     thoughts = derive_thoughts(template, response_template, added, asked)
@@ -295,7 +295,7 @@ def find_calls(tokenizer: Tokenizer, template: ChatTemplate) -> CallStyle:
     return style
 
 
-async def load_front(settings: Settings, metrics: Metrics) -> Assembly:
+async def load_assembly(settings: Settings, metrics: Metrics) -> Assembly:
     """Load tokenizer and chat template in a thread. Raises ModelLoadError, ConfigurationError."""
 
     def load() -> tuple[
@@ -311,7 +311,7 @@ async def load_front(settings: Settings, metrics: Metrics) -> Assembly:
         template = load_chat_template(settings, tokenizer)
         if template is None:
             return tokenizer, None, None, None, tracer
-        tell_roles(template)
+        log_roles(template)
         thoughts = find_thoughts(settings, tokenizer, template)
         return tokenizer, template, thoughts, find_calls(tokenizer, template), tracer
 

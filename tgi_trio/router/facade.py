@@ -1,4 +1,4 @@
-"""The router as HTTP sees it: the engine together with everything a route needs beside it."""
+"""The router as HTTP sees it: the engine, and everything else that a route needs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EngineFacade:
         images: ImageReader | None = None,
         unserved_images: str | None = None,
     ) -> None:
-        """`unserved_images`: why there is no `images` for a model that sees."""
+        """`unserved_images`: why there is no `images` for a model that could take images."""
         aliases = tuple(n for n in settings.served_model_names if n != settings.model_id)
         self.model = ModelCard(
             settings.model_id,
@@ -77,7 +77,7 @@ class EngineFacade:
         return self._engine.submit(request, timings, output)
 
     def health(self) -> tuple[bool, str]:
-        """Return whether requests are being served, and why not.
+        """Return whether requests are being served, and the reason.
 
         True means: a shard is loaded, steps advance when there is work, and we do not drain.
         """
@@ -88,7 +88,7 @@ class EngineFacade:
         return True, "ready"
 
     def load(self) -> tuple[int, int]:
-        """Return how many requests are here, and how many sequences run at once at most."""
+        """Return how many requests hold a permit, and how many sequences run at once at most."""
         return self._engine.requests, self._slots
 
     def alive(self) -> tuple[bool, str]:

@@ -69,9 +69,9 @@ def main(argv: list[str]) -> int:
 def load_to_serve(
     settings: ShardSettings, at_end: ExitStack, connect: Callable[[str], Ranks] | None = None
 ) -> Runner:
-    """Do what `load` does, in the thread that is to serve: until `at_end` it keeps no gradients."""
+    """Do what `load` does, in the thread that will serve: it keeps no gradients until `at_end`."""
     runner = load(settings, connect)
-    if (torch := sys.modules.get("torch")) is not None:  # said once, it takes no step any time
+    if (torch := sys.modules.get("torch")) is not None:  # once: entered here it costs steps nothing
         at_end.enter_context(torch.inference_mode())
     return runner
 
@@ -81,8 +81,8 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
 
     `connect` meets the other ranks.
     """
-    # Rank 0 reads for all. Heavy imports come here, beside the reading and after the router has
-    # been told that this process lives.
+    # Rank 0 reads the files for all. Heavy imports come here, beside the reading, and after the
+    # router has been told that this process is alive.
     none = nullcontext(frozenset[Path]())
     ahead = reading_ahead(settings.model_path) if settings.rank == 0 else none
     with pause_collection(), ahead as fresh_files:
@@ -100,14 +100,14 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
 
 
 def _settle_threads(settings: ShardSettings) -> None:
-    """Say how many threads torch has, how they wait and where they run."""
+    """Set how many threads torch has, how they wait and where they run."""
     cores = usable_cores()
     count = settings.cpu_threads or sensible_threads(settings.model_path, len(cores))
     os.environ.update(openmp_settings(count, cores, os.environ))
 
 
 def _serve_rank(spec: str, settings: ShardSettings) -> int:
-    """Serve as one of several ranks; rank 0 takes the others along and dismisses them."""
+    """Serve as one of several ranks; rank 0 leads the others, and dismisses them at its end."""
 
     def connect(device: str) -> Ranks:
         import torch
@@ -144,7 +144,7 @@ def _serve_rank(spec: str, settings: ShardSettings) -> int:
 
 
 def find_image_source(settings: ShardSettings) -> ImageSource | None:
-    """Return what is to compute images, None where the model has none."""
+    """Return what will compute images, None where the model takes none."""
     if settings.image_arena < 0:
         return None
 

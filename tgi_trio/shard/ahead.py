@@ -1,4 +1,4 @@
-"""What a shard can import before it knows its model: by far the most of a start without one."""
+"""What a shard can import before it knows its model, which is most of the work of a start."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final
 
 from tgi_trio.devices import hide_devices
 
-# By what is likely to compute: of CPU kernels what `numba_backend/loading.py` imports late. On CPUs
-# torch cannot be told how many threads it is to have once it is there (`__main__.py`).
+# By the likely backend: for the CPU kernels, what `numba_backend/loading.py` imports late. On CPUs
+# torch is left out: the number of its threads must be set before it is imported (`__main__.py`).
 _MODULES: Final[dict[str, Sequence[str]]] = {
     "numba": (
         "tgi_trio.shard.backend",
@@ -34,12 +34,12 @@ _MODULES: Final[dict[str, Sequence[str]]] = {
 
 
 def tasks_ahead(kind: str) -> Iterator[Callable[[], object]]:
-    """Yield what to do for a `kind` of shard, in pieces between which it may be asked to begin."""
+    """Yield the imports of a `kind` of shard one by one: between two it may be told to begin."""
     hide_devices(os.environ)  # before torch looks
     for name in _MODULES.get(kind, ()):
         yield partial(_import, name)
 
 
 def _import(name: str) -> None:
-    with suppress(ImportError):  # it is missed where it is needed, by somebody who says so
+    with suppress(ImportError):  # raised again where the module is needed
         importlib.import_module(name)

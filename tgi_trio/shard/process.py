@@ -1,4 +1,4 @@
-"""The life of a shard process: attach, say that we live, serve, end with a clear last word."""
+"""The life of a shard process: attach, show life, serve, and end with a clear last paragraph."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ def serve(
 ) -> int:
     """Serve the router named by `spec_text` with the runner `factory` makes; return an exit code.
 
-    `images`: what computes images, on rank 0; None: nothing does. `frames`: the spec of the
-    connection to another machine that frames take, instead of the rings of `spec_text`'s channel.
-    `dismiss` is called before a process that has failed ends.
+    `images`: what computes images, on rank 0; None: nothing does. `frames`: the spec of a
+    connection to another machine, which replaces the rings of `spec_text`'s channel. `dismiss` is
+    called before a process that has failed ends.
 
-    0 after SHUTDOWN or when the router has died. Otherwise the process ends here, by 1 and with a
-    last paragraph on stderr: the router shows the last lines of a shard that could not start. Call
-    from the main thread.
+    The code is 0 after SHUTDOWN or when the router has died. Otherwise the process exits here, with
+    code 1 and a last paragraph on stderr, which the router shows. Call from the main thread.
     """
-    # These are the router's to handle, which drains first. It starts shards in a process group of
-    # their own, but a service manager signals every process of a service.
+    # The router handles these, and drains first. It starts shards in a process group of their own,
+    # but a service manager signals every process of a service.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank = 0
@@ -75,10 +74,10 @@ def serve(
 
 
 def _fail(rank: int, text: str, dismiss: Callable[[], object]) -> NoReturn:
-    """Say why this process ends, and end it; called while what it failed with is handled.
+    """Say why this process ends, and end it; called while the error is being handled.
 
-    Nothing is taken apart: what holds memory of a device that is lost ends the process by SIGABRT
-    when it goes, and a core would be all that it leaves.
+    Nothing is taken apart: freeing the memory of a device that is lost would end the process by
+    SIGABRT, with a core dump instead of an exit code.
     """
     paragraph = " ".join(text.split())
     print(f"shard {rank} cannot go on: {paragraph}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Lifecycle of a shard group, as one literal table (the docs draw from it)."""
+"""The life of a shard group as one literal table, from which docs/operations.md is drawn."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The shard group that is led from this machine: a child process per rank, shared memory between
-them, and connections to those ranks that run on other machines; of a group of one that may be all.
+"""The shard group that this router leads: a child process for each rank, with shared memory between
+them, and connections to ranks on other machines. A group of one may be on another machine.
 
-The router talks to rank 0; the others follow it.
-A group lives and dies together: its ranks compute every step in common, so whichever of them ends
-takes the others along.
+The router talks to rank 0; the others follow it. A group lives and dies together: its ranks compute
+every step in common, so whichever of them ends takes the others along.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tgi_trio.router.shards.remote_rank import RemoteRank
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
 from tgi_trio.sockets import address_text
 
-_LAST_GASP = 0.2  # seconds for a crash to finish by itself: its exit code says more than ours
+_LAST_GASP = 0.2  # seconds for a crash to finish by itself: its exit code says more than SIGKILL
 _PLANS_IN_A_RING = 4  # a follower is a step behind at most; the rest is room to wrap around
 
 
@@ -55,18 +54,18 @@ class LocalGroup:
         source: RankSource | None = None,
         waiting: WaitingShards | None = None,
     ) -> StartGroup:
-        """Return what starts groups of `settings.world_size` ranks.
+        """Return a function that starts groups of `settings.world_size` ranks.
 
         `spin_us`: how long a reader of a ring stays awake, if there are cores to spare. The arena
         of images is the router's own, one for all groups: rank 0 inherits its descriptor. `source`:
-        where the last ranks come from, if some run on other machines; all of them are there.
-        `waiting`: what ranks are made of as long as there is any.
+        where the last ranks come from, if some run on other machines; all of them must have
+        connected. `waiting`: processes that become ranks, as long as there are any.
         """
         affordable = affordable_spin_us(spin_us, shards=settings.world_size)
 
         def start(request: WarmupRequest, incarnation: int) -> AbstractContextManager[Group]:
             if source is not None and 0 in source.ranks:
-                return LocalGroup.call_in(settings, request, incarnation, source)
+                return LocalGroup.start_remote(settings, request, incarnation, source)
             return LocalGroup.spawn(
                 argv, settings, request, incarnation, affordable, source, waiting
             )
@@ -100,15 +99,15 @@ class LocalGroup:
                 )
                 channels.append(stack.enter_context(follower))
             ranks: list[Rank] = []
-            rendezvous, afar = -1, None
+            rendezvous, remote = -1, None
             specs = [channel.spec.text() for channel in channels[1:]]
             fds = [fd for channel in channels[1:] for fd in channel.spec.fds]
             if source is not None:
-                afar = _start_afar(
+                remote = _start_remote_ranks(
                     stack, source, replace(settings, local_size=here), request, incarnation
                 )
-                settings, rendezvous = afar.settings, afar.rendezvous
-                specs, fds = specs + afar.specs, fds + afar.fds
+                settings, rendezvous = remote.settings, remote.rendezvous
+                specs, fds = specs + remote.specs, fds + remote.fds
             elif here > 1:
                 rendezvous = os.memfd_create("tgi-trio ranks")
                 stack.callback(os.close, rendezvous)
@@ -127,12 +126,12 @@ class LocalGroup:
                 ranks.append(stack.enter_context(start))
             for endpoints in channels:  # not before: rank 0 inherits all of them
                 endpoints.release_child_ends()
-            ranks += afar.ranks if afar else []
+            ranks += remote.ranks if remote else []
             yield cls(ranks, stack.enter_context(RouterEnd(leading, bell)))
 
     @classmethod
     @contextmanager
-    def call_in(
+    def start_remote(
         cls, settings: ShardSettings, request: WarmupRequest, incarnation: int, source: RankSource
     ) -> Iterator[LocalGroup]:
         """Start a group of one rank, which is on another machine; leaving the block ends it."""
@@ -174,9 +173,9 @@ class LocalGroup:
         await _first_of([rank.wait_for_death for rank in self._ranks])
 
     async def end_all(self, patient: bool) -> str:
-        """End every rank and wait for it; return what is to be said of those that ended alone.
+        """End every rank and wait for it; return the reports of those that had ended by themselves.
 
-        Of all of them when none did. `patient`: let one that is crashing finish first.
+        Of all ranks if none had. `patient`: let one that is crashing finish first.
         """
         if patient:
             with trio.move_on_after(_LAST_GASP):
@@ -202,8 +201,8 @@ async def _first_of(waits: Sequence[Callable[[], Awaitable[None]]]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Afar:
-    """The ranks on other machines, and what the ones here have to know of them."""
+class _RemoteRanks:
+    """The ranks on other machines, and what those on this one have to know of them."""
 
     ranks: list[RemoteRank]
     settings: ShardSettings  # of all ranks, with where they meet
@@ -212,35 +211,37 @@ class _Afar:
     fds: list[int]  # that it inherits for those
 
 
-def _start_afar(
+def _start_remote_ranks(
     stack: ExitStack,
     source: RankSource,
     settings: ShardSettings,
     request: WarmupRequest,
     incarnation: int,
-) -> _Afar:
+) -> _RemoteRanks:
     """Start the ranks that `source` has; closing `stack` ends them."""
     contacts = [source.take(rank) for rank in source.ranks]
     meeting = stack.enter_context(_listen(contacts[0].own_host))
-    afar = _Afar([], replace(settings, meeting=address_text(meeting)), meeting.fileno(), [], [])
+    remote = _RemoteRanks(
+        [], replace(settings, meeting=address_text(meeting)), meeting.fileno(), [], []
+    )
     largest = _plan_ring_bytes(request)
     for rank, contact in zip(source.ranks, contacts, strict=True):
-        own = replace(afar.settings, rank=rank, tokenizer_file=None, image_arena=-1)
+        own = replace(remote.settings, rank=rank, tokenizer_file=None, image_arena=-1)
         start = RemoteRank.start(contact, own, incarnation, largest)
-        afar.ranks.append(stack.enter_context(start))
-        afar.fds.append(contact.frames_fd)
-        afar.specs.append(TcpSpec(contact.frames_fd, rank, incarnation, largest).text())
-    return afar
+        remote.ranks.append(stack.enter_context(start))
+        remote.fds.append(contact.frames_fd)
+        remote.specs.append(TcpSpec(contact.frames_fd, rank, incarnation, largest).text())
+    return remote
 
 
 def _listen(host: str) -> socket.socket:
-    """Return what rank 0 listens on for the others, at an address of this machine's."""
+    """Return the socket on which rank 0 listens for the others, at an address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family)
 
 
 def _plan_ring_bytes(request: WarmupRequest) -> int:
-    """Return the bytes of a ring in which a few of the largest plans find room."""
+    """Return the size of a ring, in bytes, that holds a few of the largest plans."""
     rows, tokens = request.max_batch_size, max(request.max_prefill_tokens, request.max_batch_size)
     entries = rows * -(-request.max_total_tokens // BLOCK_SIZE)
     images = {"features": tokens, "rotary": 3 * tokens, "limits": tokens}

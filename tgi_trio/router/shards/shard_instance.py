@@ -1,4 +1,4 @@
-"""One incarnation of a shard: its process, its channel, its last words."""
+"""One incarnation of a shard: its process, its channel, its last lines of output."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def real_shard(spec: str, settings: str) -> list[str]:
 
 
 class ShardInstance:
-    """A running shard, what it says of itself, and its last words."""
+    """A running shard, its vital words, and its last lines of output."""
 
     def __init__(self, process: ShardProcess, page: ControlPage) -> None:
         self.process = process
@@ -67,8 +67,8 @@ class ShardInstance:
     ) -> Iterator[ShardInstance]:
         """Start the process at the lower end of `endpoints`; it inherits `fds`, too.
 
-        One that is `waiting` is taken instead, if there is any. Leaving the block kills what is
-        left of it. Main thread only.
+        A process that is `waiting` is taken instead, if there is any. Leaving the block kills what
+        is left of it. Main thread only.
         """
         words = endpoints.spec.text(), settings.text()
         early = None if waiting is None else waiting.take(words, (*endpoints.spec.fds, *fds))
@@ -118,7 +118,7 @@ class ShardInstance:
         self.process.kill()
 
     async def finish(self) -> str:
-        """Wait until the process has ended and return what is to be said of it."""
+        """Wait until the process has ended and return the report of its end."""
         code = await self.process.reap()
         self.drain_output()
         return self.report(code, Phase(min(self.vitals.phase, Phase.STOPPING)).name)
@@ -131,7 +131,7 @@ class ShardInstance:
                 return
 
     def drain_output(self) -> None:
-        """Take what is still in the pipe of a shard that has died."""
+        """Read what is still in the pipe of a shard that has died."""
         while self._read_output():
             pass
 

@@ -1,7 +1,7 @@
-"""The keeper of the shard group: starts it, watches it, starts it again.
+"""The supervisor of the shard group: starts it, watches it, starts it again.
 
-A crash is a pause, not an outage: the engine queues every unfinished sequence again when a link
-ends, and replays it into the next incarnation. Streams go on.
+A crash is a pause, not an outage: when a link ends, the engine queues every unfinished sequence
+again and replays it into the next incarnation. Streams go on.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class CrashCount:
     def note(self, lived: float, explained: bool) -> float:
         """Count a crash after `lived` ready seconds; return the seconds to wait.
 
-        A shard that has served for longer than it would have to wait is started at once: what
-        killed it now and then is no loop. `explained`: a request does it, and will be found.
+        A shard that has served for longer than that is started at once: rare crashes are no loop.
+        `explained`: a request is to blame, and will be found.
         """
         self.in_a_row = 1 if explained or lived > STABLE_AFTER else self.in_a_row + 1
         return max(0.0, BACK_OFF[min(self.in_a_row, len(BACK_OFF)) - 1] - lived)
@@ -89,9 +89,9 @@ class Supervisor:
         adapters: AdapterRegistry | None = None,
         gather: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_move` is told every state that the group comes to.
+        """`on_move` is called with every state that the group enters.
 
-        `gather` returns when all is there that `start` takes; None: it always is.
+        `gather` returns once everything that `start` needs is there; None: it always is.
         """
         self.state = ShardState.GONE
         self.why = "no shard has been started yet"  # any client may read it: no paths, no output
@@ -118,7 +118,7 @@ class Supervisor:
         return self.state is ShardState.READY and self._engine is not None
 
     def attach(self, engine: Engine) -> None:
-        """Give the engine, made once the first incarnation has told the size of the KV cache."""
+        """Take the engine, which is made once the first incarnation has sized the KV cache."""
         self._engine = engine
         self._attached.set()
 
@@ -127,7 +127,7 @@ class Supervisor:
         self._stop.set()
 
     async def run(self, task_status: trio.TaskStatus[Started] = trio.TASK_STATUS_IGNORED) -> None:
-        """Supervise until `stop`. `task_status` gets the facts when the group is first ready.
+        """Supervise until `stop`. `task_status` gets `Started` when the group is first ready.
 
         Raises ShardCannotStart when the first incarnation ends before it was ever ready.
         """
@@ -182,7 +182,7 @@ class Supervisor:
         return done
 
     def _give_up(self, crashes: int) -> None:
-        """Fail what waits, and what comes; the report of the last crash is in the log already."""
+        """Fail waiting and future requests; the report of the last crash is in the log already."""
         self.given_up = True
         self.why = f"the shard crashed {crashes} times in a row and is not started again"
         log.error("%s (--shard-restart-limit %d)", self.why, self._watch.restart_limit)
@@ -215,7 +215,7 @@ class Supervisor:
                 async def life() -> None:
                     try:
                         await self._live(group, number, task_status)
-                    # Bare while it loads, in a group from the nursery that serves.
+                    # While it loads errors come bare, from the nursery that serves in a group.
                     except* PeerError as found:
                         self._trouble = _describe_first(found)
                     except* CorruptFrame as found:
@@ -254,7 +254,7 @@ class Supervisor:
         self._metrics.gauge("tgi_shard_ready", 1)
         if self.started is None:
             self.started = Started(info, memory)
-            # Neither may change under a replay: fix what the first one found.
+            # Neither may change under a replay: later incarnations get what the first one found.
             self._warmup = replace(
                 self._warmup, blocks=memory.blocks, state_slots=memory.state_slots
             )
@@ -276,7 +276,7 @@ class Supervisor:
             await self._engine.serve(ShardLink(end))
 
     async def _watch_stalls(self, group: Group, scope: trio.CancelScope) -> None:
-        """Turn READY into STALLED and back; end a group that stays stalled as long again."""
+        """Move between READY and STALLED; end a group that stays stalled for as long again."""
         limit = self._watch.stall_timeout
         detectors = [StallDetector(limit) for _ in range(group.world_size)]
         stalled_since = 0.0
@@ -299,7 +299,7 @@ class Supervisor:
                 return
 
     def _why_stalled(self, now: float, group: Group, detectors: list[StallDetector]) -> str:
-        """Return why the group counts as stalled, "" when it does not; names the ranks."""
+        """Return why the group counts as stalled, naming the ranks; "" when it does not."""
         silent_ranks = []
         for rank, detector in enumerate(detectors):
             try:
