@@ -45,61 +45,61 @@ BUDGETS: Final[tuple[Budget, ...]] = (
         "max-queued-tokens",
         Stage.QUEUE,
         "prompt tokens waiting",
-        "what would make the queue longer is refused (429, with `Retry-After`)",
+        "a request that would make the queue longer is refused (429, with `Retry-After`)",
     ),
     Budget(
         "target-ttft",
         Stage.QUEUE,
         "who is late",
-        "who has waited for half of it lets those go first that can still be in time, "
-        "64 times at most; unset, 3 times what prompts take here, at least 1 s",
+        "a request that has waited for half of it is late: those that can still be in time go "
+        "first, 64 times at most. If unset: 3 times what prompts take here, at least 1 s",
     ),
     Budget(
         "max-batch-size",
         Stage.ADMISSION,
         "sequences",
-        "nobody is admitted while so many are in the batch",
+        "no sequence is admitted while so many are in the batch",
     ),
     Budget(
         "max-batch-total-tokens",
         Stage.ADMISSION,
         "KV tokens in use",
-        "nobody is admitted without blocks for its prompt and its first tokens; more blocks come "
-        "as it grows, and when there are none the youngest goes back to the queue",
+        "no sequence is admitted without blocks for its prompt and its first tokens. It gets more "
+        "as it grows; when there are none, the youngest sequence goes back to the queue",
     ),
     Budget(
         "max-batch-prefill-tokens",
         Stage.ADMISSION,
         "prompt tokens in hand",
-        "a prompt waits while so many tokens of others, that would be computed before it, are in "
-        "the batch; also the largest step there can be",
+        "a prompt waits while the batch has so many prompt tokens that would be computed before "
+        "it; also the size of the largest possible step",
     ),
     Budget(
         "step-token-budget",
         Stage.STEP,
         "tokens of a step",
-        "decode rows first, then prompts, shortest first, in chunks that fit. While somebody "
-        "generates, only as many prompt tokens as make the step at most twice as long; where the "
-        "fewest take longer than that already, as many as take hardly longer than those",
+        "decode rows come first, then prompts, shortest first, in chunks that fit. While any "
+        "sequence generates, a step has only as many prompt tokens as make it at most twice as "
+        "long; where even the fewest take longer, as many as take hardly longer than the fewest",
     ),
     Budget(
         "waiting-served-ratio",
         Stage.STEP,
         "waiting / generating",
-        "while as many wait behind prompts, for each one that generates, a step takes as many "
-        "prompt tokens as fit into `--target-itl`",
+        "while at least so many requests wait behind prompts, for each sequence that generates, "
+        "a step has as many prompt tokens as fit into `--target-itl`",
     ),
     Budget(
         "max-waiting-tokens",
         Stage.STEP,
         "steps waited",
-        "while fewer wait, one such step comes after every so many others",
+        "while fewer wait, one such step comes after every so many ordinary ones",
     ),
     Budget(
         "target-itl",
         Stage.STEP,
         "seconds of a step",
-        "how long a step with prompts may take while requests wait",
+        "how long such a step may take",
     ),
 )
 
