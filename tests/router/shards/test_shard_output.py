@@ -35,6 +35,25 @@ async def test_warnings_of_a_shard_are_logged_as_such(caplog: pytest.LogCaptureF
     assert list(shard.last_lines) == ["as usual", "images are not served: no tower"]
 
 
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("program", "end"),
+    [
+        ("raise SystemExit(3)", ["It has printed nothing."]),
+        ("print('a'); print('b')", ["Its last lines of output:", "    a", "    b"]),
+    ],
+)
+async def test_the_report_of_a_shard_ends_with_what_it_has_printed(
+    program: str, end: list[str]
+) -> None:
+    settings = ShardSettings(model_path=Path("/nonexistent"))
+    with channel() as (endpoints, _):
+        argv = [sys.executable, "-c", program]
+        with ShardInstance.spawn(lambda *_: argv, settings, endpoints, []) as shard:
+            await shard.wait_for_end()
+            assert (await shard.finish()).splitlines()[1:] == end
+
+
 def test_a_tower_that_cannot_be_loaded_is_warned_of(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -160,13 +160,13 @@ class ShardInstance:
 
     def report(self, exit_code: int, phase: str) -> str:
         """Return what an operator needs to know about its death, as one block of text."""
-        lines = [f"    {line}" for line in self.last_lines] or ["    (it printed nothing)"]
+        lines = [f"    {line}" for line in self.last_lines]
         what, cause = describe_exit(exit_code)
         return "\n".join(
             [
                 f"shard rank {self.rank} (pid {self.process.pid}) {what} in phase {phase}.",
                 *([f"Likely cause: {cause}."] if cause else []),
-                f"Its last {len(self.last_lines)} lines of output:",
+                "Its last lines of output:" if lines else "It has printed nothing.",
                 *lines,
             ]
         )

@@ -83,7 +83,7 @@ class CpuRunner:
         team = forward.team
         program = forward.program
         words = [program.describe(), forward.variant.instructions]
-        words.append(f"{len(team.cores)} threads")
+        words.append("1 thread" if len(team.cores) == 1 else f"{len(team.cores)} threads")
         if ranks is not None:
             words.append(ranks.describe())
         # Rows have slots where any stage keeps states: one without any says so, too.
