@@ -42,10 +42,10 @@ class LitmusOutcome(NamedTuple):
 
 
 def holds(ordering: Ordering) -> bool:
-    """Return False when `ordering` lets a load overtake a store; takes about a tenth of a second.
+    """Return False when `ordering` lets a load overtake a store; takes a twentieth of a second.
 
-    The start-up self-test for `fence.choose_ordering`. With one core nothing can be shown; the
-    fence is taken at its documented word then. A litmus that cannot run counts as failed.
+    The start-up self-test for `fence.choose_ordering`. With one core nothing can be shown, and the
+    fence is trusted by what it is. A litmus that cannot run counts as failed.
     """
     if ordering.full is None:
         return False
@@ -67,8 +67,8 @@ def prove_ordering() -> Ordering:
 def run(ordering: Ordering, *, rounds: int, seconds: float) -> LitmusOutcome:
     """Run the litmus against a child process, for `rounds` or `seconds`, whichever ends first.
 
-    Pins this thread meanwhile; without two cores to use it returns Outcome(0, 0, 0). Raises
-    TimeoutError when the child does not come or stops.
+    Pins this thread meanwhile; without two cores to use it returns LitmusOutcome(0, 0, 0).
+    Raises TimeoutError when the child does not come or stops.
     """
     if len(os.sched_getaffinity(0)) < 2:
         return LitmusOutcome(0, 0, 0)

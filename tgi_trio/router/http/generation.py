@@ -7,15 +7,11 @@ and synchronously when the client leaves, so that nothing can interrupt the clea
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Final
 
 import trio
 
-from tgi_trio import __version__
 from tgi_trio.errors import (
     Overloaded,
     ServerEnding,
@@ -24,21 +20,17 @@ from tgi_trio.errors import (
     Unavailable,
     ValidationError,
 )
-from tgi_trio.router.http.call import Call, HttpSettings, Reply
+from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.engine_api import TokenStreamApi
 from tgi_trio.router.http.messages.events import Events
 from tgi_trio.router.http.messages.problems import Problem, Refused, internal, problem_of
 from tgi_trio.router.http.resume import resume_stream
 from tgi_trio.router.http.sse import EventBody, StreamLimits
-from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.request import Outcome, Request, Timings, Token
 from tgi_trio.router.telemetry.request_stats import RequestStats
 from tgi_trio.router.text.output import OutputText
 
 log = logging.getLogger(__name__)
-
-# The names that clients of HF's libraries send when they mean "the model you serve".
-BASE_NAMES = frozenset({"tgi", "dummy"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,102 +272,3 @@ def check_batch_size(call: Call, count: int) -> None:
     if count > most:
         text = f"Number of prompts exceeds the maximum allowed batch size of {most}"
         raise Refused(422, text, "batch size exceeded")
-
-
-# ---- model names -------------------------------------------------------------------------------
-
-
-def resolve_model(call: Call, name: str | None) -> str:
-    """Return the name an answer carries for the model that `name` stands for.
-
-    An adapter's is noted in the call, for `validate_request`.
-
-    Raises Refused (404), listing what is served, for a name that is not ours.
-    """
-    card, adapters = call.engine.model, call.engine.adapters
-    call.adapter = None  # one call may have several bodies
-    if name is None or name in BASE_NAMES:
-        return card.id
-    if name == card.id or name in card.aliases:
-        return name
-    if adapters.serves(name):
-        call.adapter = name
-        return name
-    names = (card.id, *card.aliases, *sorted(BASE_NAMES), *adapters.names)
-    served = ", ".join(f"`{each}`" for each in names)
-    raise Refused(404, f"The model `{name}` is not served here. Served: {served}", "not_found")
-
-
-def fingerprint(settings: HttpSettings) -> str:
-    """Return `system_fingerprint`."""
-    return f"{__version__}-{settings.docker_label or 'native'}"
-
-
-def new_id(call: Call, kind: str) -> str:
-    """Return the `id` of an answer: unique, and nobody can guess another's."""
-    return f"{kind}-{call.ids.randbytes(16).hex()}"
-
-
-def unix_now() -> int:
-    """Return the time for `created`."""
-    return int(time.time())
-
-
-# ---- headers -----------------------------------------------------------------------------------
-
-
-def stream_headers(call: Call, characters: int) -> list[Header]:
-    """Return the headers of an event stream."""
-    return [
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-        *compute_headers(call, characters),
-    ]
-
-
-def compute_headers(call: Call, characters: int) -> list[Header]:
-    """Return the headers that every generation has; `characters` counts the prompts."""
-    return [
-        (b"x-compute-type", call.settings.compute_type.encode("latin-1", "replace")),
-        (b"x-compute-characters", b"%d" % characters),
-    ]
-
-
-def timing_headers(
-    call: Call, characters: int, results: Sequence[Result], compute_time: bool = True
-) -> list[Header]:
-    """Return the headers of a whole reply; times of several generations are added up."""
-    all_stats = [result.request_stats for result in results]
-    outcomes = [result.outcome for result in results]
-    headers = compute_headers(call, characters)
-    if compute_time:
-        seconds = trio.current_time() - call.received
-        headers.insert(1, (b"x-compute-time", b"%.9g" % seconds))
-    # Whole milliseconds, each generation's cut off before they are added: TGI's way.
-    headers += [
-        (b"x-%b" % name, b"%d" % sum(int(1e3 * part(request_stats)) for request_stats in all_stats))
-        for name, part in _TIMES.items()
-    ]
-    headers += [
-        (b"x-prompt-tokens", b"%d" % sum(each.prompt_tokens for each in outcomes)),
-        (b"x-generated-tokens", b"%d" % sum(each.generated_tokens for each in outcomes)),
-        (b"x-cached-tokens", b"%d" % sum(each.cached_tokens for each in outcomes)),
-    ]
-    return headers
-
-
-_TIMES: Final[Mapping[bytes, Callable[[RequestStats], float]]] = {
-    b"total-time": attrgetter("total"),
-    b"validation-time": attrgetter("validation"),
-    b"queue-time": attrgetter("queue"),
-    b"inference-time": attrgetter("inference"),
-    b"time-per-token": attrgetter("per_token"),
-    b"prefill-time": attrgetter("prefill"),
-    b"decode-time": attrgetter("decode"),
-}
-
-
-def event_stream(call: Call, body: EventBody | bytes, characters: int) -> Reply:
-    """Return the reply that carries events."""
-    headers = stream_headers(call, characters)
-    return Reply(body, content_type=b"text/event-stream", headers=headers)

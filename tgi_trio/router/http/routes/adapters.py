@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tgi_trio.errors import ValidationError
+from tgi_trio.router.http.answer_fields import BASE_NAMES
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.generation import BASE_NAMES
 from tgi_trio.router.http.messages import schema, token_schema
 from tgi_trio.router.http.messages.error_shapes import OPENAI
 from tgi_trio.router.http.messages.problems import Refused

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tgi_trio.router.http.answer_fields import fingerprint, new_id, resolve_model, unix_now
+from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.chat import to_conversation
-from tgi_trio.router.http.generation import (
-    Result,
-    collect_results,
-    event_stream,
-    fingerprint,
-    new_id,
-    resolve_model,
-    stream_events,
-    take_permits,
-    timing_headers,
-    unix_now,
-)
+from tgi_trio.router.http.generation import Result, collect_results, stream_events, take_permits
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.error_shapes import OPENAI
 from tgi_trio.router.http.messages.events import ChatEvents, Envelope, Events, chat_usage_event

@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tgi_trio.errors import ValidationError
+from tgi_trio.router.http.answer_fields import fingerprint, new_id, resolve_model
+from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.deadlines import validate_request
 from tgi_trio.router.http.generation import (
     Result,
     check_batch_size,
     collect_results,
-    event_stream,
-    fingerprint,
-    new_id,
-    resolve_model,
     stream_events,
     take_permits,
-    timing_headers,
 )
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.error_shapes import OPENAI

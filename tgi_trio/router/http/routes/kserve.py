@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 
 from tgi_trio import __version__
+from tgi_trio.router.http.answer_fields import resolve_model
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.generation import resolve_model
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.routes import native, operations

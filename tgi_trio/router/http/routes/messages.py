@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import orjson
 
+from tgi_trio.router.http.answer_fields import resolve_model
+from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.anthropic import schema
 from tgi_trio.router.http.dialects.anthropic.answer import AnswerEnd, MessageEvents, message
 from tgi_trio.router.http.dialects.anthropic.request import to_conversation, to_parameters
-from tgi_trio.router.http.generation import (
-    collect_results,
-    event_stream,
-    resolve_model,
-    stream_events,
-    take_permits,
-    timing_headers,
-)
+from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
 from tgi_trio.router.http.messages.error_shapes import ANTHROPIC
 from tgi_trio.router.http.messages.schema import BodyReader
 from tgi_trio.router.http.preparing import prepare

@@ -6,17 +6,16 @@ import itertools
 from collections.abc import Sequence
 
 from tgi_trio.errors import Overloaded, TgiTrioError, Unavailable
+from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.deadlines import refuse_image, validate_request
 from tgi_trio.router.http.generation import (
     Result,
     check_batch_size,
     collect_results,
-    event_stream,
     explain,
     stream_events,
     take_permits,
-    timing_headers,
 )
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.events import NativeEvents, QueryEvents

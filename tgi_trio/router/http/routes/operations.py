@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 
 from tgi_trio import __version__
+from tgi_trio.router.http.answer_fields import resolve_model
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.generation import resolve_model
 from tgi_trio.router.http.messages.error_shapes import OPENAI
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.openapi import DOCS_PAGE, document

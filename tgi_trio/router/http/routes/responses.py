@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tgi_trio.router.http.answer_fields import resolve_model, unix_now
+from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.responses import schema
 from tgi_trio.router.http.dialects.responses.answer import ResponseEvents, response
@@ -17,15 +19,7 @@ from tgi_trio.router.http.dialects.responses.writing import (
     ResponseWriter,
     settings_of,
 )
-from tgi_trio.router.http.generation import (
-    collect_results,
-    event_stream,
-    resolve_model,
-    stream_events,
-    take_permits,
-    timing_headers,
-    unix_now,
-)
+from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
 from tgi_trio.router.http.messages.error_shapes import RESPONSES
 from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.messages.schema import BodyReader

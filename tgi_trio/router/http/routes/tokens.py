@@ -6,10 +6,10 @@ import numpy as np
 import orjson
 import trio
 
+from tgi_trio.router.http.answer_fields import resolve_model
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.deadlines import expand_images
 from tgi_trio.router.http.dialects.chat import to_conversation
-from tgi_trio.router.http.generation import resolve_model
 from tgi_trio.router.http.messages import schema, token_schema
 from tgi_trio.router.http.messages.render import NUMPY, text_json
 from tgi_trio.router.http.rendering import render_prompt

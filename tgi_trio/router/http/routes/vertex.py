@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tgi_trio.router.http.answer_fields import resolve_model
 from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.deadlines import validate_request
-from tgi_trio.router.http.generation import collect_results, resolve_model, take_permits
+from tgi_trio.router.http.generation import collect_results, take_permits
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.render import text_json

@@ -1,0 +1,48 @@
+"""Fields that the answers of several APIs have: the model's name, id, time and fingerprint."""
+
+from __future__ import annotations
+
+import time
+
+from tgi_trio import __version__
+from tgi_trio.router.http.call import Call, HttpSettings
+from tgi_trio.router.http.messages.problems import Refused
+
+# The names that clients of HF's libraries send when they mean "the model you serve".
+BASE_NAMES = frozenset({"tgi", "dummy"})
+
+
+def resolve_model(call: Call, name: str | None) -> str:
+    """Return the name an answer carries for the model that `name` stands for.
+
+    If that is an adapter, it is noted in the call, for `validate_request`.
+
+    Raises Refused (404), listing what is served, for a name that is not ours.
+    """
+    card, adapters = call.engine.model, call.engine.adapters
+    call.adapter = None  # one call may have several bodies
+    if name is None or name in BASE_NAMES:
+        return card.id
+    if name == card.id or name in card.aliases:
+        return name
+    if adapters.serves(name):
+        call.adapter = name
+        return name
+    names = (card.id, *card.aliases, *sorted(BASE_NAMES), *adapters.names)
+    served = ", ".join(f"`{each}`" for each in names)
+    raise Refused(404, f"The model `{name}` is not served here. Served: {served}", "not_found")
+
+
+def fingerprint(settings: HttpSettings) -> str:
+    """Return `system_fingerprint`."""
+    return f"{__version__}-{settings.docker_label or 'native'}"
+
+
+def new_id(call: Call, kind: str) -> str:
+    """Return the `id` of an answer: unique, and nobody can guess another's."""
+    return f"{kind}-{call.ids.randbytes(16).hex()}"
+
+
+def unix_now() -> int:
+    """Return the time for `created`."""
+    return int(time.time())
