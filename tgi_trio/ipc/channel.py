@@ -1,9 +1,9 @@
-"""Two rings and two doorbells: what both ends of a channel share, and the ends that block.
+"""A channel is two rings and two doorbells: what both of its ends share, and the ends that block.
 
-The router creates `Endpoints` per shard and keeps the upper end (`router_end.RouterEnd`, the trio
-one). The shard attaches the lower end, `ShardEnd`, from one word on its command line. When several
-ranks form a group, rank 0 attaches `LeaderEnd`s: the upper ends of its followers' channels,
-without an event loop.
+The router creates `Endpoints` for each shard and keeps the upper end (`router_end.RouterEnd`, for
+trio). The shard attaches the lower end, `ShardEnd`, by one word on its command line. When several
+ranks form a group, rank 0 attaches `LeaderEnd`s: the upper ends of its followers' channels, without
+an event loop.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class BlockingEnd(End):
     def wait(self, timeout: float | None) -> bool:
         """Block until a frame may be there (True), or for `timeout` seconds at most (False).
 
-        Spins for the spec's `spin_us` first. A False without a timeout is a stray ring: ask again.
+        Spins for the spec's `spin_us` first. A False without a timeout was a stray ring: ask again.
         Raises PeerGone when the router has died and everything it sent has been read.
         """
         try:
@@ -154,7 +154,7 @@ class BlockingEnd(End):
 
 
 class ShardEnd(BlockingEnd):
-    """The lower end: receives commands, sends replies, says how it is doing."""
+    """The lower end: receives commands, sends replies, writes the shard's vital words."""
 
     def __init__(self, spec: ChannelSpec, page: ControlPage) -> None:
         """Use `attach`."""

@@ -1,4 +1,4 @@
-"""The first page of a segment: who is at the other end, how it is doing, where the rings are."""
+"""The first page of a segment: sizes, where the rings are, and the shard's vital words."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def spin_while(empty: Callable[[], bool], spin_ns: int) -> bool:
 
 
 class AwakeBudget:
-    """How long a reader stays awake before it sleeps: as long as that has paid lately.
+    """How long a reader stays awake before it sleeps: as long as that has paid off lately.
 
     Staying awake pays when the peer answers within the time. It never does when the peer shares
     our core (it cannot run before we sleep) or works for longer than that; then every spin is

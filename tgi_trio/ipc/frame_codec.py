@@ -1,4 +1,4 @@
-"""Frames as bytes: columns laid out as the table says, and read again where they lie."""
+"""Frames as bytes: columns laid out as `frames.SPECS` says, and read again in place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def frame_bytes(kind: Kind, **counts: int) -> int:
 def encode(kind: Kind, words: Mapping[str, int], columns: Mapping[str, NDArray[Any]]) -> bytes:
     """Return the frame as bytes.
 
-    `columns` may leave out columns: they are empty then. Counts are taken from the arrays.
+    Columns that are left out are empty. Counts are taken from the arrays.
     Raises ValueError when a name is unknown, a word is missing, or columns of one count differ
     in length.
     """
@@ -91,9 +91,9 @@ def _row_type(kind: Kind, counts: tuple[int, ...], size: int) -> np.dtype[Any]:
 
 
 class FrameTemplate:
-    """A frame that is encoded again and again with the same counts: only what differs is written.
+    """Encodes one frame after the other with the same counts: only what differs is written.
 
-    Its bytes are those of `encode`.
+    The bytes are those of `encode`.
     """
 
     def __init__(self, kind: Kind, frame: bytes, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -109,14 +109,14 @@ class FrameTemplate:
         self._names = tuple(columns)
         self._columns = [every[name] for name in columns]
         self._lengths = [len(array) for array in columns.values()]
-        # What is there and cannot have changed since; None: something that can.
+        # The arrays whose bytes are in the frame, if they are read-only; None: may have changed.
         self._there = [fixed_array(array) for array in columns.values()]
 
     def encode(self, words: Mapping[str, int], columns: Mapping[str, NDArray[Any]]) -> bytes | None:
         """Return the frame as bytes; None for other counts or columns, or in another order.
 
-        A column that was there in the last frame, and that nobody may write to, is not looked at.
-        Raises KeyError where a word is missing.
+        A column that is the same read-only array as in the last frame is not written again. Raises
+        KeyError where a word is missing.
         """
         if tuple(columns) != self._names:
             return None
@@ -134,7 +134,7 @@ class FrameTemplate:
 
 
 def fixed_array(array: NDArray[Any]) -> NDArray[Any] | None:
-    """Return an array that nobody may write to, through what it is a view of neither; else None."""
+    """Return the array if it is read-only, and what it is a view of as well; None otherwise."""
     if array.flags.writeable:
         return None
     base = array.base

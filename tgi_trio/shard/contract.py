@@ -1,8 +1,8 @@
-"""The step contract: what one forward step is given and what it answers.
+"""The contract of a step: what a backend is given, and what it returns.
 
-Prefill chunks, decodes and speculated tokens are all the same thing here: a row with some query
-tokens at given positions. Every backend (reference torch, CPU kernels, CUDA) takes a `StepPlan`
-and returns a `StepResult`; the worker loop knows nothing else about it. No torch in this file.
+Prefill chunks, decodes and guessed tokens are all the same here: a row with some query tokens at
+given positions. Every backend (torch, CPU kernels, CUDA) takes a `StepPlan` and returns a
+`StepResult`; the worker's loop knows nothing else about it. No torch in this file.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ShardSequence:
     sampling: SamplingParameters
     states: StateGrant | None = None  # slots of what the model keeps of it; None: nothing
     state: dict[str, object] = field(default_factory=dict)  # backend's own (grammar matcher, ...)
-    # Rotary position of a token behind the images less its position: images of some families
-    # advance the rotary positions by fewer than they have tokens. Never positive.
+    # Rotary position of a token after the images, minus its position: images of some families
+    # advance rotary positions by fewer than the tokens they have. Never positive.
     rotary_delta: int = 0
     geometry: PromptGeometry | None = None  # of its prompt, where that has images
-    # Images whose features are there, in the order of their tokens, while any of them is to be
-    # computed. No step has the sequence before they all are.
+    # Images with their features, in the order of their tokens, while any of these tokens are still
+    # to be computed. The sequence sits out steps until all features are there.
     images: list[HeldImage] = field(default_factory=list)
 
 
@@ -64,10 +64,10 @@ class PlanCounts:
 class StepPlan:
     """One step: R rows, T query tokens in all, flat and without padding.
 
-    A value: its arrays are copies, so commands that are applied after it was made change nothing
-    of it. Plans may share them: nobody writes to one. `rows` are the batch's own sequences, for
-    what only few rows need (sampling parameters, tokens known so far); whoever computes must not
-    change them.
+    A value: its arrays are copies, so that commands applied after it was made do not change it.
+    Plans may share arrays, which are never written to. `rows` are the batch's own sequences, for
+    what only few rows need (sampling parameters, tokens known so far); a runner must not change
+    them.
     """
 
     rows: list[ShardSequence]
@@ -78,59 +78,59 @@ class StepPlan:
     context_lengths: NDArray[np.int32]  # [R] KV tokens a row sees, its own query included
     block_tables: NDArray[np.int32]  # [R, widest], unused entries 0
     samples: NDArray[np.bool_]  # [R] the row's last known token is in the step: choose the next
-    # [R] how many of a row's last query tokens are guesses (they stand in its `token_ids` behind
-    # the known ones); after each that proves right one more token is chosen. None: no row has any.
+    # [R] how many of a row's last query tokens are guesses (they follow the known ones in its
+    # `token_ids`); after each that proves right one more token is chosen. None: no row has any.
     drafts: NDArray[np.int32] | None = None
     # [R] the row computes tokens it came with. Set by the batch; None: any row may.
     prefills: NDArray[np.bool_] | None = None
-    # [T] which row of the step before chooses this token, whose id is not known yet and 0 in
+    # [T] which row of the previous step chooses this token, whose id is not known yet and 0 in
     # `token_ids`; -1: it is known. Set by a batch that plans ahead of a step's result. None: all
-    # are known. A guess has that of its row: the runner knows what comes behind the row's last
-    # token.
+    # are known. A guess has the same number as its row's last token: the runner knows what it
+    # guessed after that.
     inputs: NDArray[np.int32] | None = None
-    # The step before has guesses that nobody has judged yet: rows are further than `positions`
-    # says by as many as were right, and with them `kv_slots` and `context_lengths`. The runner
-    # moves them; `loop/following.py` does so here once the step before has been settled.
+    # The previous step has guesses that are not judged yet: rows will be further than `positions`,
+    # `kv_slots` and `context_lengths` say, by as many as were right. The runner corrects them on
+    # the device; `loop/following.py` does so here, once the previous step has been settled.
     moves: bool = False
-    # The step behind it moves rows and has guesses, where the runner can make them (`runs_ahead`).
+    # The next step `moves` rows and has guesses, where the runner can make them (`runs_ahead`).
     leads: bool = False
     features: PlacedFeatures | None = None  # of images' tokens, in the places of their embeddings
     # [3, T] time, row and column of each token. None: each is the token's position.
     rotary_positions: NDArray[np.int64] | None = None
     # [T] the last position that each query token sees. None: its own. Windows still bound it.
     visible: NDArray[np.int64] | None = None
-    # [R] slots of rows' states: before their first token here, and where those behind their last
-    # go, another slot. None: the model keeps none, or the rows are made up and use the null slot.
-    # A row whose first position is 0 reads nothing: its states are zero.
+    # [R] slots of rows' states: where those before the first token of this step are, and (another
+    # slot) where those after the last one go. None: the model keeps none, or the rows are made up
+    # and use the null slot. A row whose first position is 0 reads nothing: its states are zero.
     state_reads: NDArray[np.int64] | None = None
     state_writes: NDArray[np.int64] | None = None
-    # [T] which of `rows` each token is of, where a plan has been made one of decodes alone and has
-    # more tokens than rows. None: rows have the tokens that `query_starts` says.
+    # [T] which of `rows` each token belongs to, where a plan has been turned into one of decodes
+    # alone and has more tokens than rows. None: as `query_starts` says.
     owners: NDArray[np.int64] | None = None
     # What the batch needs to settle the step: [R] the rows' places in its arrays, their known
     # query tokens, and when that was (places move when sequences leave).
     places: NDArray[np.int64] | None = None
     taken: NDArray[np.int64] | None = None
     moment: int = 0
-    # Every row computes its last token and nothing else, and chooses the next; none is an image's.
-    # False: it may be so all the same.
+    # Every row computes its last token alone, which is no image's, and chooses the next. A hint:
+    # False says nothing.
     decodes: bool = False
-    # So does every row of the batch, in its order, and has others to come.
+    # The same, for every row of the batch, in its order; and none chooses its last token.
     uniform: bool = False
     counts: PlanCounts = PlanCounts()
     applied: int = 0  # number of the last command applied before it: what its STEP acknowledges
 
     @property
     def turning_positions(self) -> NDArray[np.int64]:
-        """What rotary embeddings turn by, [T] or [3, T]."""
+        """The positions of rotary embeddings, [T] or [3, T]."""
         return self.positions if self.rotary_positions is None else self.rotary_positions
 
 
 @dataclass(slots=True)
 class RowResult:
-    """What one row got; rows that only prefilled get an empty one.
+    """What one row got; that of a row that only prefilled is empty.
 
-    One row at a time is easy to read and to write, and slow: hot paths hand `Choices` around.
+    A row at a time is easy to read and write, but slow: hot paths use `Choices`.
     """
 
     token_ids: ListLike[int] = ()
@@ -189,7 +189,7 @@ class Choices:
         ]
 
     def spread(self, places: NDArray[np.intp], rows: int) -> Choices:
-        """Return these as the choices of `rows` rows, of which those at `places` got them."""
+        """Return these as the choices of `rows` rows, where those at `places` have them."""
         if len(places) == rows:
             return self
         counts = np.zeros(rows, np.int64)
@@ -228,7 +228,7 @@ def _list_tops(rows: ListLike[RowResult]) -> Listed:
 
 @dataclass(slots=True)
 class PromptValues:
-    """What a row's prompt tokens got in a step: those whose predecessors it computed."""
+    """Log-probabilities of a row's prompt tokens: of those whose predecessors a step computed."""
 
     logprobs: ListLike[float]  # NaN for the first, which nothing predicts
     tops: ListLike[Alternatives] = ()  # of each, or none at all
@@ -243,8 +243,8 @@ class StepResult:
     sample_ns: int
     prompts: dict[int, PromptValues] = field(default_factory=dict)  # by row, of those that asked
     raised: bool = False  # before its rows were computed again; set by the worker
-    # Time of the thread that computed it, where that is on a processor for as long as it takes; 0:
-    # not measured. Whoever compares steps takes this: what else the machine does is not in it.
+    # Processor time of the thread that computed it; 0: not measured. For comparing steps, since
+    # other load on the machine is not in it.
     processor_ns: int = 0
     # [R] how many guesses rows had, where the runner made them: it may have found fewer than the
     # plan has room for. None: as many as the plan says.
@@ -273,15 +273,15 @@ class Pending(Protocol):
     """A step that has been launched."""
 
     def proceed(self) -> None:
-        """Launch what depends on tokens of the step before, which the sequences have by now.
+        """Launch what depends on the previous step's tokens, which the sequences have by now.
 
-        To be called once that step has been settled; `result` does what it would have done. Raises
-        what that raised.
+        Call it once that step has been settled; otherwise `result` does it. Raises what launching
+        raises.
         """
         ...
 
     def result(self) -> StepResult:
-        """Return what it chose; waits until that is known. Raises what computing it raised."""
+        """Wait for the step and return what it chose. Raises what computing it has raised."""
         ...
 
 
@@ -307,31 +307,31 @@ class DraftRow(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens of sequences; `speculation/` has a file for each way."""
+    """Guesses the next tokens of sequences; `speculation/` has a file for each kind."""
 
     def draft_rows(self, rows: ListLike[DraftRow], spare: int) -> dict[int, int]:
-        """Write guesses into `token_ids` behind the known ones, at most `spare` in all.
+        """Write guesses into `token_ids`, after the known tokens, at most `spare` in all.
 
-        Returns how many by place, of the rows that got any.
+        Returns how many each row got, by place, for the rows that got any.
         """
         ...
 
 
 @runtime_checkable
 class FollowingDrafter(Drafter, Protocol):
-    """One whose guesses the runner makes where it chooses: a step may follow before it is read."""
+    """One whose guesses the runner makes on the device: the next step may follow unread ones."""
 
     @property
     def follows(self) -> bool:
-        """Whether that is so here; else nothing of the following is called."""
+        """Whether the runner does so here; if not, the other methods are never called."""
         ...
 
     def follow(self, rows: ListLike[DraftRow], spare: int) -> dict[int, int]:
-        """Return how many guesses rows get in such a step, by place; their last ones are open."""
+        """Return how many guesses rows get, by place, in a step whose last tokens are unknown."""
         ...
 
     def judge(self, sequence: ShardSequence, count: int, right: int) -> None:
-        """Take in how many of a sequence's `count` guesses in a step were right."""
+        """Note how many of a sequence's `count` guesses in a step were right."""
         ...
 
 
@@ -343,7 +343,7 @@ class Runner(Protocol):
 
     @property
     def adapters(self) -> AdapterHost | None:
-        """What loads adapters; None where it was not asked to serve any."""
+        """What loads adapters; None where none are served."""
         ...
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
@@ -360,37 +360,37 @@ class Runner(Protocol):
     def runs_ahead(self, plan: StepPlan) -> bool:
         """Return whether the step after `plan` may be launched before `plan` has been read.
 
-        So may `plan` itself, with tokens that only the runner knows (`StepPlan.inputs`). With
-        guesses, or before any (`StepPlan.leads`): where the runner judges them by itself, moves
-        rows by what was right and knows the next ones (`StepPlan.moves`).
+        Then `plan` itself may be launched with tokens that only the runner knows
+        (`StepPlan.inputs`). For a plan with guesses, or before one (`StepPlan.leads`), the runner
+        must judge guesses, move rows by those that were right (`StepPlan.moves`), and guess.
         """
         ...
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Compute a plan and wait for what it chose."""
+        """Compute a plan, and return what was chosen."""
         ...
 
     def drafter(self, most: int) -> Drafter | None:
-        """Return what guesses up to `most` tokens ahead for it, as `--speculate` asks."""
+        """Return the drafter of the model, for up to `most` guesses a row (`--speculate`)."""
         ...
 
     def prepare(self, sequence: ShardSequence | None) -> bool:
-        """Start what a sequence with a grammar needs before its first step; is it ready?
+        """Start what a sequence with a grammar needs before its first step; return if it is ready.
 
-        Asked before every step until it is; the sequence sits them out. None: start what the first
-        of them would have to wait for; asked once the model is ready.
+        Called before every step until it is; the sequence sits them out. None, once the model is
+        ready: start what the first such sequence would have to wait for.
         """
         ...
 
     def drop(self, sequence: ShardSequence) -> None:
-        """Forget whatever is held for `sequence`."""
+        """Free whatever is held for `sequence`."""
         ...
 
     def prove_sound(self) -> None:
         """Compute a made-up token with the whole model, and choose the next; after `warm_up` only.
 
-        Raises whatever a device raises that is broken, RuntimeError where nothing but NaN comes
-        out. No sequence notices.
+        Raises whatever a broken device raises, RuntimeError where nothing but NaN comes out. Does
+        not affect any sequence.
         """
         ...
 

@@ -1,9 +1,9 @@
-"""What the shard answers, as frames that fit the reply ring.
+"""The shard's replies as frames that fit the reply ring.
 
-A report or a list of faults too large for one frame becomes several: rows are divided between
-them, and a row with very many prompt log-probabilities is divided too (its first pieces carry
-prompt log-probabilities only). Step number and acknowledgement are the same in all frames of a
-step; times and row counts are in the first one alone, so sums over frames stay right.
+A report or a list of faults that is too large for one frame becomes several: rows are divided
+between them, and a row with very many prompt log-probabilities is divided too (its first pieces
+carry prompt log-probabilities only). All frames of a step have its number and acknowledgement;
+times and row counts are in the first one alone, so that sums over frames stay right.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MESSAGE_CHARS = 2000  # of a fault's message; longer ones are cut
 
 
 class StepFrames:
-    """Encodes the STEP frames of step after step, most of which are like the one before."""
+    """Encodes the STEP frames of one step after the other, most of which resemble the last one."""
 
     def __init__(self) -> None:
         self._template: FrameTemplate | None = None
@@ -47,7 +47,7 @@ class StepFrames:
         if frame is None:
             frame, before = encode(Kind.STEP, words, columns), self._size
             self._template, self._size = None, len(frame)
-            if columns and self._size == before:  # the second of a kind, most likely
+            if columns and self._size == before:  # most likely the second frame of its kind
                 self._template = FrameTemplate(Kind.STEP, frame, columns)
         if len(frame) <= max_bytes:
             return [frame]

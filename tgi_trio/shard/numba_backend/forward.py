@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # it imports torch
     from tgi_trio.shard.ranks.portions import Portions
 
 _PAGE = 4096
-# Tokens of prompts that attend one after the other, where they do not together: their K and V stay
-# in the cache.
+# Tokens of a prompt that are attended to one after the other where they are not tiled together, so
+# that their K and V stay in the cache.
 _LEAST_TILE = 4
 
 Ints = NDArray[np.int32]
@@ -50,18 +50,19 @@ class Tokens:
     longest: int  # the largest context
     adapters: Ints | None = None  # [T] the adapter of each token; None: none has any
     lasts: Ints | None = None  # [T] the last position that each sees, rising; None: its own
-    # [3, T] rotary positions on each axis, [1, T] where they are the same; None: `positions`
+    # [3, T] rotary positions on each axis, [1, T] where they are alike; None: `positions`
     turns: Ints | None = None
     features: PlacedFeatures | None = None  # in the places of some tokens' embeddings
     states: RowStates | None = None  # None: the model keeps none
-    # [T] how long each token's sequence was when it was first computed; None: up to the token
+    # [T] length of each token's sequence when it was first computed; None: up to the token itself
     lengths: Ints | None = None
 
     @classmethod
     def of(cls, plan: StepPlan, *, keeps_states: bool = False, by_length: bool = False) -> Tokens:
-        """Raises ValueError as `RowStates.of` where the model `keeps_states`.
+        """Return the tokens of a plan; raises ValueError as `RowStates.of` does.
 
-        `by_length`: its rotary frequencies hang on how long sequences are.
+        `keeps_states`: the model's layers do. `by_length`: its rotary frequencies depend on the
+        length of the sequence.
         """
         numbers = np.array([row.sampling.adapter for row in plan.rows], np.int32)
         rows = np.arange(len(plan.rows), dtype=np.int32)
@@ -86,7 +87,7 @@ class Tokens:
 
 
 def _turns(plan: StepPlan) -> Ints | None:
-    """Return `Tokens.turns`: behind images, tokens turn with one position, which costs less."""
+    """Return `Tokens.turns`; after images one position serves all axes, which costs less."""
     turns = plan.rotary_positions
     if turns is None:
         return None

@@ -47,7 +47,7 @@ _LOGITS_AT_ONCE = 64  # rows of prompt logits that are computed together
 
 
 class CpuRunner:
-    """A model in kernels; see the Runner protocol. `close` ends its threads."""
+    """A `Runner` of a model in CPU kernels. `close` ends its threads."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class CpuRunner:
         ranks: Neighbours | Portions | None = None,
         local_ranks: int = 1,
     ) -> None:
-        """`heads`: what guesses for the model, whose linear layers are in its program. `ranks`: the
-        others of `forward`, None: there are none. `local_ranks` share this machine's memory.
+        """`heads`: what guesses for the model; their linear layers are in its program. `ranks`: the
+        other ranks of `forward`, if any. `local_ranks`: how many share this machine's memory.
         """
         self._ranks = ranks
         self._local_ranks = local_ranks
@@ -75,7 +75,7 @@ class CpuRunner:
         if heads is not None and isinstance(heads.spec, EagleSpec):
             self._heads, self._eagle = None, KernelEagle(forward, heads.spec, heads)
         self._last = LastStep()
-        self._guesses = False  # somebody guesses, and asks what steps cost
+        self._guesses = False  # there is a drafter, which needs to know what steps cost
         self.kv_beside = 0 if self._eagle is None else self._eagle.kv_bytes_per_token
         self.bytes_per_adapter = 0
         self._forward = forward
@@ -86,7 +86,7 @@ class CpuRunner:
         words.append("1 thread" if len(team.cores) == 1 else f"{len(team.cores)} threads")
         if ranks is not None:
             words.append(ranks.describe())
-        # Rows have slots where any stage keeps states: one without any says so, too.
+        # A row has slots if any stage keeps states, so a stage without states reports some, too.
         keeps = any(layer.mixer is not None for layer in program.model.layers)
         self._info = ShardInfo(
             vocab_size=config.vocab_size,
@@ -171,7 +171,7 @@ class CpuRunner:
         if self._reader is not None:
             self._reader.keep(plan, sampled, choices, self._forward.tapped)
         ended = time.monotonic_ns()
-        # No stage before the last one can say what prompt tokens were likely.
+        # Only the last stage has logits, so only it knows the log-probabilities of prompts.
         spans = prompt_spans(plan).items() if self._forward.program.run.is_last else ()
         prompts = {row: self._prompt_values(plan, row, *span) for row, span in spans}
         prompts_ns = time.monotonic_ns() - ended

@@ -17,43 +17,43 @@ class Code(IntEnum):
     EMBED = 0  # hidden states of the tokens
     NORM = 1
     LINEAR = 2
-    ROTATE = 3  # head norms, rotary positions; K and V go to the cache
+    ROTATE = 3  # head norms, rotary positions; writes K and V to the cache
     ATTEND = 4
-    QUANTISE = 5  # activations become whole numbers
-    SHRINK = 6  # what adapters make of the activations of a linear, before it
+    QUANTISE = 5  # rounds activations to integers
+    SHRINK = 6  # multiplies a linear's activations by the first matrix of each row's adapter
     # Of mixtures of experts, see `kernels/mixture/`:
-    ROUTE = 7  # which experts a token goes to
-    ARRANGE = 8  # activations, in rows by expert
+    ROUTE = 7  # chooses each token's experts and their weights
+    ARRANGE = 8  # copies activations into rows by expert
     EXPERTS = 9  # a linear of every expert that has rows
-    JOIN = 10  # the expert that all share, as much of it as its router opens
+    JOIN = 10  # adds the shared expert, scaled by its router
     # Of few families, see `kernels/rare.py`:
-    PLACE = 11  # learned positions join the embeddings
-    NORM_ROWS = 12  # part of every row of a buffer, in place
-    PASS_ON = 13  # part of a row as it is, to products without a norm before them
-    REORDER = 14  # dimensions of queries and keys, so that those that turn are half a head apart
-    OPEN = 15  # what is read, through a gate, and a norm of groups if there is one
-    SCALE = 22  # hidden states times a number
-    TELL = 23  # layers' own embeddings: what is projected is normed, rows of a table join it
-    CUT = 24  # gates that are above a bound open, as far as they are
+    PLACE = 11  # adds learned positions to the embeddings
+    NORM_ROWS = 12  # norms a part of every row of a buffer, in place
+    PASS_ON = 13  # hands a part of a row unchanged to products that have no norm before them
+    REORDER = 14  # reorders queries and keys, so that rotary pairs are half a head apart
+    OPEN = 15  # multiplies a result by its gate, with a norm of groups if there is one
+    SCALE = 22  # multiplies hidden states by a number
+    TELL = 23  # layers' own embeddings: norms a projection, and adds the token's row of a table
+    CUT = 24  # activates gates, as far as they are above a bound
     # Of several hidden states of a token, see `kernels/streams.py`:
-    SPLIT = 25  # those that are projected are made as large as the first
-    PREDICT = 26  # what they may be behind a layer
-    CORRECT = 27  # by the one that was computed
-    SPREAD = 28  # a branch, to all but the first
-    MERGE = 29  # their mean, all as large as the first
+    SPLIT = 25  # scales the projected ones to the magnitude of the first
+    PREDICT = 26  # predicts all of them after a layer
+    CORRECT = 27  # corrects all of them by the one that was computed
+    SPREAD = 28  # adds a branch to all but the first
+    MERGE = 29  # their mean, after scaling all to the magnitude of the first
     # Of heads that fill no panels, see `kernels/padding.py`:
-    PAD = 30  # zeros behind queries, keys and values
-    CLOSE = 31  # what was attended to without them
+    PAD = 30  # pads the heads of queries, keys and values with zeros
+    CLOSE = 31  # removes the padding from the output of attention
     # Of what keeps a state per sequence, see `kernels/states/`:
-    CONVOLVE = 16  # each channel with those of the tokens before
-    RECUR = 17  # matrices of heads, which every token changes and reads
-    SCAN = 32  # numbers of channels, which each have a decay of their own
-    BLEND = 33  # a number of each channel, with what enters it
+    CONVOLVE = 16  # a causal convolution per channel
+    RECUR = 17  # a matrix per head, which every token updates and reads: delta rules, Mamba-2
+    SCAN = 32  # Mamba's scan: several numbers per channel, each with a decay of its own
+    BLEND = 33  # RG-LRU's recurrence: one number per channel
     # Of latents, see `kernels/latents.py`:
-    COMPRESS = 18  # what queries are compressed to is normed
-    TURN = 19  # queries are parted; what turns is turned, and latents go to the cache
-    ABSORB = 20  # queries, through what would expand latents to keys
-    EXPAND = 21  # what was read of latents becomes values
+    COMPRESS = 18  # norms compressed queries
+    TURN = 19  # splits queries, rotates their positional parts, writes latents to the cache
+    ABSORB = 20  # multiplies queries by the matrix that would expand latents to keys
+    EXPAND = 21  # multiplies what was read of latents by the matrix that makes values
 
 
 MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
