@@ -222,7 +222,7 @@ class Fleet:
             self._tell(replica, MemberEvent.EMPTY)
 
     def lose(self, replica: Replica, error: ReplicaLost, under_way: bool) -> None:
-        """Take note that a request was lost at a replica; `under_way`: it had got it."""
+        """Note that a request was lost at a replica; `under_way`: it had got it."""
         if isinstance(error, NobodyListens):
             self._tell(replica, MemberEvent.CLOSED)
         elif under_way:

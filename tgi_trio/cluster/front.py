@@ -155,7 +155,7 @@ class Front:
         return None
 
     def count_end(self) -> None:
-        """Take note that a request has ended."""
+        """Note that a request has ended."""
         self.running -= 1
         if not self.running:
             self._idle.set()

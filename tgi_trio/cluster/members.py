@@ -165,7 +165,7 @@ class Members:
             self._move(member, MemberEvent.DISMISS)
 
     def tell(self, name: str, event: MemberEvent, now: float) -> None:
-        """Take note of what has happened to a replica; nothing if it is gone by now."""
+        """Note what has happened to a replica; nothing if it is gone by now."""
         member = self._members.get(name)
         if member is None:
             return

@@ -211,7 +211,7 @@ class AdapterRegistry:
         self._send = None
 
     def settle(self, report: AdapterReport) -> None:
-        """Take note of what has come of an order."""
+        """Note the outcome of an order."""
         adapter = self._present.get(report.number)
         if adapter is None:
             return  # it has been dropped meanwhile

@@ -145,7 +145,7 @@ class EncodedImage:
         return [self._spool.view(*span) for span in self._spans(self.length, end)]
 
     def fill(self, count: int) -> None:
-        """Take note that so many bytes have been written to `room`."""
+        """Note that so many bytes have been written to `room`."""
         self.length += count
         used = -(-self.length // BLOCK)
         self._spool.give_back(self.blocks[used:])

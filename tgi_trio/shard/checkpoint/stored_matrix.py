@@ -58,7 +58,7 @@ class StoredMatrix(Protocol):
         """Return the file it lies in and its first byte there: reading goes on in this order."""
 
     def release(self) -> None:
-        """Take note that it has been read for the last time; called by any thread."""
+        """Note that it has been read for the last time; called by any thread."""
 
 
 class PlainNumbers(ABC):

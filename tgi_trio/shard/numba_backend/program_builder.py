@@ -327,7 +327,7 @@ class ProgramBuilder:
         paired: bool = False,
         feeder: int | None = None,
     ) -> None:
-        """Take note that adapters may change the linear layer whose operations come next."""
+        """Note that adapters may change the linear layer whose operations come next."""
         inputs = linear.pieces[0].matrix.columns
         outputs = sum(piece.outputs.size * len(piece.outputs.starts) for piece in linear.pieces)
         row, site = len(self.writer.rows), Site(self._index, role)

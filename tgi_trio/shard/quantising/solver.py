@@ -41,7 +41,7 @@ class Gram:
         self._sums: torch.Tensor | None = None
 
     def add(self, x: torch.Tensor) -> None:
-        """Take note of inputs [tokens, inputs]."""
+        """Note inputs [tokens, inputs]."""
         exact = x.reshape(-1, x.shape[-1]).float()
         self.tokens += len(exact)
         products = exact.T @ exact

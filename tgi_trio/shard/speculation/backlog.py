@@ -93,7 +93,7 @@ class Backlog:
         return self._reached.get(sequence.id) == sequence.length - 2
 
     def drop(self, sequence: ShardSequence) -> None:
-        """Take note that a sequence is gone: its blocks may be another's behind the next step."""
+        """Note that a sequence is gone: its blocks may be another's behind the next step."""
         if sequence.id in self._reached:
             self.due = True
 

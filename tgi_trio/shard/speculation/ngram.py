@@ -91,7 +91,7 @@ class FollowingNgrams(NgramDrafter):
         self._record(sequence).note(count, right, self._most)
 
     def _note_found(self, rows: Sequence[DraftRow]) -> None:
-        """Take note of the sequences that the runner has guesses for behind their last token."""
+        """Note the sequences that the runner has guesses for behind their last token."""
         places = self._last.find_places(row.sequence for row in rows)
         if not places:
             return

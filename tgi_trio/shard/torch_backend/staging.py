@@ -142,7 +142,7 @@ class Sheet:
         self._all_sent = False
 
     def note_sent(self) -> None:
-        """Take note that all of it is on its way to `target`."""
+        """Note that all of it is on its way to `target`."""
         if not self._shared:
             self._table_sent, self._all_sent = self._table_there, True
 

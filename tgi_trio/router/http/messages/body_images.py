@@ -120,7 +120,7 @@ class BodyCutter:
         return [] if self._open is None else self._open.room(most)
 
     def fill(self, count: int) -> None:
-        """Take note that so many bytes have been written to `room`."""
+        """Note that so many bytes have been written to `room`."""
         if self._open is None:
             raise RuntimeError("no image has begun")
         rest = self._open.fill(count)
@@ -269,7 +269,7 @@ class _OpenImage:
         return [] if self._image is None else self._image.room(most)
 
     def fill(self, count: int) -> bytes:
-        """Take note of bytes written to `room`; returns what is behind the end, that first."""
+        """Note bytes written to `room`; return what follows the end, beginning with it."""
         image = self._image
         if image is None:
             raise RuntimeError("it has no room yet")

@@ -51,7 +51,7 @@ class QuantisedSource(ABC):
         """Return what is stored of such a rectangle."""
 
     def release(self, rows: range, columns: range) -> None:
-        """Take note that a rectangle has been read for the last time.
+        """Note that a rectangle has been read for the last time.
 
         Parts of a format's tensors do not lie in one piece: all are given back with the last.
         """

@@ -280,7 +280,7 @@ class DeviceSteps:
         told: Told | None,
         chosen: Chosen | None,
     ) -> None:
-        """Take note of what a step that has been replayed has in common with those like it.
+        """Note what a step that has been replayed has in common with those like it.
 
         Nothing where others have a word in each step: who guesses, and images.
         """
