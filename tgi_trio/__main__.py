@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.cli.options import DoctorOptions
 from tgi_trio.cli.parser import Invocation, UsageError, asks_for_json, parse
+from tgi_trio.cli.streams import forget_reader, open_standard_streams
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.settings.records import Options
 
@@ -24,6 +25,7 @@ ShardArgv = Callable[[str, str], list[str]]  # see router.shards.shard_instance,
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_UNREAD = 128 + signal.SIGPIPE  # as of a program that the signal ends
 
 
 def _stop_at_once(number: int, frame: object) -> None:
@@ -34,6 +36,7 @@ def _stop_at_once(number: int, frame: object) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
+    open_standard_streams()
     signal.signal(signal.SIGTERM, _stop_at_once)
     words = sys.argv[1:] if argv is None else argv
     try:
@@ -52,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `| head` has seen enough
+        forget_reader()
+        return EXIT_UNREAD
     except OSError as error:
         if invocation.command not in ("chat", "bench"):
             raise

@@ -1,0 +1,43 @@
+"""Standard streams that are closed, and readers that leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MAIN = """
+import json, os, sys
+from tgi_trio.__main__ import main
+code = main(["completion", "bash"])
+print("more", file=sys.stderr)
+found = [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)]
+inherited = [os.get_inheritable(fd) for fd in range(3)]
+with open(sys.argv[1], "w") as file:
+    json.dump([code, found, inherited], file)
+"""
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "2>&-", "0<&- 1>&-", "0<&- 1>&- 2>&-"])
+def test_streams_that_are_closed_become_dev_null(tmp_path: Path, closed: str) -> None:
+    told = tmp_path / "told"
+    script = f'exec "$0" -c "$1" "$2" {closed}'
+    words = ["bash", "-c", script, sys.executable, MAIN, str(told)]
+    subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=120)
+    code, found, inherited = json.loads(told.read_text())
+    assert code == 0 and inherited == [True] * 3
+    for fd, name in enumerate(found):
+        assert (name == os.devnull) == (fd == 0 or f"{fd}>" in closed)
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "tgi_trio", "doctor"]
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, check=False, timeout=120)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
