@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -70,6 +71,17 @@ def test_says_what_to_do_when_there_is_no_memory(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(segment_module, "_open_memfd", refuse(errno.ENOMEM))
     with pytest.raises(SegmentError, match=r"channel 7: no shared memory of 2\.0 MiB.*--shm-size"):
         Segment.create(2 << 20, label="channel 7")
+
+
+def test_says_what_the_limit_on_files_refuses() -> None:
+    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), segment_names()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(SegmentError, match="/dev/shm says 'File too large'"):
+            Segment.create(2 << 20, label="test")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not names_left(before)
 
 
 def test_other_errors_are_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,10 @@ from tgi_trio.errors import SegmentError
 NAME_PREFIX = "tgi-trio-"  # of what a segment is called in /dev/shm while it has a name
 
 _SHM_REFUSALS = frozenset(
-    {errno.ENOSPC, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENODEV}
+    {
+        *(errno.ENOSPC, errno.ENOMEM, errno.EFBIG),
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENODEV),
+    }
 )
 _MFD_NOEXEC_SEAL = 0x0008  # Linux 6.3; not in the os module
 _F_ADD_SEALS = 1033  # fcntl.F_ADD_SEALS is missing from some builds
@@ -116,6 +119,8 @@ def _open_shm(size: int) -> int:
         raise OSError(errno.EACCES, "shm_open") from error
     except posix_ipc.Error as error:  # no /dev/shm at all
         raise OSError(errno.ENOENT, "shm_open") from error
+    except ValueError as error:  # `ulimit -f`
+        raise OSError(errno.EFBIG, "shm_open") from error
     shared.unlink()
     try:
         # ftruncate alone promises nothing: on a full /dev/shm the first touch is SIGBUS.
