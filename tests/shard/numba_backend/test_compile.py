@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import llvmlite.ir as ir
@@ -38,6 +39,25 @@ def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     store.find_folder.cache_clear()
     yield
     store.find_folder.cache_clear()
+
+
+def test_where_nothing_can_be_written_kernels_are_made_anew_and_a_warning_says_so(
+    empty_store: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def refuse() -> NoReturn:  # as `tempfile` does on a read-only file system
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(store, "tempfile", SimpleNamespace(gettempdir=refuse))
+    (tmp_path / "file").touch()
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "file"))
+    assert store.find_or_make("x", lambda: b"code") == b"code"
+    assert store.is_kept("x")
+    store.make_alone("x", lambda: b"code")
+    assert capfd.readouterr().err.count("<4>there is no folder to keep compiled kernels in") == 1
 
 
 def test_another_process_compiles_what_comes_last_and_ends_with_the_block(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+from tgi_trio.ipc.shard_output import warn
 from tgi_trio.shard.numba_backend.machine_code.locks import held
 
 _KEPT = 4  # versions of the kernels, the newest ones
@@ -76,6 +77,10 @@ def find_folder() -> Path | None:
                 return folder
         except OSError:
             continue
+    warn(
+        "there is no folder to keep compiled kernels in, so that each start compiles them, for "
+        "many seconds: let $NUMBA_CACHE_DIR or $XDG_CACHE_HOME name one that can be written"
+    )
     return None
 
 
@@ -106,7 +111,8 @@ def _places() -> Iterator[Path]:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if os.path.isabs(home):
         yield Path(home) / "tgi-trio" / "kernels"
-    yield Path(tempfile.gettempdir()) / f"tgi-trio-kernels-{os.getuid()}"
+    with contextlib.suppress(FileNotFoundError):  # all of the file system may be read-only
+        yield Path(tempfile.gettempdir()) / f"tgi-trio-kernels-{os.getuid()}"
 
 
 def _source_hash() -> str:
