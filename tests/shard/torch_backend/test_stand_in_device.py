@@ -221,9 +221,22 @@ def test_a_warm_up_records_what_it_has_run_once(
     device.counts = Counts()
     start(checkpoint("llama"), "cuda:0", (1, 2, 4))
     assert device.counts.recordings == 2 * 3 + 2
-    idle = 3 * 2 * 2  # one row, two and many, decodes and prefills, with masks and without
+    # One row, two and many; decodes, prefills and one beside the other; with masks and without.
+    idle = 3 * 3 * 2
     assert device.counts.launches["choose_tokens"] == 1 + 2 * (2 * 3 + 2) + idle
     assert device.counts.launches["fill_tokens"] == 1 + 2 * (3 + 2) + idle // 2
+
+
+def test_sequences_may_be_shorter_than_the_prompt_of_an_idle_step(
+    checkpoint: Callable[..., Path], device: StandInDevice
+) -> None:
+    """What turns positions is kept for as many as a sequence may have."""
+    runner = start(checkpoint("llama"), "cuda:0")
+    with device.idle():
+        runner.warm_up(WarmupRequest(8, 12, 2, 31 * BLOCK))
+    row = sequence(0, [7, 3, 5], tables([[7, 3, 5]], shuffle=3, new=1)[0], 1)
+    row.computed = row.length - 1
+    assert np.isfinite(runner.launch(plan([row], [1])).result().choices.logprobs).all()
 
 
 def test_an_idle_step_that_is_measured_is_a_whole_one(

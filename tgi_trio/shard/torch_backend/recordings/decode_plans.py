@@ -142,18 +142,19 @@ def idle_chunks(rows: int) -> StepPlan:
 
 
 def idle_beside_prompt(rows: int) -> StepPlan:
-    """Return a plan of `rows` rows of nothing: a prefill, and decodes behind it."""
+    """Return a plan of `rows` rows of nothing: a prefill, and decodes behind it.
+
+    All are at position 0, as sequences may be shorter than the prefill.
+    """
     counts = np.ones(rows, np.int32)
     counts[0] = _PROMPT
     width = -(-_PROMPT // BLOCK_SIZE)
     plan = idle_plan(int(counts.sum()), width)
-    positions = plan.positions.copy()
-    positions[:_PROMPT] = np.arange(_PROMPT)
+    places = np.concatenate((np.arange(_PROMPT), np.zeros(rows - 1, np.int64)))
     return replace(
         plan,
         query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
         context_lengths=counts,
-        positions=positions,
-        kv_slots=NULL_BLOCK * BLOCK_SIZE + positions % BLOCK_SIZE,
+        kv_slots=NULL_BLOCK * BLOCK_SIZE + places % BLOCK_SIZE,
         block_tables=plan.block_tables[:rows],
     )
