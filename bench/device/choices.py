@@ -27,6 +27,7 @@ def _begin_late(device: torch.device) -> dict[str, bool]:
 CHOICES: Final[dict[str, tuple[str, object]]] = {
     "few rows": ("device_parts.choose_for_few_rows", _choose_nothing),
     "heads in products": ("device_parts.choose_for_heads", _choose_nothing),
+    "looking up at once": ("models.beginning._WORTH", 0.0),
     "measured shares": ("device_parts.choose_shares", _choose_nothing),
     "the last norm in a product": ("layers.few_rows._WORTH_OF_NORM", 0.0),  # never worth it
     "early choices": ("sampling.choice_kernels.overlap", _begin_late),
@@ -51,5 +52,6 @@ def tell_chosen(runner: TorchRunner) -> dict[str, Any]:
         found[f"ours_{rows}"] = sum(rows in each.few_rows for each in linears)
         found[f"fused_{rows}"] = sum(rows in each.fused for each in linears)
         found[f"turned_{rows}"] = sum(rows in each.turned for each in linears)
+    found["looked_up_at_once"] = sorted(model.beginning.rows)
     found["other_shares_1"] = sorted({(*own.weight.shape,) for own in linears if own.other_share})
     return found

@@ -20,12 +20,17 @@ from tgi_trio.testing.variant import BF16, EVEN, F32, F64, I32, I64, TYPES, Vari
 
 def choice_variants(generation: Generation) -> Iterator[Variant]:
     """Yield what devices of a generation are given."""
-    yield from _texts()
+    yield from _texts(generation == "hopper")
     yield from _scores(generation == "hopper")
 
 
-def _texts() -> Iterator[Variant]:
-    yield Variant("fill_tokens", filling.fill_tokens, (I64, I64, I32, I64, "i32"), {"BLOCK": 256})
+def _texts(overlaps: bool) -> Iterator[Variant]:
+    yield Variant(
+        "fill_tokens",
+        filling.fill_tokens,
+        (I64, I64, I32, I64, "i32"),
+        {"BLOCK": 256, "OVERLAPS": overlaps},
+    )
     yield Variant(
         "judge_guesses",
         following.judge_guesses,

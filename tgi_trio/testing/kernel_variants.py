@@ -8,7 +8,13 @@ from typing import NamedTuple
 from tgi_trio.shard.torch_backend.attention.few_heads import choose_pairs
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import few_heads, few_rows, fused, sixteen_rows
+from tgi_trio.shard.torch_backend.kernels import (
+    beginning,
+    few_heads,
+    few_rows,
+    fused,
+    sixteen_rows,
+)
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.few_rows import WARPS, choose_few_tile, choose_sixteen_tile
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
@@ -25,6 +31,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from _sums(generation)
     yield from _gates(generation)
     yield from _rotations(generation)
+    yield from _beginnings(generation)
     yield from _few_rows(generation)
     yield from _few_heads(generation)
     yield from _sixteen_rows(generation)
@@ -117,6 +124,23 @@ def _rotations(generation: Generation) -> Iterator[Variant]:
                 "BLOCK": count_heads(dim),
                 "OVERLAPS": generation == "hopper",
             },
+        )
+
+
+def _beginnings(generation: Generation) -> Iterator[Variant]:
+    for size, rotary, scales in ((2048, 64, False), (4096, 128, False), (3584, 256, True)):
+        padded = 1 << (size - 1).bit_length()
+        yield Variant(
+            f"begin_rows bf16 {size} {rotary}{' scaled' if scales else ''}",
+            beginning.begin_rows,
+            (*(BF16,) * 3, I64, I64, *(BF16,) * 3, "fp32", "i32"),
+            {
+                **{"SIZE": size, "PADDED": padded},
+                **{"ROTARY": rotary, "PADDED_ROTARY": pad_dim(rotary)},
+                "SCALES": scales,
+                "OVERLAPS": generation == "hopper",
+            },
+            warps=count_warps(padded),
         )
 
 

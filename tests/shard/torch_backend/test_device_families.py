@@ -23,6 +23,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import few_heads, paged  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import few_rows, lone_shares  # noqa: E402
+from tgi_trio.shard.torch_backend.models import beginning  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(2, longest=2 * BLOCK)
@@ -35,6 +36,8 @@ FAMILIES = (
     # And of every kind that keeps a state.
     *("lfm2", "qwen3_5_text", "bamba"),
 )
+# Whose positions nothing turns, or more than one table.
+APART = ("gpt2", "bloom", "mpt", "opt", "gemma3_text")
 # Whose heads are rotated at most, and whose attention has the norm before it for itself.
 TURNED = (
     *("qwen2", "gemma2", "phi3", "gpt2", "bloom", "stablelm", "mpt", "opt", "gpt_oss", "bamba"),
@@ -49,7 +52,7 @@ def test_it_says_what_it_says_on_the_cpu(
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
     for module in (few_rows, few_heads):
         monkeypatch.setattr(module, "fits_few_rows", lambda linear: linear.packed is None)
-    for module in (few_rows, few_heads, lone_shares):
+    for module in (few_rows, few_heads, lone_shares, beginning):
         monkeypatch.setattr(module, "agree", lambda *_: True)  # warm-ups compute nothing
     folder = checkpoint(family)  # transformers makes it without a device
     expected = drive(start(folder, "cpu"), TEXTS, ASKED, 3)
@@ -60,6 +63,7 @@ def test_it_says_what_it_says_on_the_cpu(
     assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
     assert all(each.linear.fused >= {1, 2} for each in runner.model.projections())
     assert all(each.linear.other_share for each in runner.model.projections())
+    assert bool(runner.model.beginning.rows) == (family not in APART)
     turned = [own.linear.turned == {1} for own, _ in runner.model.head_projections()]
     assert all(turned) if family in TURNED else not any(turned)
 

@@ -160,7 +160,7 @@ def test_what_takes_less_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         return summed, functional.linear(summed, own.weight)
 
     monkeypatch.setattr(few_rows, "_multiply_few", multiply)
-    monkeypatch.setattr(few_rows, "_CLASSES", (range(1, 2), range(2, 3)))
+    monkeypatch.setattr(few_rows, "CLASSES", (range(1, 2), range(2, 3)))
     wide = [linear(16, 32, bias=False) for _ in range(3)]
     gated = [linear(24, 32, bias=False) for _ in range(2)]
     others = [linear(8, 32, bias=False, dtype=d) for d in (BF16, torch.float32)]
@@ -203,7 +203,7 @@ def test_a_product_that_finds_other_numbers_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(few_rows, "_LEAST", 1)
-    monkeypatch.setattr(few_rows, "_CLASSES", (range(1, 2),))
+    monkeypatch.setattr(few_rows, "CLASSES", (range(1, 2),))
     matrix, measuring = linear(16, 32, bias=False), Measuring(outputs=16, fused=16)
 
     def wrong(own: Linear, x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:

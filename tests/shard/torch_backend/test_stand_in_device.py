@@ -215,16 +215,16 @@ def test_launches_of_a_layer_are_fewer_for_a_lone_row(
 def test_a_warm_up_records_what_it_has_run_once(
     checkpoint: Callable[..., Path], device: StandInDevice
 ) -> None:
-    """Three sizes: steps and choices with masks, and two with prompts. The first of all is run once
-    more.
+    """Three sizes: steps and choices with masks, and two with prompts. First of all come those that
+    measure how few tokens are looked up, of four sizes in two ways.
     """
     device.counts = Counts()
     start(checkpoint("llama"), "cuda:0", (1, 2, 4))
-    assert device.counts.recordings == 2 * 3 + 2
+    assert device.counts.recordings == 2 * 4 + 2 * 3 + 2
     # One row, two and many; decodes, prefills and one beside the other; with masks and without.
     idle = 3 * 3 * 2
-    assert device.counts.launches["choose_tokens"] == 1 + 2 * (2 * 3 + 2) + idle
-    assert device.counts.launches["fill_tokens"] == 1 + 2 * (3 + 2) + idle // 2
+    assert device.counts.launches["choose_tokens"] == 2 * (2 * 3 + 2) + idle
+    assert device.counts.launches["fill_tokens"] == 2 * (3 + 2) + idle // 2
 
 
 def test_sequences_may_be_shorter_than_the_prompt_of_an_idle_step(

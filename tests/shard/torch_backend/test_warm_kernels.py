@@ -62,9 +62,10 @@ def device(
         grouped_experts,
         lone_shares,
     )
+    from tgi_trio.shard.torch_backend.models import beginning
 
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
-    for module in (few_rows, few_heads, lone_shares):
+    for module in (few_rows, few_heads, lone_shares, beginning):
         monkeypatch.setattr(module, "agree", lambda *_: True)  # nothing is computed
     monkeypatch.setattr(few_rows, "_LEAST", 1)
     monkeypatch.setattr(grouped_experts, "FEW_TOKENS", 16)
@@ -146,7 +147,7 @@ def test_what_may_be_chosen_for_few_rows_is_compiled_ahead(
     launch = device.launch_kernel
 
     def note(function: Any, *args: Any, **kwargs: Any) -> None:
-        if function.fn.__name__ in ("multiply_few", "multiply_heads"):
+        if function.fn.__name__ in ("multiply_few", "multiply_heads", "begin_rows"):
             seen.add(compiled_for(function, args, kwargs))
         launch(function, *args, **kwargs)
 

@@ -24,6 +24,7 @@ from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.models.attending import make_tables
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.models.decoder_loading import DecoderLoader
 from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
@@ -142,7 +143,7 @@ class LayerWalk:
         attention = ReferenceAttention()
         cache = KVCache(decoder.kv_shape, blocks, hidden.dtype, hidden.device)
         lengths = torch.full((self._length,), self._length)
-        tables = decoder.rotary_tables(self._places, lengths, hidden.dtype)
+        tables = make_tables(decoder.rotaries, self._places, lengths, hidden.dtype)
         batch = attention.prepare(self._plan, cache)
         return decoder.run_layers(hidden, tables, attention, batch)
 

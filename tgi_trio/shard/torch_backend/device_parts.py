@@ -33,6 +33,7 @@ from tgi_trio.shard.torch_backend.layers.few_rows import (
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.lone_shares import choose_shares, give_shares
 from tgi_trio.shard.torch_backend.layers.residual import Addends
+from tgi_trio.shard.torch_backend.models.beginning import Begin, Beginning
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.recordings.cuda_graphs import (
     CudaCapture,
@@ -81,6 +82,10 @@ class DeviceModel(Protocol):
     def linears(self) -> Iterable[Linear]: ...
     def projections(self) -> Iterable[Projection]: ...
     def head_projections(self) -> Iterable[tuple[HeadProjection, Addends | None]]: ...
+    @property
+    def beginning(self) -> Beginning: ...
+    @property
+    def begin(self) -> Begin: ...
     @property
     def dtype(self) -> torch.dtype: ...
     @property
@@ -230,6 +235,7 @@ def _choice(
     """
 
     def choose(idle: IdleSteps, rehearses: bool) -> None:
+        model.beginning.choose(model.begin, seconds)
         choose_for_few_rows(model.linears(), model.projections(), seconds, lone=rehearses)
         if alone:
             choose_for_heads(model.head_projections(), idle, seconds)

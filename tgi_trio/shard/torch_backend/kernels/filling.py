@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin
+
 
 # Sizes are not specialised: a new one must not make Triton compile another variant.
 @triton.jit(do_not_specialize=["count"])
@@ -15,8 +17,10 @@ def fill_tokens(
     chosen,  # int64: tokens of the step before
     count,  # T
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,  # the kernel behind it may begin early; this one never does
 ):
     """Take every token from where it is known."""
+    let_next_begin(OVERLAPS)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = at < count
     which = tl.load(inputs + at, mask=there, other=-1)

@@ -3,9 +3,10 @@
 From compute capability 9.0 on, NVIDIA's alone. A kernel that is launched so (`launch_pdl`) begins
 once every program of the one before it has called `let_next_begin`, or ended. What it does before
 `wait_for_earlier` it may do with what no kernel writes: weights, and what a step is told, which
-lies there before its embedding, a kernel that is launched as others are (of what a step lists on
-its way, `attention/tiling.py` sees to such a one). Behind it all earlier
-kernels have ended, as each of them has waited itself, and what they wrote is seen.
+lies there before its embedding: a kernel that is launched as others are, or that lets none begin
+before it has waited (`beginning.py`). Of what a step lists on its way, `attention/tiling.py` sees
+to such a one. Behind it all earlier kernels have ended, as each of them has waited itself, and what
+they wrote is seen.
 
 So nothing is written that an earlier kernel may still read: all that a kernel writes it writes
 behind its wait, and every program of it waits, those that find nothing to do as well. What rows ask

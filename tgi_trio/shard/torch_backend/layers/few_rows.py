@@ -35,7 +35,7 @@ from tgi_trio.shard.torch_backend.torch_device import (
 )
 
 # Numbers of rows that are multiplied alike, each measured by its largest.
-_CLASSES: Final = (range(1, 2), range(2, 3), range(3, 9), range(9, 17))
+CLASSES: Final = (range(1, 2), range(2, 3), range(3, 9), range(9, 17))
 _LEAST: Final = 1 << 20  # numbers of a matrix that is worth a look
 _WORTH: Final = 0.97  # of the library's time, from which on ours is taken
 # Of a product's time behind its norm: of a head's, 130 us for 1B, a launch is two hundredths.
@@ -265,7 +265,7 @@ def choose_for_few_rows(
             constants, gate = addend_constants(each.like), _gate_of(each.act)
             around[(*_kind(each.linear), *constants.values(), gate)].append(each)
     most = 1 if lone else None
-    for rows in _CLASSES:
+    for rows in CLASSES:
         for group in alike.values():
             if rows[-1] in _PROGRAMS or len(group[0].weight) <= _MOST_OUTPUTS:
                 _choose_product(group[:most], rows, seconds)

@@ -57,6 +57,11 @@ class Rotary:
             every = torch.arange(positions, device=self.frequencies.device)
             self._kept = self.table(every, every, dtype)
 
+    @property
+    def kept(self) -> RotaryTable | None:
+        """The tables of the first positions, where they are kept."""
+        return self._kept
+
     def table(
         self, positions: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype
     ) -> RotaryTable:

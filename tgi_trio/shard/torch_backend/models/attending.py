@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,13 @@ from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.layer import Attention
 
 RotaryTables = dict[int, RotaryTable]  # what a step's queries and keys are turned by, by rotary
+
+
+def make_tables(
+    rotaries: Sequence[Rotary], positions: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype
+) -> RotaryTables:
+    """Return what turns queries and keys at `positions`, by the rotary's number."""
+    return {i: rotary.table(positions, lengths, dtype) for i, rotary in enumerate(rotaries)}
 
 
 class Attending:

@@ -26,7 +26,8 @@ from tgi_trio.shard.torch_backend.layers.residual import (
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.streams import Streams
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
-from tgi_trio.shard.torch_backend.models.attending import Attending, RotaryTables
+from tgi_trio.shard.torch_backend.models.attending import Attending, RotaryTables, make_tables
+from tgi_trio.shard.torch_backend.models.beginning import Begin, Beginning, Begun
 from tgi_trio.shard.torch_backend.models.crossing import cross, look
 from tgi_trio.shard.torch_backend.models.feeding import feed_forward, leave_layer
 from tgi_trio.shard.torch_backend.models.layer import Layer
@@ -84,6 +85,8 @@ class Decoder:
         self.ranks = ranks
         self.own_inputs = own_inputs
         self.streams = streams
+        plain = ranks is None and positions is None and embedding_norm is None
+        self.beginning = Beginning(embedding, spec.embedding_scale, rotaries if plain else ())
         self.taps: tuple[int, ...] = ()  # layers whose input `forward` hands out, too
         self._attend = Attending(spec, rotaries, ranks)
         self._sums = Sums(spec)
@@ -175,17 +178,25 @@ class Decoder:
         `batch` is what `AttentionBackend.prepare` returned; `states` are needed where there are
         `state_shapes`.
         """
-        x = self.embed(token_ids, positions)
+        at_once = features is None and self.beginning.serves(positions)
+        begin: Begin = self.beginning if at_once else self.begin
+        x, tables = begin(token_ids, positions, lengths)
+        own = None
         if features is not None:
             if self.ranks is not None:
                 features = features.share(self.ranks, self.spec.hidden_size)
             x = features.place(x)
-        tables = self.rotary_tables(positions, lengths, x.dtype)
-        own = None
         if self.own_inputs is not None:
             ids = token_ids if features is None else self.own_inputs.hide(token_ids, features)
             own = self.own_inputs.of(ids, x, self.ranks)
         return self.run_layers(x, tables, attention, batch, states, features=features, own=own)
+
+    def begin(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor
+    ) -> Begun:
+        """Return what the first layer gets, and what turns queries and keys; see `forward`."""
+        x = self.embed(token_ids, positions)
+        return x, make_tables(self.rotaries, positions, lengths, x.dtype)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return what the first layer gets [T, hidden] of tokens int64 [T]."""
@@ -249,14 +260,6 @@ class Decoder:
         """Keep what positions below `most` are turned by: nothing else may be computed then."""
         for rotary in self.rotaries:
             rotary.keep(most, self.dtype)
-
-    def rotary_tables(
-        self, positions: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype
-    ) -> RotaryTables:
-        """Return what turns queries and keys at `positions`, by the rotary's number."""
-        return {
-            i: rotary.table(positions, lengths, dtype) for i, rotary in enumerate(self.rotaries)
-        }
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [S, vocab] of `hidden` [S, hidden], or as `forward` returns it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
+from tgi_trio.shard.torch_backend.torch_device import overlap
 
 _BLOCK = 256  # tokens of a program
 
@@ -30,7 +31,9 @@ class TokenSource:
 
             filled, count = torch.empty_like(ids), len(ids)
             fill_tokens[(-(-count // _BLOCK),)](
-                filled, ids, inputs, self.chosen, count, BLOCK=_BLOCK
+                *(filled, ids, inputs, self.chosen, count),
+                BLOCK=_BLOCK,
+                OVERLAPS=overlap(ids.device)["OVERLAPS"],
             )
             ids = filled
         return ids if self.ranks is None else self.ranks.broadcast(ids)
