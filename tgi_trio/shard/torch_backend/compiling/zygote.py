@@ -28,6 +28,8 @@ from tgi_trio.errors import PeerGone
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.shard.torch_backend.compiling.kernel_keys import settle_key, sum_compiler
 
+# Which Triton imports as it compiles: a sixth of a second of a processor.
+_USED_BY_ALL: Final = ("triton.compiler.code_generator", "triton.experimental.gluon.language")
 LOCKS: Final = "being-compiled"  # beside Triton's own files
 
 
@@ -56,11 +58,17 @@ def main(argv: Sequence[str]) -> NoReturn:
 def _aim_at(target: Sequence[Any]) -> None:
     """Have Triton compile for a `target`, by its three words, whatever device is here."""
     from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
     from triton.runtime import driver
 
     aim = GPUTarget(*target)
     driver.set_active(SimpleNamespace(get_current_target=lambda: aim, get_current_device=lambda: 0))
+    # What the first kernel of each child would have to begin with.
     sum_compiler()
+    make_backend(aim).hash()  # asks its assembler for its version
+    for name in _USED_BY_ALL:
+        with suppress(ImportError):  # by its version
+            importlib.import_module(name)
 
 
 def _serve(own: socket.socket, parent: int, others: Sequence[socket.socket]) -> NoReturn:
