@@ -24,7 +24,7 @@ from tgi_trio.shard.sampling.logits_processors import Watermark
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
-from tgi_trio.shard.torch_backend.device_parts import device_parts
+from tgi_trio.shard.torch_backend.device_parts import device_parts, rehearse_choices
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.stored_codes import Codes, encode
@@ -214,9 +214,10 @@ def make_runner(
     if spec is None:
         raise ValueError(f"the generic decoder has no model type {config.model_type}")
     torch.manual_seed(0)
-    with torch.inference_mode():
-        model = load_decoder(spec, RandomWeights(dtype, device, rounded), None)
     sampler = Sampler(config.vocab_size, (), device, watermark=Watermark())
+    with torch.inference_mode():
+        rehearse_choices(sampler, config, device, dtype)
+        model = load_decoder(spec, RandomWeights(dtype, device, rounded), None)
     held = None
     if adapters:
         held = DeviceAdapters(model, dtype, device, max_rank=ADAPTER_RANK, slots=adapters)

@@ -13,9 +13,10 @@ from tests.shard.torch_backend.bounded_memory import bounded_memory
 from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tests.shard.torch_backend.models_support import BLOCK
+from tests.shard.torch_backend.test_warm_kernels import Key, compiled_for
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.torch_backend import torch_runner
+from tgi_trio.shard.torch_backend import device_parts, torch_runner
 from tgi_trio.shard.torch_backend.attention import paged
 from tgi_trio.shard.torch_backend.compiling.ahead import ZeroedMemory
 from tgi_trio.shard.torch_backend.layers import coded_linear, slotted_linear
@@ -71,3 +72,35 @@ def test_kernels_stay_in_their_memory(
         with pytest.raises(Rehearsed):
             runner.warm_up(WarmupRequest(40, 64, 3, 31 * BLOCK))
     assert len(set(launched)) > 5
+
+
+CHOICES = {"count_tokens", "survey_scores", "choose_tokens"}
+
+
+def test_what_chooses_is_asked_for_before_a_model_is_loaded(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all variants that the warm-up launches."""
+    early, late = set[Key](), set[Key]()
+    folder = checkpoint("llama")
+    with StandInDevice() as device, device.idle():
+        noted, launch = late, device.launch_kernel
+
+        def note(function: Any, *args: Any, **kwargs: Any) -> None:
+            if function.fn.__name__ in CHOICES:
+                noted.add(compiled_for(function, args, kwargs))
+            launch(function, *args, **kwargs)
+
+        def rehearse(_: object, work: Callable[[], None]) -> None:
+            nonlocal noted
+            noted = early
+            work()
+            noted = late
+
+        monkeypatch.setattr(device, "launch_kernel", note)
+        monkeypatch.setattr(device_parts, "rehearse_early", rehearse)
+        told = ShardSettings(model_path=folder, dtype="bfloat16")
+        runner = load_torch_runner(told, device="cuda:0", graph_sizes=(1, 2))
+        assert not late
+        runner.warm_up(WarmupRequest(40, 64, 3, 31 * BLOCK))
+    assert late and late <= early

@@ -22,6 +22,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
     CapturableAttention,
 )
+from tgi_trio.shard.torch_backend.compiling.ahead import rehearse_early
 from tgi_trio.shard.torch_backend.guessing.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
@@ -167,9 +168,31 @@ def device_parts(
         return graphs, FollowedSteps(computes, graphs, mixed)
     from tgi_trio.shard.torch_backend.steps.device_steps import DeviceSteps
 
-    masks = ChoiceMasks(config.vocab_size, sampler.grammars, sampler.watermark, permutation)
+    masks = _choice_masks(sampler, config)
     last = None if guesses is None else guesses.last
     return graphs, DeviceSteps(computes, ends.sampler, masks, graphs, last, ends.chain, mixed)
+
+
+def rehearse_choices(
+    sampler: RowSampler, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Have what chooses tokens compiled while a model is loaded, whose logits are of `dtype`.
+
+    It takes longest to compile, and asks for no weights.
+    """
+    if not isinstance(sampler, Sampler) or not runs_kernels(device) or not has_triton():
+        return
+
+    def choose() -> None:
+        from tgi_trio.shard.torch_backend.sampling.idle_choices import choose_idle
+
+        chooser = _device_sampler(sampler, config, device, None)
+        masks = _choice_masks(sampler, config)
+        logits = torch.empty((1, config.vocab_size), dtype=dtype, device=device)
+        for scores in (logits, chooser.make_scores(1)):
+            choose_idle(chooser, masks, scores)
+
+    rehearse_early(device, choose)
 
 
 def _mixed_graphs(
@@ -256,6 +279,10 @@ def _device_sampler(
 
     delta = sampler.watermark.delta
     return DeviceSampler(config.vocab_size, config.eos_ids, device, MOST_CHOICES, delta, drafting)
+
+
+def _choice_masks(sampler: Sampler, config: ModelConfig) -> ChoiceMasks:
+    return ChoiceMasks(config.vocab_size, sampler.grammars, sampler.watermark, permutation)
 
 
 def tell_no_graphs(sizes: tuple[int, ...], why: str) -> None:

@@ -40,7 +40,7 @@ from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import refuse_adapters
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
-from tgi_trio.shard.torch_backend.device_parts import tell_no_graphs
+from tgi_trio.shard.torch_backend.device_parts import rehearse_choices, tell_no_graphs
 from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.loading.decoder_runner import make_decoder_runner
@@ -91,6 +91,8 @@ def load_torch_runner(
     guessing = settings.draft_model
     kind = None if guessing is None else find_kind(guessing)
     if isinstance(spec, DecoderSpec):
+        with torch.inference_mode():
+            rehearse_choices(sampler, config, where, target.dtype)
         model = _load_decoder(config, spec, target, fresh_files, encoding)
         heads: TorchHeads | TorchEagle | None = None
         if guessing is not None and kind is not None and (ranks is None or ranks.rank == 0):

@@ -79,6 +79,14 @@ class _Session:
         with _launching_nothing(), _asking(take), ZeroedMemory():
             work()
 
+    def try_asking(self, work: Callable[[], None]) -> None:
+        """Do what `ask` does, but where `work` raises, which is told to stderr, for the rest."""
+        try:
+            self.ask(work)
+        except Exception:
+            traceback.print_exc()
+            print("kernels are compiled where they are launched first: see above", file=sys.stderr)
+
     def ask_early(self, work: Callable[[], None], kind: Hashable) -> None:
         """Ask for what `work` launches unless another has its `kind`; `finish` launches it."""
         if kind not in self._works:
@@ -107,11 +115,7 @@ def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
     if not _compiles(device):
         return 0
     session = _BEGUN.pop(device, None) or _Session(device)
-    try:
-        session.ask(work)
-    except Exception:
-        traceback.print_exc()
-        print("kernels are compiled where they are launched first: see above", file=sys.stderr)
+    session.try_asking(work)
     return session.finish()
 
 
@@ -120,6 +124,13 @@ def begin_early(device: torch.device) -> None:
     if _compiles(device) and device not in _BEGUN:
         _BEGUN[device] = _Session(device)
         _BEGUN[device].begin()
+
+
+def rehearse_early(device: torch.device, work: Callable[[], None]) -> None:
+    """Have compiled what `work` launches, if `begin_early` has been called; see `compile_ahead`."""
+    session = _BEGUN.get(device)
+    if session is not None:
+        session.try_asking(work)
 
 
 def compile_beside(device: torch.device, work: Callable[[], None], kind: Hashable) -> None:

@@ -13,14 +13,10 @@ made while the device computes. Each is a recording then, where decodes are reco
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
-from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence, StepPlan
-from tgi_trio.shard.loop.soundness import proof_plan
 from tgi_trio.shard.machine.accelerator import record_event
 from tgi_trio.shard.machine.kv_sizing import DEFAULT_LENGTH
 from tgi_trio.shard.speculation.hidden import LastStep
@@ -48,6 +44,7 @@ from tgi_trio.shard.torch_backend.sampling.device_sampler import (
     Found,
     Told,
 )
+from tgi_trio.shard.torch_backend.sampling.idle_choices import choose_idle
 from tgi_trio.shard.torch_backend.staging import Array, PinnedPool
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.steps.launched_step import LaunchedStep
@@ -227,19 +224,7 @@ class DeviceSteps:
             ones = np.ones(len(plan.token_ids), np.int64)
             scores = self._computes.scores(plan, self._computes.hidden(plan, ones, cache, pool))
             if scores is not None:
-                self._choose_idle(scores[:1])
-
-    def _choose_idle(self, scores: torch.Tensor) -> None:
-        """Choose for a row of nothing, [1, vocab], with and without masks."""
-        for masked in (False, True):
-            asked = SamplingParameters(watermark=masked)
-            row = ShardSequence(-1, np.zeros(1, np.int32), 1, 1, 0, [], 1, 0, asked)
-            choosing = Choosing.of(replace(proof_plan(), rows=[row]), np.arange(1))
-            told = self._sampler.upload(self._sampler.ask(choosing))
-            masks = None
-            if masked:
-                masks = self._sampler.upload_masks(self._masks.make(choosing))
-            self._sampler.choose(scores, told, masks)
+                choose_idle(self._sampler, self._masks, scores[:1])
 
     def _replay(
         self, plan: StepPlan, lengths: Array | None, choosing: Choosing, masked: bool
