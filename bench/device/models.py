@@ -215,8 +215,8 @@ def make_runner(
         raise ValueError(f"the generic decoder has no model type {config.model_type}")
     torch.manual_seed(0)
     sampler = Sampler(config.vocab_size, (), device, watermark=Watermark())
+    rehearse_choices(sampler, config, device, dtype)
     with torch.inference_mode():
-        rehearse_choices(sampler, config, device, dtype)
         model = load_decoder(spec, RandomWeights(dtype, device, rounded), None)
     held = None
     if adapters:

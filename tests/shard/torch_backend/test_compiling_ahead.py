@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-ACTS = ("silu", "gelu", "gelu_tanh")
+ACTS = ("silu", "gelu", "gelu_tanh", "quick_gelu limits paired")
 
 # A process of its own: in this one, kernels are interpreted.
 COMPILE = """
@@ -95,6 +95,11 @@ print(len(launched))
 print(ahead.compile_ahead(device, lambda: None), len(launched), here)
 ahead.compile_beside(device, launch, "at once")
 print(len(launched))
+compiling, variant, ahead._make = True, found[sys.argv[4]], lambda *given: 1 / 0
+print(ahead.compile_ahead(device, launch), len(launched))
+compiling = False
+launch()
+print(len(launched), here)
 assert "torch._dynamo" not in sys.modules  # two seconds
 """
 
@@ -109,6 +114,7 @@ def test_what_is_launched_later_has_been_compiled(tmp_path: Path) -> None:
     # What is compiled already does not run, either.
     told = [by_another, "[] 2", "0 2", "0 2", "[] 4 []", by_itself]
     told += ["4", "1 6 ['gate']", "8"]  # early, by another: launched once it is there
+    told += ["0 8", "10 ['gate', 'gate']"]  # where it does not compile ahead
     assert done.stdout.splitlines() == told
     assert "not this way" in done.stderr and "where they are launched first" in done.stderr
 

@@ -16,7 +16,7 @@ from tests.shard.torch_backend.models_support import BLOCK
 from tests.shard.torch_backend.test_warm_kernels import Key, compiled_for
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.torch_backend import device_parts, torch_runner
+from tgi_trio.shard.torch_backend import device_parts, torch_loading, torch_runner
 from tgi_trio.shard.torch_backend.attention import paged
 from tgi_trio.shard.torch_backend.compiling.ahead import ZeroedMemory
 from tgi_trio.shard.torch_backend.layers import coded_linear, slotted_linear
@@ -72,6 +72,17 @@ def test_kernels_stay_in_their_memory(
         with pytest.raises(Rehearsed):
             runner.warm_up(WarmupRequest(40, 64, 3, 31 * BLOCK))
     assert len(set(launched)) > 5
+
+
+def test_nothing_is_begun_that_nobody_ends(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compilers end with the warm-up of a runner that has kernels; transformers' has none."""
+    begun: list[object] = []
+    monkeypatch.setattr(torch_loading, "begin_early", begun.append)
+    for family, expected in (("codegen", 0), ("llama", 1)):
+        load_torch_runner(ShardSettings(model_path=checkpoint(family), dtype="float32"))
+        assert len(begun) == expected
 
 
 CHOICES = {"count_tokens", "survey_scores", "choose_tokens"}

@@ -173,6 +173,7 @@ def device_parts(
     return graphs, DeviceSteps(computes, ends.sampler, masks, graphs, last, ends.chain, mixed)
 
 
+@torch.inference_mode()
 def rehearse_choices(
     sampler: RowSampler, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> None:

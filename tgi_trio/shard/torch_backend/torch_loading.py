@@ -76,7 +76,6 @@ def load_torch_runner(
     began = time.monotonic_ns()
     config, where = read_config(settings.model_path, settings.rope), resolve_device(device)
     dtype = compute_dtype(settings.dtype, config, on_cpu=where.type == "cpu")
-    begin_early(where)
     staged = settings.pipeline_stages > 1
     target = LoadTarget(getattr(torch, dtype), where, ranks, staged, settings.activations or 16)
     if staged:
@@ -90,9 +89,10 @@ def load_torch_runner(
     encoding = None if made is None else ENCODINGS[made]
     guessing = settings.draft_model
     kind = None if guessing is None else find_kind(guessing)
+    if spec is not None:  # others launch no kernels of ours
+        begin_early(where)
     if isinstance(spec, DecoderSpec):
-        with torch.inference_mode():
-            rehearse_choices(sampler, config, where, target.dtype)
+        rehearse_choices(sampler, config, where, target.dtype)
         model = _load_decoder(config, spec, target, fresh_files, encoding)
         heads: TorchHeads | TorchEagle | None = None
         if guessing is not None and kind is not None and (ranks is None or ranks.rank == 0):

@@ -29,6 +29,10 @@ from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 _EMPTY: Final = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 _LOOKS: Final = ContextVar("looks", default=False)  # for a kernel that has been compiled already
 
+# Kept in place of a kernel that is being compiled, so that Triton describes no other launch of it:
+# a step launches most kernels once a layer, and that takes it a seventh of a millisecond.
+_ASKED_FOR: Final = object()
+
 
 class ZeroedMemory(TorchFunctionMode):
     """Memory that is taken is zero: what no kernel has written is an index within any table.
@@ -51,6 +55,7 @@ class _Session:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._made: dict[str, Future[None]] = {}
+        self._kept: list[tuple[dict[Any, Any], Any]] = []  # where Triton keeps them, and by what
         self._works: dict[Hashable, Callable[[], None]] = {}
         self._stack = ExitStack()
         self._stack.enter_context(_looking())
@@ -66,12 +71,16 @@ class _Session:
         """Have compiled what `work` launches, which is launched by this thread and does not run."""
         here = threading.get_ident()
 
-        def take(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        def take(*, key: Any, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
             """Have a kernel compiled; called by Triton, which does not do it if that is true."""
             if threading.get_ident() != here:
                 return False
             data = compile["specialization_data"]
             if data not in self._made:
+                # Before it is made, which puts the kernel there.
+                kept = fn.jit_function.device_caches[compile["device"]][0]
+                kept[key] = _ASKED_FOR
+                self._kept.append((kept, key))
                 made = self._pool.submit(_make, self._device, fn.jit_function, data, self._others)
                 self._made[data] = made
             return True
@@ -96,6 +105,9 @@ class _Session:
     def finish(self) -> int:
         """Wait for all kernels, return how many there are, and launch what was asked for early."""
         self._stack.close()
+        for kept, key in self._kept:
+            if kept[key] is _ASKED_FOR:  # it does not compile
+                del kept[key]
         for work in self._works.values():
             work()
         return sum(future.exception() is None for future in self._made.values())

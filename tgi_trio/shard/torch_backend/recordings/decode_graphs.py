@@ -152,9 +152,10 @@ class DecodeGraphs:
         few = sorted({*sizes[:2], *sizes[len(sizes) // 2 :][:1], *sizes[-1:]})
         mixed = mixed_sizes(tokens, sizes)
         with self._capture.rehearsing():
+            # First, as what is launched by nothing else is: it compiles beside the rest.
+            self._choose_ahead(cache, width, pool, rehearses=True)
             self._record_all(few, cache, width, pool)
             self._record_mixed([*mixed[:1], *mixed[1:][-1:]], cache, width)
-            self._choose_ahead(cache, width, pool, rehearses=True)
         self.forget()
 
     def _choose_ahead(
