@@ -40,6 +40,16 @@ def test_states_are_copied_whole() -> None:
         assert torch.equal(states[[0, 1, 4]], before[name][[0, 1, 4]])
 
 
+def test_first_tokens_of_sequences_are_known() -> None:
+    fresh = torch.tensor([True, False, True])
+    slots = torch.arange(3)
+    for starts, expected in (
+        ([0, 2, 5, 6], [True, False, False, False, False, True]),
+        ([0, 1, 2, 3], [True, False, True]),
+    ):
+        assert StateSteps(starts, slots, slots, fresh).begins().tolist() == expected
+
+
 def test_a_step_reads_one_slot_and_writes_another() -> None:
     states = torch.randn(4, 2, 3)
     states[1] = torch.nan  # what a fresh row has never anything of

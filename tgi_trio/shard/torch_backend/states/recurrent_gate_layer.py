@@ -61,8 +61,7 @@ class RecurrentGateLayer:
         # What enters is so much smaller that the state stays as large as what is read, however long
         # it is kept; but a text's first token finds nothing there, and enters whole.
         share = (1 - torch.exp(2 * logarithm)).sqrt_()
-        first = torch.tensor(steps.starts[:-1], device=x.device)
-        share[first] = share[first].masked_fill(steps.fresh[:, None], 1)
+        share = share.masked_fill_(steps.begins()[:, None], 1)
         read, behind = scan_gated(
             own * self.entry.open(own) * share,
             logarithm.exp(),

@@ -38,9 +38,9 @@ def scan_rows(
         made, behind = chunk([part[turn.places] for part in parts], turn.there, running[:n])
         running[:n] = behind
         if outputs is None:
-            outputs = made.new_empty(steps.starts[-1], *made.shape[2:])
+            outputs = steps.new_outputs(made, made.shape[2:])
         outputs.index_copy_(0, turn.targets, made.flatten(0, 1).index_select(0, turn.own))
-    states = states.index_copy(0, cut.rows, running)
+    states.index_copy_(0, cut.rows, running)
     if len(cut.lone_rows):
         made, behind = step(
             [part.index_select(0, cut.lone_places) for part in parts],
@@ -48,7 +48,7 @@ def scan_rows(
         )
         states.index_copy_(0, cut.lone_rows, behind)
         if outputs is None:  # there are rows without tokens, and no longer ones
-            outputs = made.new_empty(steps.starts[-1], *made.shape[1:])
-        outputs.index_copy_(0, cut.lone_places, made)
+            outputs = steps.new_outputs(made, made.shape[1:])
+        outputs.index_copy_(0, cut.lone_targets, made)
     assert outputs is not None  # a step has tokens
-    return outputs, states
+    return outputs[: steps.tokens], states

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.staging import Array, Send
-from tgi_trio.shard.torch_backend.states.chunks import Chunks, cut_rows
+from tgi_trio.shard.torch_backend.states.chunks import Chunks, Room, cut_into, cut_rows
 from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT, StatePool
 
 
 def send_plain(arrays: Sequence[Array]) -> list[torch.Tensor]:
     """Return arrays as the host's tensors, over the same memory."""
     return [torch.from_numpy(array) for array in arrays]
+
+
+# What a step is told of its rows, which start at places that are given, cumulative. A recording,
+# which has room for some, is told as many numbers whatever its rows are.
+Listing: TypeAlias = Callable[[Sequence[int], Room | None], list[Array]]
+
+
+class ReservedRows(Protocol):
+    """The rows of a recording, which change with every replay."""
+
+    @property
+    def room(self) -> Room: ...
+    def keep(self, listing: Listing) -> list[torch.Tensor]: ...  # where a listing is told
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,15 +46,22 @@ class StateSteps:
     writes: torch.Tensor  # int64 [R] slot for the state behind its last
     fresh: torch.Tensor  # bool [R] the state before is zero, whatever the slot holds
     send: Send = send_plain  # to the device of the others
+    reserved: ReservedRows | None = None  # where a recording is told at every replay of its rows
     _places: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(
         default_factory=dict
     )
     _chunks: dict[int, Chunks] = field(default_factory=dict)
+    _firsts: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the step has, those included that are left over in a recording."""
+        return self.starts[-1] if self.reserved is None else self.reserved.room.tokens
 
     def chunks(self, size: int) -> Chunks:
         """Return the rows cut into chunks of at most `size` tokens; made once for each `size`."""
         if size not in self._chunks:
-            self._chunks[size] = cut_rows(self.starts, size, self.send)
+            self._chunks[size] = Chunks.of(self.tell(partial(list_chunks, size=size)))
         return self._chunks[size]
 
     def places_behind(self, before: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -50,20 +71,38 @@ class StateSteps:
         row [R * before]. Made once for each `before`.
         """
         if before not in self._places:
-            rows = np.arange(len(self.starts) - 1)
-            starts = np.asarray(self.starts, np.int64)
-            tokens = np.arange(starts[-1]) + np.repeat((rows + 1) * before, np.diff(starts))
-            own = np.arange(before)
-            firsts = (starts[:-1] + rows * before)[:, None] + own
-            lasts = (starts[1:] + rows * before)[:, None] + own
-            here = self.send([tokens, firsts.reshape(-1), lasts.reshape(-1)])
+            here = self.tell(partial(list_places, before=before))
             self._places[before] = (here[0], here[1], here[2])
         return self._places[before]
+
+    def begins(self) -> torch.Tensor:
+        """Return which tokens are the first of a sequence, bool [T]."""
+        if self.decodes:
+            return self.fresh
+        if not self._firsts:
+            self._firsts.extend(self.tell(list_firsts))
+        found = self.fresh.new_zeros(self.tokens + 1)
+        return found.index_copy_(0, self._firsts[0], self.fresh)[: self.tokens]
+
+    def tell(self, listing: Listing) -> list[torch.Tensor]:
+        """Return what a listing says of the rows, on their device."""
+        if self.reserved is not None:
+            return self.reserved.keep(listing)
+        return self.send(listing(self.starts, None))
+
+    def new_outputs(self, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """Return room for what is found of every token, [T, *shape].
+
+        Of a recording there is one more, and those left over are zero.
+        """
+        if self.reserved is None:
+            return like.new_empty((self.tokens, *shape))
+        return like.new_zeros((self.tokens + 1, *shape))
 
     @property
     def decodes(self) -> bool:
         """Whether every row is one token."""
-        return len(self.starts) - 1 == self.starts[-1]
+        return self.reserved is None and len(self.starts) - 1 == self.starts[-1]
 
     def read(self, states: torch.Tensor) -> torch.Tensor:
         """Return the rows' states [R, *shape] out of `states` [slots, *shape], as a copy."""
@@ -73,6 +112,31 @@ class StateSteps:
     def write(self, states: torch.Tensor, values: torch.Tensor) -> None:
         """Write the rows' new states [R, *shape], rounded to what `states` holds."""
         states.index_copy_(0, self.writes, values.to(states.dtype))
+
+
+def list_chunks(starts: Sequence[int], room: Room | None, *, size: int) -> list[Array]:
+    """Return what `Chunks.of` takes."""
+    return cut_rows(starts, size) if room is None else cut_into(starts, size, room)
+
+
+def list_places(starts: Sequence[int], room: Room | None, *, before: int) -> list[Array]:
+    """Return what `StateSteps.places_behind` does; tokens that are left over are another row's."""
+    every = np.asarray(starts, np.int64)
+    if room is not None:
+        every = np.concatenate((every, np.full(room.rows + 1 - len(every), room.tokens)))
+    rows, own = np.arange(len(every) - 1), np.arange(before)
+    tokens = np.arange(every[-1]) + np.repeat((rows + 1) * before, np.diff(every))
+    firsts = (every[:-1] + rows * before)[:, None] + own
+    lasts = (every[1:] + rows * before)[:, None] + own
+    return [tokens, firsts.reshape(-1), lasts.reshape(-1)]
+
+
+def list_firsts(starts: Sequence[int], room: Room | None) -> list[Array]:
+    """Return each row's first token, int64 [R], of rows that are missing a place behind all."""
+    firsts = np.asarray(starts[:-1], np.int64)
+    if room is None:
+        return [firsts]
+    return [np.concatenate((firsts, np.full(room.rows - len(firsts), room.tokens)))]
 
 
 def state_arrays(plan: StepPlan) -> list[Array]:
