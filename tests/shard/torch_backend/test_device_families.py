@@ -71,13 +71,14 @@ def test_it_says_what_it_says_on_the_cpu(
 def test_guesses_through_states_are_computed_one_after_another(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not recorded, and undone where they are wrong; nothing is waited for."""
+    """Recorded like prompts, and undone where they are wrong; nothing is waited for."""
     monkeypatch.setattr(paged, "_PROGRAMS", 4)
     folder = checkpoint("lfm2")
     expected = drive(start(folder, "cpu"), TEXTS[1:], ASKED, 6, late=0)
     with StandInDevice() as device:
-        runner = start(folder, "cuda:0", (2,), speculate=2)
+        runner = start(folder, "cuda:0", (4,), speculate=2)
         drafter = Foretelling(expected.tokens)
         ours = drive(runner, TEXTS[1:], ASKED, 6, device=device, drafter=drafter, late=0)
     agree(ours, expected)
     assert ours.drafts > 2
+    assert all(counts.replays == 1 for counts in ours.decodes)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,9 +19,13 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated
 from transformers.models.recurrent_gemma.configuration_recurrent_gemma import RecurrentGemmaConfig
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
+from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan
+from tgi_trio.shard.torch_backend.states.chunks import Room
 from tgi_trio.shard.torch_backend.states.delta_rule import apply_delta_rule, normalise
 from tgi_trio.shard.torch_backend.states.mamba1 import scan_mamba1
 from tgi_trio.shard.torch_backend.states.mamba2 import scan_mamba2
+from tgi_trio.shard.torch_backend.states.pool import StatePool
+from tgi_trio.shard.torch_backend.states.recorded_rows import RecordedRows, idle_slots
 from tgi_trio.shard.torch_backend.states.recurrent_gate import scan_gated
 from tgi_trio.shard.torch_backend.states.scan import Parts
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
@@ -139,6 +145,26 @@ CASES: dict[str, Case] = {
 }
 
 
+def _recorded(
+    case: Case, parts: list[torch.Tensor], states: torch.Tensor, counts: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute rows as a recording does that has room for more of everything, and was idle."""
+    tokens, rows = sum(counts) + 5, len(counts) + 3
+    room = Room(tokens, rows, longer=len(counts) + 1)
+    slots = [torch.from_numpy(array) for array in idle_slots(rows)]
+    pool = StatePool({}, 1, torch.float32, torch.device("cpu"))
+    reserved = RecordedRows(room, slots, pool, torch.device("cpu"))
+    parts = [torch.cat((part, torch.randn(5, *part.shape[1:]))) for part in parts]
+    states = torch.cat((states, torch.zeros(3, *states.shape[1:])))
+    case.ours(parts, states.clone(), reserved.states.steps)
+    step = replace(idle_plan(1, 1), query_starts=np.cumsum([0, *counts]))
+    assert reserved.fits(step)
+    reserved.refill(step)
+    made, behind = case.ours(parts, states.clone(), reserved.states.steps)
+    assert not made[-5:].any()  # what is left over is no row's
+    return made[:-5], behind[:-3]
+
+
 def _steps(lengths: list[int]) -> StateSteps:
     starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
     rows = torch.arange(len(lengths))
@@ -170,7 +196,12 @@ def test_cut_anywhere_in_any_company(name: str) -> None:
                     torch.cat([rows[i][p][first : first + count] for i, first, count in places])
                     for p in range(len(rows[0]))
                 ]
-                made, behind = case.ours(parts, states[going], _steps(counts))
+                recorded = data.draw(st.booleans())
+                made, behind = (
+                    _recorded(case, parts, states[going], counts)
+                    if recorded
+                    else case.ours(parts, states[going], _steps(counts))
+                )
                 states[going] = behind
                 found = made.split(counts)
                 for (i, first, count), values in zip(places, found, strict=True):
@@ -188,7 +219,11 @@ def test_a_row_of_no_numbers_leaves_its_neighbours_alone() -> None:
         steps = _steps([70, 90, 1, 1])
         cuts = [(good, 70), (bad, 90), (good, 1), (bad, 1)]
         parts = [torch.cat([row[p][:n] for row, n in cuts]) for p in range(len(good))]
-        made, states = case.ours(parts, torch.zeros(4, *case.state), steps)
-        assert made[:70].isfinite().all() and made[160].isfinite().all()
-        assert states[[0, 2]].isfinite().all()
-        assert made[70:160].isnan().any() and made[161].isnan().any()
+        zeros = torch.zeros(4, *case.state)
+        for made, states in (
+            case.ours(parts, zeros.clone(), steps),
+            _recorded(case, parts, zeros, [70, 90, 1, 1]),
+        ):
+            assert made[:70].isfinite().all() and made[160].isfinite().all()
+            assert states[[0, 2]].isfinite().all()
+            assert made[70:160].isnan().any() and made[161].isnan().any()

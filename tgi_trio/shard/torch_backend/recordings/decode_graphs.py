@@ -7,8 +7,8 @@ are chosen on the device, that is recorded as well: the whole step is one launch
 Where adapters are served, steps that have any have a recording of their own: the others launch
 nothing for them. So have steps with rows that attend to images, where layers do.
 Guesses are decodes, too: each reads the blocks of its sequence up to its own place. Where layers
-keep states, the slots that a row reads and writes change like its blocks, and guesses, which follow
-one another there, are computed without graphs. Steps with prompts are recorded beside these
+keep states, the slots that a row reads and writes change like its blocks, and guesses follow one
+another there: steps that have any are recorded as those with prompts are, beside these
 (`mixed_graphs.py`).
 """
 
@@ -119,7 +119,7 @@ class DecodeGraphs:
         self._choose_ahead(cache, width, pool, rehearses=False)
         sizes = self._sizes_for(most)
         self._record_all(sizes, cache, width, pool)
-        self._record_mixed(mixed_sizes(tokens, sizes), cache, width)
+        self._record_mixed(mixed_sizes(tokens, sizes, states=pool is not None), cache, width)
 
     def _sizes_for(self, most: int | None) -> list[int]:
         return self.sizes if most is None else self.sizes[: 1 + bisect_left(self.sizes, most)]
@@ -136,8 +136,8 @@ class DecodeGraphs:
 
     def _record_mixed(self, sizes: list[MixedSize], cache: KVCache, width: int) -> None:
         recorder = self._recorder
-        if self._mixed is not None and recorder.pool is None:
-            self._mixed.record(cache, width, sizes, recorder.scores)
+        if self._mixed is not None:
+            self._mixed.record(cache, width, sizes, recorder.scores, recorder.pool)
 
     def rehearse(
         self,
@@ -150,7 +150,7 @@ class DecodeGraphs:
         """Run once what `record` records, at a few of the sizes: most of them launch the same."""
         sizes = self._sizes_for(most)
         few = sorted({*sizes[:2], *sizes[len(sizes) // 2 :][:1], *sizes[-1:]})
-        mixed = mixed_sizes(tokens, sizes)
+        mixed = mixed_sizes(tokens, sizes, states=pool is not None)
         with self._capture.rehearsing():
             # First, as what is launched by nothing else is: it compiles beside the rest.
             self._choose_ahead(cache, width, pool, rehearses=True)

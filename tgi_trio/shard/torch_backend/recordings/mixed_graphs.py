@@ -4,8 +4,9 @@ A recording has room for so many tokens and so many rows (`mixed_plans.py`); a s
 smallest that holds it. What it computes beyond the step's tokens is lost time, and what it saves is
 the host's: so what takes the device longer than the host takes to launch it is not recorded, and
 larger steps are launched kernel by kernel, as are those that are no plain tokens of plain rows:
-where layers keep states, of images. Steps in which any row has an adapter have recordings of their
-own, one for each number of tokens. Of several ranks each records its part, and all the same steps.
+of images. Steps in which any row has an adapter have recordings of their own, one for each number
+of tokens. Where layers keep states, there are recordings of few tokens, with room for few rows of
+more than one. Of several ranks each records its part, and all the same steps.
 
 All of a step is one launch but for what seldom is asked for: a choice with masks, or with more
 biases than there is room for, is launched behind it, and so are log-probabilities of prompts.
@@ -34,6 +35,7 @@ from tgi_trio.shard.torch_backend.recordings.mixed_plans import (
     idle_arrays,
     idle_step,
     is_recordable,
+    row_room,
     token_arrays,
     widest_sizes,
 )
@@ -48,6 +50,9 @@ from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     StepKind,
 )
 from tgi_trio.shard.torch_backend.staging import Array, Sheet, Staging, cut, packed_size, split
+from tgi_trio.shard.torch_backend.states.pool import StatePool
+from tgi_trio.shard.torch_backend.states.recorded_rows import RecordedRows, idle_slots
+from tgi_trio.shard.torch_backend.states.steps import state_arrays
 
 if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.sampling.asking import Choosing
@@ -65,6 +70,7 @@ class _Memory:
     size: MixedSize
     sheet: Sheet  # tokens, choices, attention, on the host; one copy fills all
     tokens: list[torch.Tensor]  # as `mixed_plans.token_arrays` has them, views of it
+    rows: RecordedRows | None  # that layers with states see
     attention: torch.Tensor  # uint8: the attention's own
     asked: Reserved | None  # the sampler's own
     adapters: ReservedTiles | None  # the adapters' own
@@ -133,14 +139,19 @@ class MixedGraphs:
         self._recorded.clear()
 
     def record(
-        self, cache: KVCache, width: int, sizes: Sequence[MixedSize], scores: torch.Tensor | None
+        self,
+        cache: KVCache,
+        width: int,
+        sizes: Sequence[MixedSize],
+        scores: torch.Tensor | None,
+        pool: StatePool | None = None,
     ) -> None:
         """Record those of `sizes`, the largest first, that pay, for tables of `width` blocks.
 
         `scores` [rows, >= vocab] outlive a replay, and whoever has them replays one at a time;
-        None: another rank's device chooses.
+        None: another rank's device chooses. `pool`: where the model keeps states.
         """
-        memories = {size: self._reserve(size, width) for size in sizes}
+        memories = {size: self._reserve(size, width, pool) for size in sizes}
         for kind, own in self._sizes_by_kind(sizes).items():
             found = self._recorded[kind] = dict[MixedSize, _Recording]()
             lost = 0
@@ -220,6 +231,8 @@ class MixedGraphs:
         if size is None:
             return None
         found = recorded[size]
+        if found.memory.rows is not None and not found.memory.rows.fits(plan):
+            return None
         own, adapters = found.memory.adapters, self.adapters
         if adapters is not None and own is not None and adapters.used and not adapters.fits(own):
             return None
@@ -236,6 +249,7 @@ class MixedGraphs:
         """Replay a graph with what it reads made that of `plan`; return its hidden states."""
         memory, sampler = recording.memory, self.ends.sampler
         arrays = token_arrays(plan, lengths, places)
+        arrays += [] if memory.rows is None else state_arrays(plan)
         if memory.asked is not None:
             arrays += (told or memory.asked.idle).arrays
         arrays += self.attention.arrays(plan)
@@ -244,25 +258,31 @@ class MixedGraphs:
             sampler.refill_entries(memory.asked, told or memory.asked.idle)
         if self.adapters is not None and memory.adapters is not None and self.adapters.used:
             self.adapters.refill(memory.adapters)
+        if memory.rows is not None:
+            memory.rows.refill(plan)
         recording.graph.replay()
         return recording.hidden[: len(plan.token_ids)]
 
-    def _reserve(self, size: MixedSize, width: int) -> _Memory:
+    def _reserve(self, size: MixedSize, width: int, pool: StatePool | None) -> _Memory:
         """Return what graphs of a size read, filled with idle tokens."""
         idle, adapters, sampler = idle_step(size, width), self.adapters, self.ends.sampler
+        room = row_room(size)
         groups = [
             idle_arrays(size),
+            [] if pool is None else idle_slots(room.rows),
             [] if sampler is None else sampler.ask_nothing(size.rows).arrays,
             self.attention.arrays(idle),
         ]
         every = [array for group in groups for array in group]
         told = torch.zeros(packed_size(every), dtype=torch.uint8, device=self.device)
         self._staging.fill(told, every)
-        own, of_choices, of_attention = cut(told, groups)
+        own, of_rows, of_choices, of_attention = cut(told, groups)
+        slots = split(of_rows, groups[1])
         return _Memory(
             size,
             Sheet(every, told, shared=False),
             tokens=split(own, groups[0]),
+            rows=None if pool is None else RecordedRows(room, slots, pool, self.device),
             attention=of_attention,
             asked=None if sampler is None else sampler.reserve(size.rows, of_choices),
             adapters=None if adapters is None else adapters.reserve(*size, decodes=False),
@@ -286,7 +306,8 @@ class MixedGraphs:
             known = self.ends.tokens.fill_in(ids, inputs)
             # Anew: its tiles are found by the first layer of every run.
             batch = self.attention.reserve(idle, cache, memory.attention, decodes=False)
-            hidden = self.forward(known, positions, lengths, self.attention, batch)
+            states = None if memory.rows is None else memory.rows.states
+            hidden = self.forward(known, positions, lengths, self.attention, batch, states)
             picked = hidden.index_select(0, places)
             logits, found = self.ends.logits(picked), None
             if sampler is not None and memory.asked is not None:

@@ -24,6 +24,7 @@ from tgi_trio.shard.torch_backend.recordings.decode_plans import (
     turning_position,
 )
 from tgi_trio.shard.torch_backend.staging import Array
+from tgi_trio.shard.torch_backend.states.chunks import Room
 
 # Tokens of a step. What a step is filled up with costs little where weights set the pace, which is
 # up to the first few hundred tokens, and its part of all products from there on.
@@ -37,6 +38,12 @@ _ROWS_APART: Final = 4
 _TOKENS_A_ROW: Final = 32
 
 
+# Where layers keep states chunk follows chunk, each some twenty launches a layer, so a recording is
+# long; and rows of more than one token, whose chunks are computed side by side, are few.
+_MOST_TOKENS_WITH_STATES: Final = 256
+_MOST_ROWS_IN_CHUNKS: Final = 8
+
+
 class MixedSize(NamedTuple):
     """What a recording has room for."""
 
@@ -44,10 +51,13 @@ class MixedSize(NamedTuple):
     rows: int  # of a plan, and as many choices
 
 
-def mixed_sizes(most_tokens: int, decodes: Sequence[int]) -> list[MixedSize]:
+def mixed_sizes(
+    most_tokens: int, decodes: Sequence[int], *, states: bool = False
+) -> list[MixedSize]:
     """Return what is recorded of steps of up to `most_tokens` tokens, the largest first.
 
     `decodes`: batch sizes that are recorded of decodes, rising; none of these has more rows.
+    `states`: layers keep some.
     """
     if most_tokens <= 0 or not decodes:
         return []
@@ -58,17 +68,23 @@ def mixed_sizes(most_tokens: int, decodes: Sequence[int]) -> list[MixedSize]:
         rows.append(decodes[bisect_right(decodes, wanted) - 1])
         wanted = rows[-1] // _ROWS_APART
     # No step has more rows than tokens.
-    return [
+    sizes = [
         MixedSize(count, most)
         for count in reversed(tokens)
         for most, smaller in zip(rows, [*rows[1:], 0], strict=True)
         if smaller < count and (most == rows[0] or count <= most * _TOKENS_A_ROW)
     ]
+    return [size for size in sizes if not states or size.tokens <= _MOST_TOKENS_WITH_STATES]
 
 
 def widest_sizes(sizes: Sequence[MixedSize]) -> list[MixedSize]:
     """Return of sizes, the largest first, those with the most rows of as many tokens."""
     return [size for size in sizes if size.rows == sizes[0].rows]
+
+
+def row_room(size: MixedSize) -> Room:
+    """Return what layers with states have room for in recordings of a size."""
+    return Room(size.tokens, size.rows + 1, min(size.rows, _MOST_ROWS_IN_CHUNKS))
 
 
 def find_size(sizes: Iterable[MixedSize], plan: StepPlan, choices: int) -> MixedSize | None:
@@ -79,8 +95,8 @@ def find_size(sizes: Iterable[MixedSize], plan: StepPlan, choices: int) -> Mixed
 
 
 def is_recordable(plan: StepPlan) -> bool:
-    """Return whether a plan's tokens are plain ones, of rows that keep no state."""
-    return not has_image_tokens(plan) and plan.state_writes is None and not plan.moves
+    """Return whether a plan's tokens are plain ones, all of which the host has placed."""
+    return not has_image_tokens(plan) and not plan.moves
 
 
 def chosen_places(plan: StepPlan) -> NDArray[np.int64]:

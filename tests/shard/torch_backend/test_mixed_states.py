@@ -1,0 +1,67 @@
+"""Steps with prompts as recordings where layers keep states: tokens of the CPU, and one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.shard.torch_backend.interpreter import need_triton
+
+need_triton()
+
+from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it imports Triton)
+    REQUEST,
+    agree,
+    drive,
+    start,
+)
+from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
+from tgi_trio.shard.torch_backend.recordings import mixed_plans  # noqa: E402
+from tgi_trio.shard.torch_backend.states import (  # noqa: E402
+    delta_rule,
+    mamba2,
+    recurrent_gate,
+)
+from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+
+BUDGET = 12  # tokens of a step
+# The second one ends in the middle of a chunk, beside the last one's first tokens.
+TEXTS = [[3 + (31 * i + 7 * j) % 500 for j in range(n)] for i, n in enumerate((9, 2, 17, 5))]
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have some of them in a step."""
+    monkeypatch.setattr(paged, "_PROGRAMS", 4)
+    for module in (delta_rule, mamba2, recurrent_gate):
+        monkeypatch.setattr(module, "_CHUNK", 4)
+
+
+# Convolutions alone, the delta rule, Mamba-2, gates; scans of all kinds are states/test_scans.py's.
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "bamba", "recurrent_gemma"])
+def test_a_step_with_prompts_is_one_launch(checkpoint: Callable[..., Path], family: str) -> None:
+    folder, request = checkpoint(family), replace(REQUEST, max_prefill_tokens=BUDGET)
+    expected = drive(start(folder, "cpu"), TEXTS, [{}] * 4, budget=BUDGET)
+    with StandInDevice() as device:
+        runner = start(folder, "cuda:0", (1, 4), request=request)
+        ours = drive(runner, TEXTS, [{}] * 4, device=device, budget=BUDGET)
+    agree(ours, expected)
+    assert len(ours.prefills) > 3
+    for counts in (*ours.prefills, *ours.decodes):
+        assert counts.replays == 1 and not counts.launches, counts
+
+
+def test_more_rows_in_chunks_than_there_is_room_for_are_launched(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixed_plans, "_MOST_ROWS_IN_CHUNKS", 1)
+    folder, request = checkpoint("lfm2"), replace(REQUEST, max_prefill_tokens=BUDGET)
+    expected = drive(start(folder, "cpu"), TEXTS, [{}] * 4, budget=BUDGET)
+    with StandInDevice() as device:
+        runner = start(folder, "cuda:0", (4,), request=request)
+        ours = drive(runner, TEXTS, [{}] * 4, device=device, budget=BUDGET)
+    agree(ours, expected)
+    assert {counts.replays for counts in ours.prefills} == {0, 1}
