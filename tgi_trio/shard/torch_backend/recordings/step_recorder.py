@@ -172,9 +172,9 @@ class StepRecorder:
         logits = ends.logits(hidden) if ends else None
         if self._sampler is None or memory.asked is None or logits is None:
             return hidden, logits, None
-        hidden = self._own_hidden(hidden)
         chosen = self._choose(self._sampler, memory, memory.asked, logits, hidden, known)
-        return hidden, logits, chosen
+        # Behind the choice, whose kernels begin early: the one before them is none of the copies.
+        return self._own_hidden(hidden), logits, chosen
 
     def _chain_tokens(self, known: torch.Tensor, memory: StepMemory) -> torch.Tensor:
         """Return the tokens that are computed: the chain's, where rows follow guesses."""
