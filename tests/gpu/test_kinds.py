@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.shard.adapters.peft_support import install, write_adapter
 from tests.shard.conftest import checkpoint  # noqa: F401  (a fixture)
 from tests.shard.torch_backend.device_kinds import KINDS
 from tests.shard.torch_backend.models_support import prompts
@@ -34,7 +35,7 @@ NEW = 8
 FAMILIES = (
     *("gemma3_text", "phi3", "gpt_neox", "cohere", "olmo2"),
     *("qwen3_moe", "gpt_oss", "deepseek_v2"),  # mixtures, sinks, latents
-    *("lfm2", "qwen3_5_text", "bamba"),  # states
+    *("lfm2", "qwen3_5_text", "bamba", "jamba", "recurrent_gemma"),  # states
 )
 
 Checkpoint = Callable[..., Path]
@@ -65,6 +66,20 @@ def test_weights_that_stay_codes(checkpoint: Checkpoint, word: str) -> None:  # 
 
 def test_experts_that_stay_codes(checkpoint: Checkpoint) -> None:  # noqa: F811
     compare(checkpoint("qwen3_moe"), PLAIN, quantize="q8_0")
+
+
+def test_adapters_beside_prompts(checkpoint: Checkpoint, tmp_path: Path) -> None:  # noqa: F811
+    """Of steps with rows of any and of none."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    folder, asked = checkpoint("llama"), [{"adapter": number} for number in (1, 0, 2)]
+    adapters = [write_adapter(folder, tmp_path / str(r), seed=r, r=r) for r in (4, 16)]
+    said = []
+    for where, graphs in (("cpu", ()), (WHERE, GRAPHS)):
+        runner = start(folder, where, graphs, max_lora_rank=16, max_loaded_adapters=2)
+        for number, adapter in enumerate(adapters, start=1):
+            install(runner, number, adapter)
+        said.append(drive(runner, TEXTS, asked, NEW, budget=12))
+    agree(said[1], said[0])
 
 
 @pytest.mark.parametrize("codes", EIGHT_BITS)

@@ -3,10 +3,10 @@
 A recording has room for so many tokens and so many rows (`mixed_plans.py`); a step takes the
 smallest that holds it. What it computes beyond the step's tokens is lost time, and what it saves is
 the host's: so what takes the device longer than the host takes to launch it is not recorded, and
-larger steps are launched kernel by kernel, as are those that are no plain tokens of plain rows:
-of images. Steps in which any row has an adapter have recordings of their own, one for each number
-of tokens. Where layers keep states, there are recordings of few tokens, with room for few rows of
-more than one. Of several ranks each records its part, and all the same steps.
+larger steps are launched kernel by kernel, as are those with tokens of images, or rows that attend
+to some. Steps in which any row has an adapter have recordings of their own, one for each number of
+tokens. Where layers keep states, there are recordings of few tokens, with room for few rows of more
+than one. Of several ranks each records its part, and all the same steps.
 
 All of a step is one launch but for what seldom is asked for: a choice with masks, or with more
 biases than there is room for, is launched behind it, and so are log-probabilities of prompts.
