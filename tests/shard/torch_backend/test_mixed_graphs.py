@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.shard.speculation.eagle_support import eagle
 from tests.shard.torch_backend.device_kinds import KINDS, SMALL
 from tests.shard.torch_backend.interpreter import need_triton
 
@@ -27,6 +29,7 @@ from tgi_trio.shard.contract import Runner  # noqa: E402
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import Graph  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 
 TEXTS = [[3 + (31 * i + 7 * j) % 500 for j in range(n)] for i, n in enumerate((9, 2, 18))]
 BUDGET = 7  # tokens of a step
@@ -121,3 +124,16 @@ def test_what_takes_longer_than_its_launches_is_not_recorded(
         texts = [[5] * n for n in lengths]
         ours = drive(runner, texts, [{}, {}], 1, device=device, late=0)
         assert [counts.replays for counts in ours.prefills] == [replays]
+
+
+def test_what_nobody_launches_is_not_recorded(
+    checkpoint: Callable[..., Path], device: StandInDevice, tmp_path: Path
+) -> None:
+    """Where a smaller model reads hidden states between two steps, the host waits for each."""
+    folder = checkpoint("llama", num_hidden_layers=2)
+    smaller = {"draft_model": eagle(tmp_path, folder, 512), "speculate": 2}
+    cases: list[tuple[dict[str, Any], bool]] = [({}, True), (smaller, False)]
+    for settings, listed in cases:
+        device.counts = Counts()
+        start(folder, "cuda:0", (1,), request=REQUESTED, **settings)
+        assert device.counts.recordings and bool(device.counts.launches["list_tiles"]) == listed

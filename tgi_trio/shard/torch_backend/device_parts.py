@@ -123,12 +123,16 @@ def device_parts(
     adapters: KernelAdapters | None = None,
     guesses: Guesses | None = None,
     images: ImageStates | None = None,
+    *,
+    ahead: bool = True,
 ) -> tuple[DecodeGraphs | None, DeviceSteps | FollowedSteps | None]:
     """Return what records decodes at batch sizes `sizes`, and what launches steps.
 
     `guesses`: what is guessed on the device is told to its `last`. `images`: as `StepFeatures.of`
     has them. Either is None where it cannot be: without a device or Triton, for models whose
-    kernels depend on their tokens, on the rank that chooses with a sampler of somebody else's.
+    kernels depend on their tokens, on the rank that chooses with a sampler of somebody else's. Not
+    `ahead`: no step is launched before the last one has been read, so nothing launches steps, and
+    those with prompts are not recorded.
     """
     capturable = capturable_attention(device, model.kv_shape) if model.capturable else None
     ends: Ends | None = None
@@ -144,7 +148,7 @@ def device_parts(
         if has_triton():
             choose = _choice(model, RecordedTime(device, capture), alone=ranks is None)
         pages = images if isinstance(images, ImagePages) else None
-        if ends is not None:
+        if ends is not None and ahead:
             mixed = _mixed_graphs(model, capturable, capture, device, ends, adapters, pages)
         graphs = DecodeGraphs(
             *(model.forward, capturable, capture, sizes, device, ends, adapters),
@@ -152,17 +156,11 @@ def device_parts(
             images=pages,
             mixed=mixed,
         )
-    if ends is None:
+    if ends is None or not ahead:
         return graphs, None
     computes = StepForward(
-        model.forward,
-        model.raw_logits,
-        attention,
-        ends.tokens,
-        device,
-        model.keep_positions,
-        adapters,
-        images,
+        *(model.forward, model.raw_logits, attention, ends.tokens, device),
+        *(model.keep_positions, adapters, images),
     )
     if ends.sampler is None or not isinstance(sampler, Sampler):
         return graphs, FollowedSteps(computes, graphs, mixed)

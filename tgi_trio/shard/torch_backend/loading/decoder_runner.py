@@ -58,9 +58,8 @@ def make_decoder_runner(
         adapters if isinstance(adapters, DeviceAdapters) else None,
         _guesses(settings, model, heads, last),
         images,
+        ahead=ahead,
     )
-    if not ahead:
-        steps = None
     return TorchRunner(
         model,
         config,
