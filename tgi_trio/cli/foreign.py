@@ -35,18 +35,17 @@ _OWN_KERNELS: Final = (
     "kernels are chosen by device, dtype and model: on a CPU --cpu-backend chooses"
 )
 _NO_NGROK: Final = "there is no ngrok tunnel: run ngrok beside the server"
-_ONE_MACHINE: Final = (
-    "shards run on this machine and talk over shared memory: there is nothing to set"
-)
+_SHARED_MEMORY: Final = "shards of this machine talk over shared memory: there is nothing to set"
+_RANKS: Final = "ranks of this machine need no address; those of others come to --rank-address"
 
 REFUSED: Final[tuple[RefusedFlag, ...]] = (
     RefusedFlag("disable-custom-kernels", _OWN_KERNELS, same=(False,), kind="switch"),
     RefusedFlag("weights-cache-override", "give the folder of the weights to --model-id"),
-    RefusedFlag("shard-uds-path", _ONE_MACHINE),
-    RefusedFlag("master-shard-uds-path", _ONE_MACHINE),
-    RefusedFlag("uds-path", _ONE_MACHINE, env=False),
-    RefusedFlag("master-addr", _ONE_MACHINE, env=False),
-    RefusedFlag("master-port", _ONE_MACHINE, env=False),
+    RefusedFlag("shard-uds-path", _SHARED_MEMORY),
+    RefusedFlag("master-shard-uds-path", _SHARED_MEMORY),
+    RefusedFlag("uds-path", _SHARED_MEMORY, env=False),
+    RefusedFlag("master-addr", _RANKS, env=False),
+    RefusedFlag("master-port", _RANKS, env=False),
     RefusedFlag("ngrok", _NO_NGROK, same=(False,), kind="switch"),
     RefusedFlag("ngrok-authtoken", _NO_NGROK, env=False),
     RefusedFlag("ngrok-edge", _NO_NGROK, env=False),
@@ -68,8 +67,10 @@ IDLE: Final[tuple[Idle, ...]] = (
         "a warm-up step measures what memory is left: see --cuda-memory-fraction",
         flag=False,
     ),
-    Idle("xpu-memory-fraction", "there is no backend for Intel's devices", flag=False),
-    Idle("use-cutlass-w8a8", "there are no fp8 kernels to choose from", flag=False),
+    Idle("xpu-memory-fraction", "--cuda-memory-fraction is for devices of every kind", flag=False),
+    Idle(
+        "use-cutlass-w8a8", "kernels are chosen by device and format: see --activations", flag=False
+    ),
     Idle("hf-kernels-cache", "all kernels are part of the package", flag=False),
     Idle("log-format", "--json-output gives JSON", flag=False),
     Idle("log-colorize", "log lines have no colours", flag=False),
