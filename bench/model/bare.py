@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tgi_trio.hub import resolve_model
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -141,9 +140,3 @@ def _keys_and_values(runner: Any) -> list[Any]:
     # Bytes: numpy has no bfloat16, and torch lets nobody write into a tensor of inference.
     cache = runner._cache
     return [part.view(torch.uint8).numpy() for part in (*cache.key_blocks, *cache.value_blocks)]
-
-
-def decode_step_ms(model_id: str | None, batch: int, context: int, steps: int = 40) -> float:
-    """Return the median milliseconds of a decode step of `batch` sequences of `context` tokens."""
-    model = BareModel(resolve_model(model_id, None))
-    return model.decode_ms([context] * batch, steps)

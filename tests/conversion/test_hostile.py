@@ -34,6 +34,8 @@ class Calls:
 
 
 class Attributes:
+    """Pickled as a dict that is to get another class."""
+
     def __reduce__(self) -> Any:
         return (OrderedDict, (), {"__class__": "x"}, iter(()), iter(()))
 
@@ -146,6 +148,11 @@ def run(*opcodes: bytes) -> Any:
 def test_an_opcode_that_no_tensor_needs(opcodes: bytes, named: str) -> None:
     with pytest.raises(ModelLoadError, match=named.replace(".", r"\.")):
         run(opcodes)
+
+
+def test_attributes_of_a_dict_are_dropped() -> None:
+    found = run(pickle.dumps(Attributes(), 2))
+    assert found == {} and isinstance(found, dict) and not getattr(found, "__dict__", None)
 
 
 def test_keys_as_deep_as_a_file_likes_are_not_hashed() -> None:
