@@ -65,7 +65,7 @@ async def collect_results(
     Raises the error of the first that fails, and Refused (400) where a front wants to go on after
     events: a body has none.
     """
-    if call.front is not None and call.front.said:
+    if call.front is not None and call.front.emitted:
         raise Refused(400, "`x-tgi-emitted` is for streams: a body is made anew", "resume")
     done = trio.Event()
     streams: list[TokenStreamApi] = []

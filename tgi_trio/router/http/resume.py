@@ -1,9 +1,9 @@
-"""What a front of several replicas asks of one of them: to go on where another one was lost.
+"""Resuming streams: what a front of several replicas asks of one when another one was lost.
 
-A front lets no stream die with its replica: it sends the same body to another one, with the token
-ids that its client has got. They are replayed into everything that depends on them (text, stop
-strings, parsers, grammar, penalties, usage), and what comes after them is sent. docs/cluster.md has
-the protocol.
+A front lets no stream die with its replica: it sends the same body to another replica, with the
+token ids that its client has got. These are replayed into everything that depends on them (text,
+stop strings, parsers, grammar, penalties, usage), and only what follows is sent. docs/cluster.md
+has the protocol.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEED: Final = b"x-tgi-seed"
 BEGAN: Final = b"x-tgi-began"  # Unix seconds
 EMITTED: Final = b"x-tgi-emitted"
 WAITED: Final = b"x-tgi-waited"  # milliseconds
-LOAD: Final = b"x-tgi-load"  # of an answer: requests that are here / sequences run at once
+LOAD: Final = b"x-tgi-load"  # of an answer: requests with a permit / sequences run at once
 _HEADERS: Final = (FRONT, SEED, BEGAN, EMITTED, WAITED)
 
 _NUMBER = re.compile(rb"[0-9]{1,20}")
@@ -44,26 +44,26 @@ _APART: Final = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a client has got of one choice."""
+class Emitted:
+    """What a client has got of one choice, from another server."""
 
     ids: tuple[int, ...] = ()
     ended: bool = False
 
 
-_NOTHING: Final = Said()
+_NOTHING: Final = Emitted()
 
 
 @dataclass(slots=True)
 class Front:
-    """What a front says of one request."""
+    """What a front adds to a request."""
 
     ids: random.Random  # where the ids of its answer come from
     seed: int | None = None
     began: int | None = None  # Unix seconds
-    said: Mapping[int, Said] = field(default_factory=dict)  # by the index of the choice
-    waited: float = 0.0  # seconds that the request has had before it came here
-    prompts: int = 0  # that have a seed by now
+    emitted: Mapping[int, Emitted] = field(default_factory=dict)  # by the index of the choice
+    waited: float = 0.0  # seconds since the front got the request
+    prompts: int = 0  # that have been given a seed by now
 
     def next_seed(self) -> int | None:
         """Return the seed of the first choice of the next prompt, where the client gave none."""
@@ -75,10 +75,10 @@ class Front:
 
 
 def read_front(headers: Mapping[bytes, bytes], secret: bytes | None) -> Front | None:
-    """Return what a front says; None where nobody says that it is one.
+    """Return what a front adds to a request; None where the request does not come from a front.
 
     `secret`: that of the cluster, None where there is none. Raises Refused: 403 for headers of a
-    front from somebody else, 400 for what they cannot say.
+    front without its secret, 400 for impossible values.
     """
     given = [name for name in _HEADERS if name in headers]
     if not given:
@@ -91,13 +91,13 @@ def read_front(headers: Mapping[bytes, bytes], secret: bytes | None) -> Front | 
             "forbidden",
         )
     seed = _number(headers, SEED, _SEEDS)
-    # Two replicas make the same ids of it, and nobody who does not know the secret does.
+    # All replicas derive the same ids from the seed, which cannot be guessed without the secret.
     ids: random.Random = random.SystemRandom()
     if seed is not None:
         ids = random.Random(hmac.digest(secret, b"%d" % seed, "sha256"))
     waited = (_number(headers, WAITED, 1 << 40) or 0) / 1e3
-    said = _read_said(headers.get(EMITTED, b""))
-    return Front(ids, seed, _number(headers, BEGAN, 1 << 40), said, waited)
+    emitted = _read_emitted(headers.get(EMITTED, b""))
+    return Front(ids, seed, _number(headers, BEGAN, 1 << 40), emitted, waited)
 
 
 def _number(headers: Mapping[bytes, bytes], name: bytes, most: int) -> int | None:
@@ -109,30 +109,30 @@ def _number(headers: Mapping[bytes, bytes], name: bytes, most: int) -> int | Non
     return int(text)
 
 
-def _read_said(text: bytes) -> dict[int, Said]:
+def _read_emitted(text: bytes) -> dict[int, Emitted]:
     """Return what `x-tgi-emitted` says, such as `0:17,4;1:5!`; raises Refused."""
-    said: dict[int, Said] = {}
+    emitted: dict[int, Emitted] = {}
     for part in text.split(b";") if text else ():
         try:
             choice, each = _read_choice(part)
         except ValueError:
             choice = -1
-        if choice < 0 or choice in said:
+        if choice < 0 or choice in emitted:
             shown = part[:40].decode("latin-1")
             raise Refused(
                 400, f"`x-tgi-emitted` must be like 0:17,4;1:5! and says {shown!r}", "resume"
             )
-        said[choice] = each
-    return said
+        emitted[choice] = each
+    return emitted
 
 
-def _read_choice(part: bytes) -> tuple[int, Said]:
-    """Return what is said of one choice; raises ValueError."""
+def _read_choice(part: bytes) -> tuple[int, Emitted]:
+    """Return the index of a choice, and what its client has got; raises ValueError."""
     found = _CHOICE.fullmatch(part)
     if found is None:
         raise ValueError("no choice")
     # As JSON: there may be a hundred thousand of them, and `int` takes ten times as long.
-    return int(found[1]), Said(_IDS.decode(b"[%b]" % found[2]), bool(found[3]))
+    return int(found[1]), Emitted(_IDS.decode(b"[%b]" % found[2]), bool(found[3]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ class ResumedStream:
     """The generations of a stream that goes on."""
 
     requests: list[Request | None]  # None: it has ended
-    outputs: list[OutputText]  # which have taken what was emitted
-    events: list[Events]  # which have as well
+    outputs: list[OutputText]  # with the emitted tokens replayed
+    events: list[Events]  # likewise
     last: Callable[[], bytes]  # what follows the end of the last one
 
 
@@ -154,51 +154,53 @@ async def resume_stream(
     events: Sequence[Events],
     last: Callable[[], bytes],
 ) -> ResumedStream:
-    """Return the generations with what a front's client has got of them.
+    """Return the generations, with what the front's client has got of them replayed.
 
-    Streams that go on at the same time have `turns`, so that a turn of trio's loop replays no more
-    than `SLICE` tokens of all of them. Raises Refused (400) for what cannot have been generated.
+    `turns` is shared by all streams that are being resumed, so that a turn of trio's loop replays
+    no more than `SLICE` tokens. Raises Refused (400) for tokens that cannot have been generated.
     """
-    for choice, said in front.said.items():
-        _check(choice, said, requests, vocab_size)
-    resumed = ResumedStream([], [], [], lambda: _tell(last(), b"0:!"))
+    for choice, emitted in front.emitted.items():
+        _check(choice, emitted, requests, vocab_size)
+    resumed = ResumedStream([], [], [], lambda: _annotate(last(), b"0:!"))
     for i, (request, render) in enumerate(zip(requests, events, strict=True)):
-        said = front.said.get(i, _NOTHING)
+        emitted = front.emitted.get(i, _NOTHING)
         output = output_text(tokenizer, request)
-        held = await _replay(turns, output, render, said)
-        if said.ended:
-            _end_again(request, output, render, held, len(said.ids))
-        resumed.requests.append(None if said.ended else replace(request, emitted=said.ids))
+        held = await _replay(turns, output, render, emitted)
+        if emitted.ended:
+            _end_again(request, output, render, held, len(emitted.ids))
+        resumed.requests.append(None if emitted.ended else replace(request, emitted=emitted.ids))
         resumed.outputs.append(output)
-        resumed.events.append(ToldEvents(render, i))
+        resumed.events.append(AnnotatedEvents(render, i))
     return resumed
 
 
-async def _replay(turns: trio.Lock, output: OutputText, render: Events, said: Said) -> list[Token]:
-    """Have both take the tokens that the client has, and forget what comes of it.
+async def _replay(
+    turns: trio.Lock, output: OutputText, render: Events, emitted: Emitted
+) -> list[Token]:
+    """Replay the tokens that the client has into `output` and `render`, and drop the events.
 
-    Returns the last one where it is for the end of the generation to take.
+    Returns the last token if the generation has ended with it: `_end_again` needs it.
     """
-    whole = len(said.ids) - 1 if said.ended and said.ids else len(said.ids)
+    whole = len(emitted.ids) - 1 if emitted.ended and emitted.ids else len(emitted.ids)
     for start in range(0, whole, SLICE):
         async with turns:
-            for id in said.ids[start : min(start + SLICE, whole)]:
+            for id in emitted.ids[start : min(start + SLICE, whole)]:
                 render.step([output.push(id, math.nan)])
-    return [output.push(id, math.nan) for id in said.ids[whole:]]
+    return [output.push(id, math.nan) for id in emitted.ids[whole:]]
 
 
-def _check(choice: int, said: Said, requests: Sequence[Request], vocab_size: int) -> None:
+def _check(choice: int, emitted: Emitted, requests: Sequence[Request], vocab_size: int) -> None:
     if choice >= len(requests):
         raise Refused(
             400, f"`x-tgi-emitted` names choice {choice} of {len(requests)}, from 0", "resume"
         )
-    if max(said.ids, default=0) >= vocab_size:
+    if max(emitted.ids, default=0) >= vocab_size:
         raise Refused(400, f"`x-tgi-emitted` must hold token ids < {vocab_size}", "resume")
     most = requests[choice].stopping.max_new_tokens
-    if len(said.ids) >= most + said.ended:
+    if len(emitted.ids) >= most + emitted.ended:
         raise Refused(
             400,
-            f"`x-tgi-emitted` has {len(said.ids)} tokens of choice {choice}, which has at most "
+            f"`x-tgi-emitted` has {len(emitted.ids)} tokens of choice {choice}, which has at most "
             f"{most} and has not ended: one that has is marked with `!`",
             "resume",
         )
@@ -207,9 +209,9 @@ def _check(choice: int, said: Said, requests: Sequence[Request], vocab_size: int
 def _end_again(
     request: Request, output: OutputText, render: Events, last: list[Token], count: int
 ) -> None:
-    """Have `render` count a generation whose events its client has.
+    """Have `render` count a generation of which its client has everything.
 
-    How many tokens of its prompt were cached is not known here: none, for all that is.
+    How many tokens of its prompt were cached is not known here: it counts as none.
     """
     tail = output.finish()
     render.end(
@@ -227,11 +229,11 @@ def _end_again(
     )
 
 
-class ToldEvents:
-    """Events of a generation with the token ids that each completes, for a front.
+class AnnotatedEvents:
+    """Events of a generation, annotated for a front with the token ids that they complete.
 
-    `:i 0:17,4` stands before the last event that a token brings, so that a front which passes on
-    what it has the ids of passes on all or nothing of a token.
+    `:i 0:17,4` precedes the last event that a token brings: a front passes events on up to the last
+    annotated one, and so all events of a token or none.
     """
 
     def __init__(self, events: Events, choice: int) -> None:
@@ -245,23 +247,23 @@ class ToldEvents:
     def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
         events, last = self.step(tokens[:-1]), tokens[-1:]
         self._ids += [token.id for token in last]
-        return events + self._told(self._events.end(last, outcome), b"!")
+        return events + self._annotated(self._events.end(last, outcome), b"!")
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
-        return self.step(tokens) + self._told(self._events.error([], problem), b"!")
+        return self.step(tokens) + self._annotated(self._events.error([], problem), b"!")
 
     def _take(self, token: Token) -> bytes:
         """Return the events of one token: a stream may be cut between any two tokens."""
         events = self._events.step([token])
         self._ids.append(token.id)
-        return self._told(events) if events else b""
+        return self._annotated(events) if events else b""
 
-    def _told(self, events: bytes, end: bytes = b"") -> bytes:
+    def _annotated(self, events: bytes, end: bytes = b"") -> bytes:
         ids, self._ids = self._ids, []
-        return _tell(events, self._choice + b",".join([b"%d" % id for id in ids]) + end)
+        return _annotate(events, self._choice + b",".join([b"%d" % id for id in ids]) + end)
 
 
-def _tell(events: bytes, what: bytes) -> bytes:
+def _annotate(events: bytes, what: bytes) -> bytes:
     """Return events with a comment for the front before the last of them."""
     if not events:
         return b""
