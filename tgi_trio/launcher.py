@@ -31,11 +31,11 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.images.image_model import ImageModel, find_image_model
+from tgi_trio.router.shards.awaited_ranks import AwaitedRanks
 from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.group_states import ShardState
 from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
-from tgi_trio.router.shards.rank_desk import RankDesk
 from tgi_trio.router.shards.shard_calls import ShardCalls
 from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
 from tgi_trio.router.shards.supervisor import Started, Supervisor, Watch
@@ -189,7 +189,7 @@ def _find_ranks(settings: Settings, listeners: Listeners) -> RankSource | None:
     ranks = range(size - settings.ranks_elsewhere, size)
     if settings.shard:
         return ShardCalls(settings.shard, secret, ranks)
-    return RankDesk(listeners.ranks, secret, ranks)
+    return AwaitedRanks(listeners.ranks, secret, ranks)
 
 
 class Launcher:

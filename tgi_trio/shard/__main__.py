@@ -26,7 +26,7 @@ from tgi_trio.shard import process
 from tgi_trio.shard.ahead import tasks_ahead
 from tgi_trio.shard.checkpoint.readahead import reading_ahead
 from tgi_trio.shard.contract import Runner
-from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
+from tgi_trio.shard.loop.image_queue import ImageQueue, ImageSource
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
 from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.machine.openmp import openmp_settings
@@ -148,7 +148,7 @@ def find_image_source(settings: ShardSettings) -> ImageSource | None:
     if settings.image_arena < 0:
         return None
 
-    def load_desk(cores: Set[int]) -> ImageDesk:
+    def load_queue(cores: Set[int]) -> ImageQueue:
         from tgi_trio.shard.images.largest import measure_largest
         from tgi_trio.shard.images.loading import load_encoder
 
@@ -156,13 +156,13 @@ def find_image_source(settings: ShardSettings) -> ImageSource | None:
             encoder = load_encoder(settings, cores)
         except ModelLoadError as error:  # its text is served all the same
             warn(f"images are not served: {error}")
-            return ImageDesk(None, None, 0, refusal=f"its images are not served: {error}")
+            return ImageQueue(None, None, 0, refusal=f"its images are not served: {error}")
         arena = ImageArena.open(settings.image_arena)
         rules = image_rules(read_config(settings.model_path))
         peak = partial(measure_largest, encoder, settings)
-        return ImageDesk(encoder, arena, settings.feature_memory, rules, peak=peak)
+        return ImageQueue(encoder, arena, settings.feature_memory, rules, peak=peak)
 
-    return load_desk
+    return load_queue
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tgi_trio.ipc.tcp import TcpShardEnd, TcpSpec
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop import worker
-from tgi_trio.shard.loop.image_desk import ImageSource
+from tgi_trio.shard.loop.image_queue import ImageSource
 from tgi_trio.shard.loop_channel import Channel
 from tgi_trio.shard.ranks import follower
 

@@ -19,7 +19,7 @@ from tgi_trio.ipc.channel import ChannelSpec, ControlPage, ShardEnd
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard import process
 from tgi_trio.shard.loop import worker
-from tgi_trio.shard.loop.image_desk import ImageSource
+from tgi_trio.shard.loop.image_queue import ImageSource
 from tgi_trio.testing.fake_model import FakeCrash, FakeRunner, FakeSettings
 
 _STOP_POLL_S = 0.02

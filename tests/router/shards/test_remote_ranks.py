@@ -26,22 +26,22 @@ from tgi_trio.errors import ConfigurationError, PeerGone, ProtocolMismatch
 from tgi_trio.ipc import peering
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.tcp import TcpSpec
+from tgi_trio.router.shards.awaited_ranks import AwaitedRanks
 from tgi_trio.router.shards.local_group import LocalGroup
-from tgi_trio.router.shards.rank_desk import RankDesk
 from tgi_trio.router.shards.rank_host import RankHost, RankPlace
 from tgi_trio.router.shards.rank_incarnation import OwnModel
 from tgi_trio.router.shards.rank_link import Beat, Ended, Join, RankLink
 
 
 @asynccontextmanager
-async def desk_of(*ranks: int) -> AsyncIterator[tuple[RankDesk, int]]:
-    """A desk that waits for `ranks`, and its port."""
+async def awaited_ranks(*ranks: int) -> AsyncIterator[tuple[AwaitedRanks, int]]:
+    """A source that waits for `ranks`, and its port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        desk = RankDesk([listener], SECRET, ranks)
+        awaited = AwaitedRanks([listener], SECRET, ranks)
         async with trio.open_nursery() as nursery:
-            await nursery.start(desk.run)
-            yield desk, listener.getsockname()[1]
+            await nursery.start(awaited.run)
+            yield awaited, listener.getsockname()[1]
             nursery.cancel_scope.cancel()
 
 
@@ -53,13 +53,13 @@ def place(port: int, rank: int = 1, secret: bytes = SECRET, model: Path | None =
 async def test_a_group_of_two_machines_lives_and_dies_together(tmp_path: Path, model: Path) -> None:
     argv = telling(tmp_path / "told")
     settings = ShardSettings(model_path=model, world_size=2, tokenizer_file=Path("t.json"))
-    async with desk_of(1) as (desk, port), trio.open_nursery() as nursery:
+    async with awaited_ranks(1) as (awaited, port), trio.open_nursery() as nursery:
         nursery.start_soon(RankHost(place(port), argv).run)
         for incarnation, victim in enumerate(("its process", "the group"), start=1):
             with trio.fail_after(60):
-                await desk.wait_for_all()
-            with LocalGroup.spawn(argv, settings, REQUEST, incarnation, 0, desk) as group:
-                assert desk.missing == [1]
+                await awaited.wait_for_all()
+            with LocalGroup.spawn(argv, settings, REQUEST, incarnation, 0, awaited) as group:
+                assert awaited.missing == [1]
                 assert group.world_size == 2 and len(group.pids) == 1
                 here = await wait_for_file(tmp_path / "told0")
                 there = await wait_for_file(tmp_path / "told1")
@@ -100,12 +100,12 @@ async def test_a_rank_of_another_model_says_so(tmp_path: Path, model: Path) -> N
     none = tmp_path / "none"
     argv = ["sleep", "300"]
     settings = ShardSettings(model_path=model, world_size=3)
-    async with desk_of(1, 2) as (desk, port), trio.open_nursery() as nursery:
+    async with awaited_ranks(1, 2) as (awaited, port), trio.open_nursery() as nursery:
         nursery.start_soon(RankHost(place(port, 1, model=other)).run)
         nursery.start_soon(RankHost(place(port, 2, model=none)).run)
         with trio.fail_after(60):
-            await desk.wait_for_all()
-        with LocalGroup.spawn(lambda *_: argv, settings, REQUEST, 1, 0, desk) as group:
+            await awaited.wait_for_all()
+        with LocalGroup.spawn(lambda *_: argv, settings, REQUEST, 1, 0, awaited) as group:
             async with trio.open_nursery() as watching:
                 watching.start_soon(group.pump_output)
                 with trio.fail_after(60):
@@ -122,13 +122,13 @@ async def test_a_rank_of_another_model_says_so(tmp_path: Path, model: Path) -> N
 async def test_whoever_does_not_know_the_secret_is_sent_away(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with desk_of(1) as (desk, port):
+    async with awaited_ranks(1) as (awaited, port):
         with pytest.raises(PeerGone, match="does it have the same --cluster-secret-file"):
             await RankHost(place(port, secret=b"another secret, as long"))._incarnation()
-        assert desk.missing == [1]
+        assert awaited.missing == [1]
         stranger = await trio.open_tcp_stream("127.0.0.1", port)
         await stream_all(stranger, b"GET / HTTP/1.1\r\nhost: this.one.speaks.http.and.is.long\r\n")
-        assert desk.missing == [1]
+        assert awaited.missing == [1]
     assert "it knows another secret" in caplog.text
     assert "it speaks another protocol" in caplog.text
 
@@ -167,7 +167,7 @@ async def test_a_leader_that_is_none_is_not_obeyed() -> None:
 
 @pytest.mark.trio
 async def test_a_rank_that_nobody_waits_for_is_told_which_are() -> None:
-    async with desk_of(1, 2) as (_, port):
+    async with awaited_ranks(1, 2) as (_, port):
         with pytest.raises(ConfigurationError, match=r"--rank 3 is not wanted: .* here: 1, 2"):
             await RankHost(place(port, 3))._incarnation()
 
@@ -175,20 +175,20 @@ async def test_a_rank_that_nobody_waits_for_is_told_which_are() -> None:
 @pytest.mark.trio
 async def test_a_machine_that_starts_anew_takes_its_place_again() -> None:
     """Half a caller is none, one that has left neither; the last is the one that counts."""
-    async with desk_of(1) as (desk, port):
+    async with awaited_ranks(1) as (awaited, port):
         host = RankHost(place(port))
         first = (await host._call("first", frames=False)).stream
-        assert desk.missing == [1]
+        assert awaited.missing == [1]
         await first.aclose()
         streams = [(await host._call("second", frames=each)).stream for each in (True, False)]
         with trio.fail_after(60):
-            await desk.wait_for_all()
+            await awaited.wait_for_all()
         await streams[1].aclose()
         with trio.fail_after(60):
-            while desk.missing != [1]:
+            while awaited.missing != [1]:
                 await trio.sleep(0.01)
         with pytest.raises(KeyError):
-            desk.take(1)
+            awaited.take(1)
         await streams[0].aclose()
 
 

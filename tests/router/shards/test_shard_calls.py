@@ -25,9 +25,9 @@ from tgi_trio.errors import ConfigurationError, PeerGone
 from tgi_trio.ipc import peering
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.router.shards import shard_host
+from tgi_trio.router.shards.awaited_ranks import AwaitedRanks
 from tgi_trio.router.shards.group import Group
 from tgi_trio.router.shards.local_group import LocalGroup
-from tgi_trio.router.shards.rank_desk import RankDesk
 from tgi_trio.router.shards.rank_host import RankHost, RankPlace
 from tgi_trio.router.shards.rank_incarnation import OwnModel
 from tgi_trio.router.shards.rank_link import Call, Ended, Refused, Start, Welcome, call
@@ -195,7 +195,7 @@ async def test_what_can_never_be_a_shard_of_ours_ends_the_start(
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         async with trio.open_nursery() as nursery:
-            await nursery.start(RankDesk([listener], SECRET, [1]).run)
+            await nursery.start(AwaitedRanks([listener], SECRET, [1]).run)
             refused = pytest.RaisesExc(ConfigurationError, match="ranks of other machines are here")
             with pytest.RaisesGroup(refused):
                 await wait_for_all(calls_of(listener.getsockname()[1]))

@@ -60,7 +60,7 @@ def test_a_tower_that_cannot_be_loaded_is_warned_of(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "seer", "vision_config": {}}))
     source = find_image_source(ShardSettings(model_path=tmp_path, image_arena=0))
     assert source is not None
-    desk = source(frozenset())
+    queue = source(frozenset())
     with pytest.raises(ValueError, match=r"its images are not served: .*seer"):
-        desk.add(None, ())  # type: ignore[arg-type]  # refused before it is looked at
+        queue.add(None, ())  # type: ignore[arg-type]  # refused before it is looked at
     assert capfd.readouterr().err.startswith("<4>images are not served: ")

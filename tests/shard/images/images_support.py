@@ -1,4 +1,4 @@
-"""Drives batch, desk, tower and runner as the worker does, and compares with transformers."""
+"""Drives batch, queue, tower and runner as the worker does, and compares with transformers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tgi_trio.shard.contract import Drafter, Runner, ShardSequence
 from tgi_trio.shard.images.features import Bundle, ImageEncoder, ImageFeatures
 from tgi_trio.shard.images.tower import TorchTower
 from tgi_trio.shard.loop.batch import Batch
-from tgi_trio.shard.loop.image_desk import ImageDesk
+from tgi_trio.shard.loop.image_queue import ImageQueue
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 NEW = 6
@@ -61,7 +61,7 @@ class CountingTower:
 
 
 class Shard:
-    """One runner's batch and desk, stepped by hand."""
+    """One runner's batch and queue, stepped by hand."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Shard:
         """`drafter`: None: the runner's own."""
         self.runner = runner
         self.tower = CountingTower(tower)
-        self.desk = ImageDesk(self.tower, arena, memory, rules)
+        self.queue = ImageQueue(self.tower, arena, memory, rules)
         self.seen: list[tuple[int, int]] = []
         self.pieces: list[int] = []  # tokens of each step
         self.guessed = 0
@@ -139,7 +139,7 @@ class Shard:
         sequence = self.batch.add(row)
         if images:
             self.batch.hold(id)
-            geometry = self.desk.add(sequence, row.images)
+            geometry = self.queue.add(sequence, row.images)
             if geometry is not None:
                 self.batch.shape(id, geometry)
         return sequence
@@ -148,27 +148,27 @@ class Shard:
         """Do what a FILTER does: the sequence is preempted, or its client gone."""
         for sequence in self.batch.remove([id]):
             self.runner.drop(sequence)
-            self.desk.drop(id)
+            self.queue.drop(id)
 
     def step(self, budget: int = 1000) -> bool:
         """Do a turn of the loop; return whether anything moved."""
-        if self.desk.is_busy:
-            self.desk.advance()
-            assert not self.desk.take_faults()
-        self.seen += self.desk.seen
-        self.desk.seen = {}
+        if self.queue.is_busy:
+            self.queue.advance()
+            assert not self.queue.take_faults()
+        self.seen += self.queue.seen
+        self.queue.seen = {}
         for sequence in self.batch.held:
-            if sequence.id not in self.desk and self.runner.prepare(sequence):
+            if sequence.id not in self.queue and self.runner.prepare(sequence):
                 self.batch.hold(sequence.id, False)
         plan = self.batch.plan(budget)
         if plan is None:
-            return self.desk.is_waiting
+            return self.queue.is_waiting
         self.pieces.append(len(plan.token_ids))
         self.guessed += 0 if plan.drafts is None else int(plan.drafts.sum())
         moved = self.batch.settle(plan, self.runner.step(plan))
         assert not moved.faults, moved.faults
         for sequence in moved.dropped:
-            self.desk.drop(sequence.id)
+            self.queue.drop(sequence.id)
         return True
 
     def run(self, budget: int = 1000) -> None:

@@ -131,7 +131,7 @@ def test_a_prefix_with_an_image_is_read_from_the_cache(
     row = shard.add(3, long)
     shard.run()
     again = shard.add(4, long, blocks=row.block_ids[:1], cached=BLOCK)
-    assert shard.desk.seen == {(4, 0): 0} and 4 not in shard.desk, "it needs no feature"
+    assert shard.queue.seen == {(4, 0): 0} and 4 not in shard.queue, "it needs no feature"
     shard.run()
     own.golden.check(long, again, recorder)
 

@@ -34,7 +34,7 @@ from tgi_trio.ipc.messages import (
     encode_prefill,
 )
 from tgi_trio.ipc.startup import Hello, encode_hello
-from tgi_trio.shard.loop.image_desk import ImageSource
+from tgi_trio.shard.loop.image_queue import ImageSource
 from tgi_trio.testing.fake_model import FakeSettings, continuation
 from tgi_trio.testing.fake_shard import FakeShard
 

@@ -11,7 +11,7 @@ import pytest
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import decode_step
-from tgi_trio.shard.loop.image_desk import ImageDesk
+from tgi_trio.shard.loop.image_queue import ImageQueue
 from tgi_trio.shard.loop.reporting import Reporter
 
 
@@ -28,8 +28,8 @@ class Wire:
 
 
 @pytest.fixture
-def desk() -> ImageDesk:
-    return ImageDesk(None, None, 0)
+def queue() -> ImageQueue:
+    return ImageQueue(None, None, 0)
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def wire() -> Wire:
 
 
 @pytest.fixture
-def reports(wire: Wire, desk: ImageDesk) -> Reporter:
-    return Reporter(wire, desk)  # type: ignore[arg-type]
+def reports(wire: Wire, queue: ImageQueue) -> Reporter:
+    return Reporter(wire, queue)  # type: ignore[arg-type]
 
 
 def test_faults_are_told_once_and_before_the_step_that_covers_them(
@@ -60,16 +60,16 @@ def test_what_was_acknowledged_stays_so_when_an_older_step_is_settled(
     assert [decode_step(frame).acknowledged for frame in wire.frames] == [9, 9]
 
 
-def know(reports: Reporter, desk: ImageDesk) -> None:
+def know(reports: Reporter, queue: ImageQueue) -> None:
     pass
 
 
-def fail(reports: Reporter, desk: ImageDesk) -> None:
+def fail(reports: Reporter, queue: ImageQueue) -> None:
     reports.add_fault(1, "no")
 
 
-def see(reports: Reporter, desk: ImageDesk) -> None:
-    desk.seen[1, 0] = 25
+def see(reports: Reporter, queue: ImageQueue) -> None:
+    queue.seen[1, 0] = 25
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def see(reports: Reporter, desk: ImageDesk) -> None:
 def test_it_is_news_only_until_it_has_been_told(
     wire: Wire,
     reports: Reporter,
-    desk: ImageDesk,
-    happen: Callable[[Reporter, ImageDesk], None],
+    queue: ImageQueue,
+    happen: Callable[[Reporter, ImageQueue], None],
     applied: int,
     stalled: int,
     news: bool,
 ) -> None:
     reports.send(4, {}, {"stalled_rows": 2})
-    happen(reports, desk)
+    happen(reports, queue)
     assert reports.has_news(applied, stalled) is news
     reports.send(applied, {}, {"stalled_rows": stalled})
     assert not reports.has_news(applied, stalled)

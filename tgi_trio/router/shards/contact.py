@@ -1,6 +1,6 @@
 """A rank on another machine that can be started: the two connections to that machine.
 
-Either that machine has called (`rank_desk.py`), or it listens and has been called
+Either that machine has called (`awaited_ranks.py`), or it listens and has been called
 (`shard_calls.py`). From here on both are the same.
 """
 

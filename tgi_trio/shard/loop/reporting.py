@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tgi_trio.ipc.messages import Fault
 from tgi_trio.shard import reply_frames
-from tgi_trio.shard.loop.image_desk import ImageDesk
+from tgi_trio.shard.loop.image_queue import ImageQueue
 from tgi_trio.shard.loop.step_columns import Columns
 from tgi_trio.shard.loop_channel import Channel
 
@@ -14,7 +14,7 @@ from tgi_trio.shard.loop_channel import Channel
 class Reporter:
     """Sends reports, and remembers what the router knows from them."""
 
-    def __init__(self, channel: Channel, images: ImageDesk) -> None:
+    def __init__(self, channel: Channel, images: ImageQueue) -> None:
         """Report over `channel`; each report includes the images that `images` has seen by then."""
         self._channel = channel
         self._images = images

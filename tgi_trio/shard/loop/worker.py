@@ -38,10 +38,10 @@ from tgi_trio.shard.contract import (
     StepPlan,
 )
 from tgi_trio.shard.handshake import expect_hello
-from tgi_trio.shard.loop.adapter_desk import AdapterDesk
+from tgi_trio.shard.loop.adapter_loader import AdapterLoader
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.flight import Flight
-from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
+from tgi_trio.shard.loop.image_queue import ImageQueue, ImageSource
 from tgi_trio.shard.loop.reporting import Reporter
 from tgi_trio.shard.loop.retries import compute, try_launch, try_proceed
 from tgi_trio.shard.loop.soundness import Judge, prove_sound
@@ -76,9 +76,9 @@ def run(
         expect_hello(channel, "router")
         cores = os.sched_getaffinity(0)  # before the kernels pin this thread
         runner = factory()
-        desk = None if images is None else images(cores)
+        queue = None if images is None else images(cores)
         successor = incarnation > 1
-        Worker(channel, runner, options, successor=successor, cores=cores, images=desk).serve()
+        Worker(channel, runner, options, successor=successor, cores=cores, images=queue).serve()
     except PeerGone:
         return  # nobody is left to report to
 
@@ -94,7 +94,7 @@ class Worker:
         *,
         successor: bool = False,
         cores: Set[int] | None = None,
-        images: ImageDesk | None = None,
+        images: ImageQueue | None = None,
     ) -> None:
         """Start with an empty batch; WARMUP must come before the first PREFILL.
 
@@ -116,8 +116,8 @@ class Worker:
         self._phase = Phase.IDLE
         self._dropped = False  # a command has freed blocks that the router waits for
         self._running = True
-        self._adapters = AdapterDesk(runner.adapters, cores)
-        self._images = images or ImageDesk(None, None, 0)
+        self._adapters = AdapterLoader(runner.adapters, cores)
+        self._images = images or ImageQueue(None, None, 0)
         self._reports = Reporter(channel, self._images)
         self._flight: Flight | None = None  # launched, not settled; the batch expects it
         self._micro_batches = options.pipeline_stages

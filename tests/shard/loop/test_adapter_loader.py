@@ -10,7 +10,7 @@ import pytest
 from tgi_trio.errors import PeerError, TgiTrioError
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.shard.adapter_host import LoadedAdapter
-from tgi_trio.shard.loop.adapter_desk import AdapterDesk
+from tgi_trio.shard.loop.adapter_loader import AdapterLoader
 
 
 @dataclass
@@ -47,18 +47,18 @@ class _Host:
 
 def test_an_adapter_that_finds_no_room_is_told_of_and_refused() -> None:
     host = _Host(room=1)
-    desk = AdapterDesk(host)
+    loader = AdapterLoader(host)
     for number in (1, 2):
-        desk.order(AdapterOrder(number, Path("a")))
-    told = list(desk.finish(wait=True))
+        loader.order(AdapterOrder(number, Path("a")))
+    told = list(loader.finish(wait=True))
     assert [report.error for report in told] == ["", "there is no room"]
-    assert desk.refusal(1) is None and "there is no room" in (desk.refusal(2) or "")
-    desk.drop(2)
-    desk.drop(1)
-    desk.order(AdapterOrder(3, Path("a")))
-    assert [report.error for report in desk.finish(wait=True)] == [""]
-    assert host.numbers == {3} and "not been loaded" in (desk.refusal(1) or "")
-    desk.close()
+    assert loader.refusal(1) is None and "there is no room" in (loader.refusal(2) or "")
+    loader.drop(2)
+    loader.drop(1)
+    loader.order(AdapterOrder(3, Path("a")))
+    assert [report.error for report in loader.finish(wait=True)] == [""]
+    assert host.numbers == {3} and "not been loaded" in (loader.refusal(1) or "")
+    loader.close()
 
 
 @pytest.mark.parametrize("when", ["raised", "broken"])
@@ -67,22 +67,22 @@ def test_an_adapter_that_fails_as_nobody_foresaw_is_told_of_and_the_others_go_on
 ) -> None:
     """A shard that ended of it would be told to load it again, and end again."""
     host = _Host(room=2)
-    desk = AdapterDesk(host)
+    loader = AdapterLoader(host)
     setattr(host, when, RuntimeError("out of memory"))
-    desk.order(AdapterOrder(1, Path("a")))
-    (report,) = desk.finish(wait=True)
+    loader.order(AdapterOrder(1, Path("a")))
+    (report,) = loader.finish(wait=True)
     assert "RuntimeError: out of memory" in report.error
-    assert "out of memory" in (desk.refusal(1) or "") and "Traceback" in capsys.readouterr().err
+    assert "out of memory" in (loader.refusal(1) or "") and "Traceback" in capsys.readouterr().err
     setattr(host, when, None)
-    desk.order(AdapterOrder(2, Path("a")))
-    assert [each.error for each in desk.finish(wait=True)] == [""]
-    assert host.numbers == {2} and desk.refusal(2) is None
-    desk.close()
+    loader.order(AdapterOrder(2, Path("a")))
+    assert [each.error for each in loader.finish(wait=True)] == [""]
+    assert host.numbers == {2} and loader.refusal(2) is None
+    loader.close()
 
 
 def test_a_rank_that_cannot_be_told_of_an_adapter_is_no_fault_of_the_adapter() -> None:
-    desk = AdapterDesk(_Host(room=1, broken=PeerError("rank 1", "has made no room")))
-    desk.order(AdapterOrder(1, Path("a")))
+    loader = AdapterLoader(_Host(room=1, broken=PeerError("rank 1", "has made no room")))
+    loader.order(AdapterOrder(1, Path("a")))
     with pytest.raises(PeerError, match="rank 1"):
-        list(desk.finish(wait=True))
-    desk.close()
+        list(loader.finish(wait=True))
+    loader.close()

@@ -1,4 +1,4 @@
-"""Adapters as the loop handles them: loaded beside the steps, installed between two of them."""
+"""The adapters of a shard: loaded beside the steps, installed between two of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tgi_trio.shard.adapters.loading_thread import LoadingThread
 _NO_HOST = "this server was started without --lora-adapters and --adapter-updates"
 
 
-class AdapterDesk:
-    """Which adapters a shard has, which it is loading, and which it could not load, and why."""
+class AdapterLoader:
+    """Loads adapters; knows which ones are installed, are loading, or failed to load, and why."""
 
     def __init__(self, host: AdapterHost | None, cores: Set[int] | None = None) -> None:
         """`cores`: what loads may run on; None: those of the caller."""
@@ -37,7 +37,7 @@ class AdapterDesk:
             self._loading[order.number] = self._thread.load(self._host, order)
 
     def drop(self, number: int) -> None:
-        """Forget an adapter, whatever has become of it."""
+        """Forget an adapter, whether installed, loading or failed."""
         if (loading := self._loading.pop(number, None)) is not None:
             loading.cancel()
         self._failed.pop(number, None)
@@ -50,9 +50,9 @@ class AdapterDesk:
         return bool(self._loading)
 
     def finish(self, *, wait: bool = False) -> Iterator[AdapterReport]:
-        """Install what has been loaded; yield what has come of it. `wait`: of all that is ordered.
+        """Install what has been loaded; yield a report of each. `wait`: for all that is ordered.
 
-        Between two steps only. Raises PeerError where another rank cannot be told of it.
+        Call it between two steps only. Raises PeerError where another rank cannot be told.
         """
         for number, loading in list(self._loading.items()):
             if wait or loading.done():

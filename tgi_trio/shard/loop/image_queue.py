@@ -1,9 +1,9 @@
-"""Images as the loop handles them: one tower between two steps, then a sequence may take part.
+"""The images that wait for their features: the tower runs for one of them between two steps.
 
-A sequence with images sits steps out until their features are there. They stay with it until its
-prompt is computed, so that a step finds them however it is cut, and beside that in a store by
-content; where layers of the text attend to images, until the sequence has ended. Bundles lie in the
-arena until the router is told that nobody needs them.
+A sequence with images sits out steps until it has all of their features. These stay with it until
+its prompt is computed, so that a step finds them however the prompt is cut, or, where layers of the
+text attend to images, until the sequence has ended; a store keeps them by content besides. Bundles
+of pixels stay in the arena until the router is told that they are not needed any more.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.loop.step_columns import Columns
 from tgi_trio.shard.prompt_geometry import PromptGeometry, shape_prompt
 
-# Makes a desk once the model is loaded; told the cores that towers may be computed on.
-ImageSource: TypeAlias = "Callable[[Set[int]], ImageDesk]"
+# Makes the queue once the model is loaded; takes the cores that towers may be computed on.
+ImageSource: TypeAlias = "Callable[[Set[int]], ImageQueue]"
 
 _PLAIN: Final = ImageRules()
 _NO_TOWER = "this server computes no images of this model"
@@ -43,8 +43,8 @@ class _Work:
     missing: list[int] = field(default_factory=list)  # which of `images`, in order
 
 
-class ImageDesk:
-    """The images of a shard's sequences."""
+class ImageQueue:
+    """Computes the images of a shard's sequences, in order of arrival."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class ImageDesk:
         refusal: str = _NO_TOWER,
         peak: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`rules`: of the model. `feature_memory`: bytes of features that are kept by content;
-        those of sequences whose prompts are being computed, or that attend to images to their
-        ends, may be as many again, and one sequence's more: others wait. `refusal`: what is said of
-        sequences with images where there is no encoder. `peak`: measures what `measure` returns.
+        """`rules`: of the model. `feature_memory`: bytes of features that are kept by content.
+        Sequences whose prompts are being computed, or that attend to images to their ends, may
+        hold as many again, and one sequence more than that: others wait. `refusal`: why sequences
+        with images are refused, where there is no encoder. `peak`: measures for `measure`.
         """
         self._peak = peak
         self._refusal = refusal

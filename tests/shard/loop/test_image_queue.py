@@ -19,7 +19,7 @@ from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.images.features import Bundle, FeatureStore, ImageFeatures
-from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
+from tgi_trio.shard.loop.image_queue import ImageQueue, ImageSource
 from tgi_trio.shard.loop.soundness import RunnerBroken
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
 from tgi_trio.testing.fake_shard import FakeShard
@@ -64,31 +64,31 @@ def sequence(id: int, computed: int = 0, length: int = 40) -> ShardSequence:
     return ShardSequence(id, ids, length, length, computed, [], 9, 0, SamplingParameters())
 
 
-def turns(desk: ImageDesk, tower: FakeTower, count: int) -> list[int]:
+def turns(queue: ImageQueue, tower: FakeTower, count: int) -> list[int]:
     """Return how many towers each of some turns computed."""
     found = []
     for _ in range(count):
         before = len(tower.encoded)
-        desk.advance()
+        queue.advance()
         found.append(len(tower.encoded) - before)
     return found
 
 
 def test_one_image_between_two_steps(arena: ImageArena) -> None:
     tower = FakeTower()
-    desk = ImageDesk(tower, arena, 10 * EACH)
+    queue = ImageQueue(tower, arena, 10 * EACH)
     rows = [sequence(1), sequence(2), sequence(3)]
     for row, numbers in zip(rows, ((1, 2), (2,), (1,)), strict=True):
-        desk.add(row, images(*numbers))
-    assert turns(desk, tower, 4) == [1, 1, 0, 0] and tower.encoded == [1, 2]
-    assert sorted(desk.seen) == [(1, 0), (1, 1), (2, 0), (3, 0)]
-    assert not desk.is_waiting and 1 not in desk
+        queue.add(row, images(*numbers))
+    assert turns(queue, tower, 4) == [1, 1, 0, 0] and tower.encoded == [1, 2]
+    assert sorted(queue.seen) == [(1, 0), (1, 1), (2, 0), (3, 0)]
+    assert not queue.is_waiting and 1 not in queue
     assert [len(row.images) for row in rows] == [2, 1, 1]
     assert rows[0].images[1].positions.tolist() == [11, 12, 13, 14]
     placed = rows[0].images[1].between(12, 14)
     assert placed is not None and placed.places.tolist() == [0, 1] and (placed.rows == 2).all()
-    columns = desk.take_seen()
-    assert len(columns["seen_sequence"]) == 4 and not desk.seen
+    columns = queue.take_seen()
+    assert len(columns["seen_sequence"]) == 4 and not queue.seen
     images_of = list(zip(columns["seen_sequence"], columns["seen_image"], strict=True))
     took = dict(zip(images_of, columns["seen_ns"].tolist(), strict=True))
     assert {each for each, ns in took.items() if ns} == {(1, 0), (1, 1)}, "the others found theirs"
@@ -96,45 +96,45 @@ def test_one_image_between_two_steps(arena: ImageArena) -> None:
 
 def test_who_waits_for_a_tower_is_passed_by_who_does_not(arena: ImageArena) -> None:
     tower = FakeTower()
-    desk = ImageDesk(tower, arena, 10 * EACH)
-    desk.add(sequence(1), images(1))
-    desk.advance()
-    desk.add(sequence(2), images(2, 3))
-    desk.add(sequence(3), images(1))
-    desk.advance()
-    assert 2 in desk and 3 not in desk
+    queue = ImageQueue(tower, arena, 10 * EACH)
+    queue.add(sequence(1), images(1))
+    queue.advance()
+    queue.add(sequence(2), images(2, 3))
+    queue.add(sequence(3), images(1))
+    queue.advance()
+    assert 2 in queue and 3 not in queue
 
 
 def test_features_go_when_the_prompt_is_computed(arena: ImageArena) -> None:
     tower = FakeTower()
-    desk = ImageDesk(tower, arena, 10 * EACH)
+    queue = ImageQueue(tower, arena, 10 * EACH)
     row = sequence(1)
-    desk.add(row, images(1))
-    desk.advance()
+    queue.add(row, images(1))
+    queue.advance()
     row.computed = 6
-    desk.advance()
-    assert row.images and desk.is_busy
+    queue.advance()
+    assert row.images and queue.is_busy
     row.computed = 7
-    desk.advance()
-    assert not row.images and not desk.is_busy
+    queue.advance()
+    assert not row.images and not queue.is_busy
 
 
 def test_features_that_layers_attend_to_stay_to_the_end(arena: ImageArena) -> None:
     """Those of one sequence more than there is room for; an image of several counts once."""
     tower = FakeTower()
-    desk = ImageDesk(tower, arena, EACH + 1, ImageRules("layers"))
+    queue = ImageQueue(tower, arena, EACH + 1, ImageRules("layers"))
     rows = [sequence(i) for i in range(4)]
-    desk.add(rows[0], images(1))
-    desk.add(replace(rows[1], computed=20), images(1))  # a prefix has its K and V
+    queue.add(rows[0], images(1))
+    queue.add(replace(rows[1], computed=20), images(1))  # a prefix has its K and V
     for row, number in zip(rows[2:], (2, 3), strict=True):
-        desk.add(row, images(number))
-    assert turns(desk, tower, 3) == [1, 1, 0] and tower.encoded == [1, 2]
-    assert 1 not in desk and 2 not in desk and 3 in desk
-    assert not desk.is_waiting, "nothing can be done for the last one"
+        queue.add(row, images(number))
+    assert turns(queue, tower, 3) == [1, 1, 0] and tower.encoded == [1, 2]
+    assert 1 not in queue and 2 not in queue and 3 in queue
+    assert not queue.is_waiting, "nothing can be done for the last one"
     rows[2].computed = 30
-    assert turns(desk, tower, 2) == [0, 0] and rows[2].images
-    desk.drop(2)
-    assert desk.is_waiting and turns(desk, tower, 1) == [1] and 3 not in desk
+    assert turns(queue, tower, 2) == [0, 0] and rows[2].images
+    queue.drop(2)
+    assert queue.is_waiting and turns(queue, tower, 1) == [1] and 3 not in queue
 
 
 def test_what_the_largest_image_takes_is_told_before_the_cache_is_sized(
@@ -148,33 +148,33 @@ def test_what_the_largest_image_takes_is_told_before_the_cache_is_sized(
         return warm_up(runner, request)
 
     monkeypatch.setattr(FakeRunner, "warm_up", note)
-    with fake_shard(images=lambda cores: ImageDesk(FakeTower(), arena, EACH, peak=lambda: 7)):
+    with fake_shard(images=lambda cores: ImageQueue(FakeTower(), arena, EACH, peak=lambda: 7)):
         assert told == [7]
 
 
 def test_memory_for_features_is_bounded(arena: ImageArena) -> None:
     """Who has begun goes on; the next one begins when others have let theirs go."""
     tower = FakeTower()
-    desk = ImageDesk(tower, arena, EACH)
+    queue = ImageQueue(tower, arena, EACH)
     rows = [sequence(1), sequence(2), sequence(3)]
     for i, row in enumerate(rows):
-        desk.add(row, images(2 * i + 1, 2 * i + 2))
-    assert turns(desk, tower, 4) == [1, 1, 0, 0] and 2 in desk
+        queue.add(row, images(2 * i + 1, 2 * i + 2))
+    assert turns(queue, tower, 4) == [1, 1, 0, 0] and 2 in queue
     rows[0].computed = 20
-    assert turns(desk, tower, 3) == [1, 1, 0] and 2 not in desk and 3 in desk
-    desk.drop(2)
-    assert turns(desk, tower, 3) == [1, 1, 0] and not desk.is_waiting
+    assert turns(queue, tower, 3) == [1, 1, 0] and 2 not in queue and 3 in queue
+    queue.drop(2)
+    assert turns(queue, tower, 3) == [1, 1, 0] and not queue.is_waiting
 
 
 def test_what_a_prefix_holds_is_not_computed(arena: ImageArena) -> None:
     tower = FakeTower()
-    desk = ImageDesk(tower, arena, 10 * EACH)
-    desk.add(sequence(1, computed=8), images(1, 2))
-    assert desk.seen == {(1, 0): 0}
-    desk.advance()
-    assert list(desk.seen) == [(1, 0), (1, 1)] and tower.encoded == [2]
-    desk.add(sequence(2, computed=16), images(1, 2))
-    assert list(desk.seen)[2:] == [(2, 0), (2, 1)] and 2 not in desk
+    queue = ImageQueue(tower, arena, 10 * EACH)
+    queue.add(sequence(1, computed=8), images(1, 2))
+    assert queue.seen == {(1, 0): 0}
+    queue.advance()
+    assert list(queue.seen) == [(1, 0), (1, 1)] and tower.encoded == [2]
+    queue.add(sequence(2, computed=16), images(1, 2))
+    assert list(queue.seen)[2:] == [(2, 0), (2, 1)] and 2 not in queue
 
 
 @pytest.mark.parametrize(
@@ -182,25 +182,25 @@ def test_what_a_prefix_holds_is_not_computed(arena: ImageArena) -> None:
     [(13, "RuntimeError: an unlucky image"), (14, "5 features, but 4 tokens"), (25, "is none of")],
 )
 def test_a_sequence_fails_alone(arena: ImageArena, number: int, why: str) -> None:
-    desk = ImageDesk(FakeTower(), arena, 10 * EACH)
-    desk.add(sequence(1), images(1, number))
-    desk.add(sequence(2), images(3))
+    queue = ImageQueue(FakeTower(), arena, 10 * EACH)
+    queue.add(sequence(1), images(1, number))
+    queue.add(sequence(2), images(3))
     for _ in range(4):
-        desk.advance()
-    (fault,) = desk.take_faults()
+        queue.advance()
+    (fault,) = queue.take_faults()
     assert fault.sequence == 1 and "its image cannot be computed" in fault.message
-    assert why in fault.message and not desk.take_faults()
-    assert not desk.is_waiting and (2, 0) in desk.seen
+    assert why in fault.message and not queue.take_faults()
+    assert not queue.is_waiting and (2, 0) in queue.seen
 
 
 def test_a_sequence_that_has_left_is_not_computed(arena: ImageArena) -> None:
     tower = FakeTower()
-    desk = ImageDesk(tower, arena, 10 * EACH)
-    desk.add(sequence(1), images(1, 2))
-    desk.advance()
-    desk.drop(1)
-    desk.drop(1)
-    assert turns(desk, tower, 2) == [0, 0] and not desk.is_busy
+    queue = ImageQueue(tower, arena, 10 * EACH)
+    queue.add(sequence(1), images(1, 2))
+    queue.advance()
+    queue.drop(1)
+    queue.drop(1)
+    assert turns(queue, tower, 2) == [0, 0] and not queue.is_busy
 
 
 def image(first: int, tokens: int, *runs: tuple[int, int]) -> SequenceImage:
@@ -221,18 +221,18 @@ def image(first: int, tokens: int, *runs: tuple[int, int]) -> SequenceImage:
 def test_images_that_do_not_fit_are_refused(
     arena: ImageArena, wrong: Sequence[SequenceImage], why: str
 ) -> None:
-    desk = ImageDesk(FakeTower(), arena, EACH)
+    queue = ImageQueue(FakeTower(), arena, EACH)
     with pytest.raises(ValueError, match=why):
-        desk.add(sequence(1), tuple(wrong))
-    assert not desk.is_busy
+        queue.add(sequence(1), tuple(wrong))
+    assert not queue.is_busy
 
 
 def test_without_a_tower_images_are_refused() -> None:
     with pytest.raises(ValueError, match="this server computes no images of this model"):
-        ImageDesk(None, None, 0).add(sequence(1), images(1))
+        ImageQueue(None, None, 0).add(sequence(1), images(1))
     with pytest.raises(ValueError, match="its images are not served: of no family"):
-        desk = ImageDesk(None, None, 0, refusal="its images are not served: of no family")
-        desk.add(sequence(1), images(1))
+        queue = ImageQueue(None, None, 0, refusal="its images are not served: of no family")
+        queue.add(sequence(1), images(1))
 
 
 def test_the_least_recently_used_features_are_dropped() -> None:
@@ -254,17 +254,19 @@ def test_a_prompt_is_shaped_by_its_images(arena: ImageArena) -> None:
     for number, grid in grids.items():
         bundle = {"image_grid_thw": np.array([grid])}  # no pixels: nothing computes it
         write_bundle(arena.view(ArenaPlace(256 * number, 256)), bundle)
-    desk = ImageDesk(FakeTower(), arena, 10 * EACH, ImageRules(merge=2))
-    geometry = desk.add(sequence(1, computed=30), images(0, 1))
+    queue = ImageQueue(FakeTower(), arena, 10 * EACH, ImageRules(merge=2))
+    geometry = queue.add(sequence(1, computed=30), images(0, 1))
     assert geometry is not None and geometry.turns is not None
     assert geometry.turns[:, 3:7].tolist() == [[3, 3, 3, 3], [3, 3, 4, 4], [3, 4, 3, 4]]
     assert geometry.turns[:, 11:].tolist() == [[9] * 4, [9] * 4, [9, 10, 11, 12]]
-    assert 1 not in desk and desk.seen == {(1, 0): 0, (1, 1): 0}
+    assert 1 not in queue and queue.seen == {(1, 0): 0, (1, 1): 0}
     for number, why in ((2, "2 x 3 features has 4"), (3, "rows and columns"), (9, "rows and")):
         with pytest.raises(ValueError, match=why):
-            desk.add(sequence(2), images(number))
-    assert 2 not in desk and ImageDesk(FakeTower(), arena, EACH).add(sequence(3), images(9)) is None
-    spans = ImageDesk(FakeTower(), arena, EACH, ImageRules("image")).add(sequence(3), images(9, 8))
+            queue.add(sequence(2), images(number))
+    assert (
+        2 not in queue and ImageQueue(FakeTower(), arena, EACH).add(sequence(3), images(9)) is None
+    )
+    spans = ImageQueue(FakeTower(), arena, EACH, ImageRules("image")).add(sequence(3), images(9, 8))
     assert spans is not None and spans.spans.tolist() == [[3, 7], [11, 15]]
 
 
@@ -274,7 +276,7 @@ def test_a_prompt_is_shaped_by_its_images(arena: ImageArena) -> None:
 def test_the_loop_computes_images_and_says_which_it_has_seen(arena: ImageArena) -> None:
     tower = FakeTower()
     prompt = list(range(3, 23))
-    with fake_shard(images=lambda cores: ImageDesk(tower, arena, 10 * EACH)) as (router, _):
+    with fake_shard(images=lambda cores: ImageQueue(tower, arena, 10 * EACH)) as (router, _):
         requests = [
             replace(prefill(1, prompt, 4), images=images(1, 2)),
             prefill(2, prompt, 4),
@@ -309,7 +311,7 @@ def test_a_tower_that_fails_because_the_device_is_broken_ends_the_shard_and_faul
     """Where there are only requests with images, no step would ever find it out."""
     broken = tmp_path / "broken"
     fake = FakeSettings(block_size=BLOCK, broken_while=str(broken))
-    source: ImageSource = lambda cores: ImageDesk(FakeTower(), arena, 10 * EACH)  # noqa: E731
+    source: ImageSource = lambda cores: ImageQueue(FakeTower(), arena, 10 * EACH)  # noqa: E731
     with (
         channel() as (endpoints, router),
         FakeShard(endpoints.spec, fake, source) as shard,

@@ -1,4 +1,4 @@
-"""Where ranks of other machines come to, and wait until a group is started.
+"""Ranks of other machines that connect to this one, and wait until a group is started.
 
 `python -m tgi_trio rank` calls twice for each incarnation (`rank_link.py`).
 """
@@ -19,13 +19,13 @@ from tgi_trio.router.shards.rank_link import Join, Message, RankLink, Refused
 log = logging.getLogger(__name__)
 
 
-class RankDesk:
+class AwaitedRanks:
     """A `RankSource` that waits for the ranks to call."""
 
     def __init__(
         self, listeners: Sequence[socket.socket], secret: bytes, ranks: Sequence[int]
     ) -> None:
-        """`listeners` are bound; `ranks`: those that are to come."""
+        """`listeners` are bound; `ranks`: the numbers of those that are to connect."""
         self.ranks = tuple(ranks)
         self._door = Door(listeners, secret, self._receive)
         self._callers: dict[int, Contact] = {}
@@ -41,7 +41,7 @@ class RankDesk:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that nobody has come for, or whose caller has left again."""
+        """The ranks that have not connected, or have left again."""
         for rank in [rank for rank, each in self._callers.items() if each.link and each.frames]:
             if not self._callers[rank].connected:
                 self._callers.pop(rank).close()
