@@ -12,6 +12,10 @@ from tgi_trio.model.checkpoint_tensors import weight_bytes
 # Weights that are worth a thread of their own: below that its wake-ups cost more than it saves.
 _BYTES_PER_THREAD = 32 << 20
 
+# Microseconds of processors' time in each period, and the period: version 2, then version 1.
+_CGROUPS = Path("/sys/fs/cgroup")
+_QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
+
 
 def usable_cores() -> list[int]:
     """Return one processor of every physical core this process may use, first ones first.
@@ -61,8 +65,12 @@ def running_on(cores: Set[int]) -> Iterator[None]:
 
 
 def _quota() -> int:
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return len(os.sched_getaffinity(0)) if quota == "max" else int(quota) // int(period)
-    except (OSError, ValueError):
-        return len(os.sched_getaffinity(0))
+    """Return the processors' time that our container may have; all of it where nothing says."""
+    for files in _QUOTAS:
+        try:
+            quota, period = " ".join((_CGROUPS / name).read_text() for name in files).split()
+            if int(quota) > 0:  # version 2 says "max" for no quota, version 1 -1
+                return int(quota) // int(period)
+        except (OSError, ValueError):
+            continue
+    return len(os.sched_getaffinity(0))
