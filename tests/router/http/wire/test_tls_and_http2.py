@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ import trio
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import ENDLESS, STREAM, Client, served, until
 from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.http.engine_api import ServedLimits
+from tgi_trio.router.http.wire.connection import ConnectionLimits
 from tgi_trio.router.http.wire.server import ServerSettings
 
 pytestmark = pytest.mark.trio
@@ -75,6 +78,7 @@ class Http2:
         self.connection.initiate_connection()
         self.body: dict[int, bytes] = {}
         self.ended: set[int] = set()
+        self.reset: set[int] = set()  # those of them that were cut off
 
     async def flush(self) -> None:
         await self.stream.send_all(self.connection.data_to_send())
@@ -109,7 +113,14 @@ class Http2:
                         )
                 elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
                     self.ended.add(event.stream_id)
+                    if isinstance(event, h2.events.StreamReset):
+                        self.reset.add(event.stream_id)
             await self.flush()
+
+    async def pump_some(self, id: int) -> None:
+        """Read until more of a body has come, or its end; the client's window stays as it is."""
+        got = len(self.body[id])
+        await self.pump(lambda: id in self.ended or len(self.body[id]) > got, acknowledge=False)
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -156,3 +167,44 @@ async def test_http2_readers_that_never_read_are_bounded():
         await until(lambda: engine.permits == 0)
         assert len(engine.left) == 1, "aborted, not finished"
         assert len(client.body[id]) <= 65_535
+
+
+IMPATIENT = ServerSettings(keep_alive_timeout=0.3, limits=ConnectionLimits(send_timeout=0.3))
+LONG = ServedLimits(max_input_tokens=1000, max_total_tokens=200_000)
+TEXT = "z" * 150_000
+
+
+async def test_http2_readers_that_read_slowly_get_all_of_a_body():
+    engine = FakeEngine(lambda prompt: TEXT, limits=LONG)
+    engine.tokens_per_step = 10_000
+    async with served(engine, settings=IMPATIENT) as server:
+        client = Http2(await server.raw())
+        id = await client.post("/generate", b'{"inputs":"x"}')
+        began = trio.current_time()
+        await client.pump(lambda: len(client.body[id]) == 65_535, acknowledge=False)
+        while id not in client.ended:
+            await trio.sleep(0.05)
+            for stream_id in (id, None):
+                client.connection.increment_flow_control_window(4_000, stream_id)
+            await client.flush()
+            await client.pump_some(id)
+        assert trio.current_time() - began > 0.6, "longer than a client may do nothing"
+        assert id not in client.reset
+        assert json.loads(client.body[id])["generated_text"] == TEXT
+
+
+@pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
+async def test_http2_readers_that_stop_are_told_that_something_is_missing(route):
+    engine = FakeEngine(lambda prompt: TEXT, limits=LONG)
+    engine.tokens_per_step = 10_000
+    async with served(engine, settings=IMPATIENT) as server:
+        client = Http2(await server.raw())
+        id = await client.post(route, b'{"inputs":"x"}')
+        await client.pump(lambda: id in client.reset, acknowledge=False)
+        assert len(client.body[id]) <= 65_535
+        await until(lambda: engine.permits == 0)
+        client.connection.increment_flow_control_window(65_000)
+        engine.answer = lambda prompt: "Hello"
+        other = await client.post("/generate", b'{"inputs":"y"}')
+        await client.pump(lambda: other in client.ended, acknowledge=False)
+        assert client.body[other] == b'{"generated_text":"Hello"}' and other not in client.reset

@@ -136,6 +136,34 @@ class Http2Transport(AsgiTransport):
         self._protocol = protocol
         self._id = stream.stream_id
 
+    async def send(self, message: Any) -> None:
+        """Send a message of the response. The last one has as long as the client reads."""
+        if message["type"] != "http.response.body" or message.get("more_body", False):
+            await self._send(message)
+            return
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                await self._until_stalled()
+                await self.abort()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            await self._send(message)
+            nursery.cancel_scope.cancel()
+
+    async def _until_stalled(self) -> None:
+        """Return when the client has taken nothing for `send_timeout`."""
+        unsent, before = self._unsent(), -1
+        while unsent != before:
+            await trio.sleep(self.send_timeout)
+            unsent, before = self._unsent(), unsent
+
+    def _unsent(self) -> int:
+        """Return how many bytes wait for the client."""
+        buffer = self._protocol.stream_buffers.get(self._id)
+        return 0 if buffer is None else len(buffer.buffer)
+
     async def wait_flushed(self) -> bool:
         buffer = self._protocol.stream_buffers.get(self._id)
         if buffer is None or len(buffer.buffer) <= _WINDOW:
