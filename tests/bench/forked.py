@@ -32,8 +32,9 @@ from tgi_trio.ipc.parent import die_with_parent
 def main() -> None:
     """Fork until there are no more lines; whoever is forked off returns as the module does."""
     ours = os.getpid()
-    # So that all of them have the same one to fork servers off.
-    start_warm(["-c", ""], 2, 2, shards="real").wait()
+    # So that all of them have the same ones to fork servers off.
+    for shards in ("real", "fake"):
+        start_warm(["-c", ""], 2, 2, shards=shards).wait()
     plain = bench.harness.server.start_process
 
     def start_process(
@@ -65,7 +66,8 @@ def start_forked(
         if output == subprocess.DEVNULL:
             output = stack.enter_context(open(os.devnull, "wb"))
         target = 1 if output is None else output if isinstance(output, int) else output.fileno()
-        return start_warm(arguments, target, target, environment=environment, shards="real")
+        shards = "fake" if "tgi_trio.testing.fake_server" in arguments else "real"
+        return start_warm(arguments, target, target, environment=environment, shards=shards)
 
 
 def run(module: str, arguments: Sequence[str], output: str, errors: str, seconds: int) -> None:
