@@ -23,11 +23,13 @@ from tgi_trio.shard.numba_backend.kernels import compiling
 from tgi_trio.shard.numba_backend.kernels.object_symbols import missing_symbols
 from tgi_trio.shard.numba_backend.machine_code import beside, store
 from tgi_trio.shard.numba_backend.machine_code.beside import Wanted, compile_beside
-from tgi_trio.shard.numba_backend.machine_code.entry import DRAW_UNIFORMS, SHUFFLE
+from tgi_trio.shard.numba_backend.machine_code.entry import DRAW_UNIFORMS, EXPAND, SHRINK, SHUFFLE
 from tgi_trio.shard.numba_backend.machine_code.opening import SYMBOL, make_object, open_object
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.variant import Variant
+from tgi_trio.shard.numba_backend.wanted import list_wanted
+from tgi_trio.shard.numba_backend.weight_layout import Storage
 
 BOTH: Sequence[Wanted] = [(DRAW_UNIFORMS, None), (SHUFFLE, None)]
 I64, I32 = ir.IntType(64), ir.IntType(32)
@@ -103,6 +105,22 @@ def test_there_are_as_many_processes_as_help(
     store.find_or_make(SHUFFLE.file_name(None), lambda: b"code")
     with compile_beside(BOTH):  # one is missing, which is for us
         assert len(run) == helpers
+
+
+def test_models_of_a_dtype_share_what_computes_their_adapters() -> None:
+    """However their heads and weights are: a second model's adapters wait for no compiler."""
+    plain, whole, half = Storage("float32"), Storage("int8"), Storage("bfloat16")
+    cache = Storage("fp8_e5m2")
+
+    def kept(variant: Variant) -> set[str]:
+        wanted = list_wanted(variant, (), (), adapters=True)
+        return {entry.file_name(choice) for entry, choice in wanted if entry in (SHRINK, EXPAND)}
+
+    one = kept(Variant(plain, plain, plain, heads=2, value_vectors=2, rows=8, tokens=4))
+    assert len(one) == 2
+    assert kept(Variant(whole, plain, cache, heads=3, value_vectors=4, rows=8, tokens=1)) == one
+    other = kept(Variant(half, half, half, heads=2, value_vectors=2, rows=8, tokens=4))
+    assert not one & other
 
 
 def test_a_server_whose_kernels_are_kept_does_without_numba() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tgi_trio.shard.numba_backend.machine_code.entry import EXPAND, SHRINK
 from tgi_trio.shard.numba_backend.machine_code.opening import MachineCode
-from tgi_trio.shard.numba_backend.variant import Variant
+from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,12 @@ class AdapterKernels:
     expand: MachineCode
 
 
+def of_adapters(variant: Variant) -> Variant:
+    """Return the variant in which adapters are: in the model's dtype, whatever its weights are."""
+    return narrowed(replace(variant, weights=variant.kv))
+
+
 def open_adapter_kernels(variant: Variant) -> AdapterKernels:
     """Compile, or take what is kept; raises what the compiler raises without instructions."""
-    return AdapterKernels(SHRINK.open(variant), EXPAND.open(variant))
+    own = of_adapters(variant)
+    return AdapterKernels(SHRINK.open(own), EXPAND.open(own))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tgi_trio.shard.numba_backend.adapter_kernels import of_adapters
 from tgi_trio.shard.numba_backend.apart_table import Apart
 from tgi_trio.shard.numba_backend.machine_code.beside import Wanted
 from tgi_trio.shard.numba_backend.machine_code.entry import (
@@ -26,5 +27,5 @@ def list_wanted(
     found: list[Wanted] = [(TAKE_PART, variant)]
     found += [(MULTIPLY_PANEL, each) for each in multipliers]
     found += [(each.entry, each.choose(variant)) for each in apart]
-    found += [(entry, variant) for entry in (SHRINK, EXPAND) if adapters]
+    found += [(entry, of_adapters(variant)) for entry in (SHRINK, EXPAND) if adapters]
     return found + [(entry, None) for entry in (DRAW_UNIFORMS, SHUFFLE, WORK_ON_ROWS)]
