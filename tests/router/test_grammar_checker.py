@@ -209,6 +209,34 @@ async def test_a_process_that_is_killed_is_replaced() -> None:
         await one.check(grammars.regex("b"))
 
 
+@pytest.mark.trio
+@pytest.mark.parametrize(("number", "whole"), [(9, False), (15, False), (9, True)])
+async def test_a_trial_that_somebody_kills_says_nothing_of_the_grammar(
+    number: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel does where memory is short."""
+    monkeypatch.setattr("tgi_trio.router.grammar_checker._MEMORY", ROOM)
+    monkeypatch.setattr("tgi_trio.router.grammar_checker._AGAIN_S", 0.0)
+    before = children()
+    async with checker(max_grammar_seconds=30.0) as one, trio.open_nursery() as nursery:
+
+        async def kill() -> None:
+            await one.check(grammars.regex("a"))
+            (process,) = children() - before
+            listed = Path(f"/proc/{process}/task/{process}/children")
+            nursery.start_soon(endless)
+            while not (jobs := listed.read_text().split()):
+                await trio.sleep(0.01)
+            os.kill(process if whole else int(jobs[0]), number)
+
+        async def endless() -> None:
+            with pytest.raises(Unavailable, match="has ended before"):
+                await one.check(ENDLESS)
+            await one.check(grammars.regex("b"))
+
+        nursery.start_soon(kill)
+
+
 TALKS = """
 import sys
 print("loading it", file=sys.stderr, flush=True)
@@ -228,7 +256,8 @@ async def test_what_its_processes_print_is_logged_line_by_line(
     async with checker() as one:
         one._pool = SandboxPool(Sandbox("grammars", [sys.executable, "-c", TALKS], 1), "busy")
         await one.check("{}")
-        assert "takes more than 256 MiB" in await wrong(one, "die")
+        with pytest.raises(Unavailable, match="has ended before"):
+            await one.check("die")
     said = [line for line in caplog.messages if line.startswith("grammars | ")]
     assert said[:4] == [
         "grammars | loading it",

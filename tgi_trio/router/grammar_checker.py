@@ -110,6 +110,9 @@ class GrammarChecker:
                     f"(--max-grammar-seconds) were not to be had in {_SLOWDOWN * seconds:g} s"
                 )
                 return _Verdict(found, trio.current_time() + _AGAIN_S)
+        if answer.killed:
+            found = "the process that tried the grammar out has ended before it could say"
+            return _Verdict(found, trio.current_time() + _AGAIN_S)
         return _Verdict(f"compiling it takes more than {_MEMORY >> 20} MiB of memory")
 
     def _known(self, key: bytes) -> _Verdict | None:

@@ -28,6 +28,7 @@ _GRACE_S = 10.0  # for a process to say that it has ended a job in time
 _LINE = 2**16  # bytes read at once
 _PIPE = 1 << 20  # bytes that go to a process before it has to read any
 _LONGEST_SAID = 4096  # bytes of a line of its standard error
+_KILLS = frozenset({signal.SIGKILL, signal.SIGTERM})  # by an operator, or by want of memory
 
 
 class SandboxCannotStart(TgiTrioError):
@@ -35,7 +36,7 @@ class SandboxCannotStart(TgiTrioError):
 
 
 class SandboxRefused(SandboxCannotStart):
-    """The machine has no process to give at this moment: there are too many, or no memory."""
+    """The machine has no process to give now: there are too many, no memory, or no time for it."""
 
 
 class _Ended(Exception):
@@ -49,6 +50,11 @@ class Answer:
     value: Any = None
     wrong: str | None = None  # with the question
     signal: int = 0  # that ended the job: SIGPROF and SIGALRM for time, another for memory
+
+    @property
+    def killed(self) -> bool:
+        """Whether somebody else has ended the job, which says nothing of it."""
+        return self.signal in _KILLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +93,23 @@ class _Process:
             with suppress(OSError):  # one user's pipes have taken what the machine allows
                 fcntl.fcntl(process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
         self = cls(sandbox.name, process, results)
-        wrong: str | None = f"it is not ready after {_START_S:g} s"
+        wrong: str | None = f"the process for {sandbox.name} is not ready after {_START_S:g} s"
+        refused = True
         try:
             with trio.move_on_after(_START_S):
-                wrong = (await self._answer()).wrong
+                wrong, refused = (await self._answer()).wrong, False
         except _Ended:
+            with trio.move_on_after(_GRACE_S):  # it may have closed its output, and end yet
+                await process.wait()
+            refused = -(process.returncode or 0) in _KILLS
             wrong = f"the process for {sandbox.name} cannot start"
+            if refused:
+                wrong = f"the process for {sandbox.name} was killed while it started"
         finally:
             if wrong is not None:
                 await self.end()
         if wrong is not None:
-            raise SandboxCannotStart(wrong)
+            raise SandboxRefused(wrong) if refused else SandboxCannotStart(wrong)
         return self
 
     @property

@@ -5,7 +5,8 @@ jobs come to. A job that can harm nobody needs no child. Every question on stand
 of JSON, `{"job": ..., "bytes": n}`, and n bytes. Every answer on standard output is a line of JSON
 with one key: `value` of the job, what is `wrong` with the question, or the number of the `signal`
 that ended the child: SIGPROF after `cpu` seconds of CPU time, SIGALRM after `wall` seconds without
-having had as much, another where it needed more than `memory` bytes. SIGUSR1 ends the job under
+having had as much, SIGKILL or SIGTERM where somebody else ended it, another where it needed more
+than `memory` bytes. SIGUSR1 ends the job under
 way: nobody waits for its answer. The first line says that everything is loaded, or what is wrong
 with that.
 """
@@ -111,7 +112,7 @@ class _Zygote:
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
         if code < 0 or not answer:
-            return {"signal": -code or signal.SIGKILL}
+            return {"signal": -code or signal.SIGABRT}
         found: dict[str, Any] = json.loads(answer)
         return found
 
@@ -132,7 +133,7 @@ class _Zygote:
         try:
             return {"value": self._job(question, data)}
         except MemoryError:
-            return {"signal": signal.SIGKILL}  # where nobody can raise it, it aborts
+            return {"signal": signal.SIGABRT}  # as where nobody can raise it
         except ValueError as error:
             return {"wrong": _cut(str(error))}
         except BaseException as error:  # defects of libraries, llguidance's are PanicExceptions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -19,12 +20,13 @@ from PIL import Image
 
 from tests.router.images.image_files import claimed_png, encode, noise, upright
 from tests.router.images.torchvision_processors import TorchProcessor, inherited_processor
-from tgi_trio.errors import ModelLoadError, ValidationError
+from tgi_trio.errors import ModelLoadError, Unavailable, ValidationError
 from tgi_trio.images.processors import PROCESSORS, PixelProcessor, Processor
 from tgi_trio.ipc.images import bundle_bytes, read_bundle, write_bundle
 from tgi_trio.router.images.decoder import DecoderSettings, ImageDecoder
 from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.spool import Spool
+from tgi_trio.router.sandbox import Answer, Turn
 
 LLAVA = DecoderSettings(
     "llava", {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
@@ -232,6 +234,19 @@ async def test_a_child_that_needs_too_much_or_dies_ends_one_image(
     monkeypatch.setattr("tgi_trio.router.images.decoder._SLOWDOWN", 10_000.0)
     async with decoder() as one:
         assert "takes too much time" in await refusal(one, large)
+
+
+@pytest.mark.trio
+async def test_a_child_that_somebody_kills_says_nothing_of_the_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ask(*_: object, **__: object) -> Answer:
+        return Answer(signal=signal.SIGKILL)
+
+    monkeypatch.setattr(Turn, "ask", ask)
+    async with decoder() as one:
+        with pytest.raises(Unavailable, match="has ended before it was done"):
+            await pixels(one, encode(noise(4, 4)))
 
 
 @pytest.mark.trio

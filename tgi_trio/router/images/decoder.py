@@ -151,7 +151,7 @@ class ImageDecoder:
             answer = await turn.ask(job, data, within=_SLOWDOWN * self._cpu)
         except SandboxCannotStart as error:
             raise Unavailable(f"images cannot be decoded now: {error}", _AGAIN_S) from error
-        _check_signal(answer.signal)
+        _check_end(answer)
         return answer
 
 
@@ -160,9 +160,13 @@ def _job(image: EncodedImage, most: int | None = None) -> Any:
     return {"blocks": image.blocks, "length": image.length, "most": most}
 
 
-def _check_signal(number: int) -> None:
+def _check_end(answer: Answer) -> None:
     """Raise ValidationError or Unavailable where a signal ended whoever had an image."""
-    match number:
+    if answer.killed:
+        raise Unavailable(
+            "the process that decoded the image has ended before it was done", _AGAIN_S
+        )
+    match answer.signal:
         case 0:
             pass
         case signal.SIGPROF:
