@@ -45,7 +45,9 @@ class Asked:
 
 
 def write_json(folder: Path, content: object, name: str = "config.json") -> None:
+    """Write a new file, whatever was there: one that is cut to nothing first waits for the disk."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
     (folder / name).write_text(json.dumps(content))
 
 
@@ -61,6 +63,7 @@ def write_safetensors(file: Path, tensors: Mapping[str, Stored]) -> None:
         }
         place += size
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    file.unlink(missing_ok=True)  # as in `write_json`
     file.write_bytes(struct.pack("<Q", len(text)) + text + bytes(place))
 
 

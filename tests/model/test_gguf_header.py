@@ -36,6 +36,7 @@ TENSORS: dict[str, Tensor] = {
 
 def read(tmp_path: Path, content: bytes, **options: bool) -> Header:
     file = tmp_path / "model.gguf"
+    file.unlink(missing_ok=True)  # as in `support.write_json`
     file.write_bytes(content)
     return read_header(file, **options)
 
