@@ -60,7 +60,8 @@ def timed_warm_up(runner: TorchRunner) -> Iterator[Found]:
 
     "compile_s": kernels, beside one another, of which "rehearsal_s" until all are known; "made_s",
     what each of them took to be compiled or found in the cache, added up, and "slowest_s", the most
-    of any; "largest_s": the step that shows what activations take; "recordings_s".
+    of any, without those that have been asked for while the model was loaded;
+    "largest_s": the step that shows what activations take; "recordings_s".
     """
     found = {"compile_s": 0.0, "compiled": 0.0, "rehearsal_s": 0.0, "made_s": 0.0, "slowest_s": 0.0}
     found["largest_s"] = 0.0
