@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.numba_backend.numba_support import FITTING, LLAMA
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model import decoder_fit, kernel_fit
 from tgi_trio.model.activation_names import PLAIN
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
-from tgi_trio.model.families import names
 from tgi_trio.model.mixers import (
     DeltaRule,
     Mamba1,
@@ -70,17 +69,6 @@ KINDS = [  # fields whose values are a list of words
     for name, hint in typing.get_type_hints(kind).items()
     if typing.get_origin(hint) is typing.Literal
 ]
-LLAMA = DecoderSpec(
-    family="llama",
-    vocab_size=64,
-    hidden_size=64,
-    heads=2,
-    kv_heads=1,
-    head_dim=32,
-    mlp_width=64,
-    layers=(LayerSpec(scale=0.2, rotary=RotarySpec(dim=32)),) * 2,
-    names=names.LLAMA,
-)
 
 
 def test_the_activations_that_a_start_lets_in_are_those_there_are() -> None:

@@ -13,7 +13,9 @@ import numpy as np
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
+from tgi_trio.model.families import names
 from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
@@ -30,6 +32,21 @@ from tgi_trio.shard.numba_backend.verified import (
     choose_panel_kernels,
 )
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
+
+# A plain decoder.
+LLAMA = DecoderSpec(
+    family="llama",
+    vocab_size=64,
+    hidden_size=64,
+    heads=2,
+    kv_heads=1,
+    head_dim=32,
+    mlp_width=64,
+    layers=(LayerSpec(scale=0.2, rotary=RotarySpec(dim=32)),) * 2,
+    names=names.LLAMA,
+)
+# How most of the models below are compiled in float32, on this machine: it is kept already.
+VARIANT = variant_for(LLAMA, "float32")
 
 # Those with mixtures of experts.
 MIXTURES: dict[str, dict[str, Any]] = {

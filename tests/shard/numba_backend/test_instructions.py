@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.shard.test_support import LLAMA
+from tests.shard.numba_backend.numba_support import LLAMA
 from tgi_trio.shard.numba_backend import instructions
 
 

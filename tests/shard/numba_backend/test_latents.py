@@ -8,17 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.shard.numba_backend.numba_support import COMPRESSED, cpu_runner
+from tests.shard.numba_backend.numba_support import COMPRESSED, VARIANT, cpu_runner
 from tests.shard.torch_backend.models_support import Golden, generated, prompts, run, sequences
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend import apart_table, latent_self_test, verified
 from tgi_trio.shard.numba_backend.latent_operations import pack_heads
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.variant import Variant
-from tgi_trio.shard.numba_backend.weight_layout import Storage
-
-NUMBERS = Storage("float32")
-VARIANT = Variant(NUMBERS, NUMBERS, NUMBERS, heads=2, value_vectors=2, rows=8)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

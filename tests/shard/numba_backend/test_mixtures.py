@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.shard.numba_backend.numba_support import HYBRIDS, MIXTURES, cpu_runner
+from tests.shard.numba_backend.numba_support import HYBRIDS, MIXTURES, VARIANT, cpu_runner
 from tests.shard.torch_backend.models_support import (
     Golden,
     assert_greedy,
@@ -37,14 +37,12 @@ from tgi_trio.shard.numba_backend.tables import (
     Code,
 )
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
-from tgi_trio.shard.numba_backend.variant import Variant, narrowed
-from tgi_trio.shard.numba_backend.weight_layout import Storage
+from tgi_trio.shard.numba_backend.variant import narrowed
 from tgi_trio.shard.torch_backend.layers.routing import route
 
 PROMPTS = prompts(16)
 FAMILY = "qwen2_moe"  # which has dense layers, a shared expert and a router of that
 TOLERANCE = 3e-4
-VARIANT = Variant(Storage("float32"), Storage("float32"), Storage("float32"), 2, 2, 8)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Checkpoint = Callable[..., Path]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.shard.numba_backend.numba_support import HYBRIDS, cpu_runner
+from tests.shard.numba_backend.numba_support import HYBRIDS, VARIANT, cpu_runner
 from tests.shard.torch_backend.models_support import (
     Golden,
     assert_greedy,
@@ -24,10 +24,8 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.kernel_fit import find_unsupported
 from tgi_trio.shard.numba_backend import apart_table, padding_self_test, verified
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
-from tgi_trio.shard.numba_backend.variant import Variant
-from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers, Storage
+from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 
-VARIANT = Variant(Storage("float32"), Storage("float32"), Storage("float32"), 2, 2, 8)
 # What stands behind heads meets biases, norms of every kind, turns of every kind, and states.
 NARROW: dict[str, dict[str, Any]] = {
     "phi": {"hidden_size": 320},  # heads of 80, as Phi-2 has them, half of which turns

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.shard.numba_backend.numba_support import VARIANT
 from tgi_trio.model.spec import RotarySpec
 from tgi_trio.shard.numba_backend import apart_table, rare_self_test, verified
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order, widen
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
-from tgi_trio.shard.numba_backend.variant import Variant
-from tgi_trio.shard.numba_backend.weight_layout import Storage
-
-VARIANT = Variant(Storage("float32"), Storage("float32"), Storage("float32"), 2, 2, 8)
 
 
 def turned(x: np.ndarray, rotary: RotarySpec, angles: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.shard.numba_backend.numba_support import UNEQUAL, cpu_runner
+from tests.shard.numba_backend.numba_support import UNEQUAL, VARIANT, cpu_runner
 from tests.shard.torch_backend.models_support import (
     Golden,
     assert_greedy,
@@ -34,8 +34,7 @@ from tests.shard.torch_backend.states.test_hybrid_models import (
 from tests.shard.torch_backend.states.test_hybrid_models import run as run_batch
 from tgi_trio.shard.numba_backend import apart_table, stream_self_test, verified
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
-from tgi_trio.shard.numba_backend.variant import Variant
-from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers, Storage
+from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE
 
@@ -103,11 +102,10 @@ def test_several_hidden_states_of_guesses_and_of_steps_computed_twice(
 
 
 def test_streams_that_are_computed_wrongly_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    variant = Variant(Storage("float32"), Storage("float32"), Storage("float32"), 2, 2, 8)
     right = stream_self_test._as_large
     monkeypatch.setattr(stream_self_test, "_as_large", lambda *given: 1.1 * right(*given))
     with pytest.raises(UnsupportedError, match="kernels of hidden states failed: SPLIT is"):
-        verified.choose_apart(apart_table.STREAMS, variant)
+        verified.choose_apart(apart_table.STREAMS, VARIANT)
 
 
 def test_scales_of_eight_bits_are_those_of_the_layer_that_keeps(checkpoint: Checkpoint) -> None:
