@@ -20,6 +20,8 @@ def test_the_api_key_is_never_shown() -> None:
     shown = json.dumps(as_json(settings)) + repr(settings) + str(list(as_rows(settings)))
     assert "hunter2" not in shown and "swordfish" not in shown
     assert as_json(settings)["api_key"] == "(set)"
+    in_a_file = resolved(Options(api_key_file=Path("/keys")))  # its keys are read when it is used
+    assert as_json(in_a_file)["api_key"] == "(set)"
 
 
 def test_rows_say_where_values_come_from() -> None:

@@ -53,7 +53,7 @@ def as_json(settings: Settings) -> dict[str, Any]:
         value = getattr(settings, name)
         if name in ("asked", "overruled"):
             continue
-        if name == "api_key" and value:
+        if name == "api_key" and (value or settings.api_key_file):
             value = SECRET
         result[name] = (
             list(value)

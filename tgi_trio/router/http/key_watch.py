@@ -33,6 +33,8 @@ async def watch_keys(
         if keys != known:
             known = keys
             take(keys)
-            log.info("--api-key-file %s has changed: %d keys open", source.file, len(keys))
+            log.info(
+                "--api-key-file %s has changed: keys that open now: %d", source.file, len(keys)
+            )
 
     await watch_file(source.file, read_again)
