@@ -71,3 +71,31 @@ async def test_greedy_tokens_equal_transformers(tmp_path: Path, family: str) -> 
                     nursery.start_soon(passer_by, session, n)
             assert [together[n] for n in range(16)] == expected
         server.wait_idle()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_a_seed_has_the_same_tokens_and_log_probabilities_at_any_load(
+    tmp_path: Path, dtype: str
+) -> None:
+    """Batch invariance of the CPU kernels, through the whole server: equal to the last bit."""
+    make_checkpoint(tmp_path, "llama", hidden_size=128, head_dim=32)
+    texts = prompts()[2:8]
+    asked = {"max_new_tokens": NEW_TOKENS, "do_sample": True, "seed": 5, "top_p": 0.9}
+    flags = ("--model-id", str(tmp_path), "--dtype", dtype, "--cpu-backend", "numba")
+    with serving(*flags) as server:
+        alone = {}
+        for text in texts:
+            body = generate(server.url, text, details=True, **asked)
+            alone[text] = [(each["id"], each["logprob"]) for each in body["details"]["tokens"]]
+        among: dict[str, list[tuple[int, float]]] = {}
+
+        async def client(session: httpx.AsyncClient, text: str) -> None:
+            tokens = [event["token"] async for event in stream(session, server.url, text, **asked)]
+            among[text] = [(each["id"], each["logprob"]) for each in tokens]
+
+        async with open_session() as session, trio.open_nursery() as nursery:
+            for text in texts:
+                nursery.start_soon(client, session, text)
+        assert among == alone
+        server.wait_idle()

@@ -165,16 +165,10 @@ def test_tokens_are_those_of_the_dequantised_weights(model: tuple[Path, Golden])
 
 
 def test_a_sequence_has_the_same_logits_alone_and_among_others(
-    model: tuple[Path, Golden], request: pytest.FixtureRequest
+    model: tuple[Path, Golden],
 ) -> None:
-    """With activations of 8 bits, on two threads; chunks are others than alone.
-
-    To the last bit: but where a matrix is of plain numbers, whose sums depend on the tile.
-    """
+    """To the last bit: with activations of 8 bits, on two threads; chunks are others than alone."""
     folder, _ = model
-    with cpu_runner(folder, active_bits=8) as (runner, _):
-        if not runner._forward.program.is_all_as_stored:
-            pytest.skip("a matrix is of plain numbers")
     with cpu_runner(folder, active_bits=8, cores=(0, 0)) as (runner, recorder):
         batch = rows()
         run(runner, batch, chunk=20, joins=3, seed=1)

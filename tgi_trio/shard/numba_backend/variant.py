@@ -79,14 +79,9 @@ class Variant:
         return 4 if self.weights.int8 else self.rows
 
     @property
-    def unroll_one(self) -> int:
-        """Steps at a time for a tile of one row; see `linear.panel_product`."""
+    def adapter_unroll(self) -> int:
+        """Steps at a time of a product with an adapter; see `adapters.half_product`."""
         return 4 if self.rows >= 8 else 2
-
-    @property
-    def unroll_two(self) -> int:
-        """Steps at a time for a tile of two rows."""
-        return 2 if self.rows >= 8 else 1
 
 
 def narrowed(variant: Variant) -> Variant:

@@ -197,7 +197,7 @@ def half_product(variant, rows, inputs, stride, weights, steps, sums, sums_strid
     Some steps at a time have sums of their own, for one row as for four: a lone row's multiply-adds
     need not wait for each other, and all rows are added up in the same order.
     """
-    one, some = count(1), count(variant.unroll_one)
+    one, some = count(1), count(variant.adapter_unroll)
     tile = zeros(rows, some)
     for _ in range(steps // number(some)):
         for i in range(number(some)):

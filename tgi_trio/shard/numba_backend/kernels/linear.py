@@ -33,8 +33,8 @@ from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_res
 from tgi_trio.shard.numba_backend.kernels.quantised.link import call_panel_kernel
 from tgi_trio.shard.numba_backend.kernels.quantised.panels import UNPACK_FOR_MANY, UNPACKED
 from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
-from tgi_trio.shard.numba_backend.kernels.tiles import fold, multiply_add, store_tile, zeros
-from tgi_trio.shard.numba_backend.kernels.variant import count, number, times
+from tgi_trio.shard.numba_backend.kernels.tiles import multiply_add, store_tile, zeros
+from tgi_trio.shard.numba_backend.kernels.variant import count, number
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
     fill,
@@ -192,54 +192,61 @@ def multiply_rows(variant, rows, alone, inputs, stride, weights, steps, ahead, p
 
     `alone`: nothing is multiplied with this panel before or after them. Rows behind the last are
     read and multiplied where a tile is larger, and nobody looks at what came of them.
+
+    Tiles of all sizes add up a row's products in the same order, so that its sums are the same to
+    the bit whatever is beside it (batch invariance).
     """
-    both = count(2)
+    both, one, some = count(2), count(1), count(4)
     full = np.int64(variant.least_behind)
+    least = np.int64(3)  # of a tile of four
     if alone:
         full = np.int64(variant.least_alone)
+        least = np.int64(2)  # which wait for memory
     if rows >= full:
         for column in range(0, 2, variant.columns):
             panel_product(
-                variant, count(variant.rows), count(variant.columns), count(1),
+                variant, count(variant.rows), count(variant.columns), one,
                 inputs, stride, weights + column * variant.weights.half_bytes, steps,
                 ahead + column * steps * pace, pace, sums + column * 4 * LANES,
             )  # fmt: skip
         return lesser(rows, variant.rows)
-    if rows >= 3 and variant.rows >= 8:
+    if rows >= least and variant.rows >= 8:
         panel_product(
-            variant, count(4), both, count(1), inputs, stride, weights, steps, ahead, pace, sums
+            variant, count(4), both, one, inputs, stride, weights, steps, ahead, pace, sums
         )
         return lesser(rows, 4)
     if rows >= 2:
-        twofold = count(variant.unroll_two)
         return panel_product(
-            variant, count(2), both, twofold, inputs, stride, weights, steps, ahead, pace, sums
+            variant, count(2), both, some, inputs, stride, weights, steps, ahead, pace, sums
         )
-    fourfold = count(variant.unroll_one)
     return panel_product(
-        variant, count(1), both, fourfold, inputs, stride, weights, steps, ahead, pace, sums
+        variant, one, both, some, inputs, stride, weights, steps, ahead, pace, sums
     )
 
 
 @kernel
 def panel_product(
-    variant, rows, columns, unroll, inputs, stride, weights, steps, ahead, pace, sums
+    variant, rows, columns, at_once, inputs, stride, weights, steps, ahead, pace, sums
 ):
     """sums[rows, 16 * columns] = inputs[rows, K] x one panel, or one half of it. See the module.
 
-    A tile of few rows has few sums, and each multiply-add waits for the one before it; `unroll`
-    steps at a time keep sums of their own.
+    `at_once`: steps in a turn of the loop, for those of a tile of few rows are short. They have no
+    sums of their own: the order in which a row is added up may not depend on how many there are.
     """
-    tile = zeros(rows, times(columns, unroll))
-    for _ in range(steps // number(unroll)):
-        for i in range(number(unroll)):
+    one, bytes_ = count(1), variant.weights.step_bytes
+    tile = zeros(rows, columns)
+    for _ in range(steps // number(at_once)):
+        for i in range(number(at_once)):
             prefetch(ahead + i * pace)
             prefetch(ahead + i * pace + 64)
-        tile = multiply_add(variant.weights, rows, columns, unroll, tile, weights, inputs, stride)
-        ahead += number(unroll) * pace
-        weights += number(unroll) * _STEP_BYTES
-        inputs += number(unroll) * variant.weights.step_bytes
-    store_tile(rows, columns, fold(rows, columns, unroll, tile), sums, 4 * PANEL)
+            tile = multiply_add(
+                variant.weights, rows, columns, one, tile, weights + i * _STEP_BYTES,
+                inputs + i * bytes_, stride,
+            )  # fmt: skip
+        ahead += number(at_once) * pace
+        weights += number(at_once) * _STEP_BYTES
+        inputs += number(at_once) * bytes_
+    store_tile(rows, columns, tile, sums, 4 * PANEL)
     return number(rows)
 
 

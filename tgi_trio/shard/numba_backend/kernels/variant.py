@@ -119,11 +119,3 @@ def number(context: Any, value: CountType) -> Any:
     """Return a Count as an ordinary number."""
     constant = ir.Constant(ir.IntType(64), value.value)
     return types.int64(value), lambda ctx, builder, signature, arguments: constant
-
-
-@intrinsic
-def times(context: Any, a: CountType, b: CountType) -> Any:
-    """Return the Count of a times b."""
-    return CountType(a.value * b.value)(
-        a, b
-    ), lambda ctx, builder, signature, arguments: ctx.get_dummy_value()

@@ -113,7 +113,7 @@ def recur_token(variant, mixer, x, forgets, head, block, source, target, lone, s
             store(asking + size + i, multiply(load(queries + i), own))
     # Both reads of the state at once: of what the key stands for, and the query.
     panel_product(
-        variant, count(2), count(2), count(variant.unroll_two),
+        variant, count(2), count(2), count(4),
         asking, size, source, mixer.key_dim, source, 0, sums,
     )  # fmt: skip
     pace = decay = fill(1.0)  # by channel: what was asked for has forgotten already
