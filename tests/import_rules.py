@@ -141,10 +141,13 @@ RULES: dict[str, Rule] = {
     # Stands in for torch's own device, and runs Triton's kernels; compiles them for real ones.
     **{
         f"testing.stand_in_{part}": Rule(
-            ours("testing.stand_in_tensor testing.stand_in_driver testing.stand_in_device"),
+            ours(
+                "testing.stand_in_tensor testing.stand_in_driver testing.stand_in_device "
+                "shard.torch_backend.recordings.graph_nodes"
+            ),
             only=ours("torch triton"),
         )
-        for part in ("device", "driver", "group", "tensor")
+        for part in ("device", "driver", "group", "nodes", "tensor")
     },
     "testing.compiled_kernels": Rule(
         ours(

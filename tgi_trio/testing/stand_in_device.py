@@ -157,7 +157,7 @@ class StandInDevice(TorchDispatchMode):
                 if old is not new and id(old) not in same:
                     old.copy_(new)
 
-        self._recording.work.append(again)
+        self._recording.add(again, kernel=name != "aten::copy_")
 
     def _convert(self, x: torch.Tensor, kwargs: dict[str, Any], here: bool) -> torch.Tensor:
         """Copy a tensor to another device or dtype."""
@@ -292,6 +292,7 @@ class StandInDevice(TorchDispatchMode):
             yield
         finally:
             self._recording = None
+        graph.capture_end()
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
@@ -336,7 +337,7 @@ class StandInDevice(TorchDispatchMode):
                 run()
         self.counts.launches[name] += 1
         if self._recording is not None:
-            self._recording.work.append(run)
+            self._recording.add(run, kernel=True)
 
 
 def current_device() -> StandInDevice:

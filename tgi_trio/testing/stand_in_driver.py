@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tgi_trio.shard.torch_backend.recordings import graph_nodes
 from tgi_trio.testing.stand_in_tensor import RecordingBroken
 
 MEMORY = 8 << 30  # bytes that the device says it has
@@ -65,11 +66,36 @@ class Driven(Protocol):
 class Graph:
     """What a recording runs again, into the memory that it was made with."""
 
-    def __init__(self, device: Driven) -> None:
+    def __init__(self, device: Driven, *, keep_graph: bool = False) -> None:
         self._device = device
+        self._kept = keep_graph
         self.work: list[Callable[[], None]] = []
+        self.kernels: list[bool] = []  # which nodes are
+        self.attributes: dict[int, int] = {}  # carve-outs, by node
+        self.carveouts: dict[int, int] | None = None  # as it has been instantiated
+
+    def add(self, run: Callable[[], None], *, kernel: bool) -> None:
+        """Add a node; one that is no kernel copies."""
+        self.work.append(run)
+        self.kernels.append(kernel)
+
+    def raw_cuda_graph(self) -> int:
+        """Return a handle, which is its own as long as the graph is there."""
+        if not self._kept:
+            raise RuntimeError("the graph has not been kept")
+        KEPT_GRAPHS[id(self)] = self
+        return id(self)
+
+    def capture_end(self) -> None:
+        if not self._kept:
+            self.instantiate()
+
+    def instantiate(self) -> None:
+        self.carveouts = dict(self.attributes)
 
     def replay(self) -> None:
+        if self.carveouts is None:
+            self.instantiate()
         self._device.check()
         self._device.counts.replays += 1
         if self._device.idles:
@@ -77,6 +103,9 @@ class Graph:
         with _disable_current_modes(), torch.inference_mode():
             for run in self.work:
                 run()
+
+
+KEPT_GRAPHS: Final = weakref.WeakValueDictionary[int, Graph]()  # by handle
 
 
 class Event:
@@ -182,6 +211,10 @@ def _graph_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]
         def __new__(cls, device: object = None, enable_timing: bool = False) -> Any:
             return Event(current())
 
+    class AnyGraph(Graph):
+        def __init__(self, keep_graph: bool = False) -> None:
+            super().__init__(current(), keep_graph=keep_graph)
+
     return [
         (cuda, "device", _inside),
         (cuda, "stream", _inside),
@@ -190,12 +223,17 @@ def _graph_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]
         (torch.accelerator, "current_stream", lambda device=None: stream),
         (torch, "Event", AnyEvent),
         (cuda, "graph", record),
-        (cuda, "CUDAGraph", lambda: Graph(current())),
+        (cuda, "CUDAGraph", AnyGraph),
         (cuda, "graph_pool_handle", lambda: (0, next(handles))),
+        (graph_nodes, "load_driver", _no_driver),  # a real one knows nothing of these graphs
     ]
 
 
 def _nothing(*args: object, **kwargs: object) -> None: ...
+
+
+def _no_driver() -> Any:
+    raise OSError("there is no driver; see stand_in_nodes.py")
 
 
 @contextlib.contextmanager

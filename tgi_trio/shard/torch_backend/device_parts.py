@@ -36,12 +36,14 @@ from tgi_trio.shard.torch_backend.layers.lone_shares import choose_shares, give_
 from tgi_trio.shard.torch_backend.layers.residual import Addends
 from tgi_trio.shard.torch_backend.models.beginning import Begin, Beginning
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
+from tgi_trio.shard.torch_backend.recordings.carveouts import Carveouts
 from tgi_trio.shard.torch_backend.recordings.cuda_graphs import (
     CudaCapture,
     RecordedTime,
     ReplayTime,
 )
 from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
+from tgi_trio.shard.torch_backend.recordings.graph_nodes import open_nodes
 from tgi_trio.shard.torch_backend.recordings.image_pages import ImagePages
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Capture,
@@ -143,8 +145,12 @@ def device_parts(
     if capturable is None:
         tell_no_graphs(sizes, "its steps cannot be recorded")
     elif sizes:
-        capture = CudaCapture(device, alone=ranks is None)
-        choose = None
+        # With several ranks no step ends without the others', and none is measured.
+        nodes = open_nodes(device) if ranks is None and has_triton() else None
+        capture = CudaCapture(device, alone=ranks is None, nodes=nodes)
+        choose = carveouts = None
+        if nodes is not None:
+            carveouts = Carveouts(capture, ReplayTime(device).least)
         if has_triton():
             choose = _choice(model, RecordedTime(device, capture), alone=ranks is None)
         pages = images if isinstance(images, ImagePages) else None
@@ -155,6 +161,7 @@ def device_parts(
             before=choose,
             images=pages,
             mixed=mixed,
+            carveouts=carveouts,
         )
     if ends is None or not ahead:
         return graphs, None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tgi_trio.shard.machine.accelerator import record_event
+from tgi_trio.shard.torch_backend.recordings.graph_nodes import DriverError, GraphNodes
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Capture,
     Compute,
@@ -37,8 +38,7 @@ class RecordedTime:
         graph, _ = self._capture(work)
         if isinstance(graph, _Rehearsed):
             return 0.0
-        replay = ReplayTime(self._device)
-        return min(replay.again(graph) for _ in range(_READINGS))
+        return ReplayTime(self._device).least(graph)
 
 
 class ReplayTime:
@@ -51,6 +51,10 @@ class ReplayTime:
         """Return the seconds of a replay on the device, which is not the first."""
         graph.replay()
         return self.again(graph)
+
+    def least(self, graph: Graph) -> float:
+        """Return the least seconds of several replays on the device."""
+        return min(self.again(graph) for _ in range(_READINGS))
 
     def again(self, graph: Graph) -> float:
         """Return the seconds of a replay on the device."""
@@ -75,11 +79,15 @@ class CudaCapture:
     internal error where the last graph of a pool has gone, and another is recorded into it.
     """
 
-    def __init__(self, device: torch.device, *, alone: bool = True) -> None:
+    def __init__(
+        self, device: torch.device, *, alone: bool = True, nodes: GraphNodes | None = None
+    ) -> None:
         """`alone`: there are no other ranks, whose collectives are watched by threads of torch's.
 
-        What those ask the driver meanwhile must not end a recording.
+        What those ask the driver meanwhile must not end a recording. `nodes`: of its graphs, to
+        record with carve-outs.
         """
+        self._nodes = nodes
         self._mode = "global" if alone else "thread_local"
         self._device = device
         self._runs = _FIRST_WARM_UPS
@@ -98,7 +106,8 @@ class CudaCapture:
         finally:
             self._rehearses = False
 
-    def __call__(self, compute: Compute) -> tuple[Graph, torch.Tensor]:
+    def __call__(self, compute: Compute, carveout: int | None = None) -> tuple[Graph, torch.Tensor]:
+        """See `recorded_steps.Capture` and `carveouts.CarvingCapture`."""
         if self._rehearses:
             return _Rehearsed(), compute()
         with torch.cuda.device(self._device):
@@ -111,10 +120,25 @@ class CudaCapture:
             torch.cuda.current_stream().wait_stream(aside)
             if self._pool is None or not self._alive:
                 self._pool = torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
+            if carveout is None:
+                graph = torch.cuda.CUDAGraph()
+            else:  # instantiated when its nodes have been told; torch keeps them beside it
+                graph = torch.cuda.CUDAGraph(keep_graph=True)
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=aside, capture_error_mode=self._mode
             ):
                 output = compute()
+            if carveout is not None:
+                self._carve(graph, carveout)
             self._alive.add(graph)
         return graph, output
+
+    def _carve(self, graph: torch.cuda.CUDAGraph, carveout: int) -> None:
+        """Instantiate a graph whose kernels prefer a carve-out. Raises DriverError."""
+        if self._nodes is None:
+            raise DriverError("the nodes of a graph cannot be told anything here")
+        self._nodes.prefer_carveout(graph.raw_cuda_graph(), carveout)
+        try:
+            graph.instantiate()
+        except RuntimeError as error:  # torch's of a device
+            raise DriverError(f"a graph was not instantiated: {error}") from error

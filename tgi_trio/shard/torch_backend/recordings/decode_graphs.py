@@ -23,6 +23,7 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.recordings.carveouts import Carveouts
 from tgi_trio.shard.torch_backend.recordings.decode_plans import (
     only_decodes,
     pad_plan,
@@ -73,13 +74,16 @@ class DecodeGraphs:
         before: Callable[[IdleSteps, bool], None] | None = None,
         images: PagedImages | None = None,
         mixed: MixedGraphs | None = None,
+        carveouts: Carveouts | None = None,
     ) -> None:
         """`sizes`: batch sizes to record, in any order; none: `forward` always returns None.
 
         `before` is called before any is, with what returns idle steps to measure and whether that
         is rehearsed: what it chooses is recorded. `images`: where layers attend to some. `mixed`:
-        recorded behind these, and forgotten with them.
+        recorded behind these, and forgotten with them. `carveouts`: chosen behind `before`, where
+        kernels can be told of any.
         """
+        self.carveouts = carveouts
         self._mixed = mixed
         self._images = images
         self._adapters = adapters
@@ -88,7 +92,9 @@ class DecodeGraphs:
         self._capture = capture
         self._sampler = None if ends is None else ends.sampler
         self._staging = Staging(device)
-        self._recorder = StepRecorder(forward, attention, capture, device, ends, adapters, images)
+        self._recorder = StepRecorder(
+            *(forward, attention, capture, device, ends, adapters, images, carveouts)
+        )
         self.sizes = sorted(set(sizes))
         self._usable: list[int] = []
         self._width = 0  # of the block tables they were recorded with
@@ -118,6 +124,9 @@ class DecodeGraphs:
         self.forget()
         self._choose_ahead(cache, width, pool, rehearses=False)
         sizes = self._sizes_for(most)
+        if self.carveouts is not None:
+            self._recorder.pool = pool
+            self.carveouts.choose(sizes, lambda size: self._recorder.idle(size, cache, width))
         self._record_all(sizes, cache, width, pool)
         self._record_mixed(mixed_sizes(tokens, sizes, states=pool is not None), cache, width)
 

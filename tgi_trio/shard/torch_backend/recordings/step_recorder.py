@@ -10,6 +10,7 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.recordings.carveouts import Carveouts
 from tgi_trio.shard.torch_backend.recordings.decode_plans import (
     ALL_KNOWN,
     UNREAD,
@@ -51,8 +52,10 @@ class StepRecorder:
         ends: Ends | None,
         adapters: RecordedAdapters | None,
         images: PagedImages | None,
+        carveouts: Carveouts | None,
     ) -> None:
         """As for `DecodeGraphs`."""
+        self._carveouts = carveouts
         self._compute = forward
         self._attention = attention
         self._capture = capture
@@ -94,16 +97,16 @@ class StepRecorder:
     def record(self, size: int, cache: KVCache, width: int) -> Recording:
         """Record a step of `size` decodes over `cache`, whose tables have up to `width` blocks."""
         memory = self.reserve(size, cache, width)
-        kinds = (False,) if memory.images is None else (False, True)
-        steps = {StepKind(crossed=each): self._record_step(memory, crossed=each) for each in kinds}
+        crossed = (False,) if memory.images is None else (False, True)
+        kinds = [StepKind(crossed=each) for each in crossed]
+        steps = {kind: self._record_step(memory, kind) for kind in kinds}
         plain, masked = steps[StepKind()], None
         if plain.chosen is not None and self._sampler is not None and memory.asked is not None:
             masked = self._record_masked(plain.chosen.scores, self._sampler, memory.asked)
         if self._adapters is not None and memory.adapters is not None:
             with self._adapters.recording(memory.adapters):
-                for each in kinds:
-                    kind = StepKind(adapted=True, crossed=each)
-                    steps[kind] = self._record_step(memory, crossed=each)
+                for kind in (each._replace(adapted=True) for each in kinds):
+                    steps[kind] = self._record_step(memory, kind)
         return Recording(memory, steps, masked)
 
     def reserve(self, size: int, cache: KVCache, width: int) -> StepMemory:
@@ -143,11 +146,11 @@ class StepRecorder:
             images=None if self._images is None else self._images.reserve(size),
         )
 
-    def _record_step(self, memory: StepMemory, *, crossed: bool) -> RecordedStep:
-        """Record a step over `memory`; `crossed`: some of its rows attend to images."""
+    def _record_step(self, memory: StepMemory, kind: StepKind) -> RecordedStep:
+        """Record a step over `memory`, whose rows have what its `kind` says."""
         made = list[Chosen]()
         features: StepFeatures | None = None
-        if memory.images is not None and crossed:
+        if memory.images is not None and kind.crossed:
             features = StepFeatures.recorded(memory.images.sight, self._device)
 
         def compute() -> torch.Tensor:
@@ -155,7 +158,10 @@ class StepRecorder:
             made[:] = [] if chosen is None else [chosen]
             return hidden
 
-        graph, hidden = self._capture(compute)
+        if self._carveouts is None or kind != StepKind():  # of which none has been measured
+            graph, hidden = self._capture(compute)
+        else:
+            graph, hidden = self._carveouts.record(memory.size, compute)
         return RecordedStep(graph, hidden, made[0] if made else None)
 
     def _run(
@@ -224,12 +230,12 @@ class StepRecorder:
         """Return what heads guess from where a choice with masks finds it, too."""
         if self._sampler is None or self._sampler.drafting is None:
             return hidden
-        if self.hidden is None:
+        if self.hidden is None or len(self.hidden) < len(hidden):  # the first, or of idle steps
             self.hidden = torch.empty_like(hidden)
         return self.hidden[: len(hidden)].copy_(hidden)
 
     def _own_scores(self, sampler: DeviceSampler, size: int) -> torch.Tensor:
         """Return memory for scores that all graphs share, and that outlives a replay."""
-        if self.scores is None:  # the largest size comes first
+        if self.scores is None or len(self.scores) < size:  # recordings' largest comes first
             self.scores = sampler.make_scores(size)
         return self.scores[:size]
