@@ -29,6 +29,7 @@ CHOICES: Final[dict[str, tuple[str, object]]] = {
     "heads in products": ("device_parts.choose_for_heads", _choose_nothing),
     "looking up at once": ("models.beginning._WORTH", 0.0),
     "measured shares": ("device_parts.choose_shares", _choose_nothing),
+    "measured carve-outs": ("recordings.carveouts._WORTH", 0.0),
     "the last norm in a product": ("layers.few_rows._WORTH_OF_NORM", 0.0),  # never worth it
     "early choices": ("sampling.choice_kernels.overlap", _begin_late),
 }
@@ -54,4 +55,7 @@ def tell_chosen(runner: TorchRunner) -> dict[str, Any]:
         found[f"turned_{rows}"] = sum(rows in each.turned for each in linears)
     found["looked_up_at_once"] = sorted(model.beginning.rows)
     found["other_shares_1"] = sorted({(*own.weight.shape,) for own in linears if own.other_share})
+    graphs = runner._graphs
+    if graphs is not None and graphs.carveouts is not None:
+        found["carveouts"] = dict(graphs.carveouts.chosen)
     return found

@@ -54,7 +54,7 @@ fi
 device=("$python" -m bench.device)
 plain=(--weights plain --traces "$OUT")
 more=(--shapes mixture 8B 1B --only mixture '8B int4' '8B fp8' '8B q4_k' '1B adapters' '1B without few rows'
-    '1B without heads in products' '1B without measured shares' '1B without the last norm in a product'
+    '1B without heads in products' '1B without measured shares' '1B without measured carve-outs' '1B without the last norm in a product'
     '1B without early choices' '1B without looking up at once' --peers --traces "$OUT")
 if [ -n "${KIT_DRY:-}" ]; then
     device+=(--dry-run)

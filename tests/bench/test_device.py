@@ -93,7 +93,8 @@ def test_the_most_wanted_parts_come_first() -> None:
         *("8B fp8", "1B fp8", "1B adapters"),
         *("1B without few rows", "1B without heads in products"),
         *("1B without looking up at once", "1B without measured shares"),
-        *("1B without the last norm in a product", "1B without early choices", "vllm"),
+        *("1B without measured carve-outs", "1B without the last norm in a product"),
+        *("1B without early choices", "vllm"),
     ]
 
 
