@@ -20,6 +20,8 @@ from tests.shard.torch_backend.models_support import prompts
 from tests.shard.torch_backend.stand_in_support import TakingTurns, agree, blinded, drive, start
 from tgi_trio.shard.speculation.payoff import Payoff
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
+from tgi_trio.shard.torch_backend.recordings import carveouts
+from tgi_trio.shard.torch_backend.recordings.carveouts import Carveouts
 
 WHERE = os.environ.get("TESTED_DEVICE", "cuda")  # "cpu": to try the tests themselves
 pytestmark = [
@@ -57,6 +59,21 @@ def test_families(checkpoint: Checkpoint, family: str) -> None:  # noqa: F811
 @pytest.mark.parametrize("kind", KINDS)
 def test_requests(checkpoint: Checkpoint, kind: str) -> None:  # noqa: F811
     compare(checkpoint("llama"), KINDS[kind])
+
+
+def test_carve_outs(
+    checkpoint: Checkpoint,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The driver takes them, and what is recorded with them finds the same."""
+
+    def choose(own: Carveouts, sizes: object, idle: object) -> None:
+        own.chosen = {2: 100, 4: 72, 16: 44}
+
+    monkeypatch.setattr(Carveouts, "choose", choose)
+    compare(checkpoint("llama"), KINDS["plain"])
+    assert carveouts._LEFT not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["int4", "bitsandbytes-nf4", "eetq", "fp8", "q8_0", "q4_0"])
