@@ -29,7 +29,7 @@ FAMILIES = (
     *("llama", "mistral", "gemma2", "bloom", "gpt_neox", "mixtral", "gpt_oss", "deepseek_v3"),
     *("lfm2", "qwen3_next", "kimi_linear", "mamba2", "jamba", "recurrent_gemma", "gemma4_text"),
 )
-NUMBERS = {
+NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "8-bit weights": {"int8": True},
     "keys and values of 8 bits": {"kv": CacheNumbers("fp8_e4m3fn", [(0.5, 0.25)] * 2)},
