@@ -8,19 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tgi_trio.model.checkpoint_tensors import weight_bytes
+from tgi_trio.shard.machine.cgroups import read_quota
 
 # Weights that are worth a thread of their own: below that its wake-ups cost more than it saves.
 _BYTES_PER_THREAD = 32 << 20
-
-# Microseconds of processors' time in each period, and the period: version 2, then version 1.
-_CGROUPS = Path("/sys/fs/cgroup")
-_QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 
 
 def usable_cores() -> list[int]:
     """Return one processor of every physical core this process may use, first ones first.
 
-    A container's CPU quota counts: threads beyond it would only wait for each other.
+    The CPU quota of our control groups counts: threads beyond it would only wait for each other.
     """
     allowed = sorted(os.sched_getaffinity(0))
     cores: dict[str, int] = {}
@@ -31,7 +28,8 @@ def usable_cores() -> list[int]:
         except OSError:
             siblings = str(cpu)
         cores.setdefault(siblings, cpu)
-    return list(cores.values())[: max(1, _quota())]
+    quota = read_quota()
+    return list(cores.values())[: None if quota is None else max(1, quota)]
 
 
 def share_cores(cores: Sequence[int], place: int, ranks: int, count: int = 0) -> list[int]:
@@ -62,15 +60,3 @@ def running_on(cores: Set[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _quota() -> int:
-    """Return the processors' time that our container may have; all of it where nothing says."""
-    for files in _QUOTAS:
-        try:
-            quota, period = " ".join((_CGROUPS / name).read_text() for name in files).split()
-            if int(quota) > 0:  # version 2 says "max" for no quota, version 1 -1
-                return int(quota) // int(period)
-        except (OSError, ValueError):
-            continue
-    return len(os.sched_getaffinity(0))

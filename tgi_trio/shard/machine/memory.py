@@ -7,26 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_CGROUPS = (  # (limit, usage): version 2, then version 1
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
+from tgi_trio.shard.machine import cgroups
 
 
 def free_bytes() -> int:
-    """Return the bytes that can still be had, of the host and our container."""
-    free = _meminfo_available()
-    for limit, usage in _CGROUPS:
-        try:
-            allowed, used = Path(limit).read_text().strip(), Path(usage).read_text().strip()
-        except OSError:
-            continue
-        if allowed.isdigit():  # "max" means no limit
-            free = min(free, max(0, int(allowed) - int(used)))
-    return free
+    """Return the bytes that can still be had, of the host and our control groups."""
+    free, within = _meminfo_available(), cgroups.free_bytes()
+    return free if within is None else min(free, within)
 
 
 def reset_peak() -> int:
