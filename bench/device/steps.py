@@ -73,7 +73,7 @@ class Bench:
         blocks = max(most * _blocks(plan.context + plan.steps + _SETTLE + 2), _blocks(longest))
         request = WarmupRequest(plan.prompt, longest, most, blocks * BLOCK_SIZE)
         synchronize(device)
-        with timed_warm_up(runner) as parts:
+        with timed_warm_up() as parts:
             runner.warm_up(request)
             synchronize(device)
         _fill_cache(runner, (1 + blocks) * BLOCK_SIZE)  # block 0 is nobody's

@@ -44,7 +44,7 @@ class TimedRunner:
         """Warm up; note how long its parts take."""
         from bench.device.warm_up import timed_warm_up
 
-        with timed_warm_up(self._runner) as self.warm_up_s:
+        with timed_warm_up() as self.warm_up_s:
             return self._runner.warm_up(request)
 
     def launch(self, plan: StepPlan) -> Pending:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -13,32 +13,42 @@ import torch
 from tgi_trio.shard.torch_backend import torch_runner
 from tgi_trio.shard.torch_backend.compiling import ahead
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_ahead
-from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
-    Capture,
-    Compute,
-    Graph,
-)
-from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+from tgi_trio.shard.torch_backend.recordings.cuda_graphs import CudaCapture
+from tgi_trio.shard.torch_backend.recordings.step_recorder import StepRecorder
+from tgi_trio.shard.torch_backend.torch_device import has_triton
 from tgi_trio.shard.torch_backend.warm_up import LargestStep
 
 Found = dict[str, float]
 
 
-class _TimedCapture:
-    """Records as another does; adds up how often, and how long it takes."""
+class _Recordings:
+    """Adds up how many recordings are kept, and how long it takes to make them."""
 
-    def __init__(self, capture: Capture, found: Found) -> None:
-        self._capture, self._found = capture, found
+    def __init__(self, found: Found) -> None:
+        self._found = found
+        self._makes = False  # such, not what is recorded to be measured
 
-    def rehearsing(self) -> AbstractContextManager[None]:
-        return self._capture.rehearsing()
+    def timed(self, record: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what does the same, and is timed."""
 
-    def __call__(self, compute: Compute) -> tuple[Graph, torch.Tensor]:
-        began = time.perf_counter()
-        made = self._capture(compute)
-        self._found["recordings_s"] += time.perf_counter() - began
-        self._found["recordings"] += 1
-        return made
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began, self._makes = time.perf_counter(), True
+            try:
+                return record(*args, **kwargs)
+            finally:
+                self._makes = False
+                self._found["recordings_s"] += time.perf_counter() - began
+
+        return timed
+
+    def counted(self, capture: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what does the same, and is counted."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._found["recordings"] += self._makes
+            return capture(*args, **kwargs)
+
+        return counted
 
 
 def _timed(make: Callable[..., None], times: list[float]) -> Callable[..., None]:
@@ -54,8 +64,17 @@ def _timed(make: Callable[..., None], times: list[float]) -> Callable[..., None]
     return timed
 
 
+def _recorders() -> list[Any]:
+    """Return what makes the recordings that are kept."""
+    if not has_triton():
+        return [StepRecorder]
+    from tgi_trio.shard.torch_backend.recordings.mixed_graphs import MixedGraphs  # imports Triton
+
+    return [StepRecorder, MixedGraphs]
+
+
 @contextmanager
-def timed_warm_up(runner: TorchRunner) -> Iterator[Found]:
+def timed_warm_up() -> Iterator[Found]:
     """Yield what becomes the seconds that parts of a warm-up take, and how many there are.
 
     "compile_s": kernels, beside one another, of which "rehearsal_s" until all are known; "made_s",
@@ -66,7 +85,7 @@ def timed_warm_up(runner: TorchRunner) -> Iterator[Found]:
     found = {"compile_s": 0.0, "compiled": 0.0, "rehearsal_s": 0.0, "made_s": 0.0, "slowest_s": 0.0}
     found["largest_s"] = 0.0
     found |= {"recordings_s": 0.0, "recordings": 0.0}
-    measure, graphs = LargestStep.measure, runner._graphs
+    measure, recordings = LargestStep.measure, _Recordings(found)
 
     def compile_timed(device: torch.device, work: Callable[[], None]) -> int:
         began, times = time.perf_counter(), list[float]()
@@ -88,22 +107,16 @@ def timed_warm_up(runner: TorchRunner) -> Iterator[Found]:
         found["largest_s"] = time.perf_counter() - began
         return taken
 
-    capture = None if graphs is None else graphs._capture
-    mixed = None if graphs is None else graphs._mixed
-    if graphs is not None and capture is not None:
-        graphs._capture = timed = _TimedCapture(capture, found)
-        if mixed is not None:
-            mixed.capture = timed
-    with (
-        mock.patch.object(torch_runner, "compile_ahead", compile_timed),
-        mock.patch.object(LargestStep, "measure", measure_timed),
-    ):
+    with ExitStack() as patched:
+        for owner, name, timed in (
+            (torch_runner, "compile_ahead", compile_timed),
+            (LargestStep, "measure", measure_timed),
+            *((kind, "record", recordings.timed(kind.record)) for kind in _recorders()),
+            (CudaCapture, "__call__", recordings.counted(CudaCapture.__call__)),
+        ):
+            patched.enter_context(mock.patch.object(owner, name, timed))
         began = time.perf_counter()
         try:
             yield found
         finally:
             found["warm_up_s"] = time.perf_counter() - began
-            if graphs is not None and capture is not None:
-                graphs._capture = capture
-                if mixed is not None:
-                    mixed.capture = capture

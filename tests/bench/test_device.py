@@ -23,9 +23,13 @@ from bench.device.server import went_on
 from bench.device.steps import Bench, Plan
 from bench.device.streams import Heard
 from bench.device.timed_steps import Step, describe
+from bench.device.warm_up import timed_warm_up
 from tgi_trio.client.measures import RequestRecord
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.check import check_checkpoint, model_spec
 from tgi_trio.model.config import read_config
+from tgi_trio.shard.torch_backend.torch_device import has_triton
+from tgi_trio.testing.stand_in_device import StandInDevice
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -199,3 +203,17 @@ def test_the_kit_runs_without_a_device(tmp_path: Path) -> None:
     ]
     assert broken["broken"] and broken["completed"] == broken["streams"] and not broken["errors"]
     assert "dry" in SHAPES and len(list(tmp_path.iterdir())) <= 8 and (tmp_path / "traces.tar")
+
+
+@pytest.mark.skipif(not has_triton(), reason="recordings choose tokens by Triton's kernels")
+def test_a_warm_up_counts_the_recordings_of_decodes_and_of_prompts() -> None:
+    with StandInDevice() as device:
+        runner = make_runner("dry", torch.device("cuda:0"), torch.float32, (1, 2))
+        with timed_warm_up() as found, device.idle():
+            runner.warm_up(WarmupRequest(64, 64, 2, 1024))
+        made = device.counts.recordings
+    graphs = runner._graphs
+    assert graphs is not None
+    # Each size alone and with masks; of those with prompts some are forgotten again.
+    assert 4 < found["recordings"] <= made
+    assert 0.0 < found["recordings_s"] < found["warm_up_s"]
