@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,15 @@ class ToolUse:
     functions: tuple[Function, ...]  # at least one
     required: bool
     most: int  # calls in one answer
+
+
+def only(functions: Sequence[Function], names: Collection[str]) -> list[Function]:
+    """Return the functions of these names; raises ToolError for a name that is not there."""
+    wanted, known = set(names), {function.name for function in functions}
+    for name in names:
+        if name not in known:
+            raise ToolError(f"Tool with name {name} not found")
+    return [function for function in functions if function.name in wanted]
 
 
 def tool_use(

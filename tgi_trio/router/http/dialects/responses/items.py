@@ -12,10 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from tgi_trio.router.http.dialects.responses import schema
-from tgi_trio.router.http.dialects.responses.tools import INPUT, SHELL, model_name
+from tgi_trio.router.http.dialects.responses.tools import SHELL, model_name
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import convert_body, invalid_value
 from tgi_trio.router.images.links import ImageLink, Piece
+from tgi_trio.router.text.tools.custom import INPUT
 from tgi_trio.router.text.turns import PastCall, Turn, read_arguments
 
 CALL_PREFIX: Final = "call_"  # of ids, as OpenAI's begin; the template sees what is behind it

@@ -16,13 +16,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from tgi_trio.errors import ToolError, ValidationError
+from tgi_trio.errors import ToolError
 from tgi_trio.router.http.messages.schema import invalid_value
-from tgi_trio.router.text import grammars
-from tgi_trio.router.text.lark_regex import lark_regex
-from tgi_trio.router.text.tools.functions import Function
+from tgi_trio.router.text.tools.custom import custom_function, shown_parameters
+from tgi_trio.router.text.tools.functions import Function, only
 
-INPUT: Final = "input"  # the one argument of a custom tool
 SHELL: Final = "local_shell"
 _SHELL: Final = {
     "type": "function",
@@ -81,14 +79,13 @@ class Toolbox:
             if name in tools:
                 raise ToolError(f"two tools have the name `{name}`")
             tools[name] = tool
-            if shown.get("strict") is not True:
-                loose.add(name)
             parameters = shown.get("parameters") or {"type": "object", "properties": {}}
-            made = Function.of(name, parameters)
-            if tool.way is Way.CUSTOM and (pattern := _pattern(shown, most)) is not None:
-                made = replace(made, schema=_text_schema(pattern=pattern), part="format")
-                loose.discard(name)
-            functions.append(made)
+            if tool.way is Way.CUSTOM:
+                functions.append(custom_function(name, shown.get("format"), most))
+            else:
+                functions.append(Function.of(name, parameters))
+                if shown.get("strict") is not True:
+                    loose.add(name)
             function: dict[str, Any] = {"name": name}
             if shown.get("description") is not None:
                 function["description"] = shown["description"]
@@ -98,16 +95,8 @@ class Toolbox:
 
     def only(self, names: Sequence[str]) -> Toolbox:
         """Return the tools of these names; raises ToolError for one that is not there."""
-        for name in names:
-            if name not in self.tools:
-                raise ToolError(f"Tool with name {name} not found")
-        kept = [i for i, each in enumerate(self.functions) if each.name in names]
-        return Toolbox(
-            {name: self.tools[name] for name in names},
-            [self.listed[i] for i in kept],
-            [self.functions[i] for i in kept],
-            self.loose,
-        )
+        kept = only(self.functions, names)
+        return replace(self, tools={name: self.tools[name] for name in names}, functions=kept)
 
     def find(self, name: str) -> Tool:
         """Return the tool that the model called."""
@@ -127,7 +116,8 @@ def _served(given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Tool, Mapping[
                 yield Tool(Way.FUNCTION, _name(tool, f"tools[{i}]")), tool
             case "custom":
                 name = _name(tool, f"tools[{i}]")
-                yield Tool(Way.CUSTOM, name), {**tool, "parameters": _shown_text(tool)}
+                shown = {**tool, "parameters": shown_parameters(tool.get("format"))}
+                yield Tool(Way.CUSTOM, name), shown
             case "local_shell":
                 yield Tool(Way.SHELL, SHELL), _SHELL
             case "namespace":
@@ -141,50 +131,6 @@ def _served(given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Tool, Mapping[
                 continue
             case _:
                 raise invalid_value(f"tools[{i}]", "missing field `type`")
-
-
-# ---- custom tools ------------------------------------------------------------------------------
-
-
-def _text_schema(**more: Any) -> dict[str, Any]:
-    """Return the schema of one text."""
-    properties = {INPUT: {"type": "string", **more}}
-    return {"type": "object", "properties": properties, "required": [INPUT]}
-
-
-def _shown_text(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a custom tool as the model is shown them: with its grammar."""
-    form = tool.get("format")
-    if not isinstance(form, dict) or form.get("type") != "grammar":
-        return _text_schema()
-    return _text_schema(description=f"{form.get('syntax')} grammar:\n{form.get('definition')}")
-
-
-def _pattern(tool: Mapping[str, Any], most: int) -> str | None:
-    """Return the expression that a custom tool's text must match; None: any text will do.
-
-    Raises ToolError.
-    """
-    form, where = tool.get("format"), f"the `format` of `{tool['name']}`"
-    if form is None:
-        return None
-    if not isinstance(form, dict) or form.get("type") not in ("text", "grammar"):
-        raise ToolError(f"{where}: its `type` is neither `text` nor `grammar`")
-    if form["type"] == "text":
-        return None
-    definition = form.get("definition")
-    if not isinstance(definition, str):
-        raise ToolError(f"{where}: a grammar needs `definition`, a text")
-    try:
-        grammars.check_size(definition, most)
-        match form.get("syntax"):
-            case "regex":
-                return f"^(?:{definition})$"
-            case "lark":
-                return f"^(?:{lark_regex(definition, most)})$"
-    except ValidationError as error:
-        raise ToolError(f"{where}: {error}") from error
-    raise ToolError(f"{where}: its `syntax` is neither `lark` nor `regex`")
 
 
 def _name(tool: Mapping[str, Any], path: str) -> str:

@@ -16,7 +16,8 @@ from tgi_trio.router.http.dialects.blocks import Block, Kind
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.items import CALL_PREFIX, carry
 from tgi_trio.router.http.dialects.responses.told_tokens import ToldTokens
-from tgi_trio.router.http.dialects.responses.tools import INPUT, Toolbox, Way
+from tgi_trio.router.http.dialects.responses.tools import Toolbox, Way
+from tgi_trio.router.text.tools.custom import read_input
 
 CARRIED: Final = "reasoning.encrypted_content"  # in `include`
 
@@ -111,7 +112,7 @@ class ItemWriter:
         tool = self.box.find(block.name)
         match tool.way:
             case Way.CUSTOM:
-                return replies.CustomToolCallItem(id, status, call_id, tool.name, _input(text))
+                return replies.CustomToolCallItem(id, status, call_id, tool.name, read_input(text))
             case Way.SHELL:
                 return replies.LocalShellCallItem(id, status, call_id, _action(text))
             case Way.FUNCTION:
@@ -140,12 +141,6 @@ def _arguments(text: str) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
     return {}
-
-
-def _input(text: str) -> str:
-    """Return the free text of a custom tool's call; of one that was cut off, nothing."""
-    found = _arguments(text).get(INPUT, "")
-    return found if isinstance(found, str) else ""
 
 
 def _action(text: str) -> replies.ShellAction:
