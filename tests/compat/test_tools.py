@@ -9,6 +9,7 @@ import openai as package
 import pytest
 from huggingface_hub import InferenceClient
 from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageCustomToolCall
 
 from tests.system.server import ServerProcess
 
@@ -93,6 +94,38 @@ def test_openais_stream_helper_puts_a_call_together(openai: OpenAI) -> None:
         c.function.arguments for c in whole.tool_calls or []
     ]
     assert final.content is None
+
+
+def test_openai_gets_the_text_of_a_custom_tool_and_sends_it_back(openai: OpenAI) -> None:
+    definition = 'start: "move " SIDE\nSIDE: "left" | "right"\n'
+    form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": definition}}
+    robot: Any = {"type": "custom", "custom": {"name": "robot", "format": form}}
+    choice: Any = {"type": "custom", "custom": {"name": "robot"}}
+    options: Any = {**GREEDY, "tools": [robot, CLOCK], "tool_choice": choice}
+    whole = openai.chat.completions.create(**options).choices[0]
+    (call,) = whole.message.tool_calls or []
+    assert isinstance(call, ChatCompletionMessageCustomToolCall)
+    assert call.custom.name == "robot" and call.custom.input in ("move left", "move right")
+    assert whole.finish_reason == "tool_calls"
+    chunks = openai.chat.completions.create(**options, stream=True)
+    deltas = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or []]
+    assert {delta.index for delta in deltas} == {0}
+    told = [delta.model_dump()["custom"] for delta in deltas]  # the package's type lacks the field
+    assert told[0]["name"] == "robot" and deltas[0].id
+    assert "".join(each["input"] for each in told) == call.custom.input
+    history = [*QUESTION, whole.message.model_dump(exclude_none=True)]
+    history.append({"role": "tool", "tool_call_id": call.id, "content": "done"})
+    again = openai.chat.completions.create(**{**options, "messages": history, "max_tokens": 1})
+    assert again.usage is not None
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_openai_allows_some_of_the_tools(openai: OpenAI, mode: str) -> None:
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "clock"}}]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+    message = openai.chat.completions.create(**GREEDY, tool_choice=choice).choices[0].message
+    names = {call.function.name for call in message.tool_calls or [] if call.type == "function"}
+    assert names == {"clock"} or (mode == "auto" and not names)
 
 
 @pytest.mark.parametrize("seed", range(4))

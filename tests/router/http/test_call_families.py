@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from tests.router.http import tool_calls
 from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
 from tests.router.http.served import served
 from tests.router.http.test_tools import chunks_of, folded, message_of
 from tests.router.text.families import BY_NAME as FAMILIES
 from tests.router.text.families import template_of
+from tgi_trio.router.http.messages import replies
 from tgi_trio.router.text.tools.call_formats import HERMES
 from tgi_trio.router.text.tools.probe import find_call_style
 
@@ -57,9 +60,10 @@ async def test_a_call_and_the_round_after_it(name: str) -> None:
         message, reason = message_of(await client.post(CHAT, BODY))
         assert reason == "tool_calls" and message.content is None
         (call,) = message.tool_calls or []
-        assert (call.function.name, json.loads(call.function.arguments)) == ("weather", ARGUMENTS)
+        name_called, arguments = tool_calls.made(call)
+        assert (name_called, json.loads(arguments)) == ("weather", ARGUMENTS)
         events = chunks_of(await client.post(CHAT, {**BODY, "stream": True}))
-        assert folded(events) == ("", [("weather", call.function.arguments)], "tool_calls")
+        assert folded(events) == ("", [("weather", arguments)], "tool_calls")
         past = [
             {"role": "assistant", "content": None, "tool_calls": [json.loads(_json(call))]},
             {"role": "tool", "tool_call_id": call.id, "content": "sun"},
@@ -75,9 +79,8 @@ async def test_a_call_and_the_round_after_it(name: str) -> None:
         assert answer.status == 200, answer.body
 
 
-def _json(call: Any) -> str:
-    function = {"name": call.function.name, "arguments": call.function.arguments}
-    return json.dumps({"id": call.id, "type": "function", "function": function})
+def _json(call: replies.OutputToolCall) -> str:
+    return msgspec.json.encode(call).decode()
 
 
 CHANNELS = (
@@ -139,7 +142,7 @@ async def test_whatever_a_model_writes_is_an_answer(name: str) -> None:
             answer = await client.post(CHAT, BODY)
             assert answer.status == 200, answer.body
             message, reason = message_of(answer)
-            calls = [(c.function.name, c.function.arguments) for c in message.tool_calls or []]
+            calls = tool_calls.called(message)
             streamed = folded(chunks_of(await client.post(CHAT, {**BODY, "stream": True})))
             assert streamed == (message.content or "", calls, reason), text
 

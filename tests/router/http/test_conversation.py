@@ -16,6 +16,7 @@ from tests.router.http.fake_engine import byte_tokenizer
 from tests.router.text.test_chat_template import SPECIAL, TOOL, theirs
 from tgi_trio.router.http.call import SYSTEM_RANDOM
 from tgi_trio.router.http.dialects.chat import to_conversation
+from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.text.chat_template import ChatTemplate
@@ -103,6 +104,7 @@ def prompt_of(template: str = TEMPLATE, /, **body: Any) -> str:
             tokenizer=TOKENIZER,
             thoughts=None,
             call_style=CallStyle(),
+            limits=ServedLimits(),
         ),
     )
     request = msgspec.convert(body, schema.ChatRequest)

@@ -13,6 +13,7 @@ from tests.router.http.thinking_answers import (
     engine,
     folded,
 )
+from tests.router.http.tool_calls import called
 from tgi_trio.router.text.tools.call_formats import HERMES
 
 pytestmark = pytest.mark.trio
@@ -44,8 +45,7 @@ async def test_a_stop_string_ends_the_answer_alone(stop, step):
             assert folded(answer)[:4] == expected
             continue
         choice = choice_of(answer)
-        (made,) = choice.message.tool_calls or []
-        calls = [(made.function.name, made.function.arguments)]
+        calls = called(choice.message)
         content = choice.message.content or ""
         assert (choice.message.reasoning, content, calls, choice.finish_reason) == expected
 

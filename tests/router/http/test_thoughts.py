@@ -23,6 +23,7 @@ from tests.router.http.thinking_answers import (
     engine,
     folded,
 )
+from tests.router.http.tool_calls import called
 from tests.router.text.families import BY_NAME
 
 pytestmark = pytest.mark.trio
@@ -47,7 +48,7 @@ async def test_stream_and_body_tell_thoughts_apart(
     whole, stream = engine(text, special=special), engine(text, special=special)
     whole.tokens_per_step = stream.tokens_per_step = step
     found = choice_of(await asked(whole, **tools))
-    said = [(c.function.name, c.function.arguments) for c in found.message.tool_calls or []]
+    said = called(found.message)
     assert found.message.reasoning_content == found.message.reasoning
     assert (found.message.reasoning or "") == thought
     assert (found.message.content or "", said, found.finish_reason) == (content, calls, reason)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
 from tests.router.http.served import Answer, served
+from tests.router.http.tool_calls import called, piece
 from tgi_trio.errors import GrammarError
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages import replies
@@ -65,11 +66,12 @@ def folded(chunks: list[replies.ChatCompletionChunk], index: int = 0) -> tuple[s
         content += choice.delta.content or ""
         for call in choice.delta.tool_calls or []:
             if call.index == len(calls):
-                assert call.type == "function" and call.id and call.function.name
-                calls.append([call.function.name, call.function.arguments])
+                assert call.type and call.id and piece(call)[0]
+                assert getattr(call, call.type)
+                calls.append([*piece(call)])
             else:
-                assert not call.type and not call.id and not call.function.name
-                calls[call.index][1] += call.function.arguments
+                assert not call.type and not call.id and not piece(call)[0]
+                calls[call.index][1] += piece(call)[1]
         reasons.append(choice.finish_reason)
     assert set(reasons[:-1]) <= {None}
     return content, [tuple(call) for call in calls], reasons[-1]
@@ -93,7 +95,7 @@ async def test_stream_and_body_say_the_same(http, prose, calls, reason, step):
     content, streamed, last = folded(chunks_of(await asked(stream, http, stream=True)))
     assert finish == last == reason
     assert (message.content or "") == content == prose
-    assert [(c.function.name, c.function.arguments) for c in message.tool_calls or []] == expected
+    assert called(message) == expected
     assert streamed == expected
     if calls:
         assert message.content is None or prose
@@ -137,7 +139,7 @@ async def test_a_call_that_is_cut_off_says_length(http):
     message, finish = message_of(await asked(engine(text), http, **body))
     content, calls, last = folded(chunks_of(await asked(engine(text), http, stream=True, **body)))
     assert finish == last == "length"
-    assert [(c.function.name, c.function.arguments) for c in message.tool_calls or []] == calls
+    assert called(message) == calls
     assert '{"city":"Rome"}'.startswith(calls[0][1]) and content == ""
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from tests.router.http.fake_engine import TEMPLATE, FakeEngine, byte_tokenizer
 from tests.router.http.served import Answer, served
+from tests.router.http.tool_calls import piece
 from tgi_trio.router.http.messages import replies
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.call_formats import HERMES
@@ -64,9 +65,9 @@ def folded(answer: Answer) -> tuple[str, str, list[tuple[str, str]], str | None,
             content += delta.content or ""
             for call in delta.tool_calls or []:
                 if call.index == len(calls):
-                    calls.append([call.function.name, call.function.arguments])
+                    calls.append([*piece(call)])
                 else:
-                    calls[call.index][1] += call.function.arguments
+                    calls[call.index][1] += piece(call)[1]
             if choice.logprobs:
                 tokens += [entry.token for entry in choice.logprobs.content]
             reason = choice.finish_reason

@@ -33,6 +33,7 @@ class Conversation:
     # order, what is called. Both are empty where nothing may be called.
     tools: Sequence[Mapping[str, Any]] = ()
     functions: Sequence[Function] = ()
+    custom: Collection[str] = ()  # of chats: names of custom tools, whose calls are one text
     choice: str | None = None  # auto (or None), required, or a name
     named: bool = False  # `choice` can only be a name
     # Functions whose arguments need not fit their schema where no grammar can hold a model to it:

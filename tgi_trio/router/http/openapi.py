@@ -17,7 +17,8 @@ from tgi_trio.router.http.dialects.anthropic import schema as anthropic_schema
 from tgi_trio.router.http.dialects.responses import replies as responses
 from tgi_trio.router.http.dialects.responses import schema as responses_schema
 from tgi_trio.router.http.messages import replies, schema, service_replies, token_schema
-from tgi_trio.router.http.messages.schema import any_of
+from tgi_trio.router.http.messages.component_refs import COMPONENT, any_of
+from tgi_trio.router.http.messages.tool_schema import NAMED
 
 _TAG = "Text Generation Inference"
 _NO_KEY = "The API key is missing or wrong"
@@ -269,7 +270,7 @@ def document() -> bytes:
     ]
     types += [replies.ErrorResponse, replies.OpenAIErrorResponse]
     # What bodies and replies name, but are not decoded to.
-    types += [schema.Tool, schema.VertexInstance]
+    types += [schema.VertexInstance, *NAMED]
     types += [
         token_schema.TokenizeRequest,
         token_schema.TokenizePromptRequest,
@@ -277,7 +278,7 @@ def document() -> bytes:
         service_replies.SimpleToken,
         service_replies.TokenizeResponse,
     ]
-    schemas, components = msgspec.json.schema_components(types, ref_template=schema.COMPONENT)
+    schemas, components = msgspec.json.schema_components(types, ref_template=COMPONENT)
     by_type = {str(each): found for each, found in zip(types, schemas, strict=True)}
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:

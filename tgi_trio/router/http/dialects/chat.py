@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from tgi_trio.errors import ToolError, ValidationError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.conversation import Conversation
+from tgi_trio.router.http.dialects.chat_tools import Choice, GivenTools, to_past_call
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.response_format import forms
+from tgi_trio.router.http.messages.tool_schema import ToolCall
 from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text.chat_template import ChatTemplate
-from tgi_trio.router.text.tools.functions import Function
-from tgi_trio.router.text.turns import PastCall, Turn, read_arguments
+from tgi_trio.router.text.turns import PastCall, Turn
 
 _SHOWN: Final = 60  # characters of an unknown type that its refusal repeats
 
@@ -25,51 +26,34 @@ def to_conversation(call: Call, request: schema.ChatRequest) -> Conversation:
 
     Raises BodyRejected, Refused, ToolError and ValidationError.
     """
-    choice = request.tool_choice
-    tools = [] if choice == "none" else request.tools or []
-    if choice != "none" and request.tools is not None and (given := forms(request)):
+    choice = Choice.of(request.tool_choice)
+    if not choice.none and request.tools is not None and (given := forms(request)):
         form = ", ".join(f"`{each}`" for each in given)
         raise ToolError(
             f"Grammar and tools are mutually exclusive: {form} beside `tools` (leave one of them "
             'out, or set `tool_choice` to "none")'
         )
-    named = isinstance(choice, schema.NamedToolChoice)
-    if isinstance(choice, schema.NamedToolChoice):
-        choice = choice.function.name
-    functions = [_function(tool, i) for i, tool in enumerate(tools)]
+    most = call.engine.limits.max_grammar_bytes
+    tools = GivenTools.of([] if choice.none else request.tools or [], most)
+    functions = choice.narrow(tools.functions)
     return Conversation(
         turns=[_turn(message, i) for i, message in enumerate(request.messages)],
-        tools=[_to_listed_tool(tool) for tool in tools],
+        tools=tools.listed,
         functions=functions,
-        choice=None if choice == "none" and not named else choice,
-        named=named,
+        custom=tools.custom,
+        choice=None if choice.none else choice.tool,
+        named=choice.named,
         parallel=request.parallel_tool_calls is not False,
         tool_prompt=request.tool_prompt,
         begins=request.add_generation_prompt,
         continues=_continues(request),
         documents=request.documents,
-        variables=_variables(request, call.engine.chat_template, tools=bool(tools)),
+        variables=_variables(request, call.engine.chat_template, tools=bool(functions)),
         effort=request.reasoning_effort,
         budget=_budget(request),
         read_thoughts=request.separate_reasoning is not False,
         show_thoughts=request.include_reasoning is not False,
     )
-
-
-def _function(tool: Mapping[str, Any], i: int) -> Function:
-    found = schema.convert_body(tool, schema.Tool, f"tools[{i}]").function
-    return Function.of(
-        found.name, found.arguments if found.parameters is None else found.parameters
-    )
-
-
-def _to_listed_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool as it was sent, but for TGI's other name of `parameters`."""
-    function = tool["function"]
-    if "parameters" in function or "arguments" not in function:
-        return tool
-    renamed = {"parameters" if k == "arguments" else k: v for k, v in function.items()}
-    return {**tool, "function": renamed}
 
 
 def _continues(request: schema.ChatRequest) -> bool | None:
@@ -146,11 +130,15 @@ def _turn(message: schema.Message, i: int) -> Turn:
     return replace(
         turn,
         text=None if message.content is None and calls is not None else turn.text,
-        calls=None if calls is None else [_past_call(each) for each in calls],
+        calls=None if calls is None else _past_calls(calls, f"messages[{i}]"),
         name=message.name,
         call_id=message.tool_call_id,
         thought=next((each for each in thoughts if each is not None), None),
     )
+
+
+def _past_calls(calls: Sequence[ToolCall], path: str) -> list[PastCall]:
+    return [to_past_call(each, f"{path}.tool_calls[{j}]") for j, each in enumerate(calls)]
 
 
 def _piece_of(chunk: schema.MessageChunk, i: int) -> Piece:
@@ -166,13 +154,3 @@ def _piece_of(chunk: schema.MessageChunk, i: int) -> Piece:
     if chunk.text is None:
         raise schema.invalid_value(f"messages[{i}].content", "a text part needs `text`")
     return chunk.text
-
-
-def _past_call(each: schema.ToolCall) -> PastCall:
-    """Return a call of an earlier turn, its arguments read."""
-    function, arguments = each.function, each.function.arguments
-    if arguments is None:
-        arguments = function.parameters if function.parameters is not None else {}
-    if isinstance(arguments, str):
-        arguments = read_arguments(arguments)
-    return PastCall(function.name, arguments, each.id, each.type)

@@ -188,12 +188,20 @@ class CalledFunction(Struct, forbid_unknown_fields=True):
     arguments: str  # JSON
 
 
+class CalledCustomTool(Struct, forbid_unknown_fields=True):
+    """Which custom tool is called, and with what text."""
+
+    name: str
+    input: str
+
+
 class OutputToolCall(Struct, forbid_unknown_fields=True):
-    """A call of a tool."""
+    """A call of a tool: it has the field that `type` names."""
 
     id: str
-    type: Literal["function"]
-    function: CalledFunction
+    type: Literal["function", "custom"]
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledCustomTool | UnsetType = UNSET
 
 
 class OutputMessage(Struct, forbid_unknown_fields=True):
@@ -239,13 +247,21 @@ class FunctionDelta(Struct, forbid_unknown_fields=True, kw_only=True):
     arguments: str  # to be put together
 
 
+class CustomDelta(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A piece of a custom tool's call."""
+
+    name: str | UnsetType = UNSET  # with the first piece of a call alone
+    input: str  # empty until it comes whole
+
+
 class ToolCallDelta(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A piece of a call."""
+    """A piece of a call, of a function or of a custom tool."""
 
     index: int  # of the call
     id: str | UnsetType = UNSET  # with the first piece alone
-    type: Literal["function"] | UnsetType = UNSET  # the same
-    function: FunctionDelta
+    type: Literal["function", "custom"] | UnsetType = UNSET  # the same
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
 
 
 class DeltaMessage(Struct, forbid_unknown_fields=True):

@@ -14,27 +14,15 @@ import msgspec
 import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from tgi_trio.router.http.messages.component_refs import any_of
 from tgi_trio.router.http.messages.problems import BodyRejected
 from tgi_trio.router.http.messages.shared_fields import I32, Count, Scheduling, SharedFields
+from tgi_trio.router.http.messages.tool_schema import ToolCall, ToolChoice, Tools
 from tgi_trio.router.http.messages.unserved import CHAT, COMPLETION, AnyBytes, UnservedFields
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Meta(ge=0)]  # its upper end is checked with the other parameters
 Json = Any
-
-COMPONENT = "#/components/schemas/{name}"  # where the OpenAPI document keeps its types
-
-
-def any_of(*names: str) -> Meta:
-    """Return what documents JSON that fits one of several types of the OpenAPI document.
-
-    A name with `[]` behind it stands for a list of that type.
-    """
-    shapes: list[dict[str, Any]] = []
-    for name in names:
-        one = {"$ref": COMPONENT.format(name=name.removesuffix("[]"))}
-        shapes.append({"type": "array", "items": one} if name.endswith("[]") else one)
-    return Meta(extra_json_schema={"anyOf": shapes})
 
 
 class GrammarType(Struct):
@@ -109,38 +97,6 @@ class MessageChunk(Struct):
     thinking: str | None = None  # what a model thought in an earlier turn, as Mistral's have it
 
 
-class FunctionDefinition(Struct):
-    """A function a model may call, or called; TGI takes `arguments` for `parameters` and back."""
-
-    name: str
-    description: str | None = None
-    parameters: Json = None
-    arguments: Json = None
-
-
-class Tool(Struct):
-    """A tool a model may call."""
-
-    type: str
-    function: FunctionDefinition
-
-
-# Read as they are, since templates show every field in the order in which it was sent; what we need
-# of them is converted to `Tool`.
-Tools = Annotated[
-    list[dict[str, Any]],
-    Meta(extra_json_schema={"items": {"$ref": "#/components/schemas/Tool"}}),
-]
-
-
-class ToolCall(Struct):
-    """A call the model made in an earlier turn."""
-
-    function: FunctionDefinition
-    id: str | None = None
-    type: str = "function"
-
-
 class Message(Struct):
     """One turn of a conversation."""
 
@@ -160,19 +116,6 @@ class StreamOptions(Struct):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's: usage so far in every chunk
-
-
-class FunctionName(Struct):
-    """The name of a function."""
-
-    name: str
-
-
-class NamedToolChoice(Struct):
-    """The tool that must be called."""
-
-    function: FunctionName
-    type: str = "function"
 
 
 class ResponseFormat(Struct):
@@ -206,7 +149,7 @@ class ChatRequest(SharedFields):
     top_p: float | None = None
     tools: Tools | None = None
     tool_prompt: str | None = None
-    tool_choice: str | NamedToolChoice | None = None
+    tool_choice: str | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from msgspec import UNSET, UnsetType
 from msgspec.json import encode
 
 from tgi_trio.router.delta import Answer, CallDelta, Delta
 from tgi_trio.router.http.messages import replies
+from tgi_trio.router.http.messages.custom_calls import CustomInputs
 from tgi_trio.router.http.messages.events import CHAT_GOING_ON, Envelope, chat_chunk_end
 from tgi_trio.router.http.messages.extras import PLAIN, ChunkExtras, Shown
 from tgi_trio.router.http.messages.problems import Problem
@@ -16,6 +17,7 @@ from tgi_trio.router.http.messages.render import GOING_ON, ending_json, text_jso
 from tgi_trio.router.http.messages.usage import UsageCount
 from tgi_trio.router.request import FinishReason, Outcome, ReadToken, Token
 from tgi_trio.router.text.answer import fold
+from tgi_trio.router.text.tools.custom import read_input
 
 
 class AnswerReader:
@@ -77,22 +79,25 @@ def read_answer(reader: AnswerReader, tokens: Iterable[Token], tail: str) -> Ans
     return answer
 
 
-def message_json(answer: Answer, outcome: Outcome) -> bytes:
-    """Return an answer as OpenAI's message.
+def message_json(answer: Answer, outcome: Outcome, custom: Collection[str] = ()) -> bytes:
+    """Return an answer as OpenAI's message; `custom` are the names of custom tools.
 
     Its content is null where there are calls instead, and where it was cut off in its thought.
     """
-    calls = [
-        replies.OutputToolCall(
-            call.id or "", "function", replies.CalledFunction(call.name or "", call.arguments)
-        )
-        for call in answer.calls
-    ]
+    calls = [_output_call(call, custom) for call in answer.calls]
     end = outcome.answer
     cut = end is not None and end.thinking and outcome.reason is FinishReason.LENGTH
     content = None if (calls or cut) and not answer.content else answer.content
     thought = answer.thought or UNSET
     return encode(replies.OutputMessage("assistant", content, calls or UNSET, thought, thought))
+
+
+def _output_call(call: CallDelta, custom: Collection[str]) -> replies.OutputToolCall:
+    id, name = call.id or "", call.name or ""
+    if name in custom:
+        made = replies.CalledCustomTool(name, read_input(call.arguments))
+        return replies.OutputToolCall(id, "custom", custom=made)
+    return replies.OutputToolCall(id, "function", replies.CalledFunction(name, call.arguments))
 
 
 def answer_tokens(tokens: Iterable[Token]) -> list[Token]:
@@ -121,9 +126,11 @@ class ReadChatEvents:
         extras: ChunkExtras | None = None,
         *,
         tools: bool = True,
+        custom: Collection[str] = (),
     ) -> None:
-        """`tools`: some may be called."""
+        """`tools`: some may be called; `custom` are the names of custom tools."""
         self._tools = tools
+        self._inputs = CustomInputs(custom)
         self._envelope = envelope
         self._head = (
             b'data: {"object":"chat.completion.chunk",%b,"choices":[{"index":%d,"delta":'
@@ -150,7 +157,7 @@ class ReadChatEvents:
             last = self._take(token)
         else:
             events = self.step(tokens)
-        delta = fold((last, self._reader.end(outcome.tail)))
+        delta = self._inputs.end(fold((last, self._reader.end(outcome.tail))))
         return events + self._chunk(delta, self._reader.ending(outcome))
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
@@ -167,7 +174,8 @@ class ReadChatEvents:
     def _take(self, token: Token) -> Delta:
         if self._keep:
             self._silent.append(token)
-        return self._reader.take(token)
+        delta = self._reader.take(token)
+        return self._inputs.take(delta) if delta.calls else delta
 
     def _chunk(self, delta: Delta, ending: bytes) -> bytes:
         tokens, self._silent = self._silent, []
@@ -200,14 +208,18 @@ class ReadChatEvents:
 
     def _calls_json(self, delta: Delta) -> bytes:
         content: str | UnsetType = delta.content or UNSET
-        calls = [_call_delta(call) for call in delta.calls]
+        calls = [_call_delta(call, self._inputs.custom(call)) for call in delta.calls]
         thought = delta.thought or UNSET
         return encode(replies.DeltaMessage("assistant", content, calls, thought, thought))
 
 
-def _call_delta(call: CallDelta) -> replies.ToolCallDelta:
-    if call.id is None or call.name is None:
-        function = replies.FunctionDelta(arguments=call.arguments)
-        return replies.ToolCallDelta(index=call.index, function=function)
-    function = replies.FunctionDelta(name=call.name, arguments=call.arguments)
-    return replies.ToolCallDelta(index=call.index, id=call.id, type="function", function=function)
+def _call_delta(call: CallDelta, custom: bool) -> replies.ToolCallDelta:
+    name = UNSET if call.name is None else call.name
+    made = replies.ToolCallDelta(index=call.index)
+    if call.id is not None:
+        made.id, made.type = call.id, "custom" if custom else "function"
+    if custom:
+        made.custom = replies.CustomDelta(name=name, input=call.arguments)
+    else:
+        made.function = replies.FunctionDelta(name=name, arguments=call.arguments)
+    return made

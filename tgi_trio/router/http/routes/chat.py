@@ -117,8 +117,9 @@ def _events(
     extras = shown.extras(request)
     if prepared.plain:
         return ChatEvents(envelope, index, usage, shown, extras)
-    tools = prepared.tools is not None
-    return ReadChatEvents(envelope, index, usage, prepared.reader(), shown, extras, tools=tools)
+    reader, tools = prepared.reader(), prepared.tools is not None
+    custom = prepared.conversation.custom
+    return ReadChatEvents(envelope, index, usage, reader, shown, extras, tools=tools, custom=custom)
 
 
 def _completion(
@@ -165,7 +166,7 @@ def _answer(result: Result, prepared: Prepared) -> tuple[bytes, bytes]:
         return b'{"role":"assistant","content":%b}' % content, ending_json(outcome)
     reader = prepared.reader()
     answer = read_answer(reader, result.tokens, outcome.tail)
-    return message_json(answer, outcome), reader.ending(outcome)
+    return message_json(answer, outcome, prepared.conversation.custom), reader.ending(outcome)
 
 
 def _logprobs(result: Result, shown: Shown) -> bytes:

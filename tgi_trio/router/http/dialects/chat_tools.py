@@ -1,0 +1,150 @@
+"""The tools of a chat, and which of them its answer may call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tgi_trio.errors import ToolError
+from tgi_trio.router.http.messages import schema, tool_schema
+from tgi_trio.router.text.tools.custom import INPUT, custom_function, shown_parameters
+from tgi_trio.router.text.tools.functions import Function, only
+from tgi_trio.router.text.turns import PastCall, read_arguments
+
+_SHOWN: Final = 60  # characters of an unknown type that its refusal repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What `tool_choice` says."""
+
+    tool: str | None = None  # auto (or None), required, none, or a name
+    named: bool = False  # `tool` can only be a name
+    allowed: Collection[str] | None = None  # the names that may be called; None: all
+
+    @property
+    def none(self) -> bool:
+        """Whether nothing may be called, whatever tools there are."""
+        return self.tool == "none" and not self.named
+
+    @classmethod
+    def of(cls, given: str | Mapping[str, Any] | None) -> Choice:
+        """Read a choice; raises BodyRejected."""
+        if given is None or isinstance(given, str):
+            return cls(given)
+        if given.get("type") != "allowed_tools":
+            served = "`function`, `custom` and `allowed_tools`"
+            return cls(_tool_name(given, "tool_choice", served), named=True)
+        found = schema.convert_body(given, tool_schema.AllowedToolsChoice, "tool_choice")
+        where, mode = "tool_choice.allowed_tools", found.allowed_tools.mode
+        if mode not in tool_schema.MODES:
+            modes = ", ".join(f"`{each}`" for each in tool_schema.MODES)
+            raise schema.invalid_value(f"{where}.mode", f"`{mode[:_SHOWN]}` is none of {modes}")
+        names = [
+            _tool_name(each, f"{where}.tools[{i}]", "`function` and `custom`")
+            for i, each in enumerate(found.allowed_tools.tools)
+        ]
+        return cls(mode, allowed=names)
+
+    def narrow(self, functions: Sequence[Function]) -> Sequence[Function]:
+        """Return the functions that may be called; raises ToolError."""
+        if self.allowed is None:
+            return functions
+        if self.tool == "required" and not self.allowed:
+            raise ToolError("`tool_choice` is `required`, and there are no tools")
+        return only(functions, self.allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenTools:
+    """The tools of one chat, in their order."""
+
+    functions: Sequence[Function]
+    listed: Sequence[Mapping[str, Any]]  # as templates show them
+    custom: Collection[str]  # names of those whose calls are given back as one text
+
+    @classmethod
+    def of(cls, given: Sequence[Mapping[str, Any]], most: int) -> GivenTools:
+        """Read tools; `most` bytes of a grammar of one. Raises BodyRejected and ToolError."""
+        functions: list[Function] = []
+        listed: list[Mapping[str, Any]] = []
+        custom: set[str] = set()
+        for i, tool in enumerate(given):
+            if _kind(tool, f"tools[{i}]") == "custom":
+                function, shown = _custom_tool(tool, f"tools[{i}]", most)
+                custom.add(function.name)
+            else:
+                function, shown = _function(tool, f"tools[{i}]"), _to_listed_tool(tool)
+            functions.append(function)
+            listed.append(shown)
+        return cls(functions, listed, custom)
+
+
+def to_past_call(each: tool_schema.ToolCall, path: str) -> PastCall:
+    """Return a call of an earlier turn, its arguments read; raises BodyRejected."""
+    if each.type == "custom" and each.custom is not None:
+        return PastCall(each.custom.name, {INPUT: each.custom.input}, each.id)
+    function = each.function
+    if function is None:
+        needed = "custom" if each.type == "custom" else "function"
+        raise schema.invalid_value(path, f"missing field `{needed}`")
+    arguments = function.arguments
+    if arguments is None:
+        arguments = function.parameters if function.parameters is not None else {}
+    if isinstance(arguments, str):
+        arguments = read_arguments(arguments)
+    return PastCall(function.name, arguments, each.id, each.type)
+
+
+def _kind(given: Mapping[str, Any], path: str, served: str = "`function` and `custom`") -> str:
+    """Return `custom` or `function`, which may go by another name; raises BodyRejected."""
+    kind = given.get("type", "function")
+    if kind == "custom":
+        return "custom"
+    if isinstance(kind, str) and kind != "function" and "function" not in given:
+        what = f"`{kind[:_SHOWN]}` is not served, only {served}: tools run at the client"
+        raise schema.invalid_value(f"{path}.type", what)
+    return "function"
+
+
+def _tool_name(given: Mapping[str, Any], path: str, served: str) -> str:
+    if _kind(given, path, served) == "custom":
+        return schema.convert_body(given, tool_schema.NamedCustomToolChoice, path).custom.name
+    return schema.convert_body(given, tool_schema.NamedToolChoice, path).function.name
+
+
+def _function(tool: Mapping[str, Any], path: str) -> Function:
+    found = schema.convert_body(tool, tool_schema.Tool, path).function
+    return Function.of(
+        found.name, found.arguments if found.parameters is None else found.parameters
+    )
+
+
+def _to_listed_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool as it was sent, but for TGI's other name of `parameters`."""
+    function = tool["function"]
+    if "parameters" in function or "arguments" not in function:
+        return tool
+    renamed = {"parameters" if k == "arguments" else k: v for k, v in function.items()}
+    return {**tool, "function": renamed}
+
+
+def _custom_tool(
+    tool: Mapping[str, Any], path: str, most: int
+) -> tuple[Function, Mapping[str, Any]]:
+    """Return a custom tool as it is called, and as templates show it."""
+    found = schema.convert_body(tool, tool_schema.CustomTool, path).custom
+    form: dict[str, Any] | None = None
+    if found.format is not None:
+        form = {"type": found.format.type}
+        if form["type"] == "grammar":
+            if found.format.grammar is None:
+                raise schema.invalid_value(f"{path}.custom.format", "missing field `grammar`")
+            grammar = found.format.grammar
+            form |= {"syntax": grammar.syntax, "definition": grammar.definition}
+    shown: dict[str, Any] = {"name": found.name}
+    if found.description is not None:
+        shown["description"] = found.description
+    shown["parameters"] = shown_parameters(form)
+    return custom_function(found.name, form, most), {"type": "function", "function": shown}

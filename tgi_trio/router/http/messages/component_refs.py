@@ -1,0 +1,21 @@
+"""References to the types of the OpenAPI document, for fields that are read as plain JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Meta
+
+COMPONENT = "#/components/schemas/{name}"  # where the OpenAPI document keeps its types
+
+
+def any_of(*names: str) -> Meta:
+    """Return what documents JSON that fits one of several types of the OpenAPI document.
+
+    A name with `[]` behind it stands for a list of that type.
+    """
+    shapes: list[dict[str, Any]] = []
+    for name in names:
+        one = {"$ref": COMPONENT.format(name=name.removesuffix("[]"))}
+        shapes.append({"type": "array", "items": one} if name.endswith("[]") else one)
+    return Meta(extra_json_schema={"anyOf": shapes})
