@@ -56,3 +56,20 @@ async def test_an_image_waits_until_it_was_seen(tmp_path: Path) -> None:
     sent = [body["messages"][-1]["content"] for body in client.asked]
     assert sent == [content, content, "Sure?"]
     assert client.asked[2]["messages"][0]["content"] == content
+
+
+async def test_a_call_of_a_custom_tool_goes_back_as_it_came() -> None:
+    pieces = [
+        {"index": 0, "id": "a", "type": "custom", "custom": {"name": "patch", "input": ""}},
+        {"index": 0, "custom": {"input": "+ x"}},
+    ]
+    calls = {"choices": [{"delta": {"tool_calls": pieces}}]}
+    client = Scripted(calls, SAYS)
+    conversation = Conversation(cast(Client, client), ChatOptions())
+    conversation.reset()
+    assert [piece async for piece in conversation.say("Patch!")] == []
+    (call,) = conversation.calls
+    assert (call.name, call.arguments) == ("patch", "+ x")
+    assert [piece.text async for piece in conversation.say("Go on.")] == ["Red."]
+    sent = {"id": "a", "type": "custom", "custom": {"name": "patch", "input": "+ x"}}
+    assert client.asked[1]["messages"][-3]["tool_calls"] == [sent]

@@ -32,7 +32,16 @@ class Call:
 
     id: str = ""
     name: str = ""
-    arguments: str = ""  # JSON, unless the answer was cut off
+    arguments: str = ""  # JSON, unless the answer was cut off; of a custom tool, its text
+    custom: bool = False
+
+    def field(self) -> Message:
+        """Return the call as messages have it."""
+        if self.custom:
+            made = {"name": self.name, "input": self.arguments}
+            return {"id": self.id, "type": "custom", "custom": made}
+        made = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": made}
 
 
 @dataclass(slots=True)
@@ -57,10 +66,11 @@ class _Heard:
         index = news.get("index", 0)
         while len(self.calls) <= index:
             self.calls.append(Call())
-        call, function = self.calls[index], news.get("function") or {}
+        call, made = self.calls[index], news.get("function") or news.get("custom") or {}
         call.id = call.id or news.get("id") or ""
-        call.name += function.get("name") or ""
-        call.arguments += function.get("arguments") or ""
+        call.custom = call.custom or "custom" in news
+        call.name += made.get("name") or ""
+        call.arguments += made.get("arguments") or made.get("input") or ""
 
     def message(self) -> Message | None:
         """Return the answer as a message of the history; None where nothing was heard."""
@@ -70,14 +80,7 @@ class _Heard:
         if self.thought:
             message["reasoning_content"] = self.thought
         if self.calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in self.calls
-            ]
+            message["tool_calls"] = [call.field() for call in self.calls]
         return message
 
 
