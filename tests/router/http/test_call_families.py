@@ -44,12 +44,12 @@ def engine(name: str, answer: str) -> FakeEngine:
     return found
 
 
-def called(name: str) -> str:
+def called(name: str, function: str = "weather", arguments: Any = ARGUMENTS) -> str:
     """Return what the model writes when it calls, behind the thought where the prompt has one."""
     family = FAMILIES[name]
     form = find_call_style(template_of(name), family.added).format
     thought = f"Hm.{family.marks[1]}" if family.marks and family.default == "inside" else ""
-    return thought + form.write([("weather", ARGUMENTS)])
+    return thought + form.write([(function, arguments)])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -149,3 +149,16 @@ async def test_whatever_a_model_writes_is_an_answer(name: str) -> None:
 
 async def test_an_unknown_family_calls_as_hermes_does() -> None:
     assert find_call_style(None, ()).format is HERMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_the_text_of_a_custom_tool_comes_back_as_it_was_written(name: str) -> None:
+    text = '+ "é"\n- x'
+    found = engine(name, called(name, "patch", {"input": text}))
+    body = {**BODY, "tools": [{"type": "custom", "custom": {"name": "patch"}}]}
+    async with served(found) as server:
+        client = await server.connect()
+        message, reason = message_of(await client.post(CHAT, body))
+        assert (tool_calls.called(message), reason) == ([("patch", text)], "tool_calls")
+        streamed = folded(chunks_of(await client.post(CHAT, {**body, "stream": True})))
+        assert streamed == ("", [("patch", text)], "tool_calls")
