@@ -42,6 +42,18 @@ SMALL = ServedLimits(max_input_tokens=20, max_total_tokens=40)
         ({"tool_choice": "any"}, 400, None, "`any`"),
         ({"tool_choice": "required"}, 400, None, "no tools"),
         ({"tool_choice": {"type": "function"}}, 400, None, "name"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "any", "tools": []}},
+            *(400, None, "expected one of `auto`, `required`"),
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [1]}},
+            *(400, None, "expected a list of tools"),
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto"}},
+            *(400, None, "expected a list of tools"),
+        ),
         ({"tool_choice": {"type": "function", "name": "x"}}, 400, None, "x not found"),
         ({"tools": [{"name": "x"}]}, 400, None, "type"),
         ({"tools": [{"type": "function"}]}, 400, None, "name"),

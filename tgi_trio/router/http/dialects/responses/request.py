@@ -11,6 +11,7 @@ from tgi_trio.router.http.dialects.responses.items import to_turns
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, model_name
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import invalid_value
+from tgi_trio.router.http.messages.tool_schema import MODES
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.turns import Turn
 from tgi_trio.router.validation import GenerationParameters
@@ -84,10 +85,14 @@ def _choice(given: str | dict[str, Any] | None) -> tuple[str, list[str] | None, 
         case "local_shell":
             return "required", ["local_shell"], True
         case "allowed_tools":
-            tools = given.get("tools")
-            allowed = [each for each in tools if "name" in each] if isinstance(tools, list) else []
-            mode = "required" if given.get("mode") == "required" else "auto"
-            return mode, [_tool_name(each) for each in allowed], False
+            mode, tools = given.get("mode"), given.get("tools")
+            if mode not in MODES:
+                modes = ", ".join(f"`{each}`" for each in MODES)
+                raise invalid_value("tool_choice.mode", f"expected one of {modes}")
+            if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
+                raise invalid_value("tool_choice.tools", "expected a list of tools")
+            # OpenAI's own tools have no names, and are passed over here as among `tools`.
+            return mode, [_tool_name(each) for each in tools if "name" in each], False
     return "auto", None, False  # one of OpenAI's own tools
 
 
