@@ -14,6 +14,7 @@ from bench.harness.server import free_port, serving
 
 BODY: Final = {"inputs": "Hello", "parameters": {"max_new_tokens": 20}}
 ROUTER, SHARD = "router", "shard"
+_LOOP: Final = "shard/loop/worker.py"  # whose calls begin a turn
 _QUIET_S: Final = 1.0  # until all is done that the request before has left to do
 
 
@@ -47,12 +48,14 @@ def trace_request(*flags: str) -> list[tuple[str, str]]:
             process: json.loads((Path(folder) / f"{process}.json").read_text())
             for process in (ROUTER, SHARD)
         }
-    # An idle shard looks around now and then: its first turn is to be a whole one.
     began = min(moment for moment, _ in noted[ROUTER] if moment >= began)
+    # An idle shard looks around now and then, and may be about it: what counts are whole turns.
+    turned = min(moment for moment, file in noted[SHARD] if moment >= began and file == _LOOP)
+    first = {ROUTER: began, SHARD: turned}
     calls = [
         (moment, process, file)
         for process, own in noted.items()
         for moment, file in own
-        if began <= moment <= ended
+        if first[process] <= moment <= ended
     ]
     return list(dict.fromkeys((process, file) for _, process, file in sorted(calls)))
