@@ -145,14 +145,7 @@ def device_parts(
     if capturable is None:
         tell_no_graphs(sizes, "its steps cannot be recorded")
     elif sizes:
-        # With several ranks no step ends without the others', and none is measured.
-        nodes = open_nodes(device) if ranks is None and has_triton() else None
-        capture = CudaCapture(device, alone=ranks is None, nodes=nodes)
-        choose = carveouts = None
-        if nodes is not None:
-            carveouts = Carveouts(capture, ReplayTime(device).least)
-        if has_triton():
-            choose = _choice(model, RecordedTime(device, capture), alone=ranks is None)
+        capture, choose, carveouts = _recording_choices(model, device, alone=ranks is None)
         pages = images if isinstance(images, ImagePages) else None
         if ends is not None and ahead:
             mixed = _mixed_graphs(model, capturable, capture, device, ends, adapters, pages)
@@ -176,6 +169,20 @@ def device_parts(
     masks = _choice_masks(sampler, config)
     last = None if guesses is None else guesses.last
     return graphs, DeviceSteps(computes, ends.sampler, masks, graphs, last, ends.chain, mixed)
+
+
+def _recording_choices(
+    model: DeviceModel, device: torch.device, *, alone: bool
+) -> tuple[CudaCapture, Callable[[IdleSteps, bool], None] | None, Carveouts | None]:
+    """Return what records steps, and what is chosen for that by measuring, before and of each.
+
+    Not `alone`: with several ranks no step ends without the others', and none is measured.
+    """
+    nodes = open_nodes(device) if alone and has_triton() else None
+    capture = CudaCapture(device, alone=alone, nodes=nodes)
+    choose = _choice(model, RecordedTime(device, capture), alone=alone) if has_triton() else None
+    carveouts = None if nodes is None else Carveouts(capture, ReplayTime(device).least)
+    return capture, choose, carveouts
 
 
 @torch.inference_mode()
