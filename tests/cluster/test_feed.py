@@ -140,6 +140,30 @@ def test_a_front_learns_what_another_sent_where() -> None:
     trio.run(main)
 
 
+def test_what_is_told_before_names_are_looked_up_is_kept_until_then() -> None:
+    async def main() -> None:
+        (a, _), (b, at_b) = await bound(), await bound()
+        routing = Routing(random.Random(1))
+        feed = Feed(routing, a, SECRET, Metrics(table=FRONT_METRICS))
+        with a, b, trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(feed.run, 0.001)
+                feed.tell("one", (b"12345678",))
+                await trio.sleep(0.02)  # many a turn of the feed
+                feed.peers = (at_b,)
+                datagram, _ = await b.recvfrom(65_535)
+                assert read(datagram, SECRET).items == [Sent("one", (b"12345678",))]
+                feed.peers = ()  # looked up, and nobody is there
+                feed.tell("one", (b"abcdefgh",))
+                feed.peers = (at_b,)
+                feed.tell("two", ())
+                datagram, _ = await b.recvfrom(65_535)
+                assert read(datagram, SECRET).items == [Sent("two", ())]
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
 def test_names_of_fronts_are_looked_up_again() -> None:
     found: list[tuple[Address, ...]] = []
 

@@ -33,7 +33,8 @@ class Feed:
         self, routing: Routing, socket: trio.socket.SocketType, secret: bytes, metrics: Metrics
     ) -> None:
         """`socket`: bound, of UDP; `metrics`: those of a front."""
-        self.peers: tuple[Address, ...] = ()  # set by who looks them up; this front may be among
+        # Set by who looks them up, None before the first look; this front may be among them.
+        self.peers: tuple[Address, ...] | None = None
         self._routing = routing
         self._socket = socket
         self._secret = secret
@@ -43,8 +44,8 @@ class Feed:
         self._warned = False  # of datagrams that were refused: whoever sends may send many
 
     def tell(self, replica: str, chain: Chain) -> None:
-        """Have the peers hear that a request went there."""
-        if self.peers:
+        """Have the peers hear that a request went there; what comes before the first look waits."""
+        if self.peers != ():
             self._outbox.put(Sent(replica, chain))
 
     async def run(self, interval: float = INTERVAL_S) -> None:
@@ -56,6 +57,8 @@ class Feed:
                 await self._send()
 
     async def _send(self) -> None:
+        if self.peers is None:
+            return
         for datagram in self._outbox.datagrams():
             for peer in self.peers:
                 try:
