@@ -6,7 +6,7 @@ Recorded, launched ahead and with guesses; in float32, so that tokens are the sa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,13 @@ FAMILIES = (
 )
 
 Checkpoint = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def everything_is_recorded(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """A capture that fails is told, and its steps are launched: the same tokens, later."""
+    yield
+    assert "none could be recorded" not in capfd.readouterr().err
 
 
 def compare(folder: Path, asked: list[dict[str, Any]], **settings: Any) -> None:

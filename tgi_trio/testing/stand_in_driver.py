@@ -220,6 +220,7 @@ def _graph_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]
         (cuda, "stream", _inside),
         (cuda, "Stream", lambda device=None: stream),
         (cuda, "current_stream", lambda device=None: stream),
+        (cuda, "set_stream", _nothing),
         (torch.accelerator, "current_stream", lambda device=None: stream),
         (torch, "Event", AnyEvent),
         (cuda, "graph", record),

@@ -14,7 +14,7 @@ class MixedDevices(RuntimeError):
     """Tensors of the host and of the device meet in one operation."""
 
 
-class RecordingBroken(RuntimeError):
+class RecordingBroken(Exception):
     """Something that cannot be recorded: the host would have to wait."""
 
 

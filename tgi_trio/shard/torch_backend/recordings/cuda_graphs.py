@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
-from tgi_trio.shard.machine.accelerator import record_event
+from tgi_trio.shard.machine.accelerator import record_event, synchronize
 from tgi_trio.shard.torch_backend.recordings.graph_nodes import DriverError, GraphNodes
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Capture,
+    CaptureError,
     Compute,
     Graph,
 )
@@ -93,6 +94,9 @@ class CudaCapture:
         self._runs = _FIRST_WARM_UPS
         self._alive: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._pool: Any = None  # a handle: of those that are alive
+        # Their captures could not be ended. Torch's allocators hold on to each by an address: the
+        # one of pinned memory asks it at every allocation, and nothing can tell it to stop.
+        self._unfinished: list[torch.cuda.CUDAGraph] = []
         # One for all: libraries keep a workspace for every stream they have seen.
         self._aside = torch.cuda.Stream(device)
         self._rehearses = False
@@ -124,14 +128,37 @@ class CudaCapture:
                 graph = torch.cuda.CUDAGraph()
             else:  # instantiated when its nodes have been told; torch keeps them beside it
                 graph = torch.cuda.CUDAGraph(keep_graph=True)
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=aside, capture_error_mode=self._mode
-            ):
-                output = compute()
+            output = self._record(graph, compute)
             if carveout is not None:
                 self._carve(graph, carveout)
             self._alive.add(graph)
         return graph, output
+
+    def _record(self, graph: torch.cuda.CUDAGraph, compute: Compute) -> torch.Tensor:
+        """Capture work into a graph. Raises CaptureError, or what a device that is lost raises."""
+        here = torch.cuda.current_stream()
+        recording = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._aside, capture_error_mode=self._mode
+        )
+        try:
+            with recording:
+                return compute()
+        except RuntimeError as error:  # torch's of a device
+            torch.cuda.set_stream(here)  # torch has left its own where it could not end a capture
+            self._unfinished.append(graph)
+            self._leave_pool()
+            synchronize(self._device)
+            raise CaptureError(_first_reason(error)) from error
+
+    def _leave_pool(self) -> None:
+        """Have the allocator no longer look for a capture, as one that ends does.
+
+        While it does it keeps what other streams have used, and collects nothing.
+        """
+        index = self._device.index or 0
+        with suppress(RuntimeError):  # the capture has ended: its graph was not instantiated
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+            torch._C._cuda_releasePool(index, self._pool)
 
     def _carve(self, graph: torch.cuda.CUDAGraph, carveout: int) -> None:
         """Instantiate a graph whose kernels prefer a carve-out. Raises DriverError."""
@@ -142,3 +169,10 @@ class CudaCapture:
             graph.instantiate()
         except RuntimeError as error:  # torch's of a device
             raise DriverError(f"a graph was not instantiated: {error}") from error
+
+
+def _first_reason(error: BaseException) -> str:
+    """Return the first line of what was raised first; ending the capture has then failed, too."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

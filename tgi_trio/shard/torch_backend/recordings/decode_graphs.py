@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from tgi_trio.errors import ConfigurationError
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
@@ -32,6 +33,7 @@ from tgi_trio.shard.torch_backend.recordings.decode_plans import (
 from tgi_trio.shard.torch_backend.recordings.mixed_plans import MixedSize, mixed_sizes
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Capture,
+    CaptureError,
     Chosen,
     DecodeForward,
     Ends,
@@ -120,14 +122,24 @@ class DecodeGraphs:
         Steps have `most` rows; larger sizes than hold them are left out. The largest goes first:
         the smaller ones then live in its memory. `pool`: where the model keeps states. `tokens`:
         that a step with prompts has at most.
+
+        Raises ConfigurationError where decodes cannot be recorded: launched, they would take many
+        times as long, and whoever wants that can say so.
         """
         self.forget()
-        self._choose_ahead(cache, width, pool, rehearses=False)
         sizes = self._sizes_for(most)
-        if self.carveouts is not None:
-            self._recorder.pool = pool
-            self.carveouts.choose(sizes, lambda size: self._recorder.idle(size, cache, width))
-        self._record_all(sizes, cache, width, pool)
+        try:
+            self._choose_ahead(cache, width, pool, rehearses=False)
+            if self.carveouts is not None:
+                self._recorder.pool = pool
+                self.carveouts.choose(sizes, lambda size: self._recorder.idle(size, cache, width))
+            self._record_all(sizes, cache, width, pool)
+        except CaptureError as error:
+            self.forget()
+            raise ConfigurationError(
+                f"steps of this model cannot be recorded as CUDA graphs here: {error}. "
+                "--cuda-graphs 0 serves without them."
+            ) from error
         self._record_mixed(mixed_sizes(tokens, sizes, states=pool is not None), cache, width)
 
     def _sizes_for(self, most: int | None) -> list[int]:

@@ -14,8 +14,9 @@ biases than there is room for, is launched behind it, and so are log-probabiliti
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -41,7 +42,9 @@ from tgi_trio.shard.torch_backend.recordings.mixed_plans import (
 )
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Capture,
+    CaptureError,
     Chosen,
+    Compute,
     DecodeForward,
     Ends,
     Graph,
@@ -150,22 +153,44 @@ class MixedGraphs:
 
         `scores` [rows, >= vocab] outlive a replay, and whoever has them replays one at a time;
         None: another rank's device chooses. `pool`: where the model keeps states.
+
+        Where one cannot be recorded none is, and all such steps are launched.
         """
         memories = {size: self._reserve(size, width, pool) for size in sizes}
-        for kind, own in self._sizes_by_kind(sizes).items():
-            found = self._recorded[kind] = dict[MixedSize, _Recording]()
-            lost = 0
-            for size in own:
-                if size.tokens == lost:
-                    continue
-                launching = _Launching()
-                made = self._record(kind, memories[size], cache, scores, launching)
-                first = all(size.tokens < other.tokens for other in found)
-                if first and self._is_slower(made.graph, launching):
-                    lost = size.tokens
-                    del made  # what it takes is the next one's
-                else:
-                    found[size] = made
+        try:
+            for kind, own in self._sizes_by_kind(sizes).items():
+                self._recorded[kind] = self._record_kind(kind, own, memories, cache, scores)
+        except CaptureError as error:
+            self.forget()
+            print(
+                "steps with prompts are launched kernel by kernel, "
+                f"as none could be recorded: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _record_kind(
+        self,
+        kind: StepKind,
+        sizes: Sequence[MixedSize],
+        memories: Mapping[MixedSize, _Memory],
+        cache: KVCache,
+        scores: torch.Tensor | None,
+    ) -> dict[MixedSize, _Recording]:
+        """Record those steps of a kind that pay. Raises CaptureError, on all ranks or on none."""
+        found, lost = dict[MixedSize, _Recording](), 0
+        for size in sizes:
+            if size.tokens == lost:
+                continue
+            launching = _Launching()
+            made = self._record(kind, memories[size], cache, scores, launching)
+            first = all(size.tokens < other.tokens for other in found)
+            if first and self._is_slower(made.graph, launching):
+                lost = size.tokens
+                del made  # what it takes is the next one's
+            else:
+                found[size] = made
+        return found
 
     def _sizes_by_kind(self, sizes: Sequence[MixedSize]) -> dict[StepKind, Sequence[MixedSize]]:
         """Return which sizes are recorded of each kind of steps.
@@ -182,8 +207,12 @@ class MixedGraphs:
 
         All ranks say the same: launched, a step takes what the slowest host takes.
         """
-        slower, ranks = self.seconds(graph) > launching.seconds, self.ends.tokens.ranks
-        return slower if ranks is None else bool(ranks.least(int(slower), self.device))
+        return self._is_for_all(self.seconds(graph) > launching.seconds)
+
+    def _is_for_all(self, said: bool) -> bool:
+        """Return whether all ranks say so."""
+        ranks = self.ends.tokens.ranks
+        return said if ranks is None else bool(ranks.least(int(said), self.device))
 
     def launch(
         self, plan: StepPlan, lengths: Array | None, choosing: Choosing, *, masked: bool
@@ -316,8 +345,19 @@ class MixedGraphs:
             return hidden
 
         with self._adapted(memory.adapters if kind.adapted else None):
-            graph, hidden = self.capture(lambda: launching.measure(compute))
+            graph, hidden = self._capture(lambda: launching.measure(compute))
         return _Recording(graph, memory, own, hidden, made[0])
+
+    def _capture(self, compute: Compute) -> tuple[Graph, torch.Tensor]:
+        """Record work. Raises CaptureError on all ranks where one of them cannot."""
+        made, why = None, "another rank could not record one"
+        try:
+            made = self.capture(compute)
+        except CaptureError as error:
+            why = str(error)
+        if not self._is_for_all(made is not None) or made is None:
+            raise CaptureError(why)
+        return made
 
     def _adapted(self, reserved: ReservedTiles | None) -> AbstractContextManager[None]:
         """Have what is recorded inside compute adapters, if any are reserved for."""

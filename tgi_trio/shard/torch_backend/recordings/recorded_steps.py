@@ -41,8 +41,12 @@ Compute = Callable[[], torch.Tensor]
 IdleSteps = Callable[[int], Compute]  # of so many rows that decode nothing
 
 
+class CaptureError(Exception):
+    """Work cannot be recorded. The text says why; the device can be used as before."""
+
+
 class Capture(Protocol):
-    """Records work; the tensor is what replays write."""
+    """Records work; the tensor is what replays write. Raises CaptureError."""
 
     def __call__(self, compute: Compute, /) -> tuple[Graph, torch.Tensor]: ...
     def rehearsing(self) -> AbstractContextManager[None]: ...  # meanwhile it runs work once
