@@ -30,7 +30,9 @@ class Conversation:
 
     turns: Sequence[Turn]
     # Tools, each as OpenAI's chats have them, which is how templates show them; and, in the same
-    # order, what is called. Both are empty where nothing may be called.
+    # order, those that may be called. Where some may not (`allowed_tools`), they are shown all the
+    # same: the prompt stays, and with it what is cached of its prefix. Both are empty where nothing
+    # may be called.
     tools: Sequence[Mapping[str, Any]] = ()
     functions: Sequence[Function] = ()
     custom: Collection[str] = ()  # of chats: names of custom tools, whose calls are one text
@@ -126,11 +128,14 @@ def choose_tools(call: Call, conversation: Conversation) -> ChatTools | None:
     )
     if use is None:
         return None
-    names = {function.name for function in use.functions}
+    shown = conversation.tools
+    if len(use.functions) < len(conversation.functions):  # one is named: TGI shows that one alone
+        names = {function.name for function in use.functions}
+        shown = [tool for tool in shown if tool["function"]["name"] in names]
     return ChatTools(
         use=use,
         format=call.engine.call_style.format,
-        listed=[tool for tool in conversation.tools if tool["function"]["name"] in names],
+        listed=shown,
         added=call.engine.tokenizer.added_tokens,
         past=sum(len(turn.calls or ()) for turn in conversation.turns),
         source=call.ids,

@@ -172,7 +172,8 @@ ALLOWED = [{"type": "function", "name": "clock"}, {"type": "web_search"}]
 )
 async def test_the_choice_of_a_tool(choice, required, names):
     one = engine("Prose.")
-    assert (await asked(one, tools=TOOLS, tool_choice=choice)).status == 200
+    shown = prompt(one, await asked(one, tools=TOOLS, tool_choice=choice))
+    assert shown == await prompt_of(tools=TOOLS)  # it is found cached
     grammar = one.submitted[0].sampling.grammar
     every = ("weather", "clock", "patch", "local_shell")
     found = {name for name in every if f'"{name}' in grammar or f'\\"{name}' in grammar}
