@@ -54,6 +54,7 @@ def test_one_core_shows_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert litmus.run(orderings()[0], rounds=10, seconds=1.0) == (0, 0, 0)
 
 
+@two_cores
 def test_a_litmus_without_a_partner_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(litmus, "_MODULE", "this")
     monkeypatch.setattr(litmus, "_PATIENCE_S", -1.0)
