@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import fields
@@ -14,7 +15,7 @@ import pytest
 import trio
 
 from tests.cluster.fake_replica import SECRET, fake_replicas
-from tests.cluster.served_front import ask
+from tests.cluster.served_front import Answer, ask
 from tests.cluster.test_front import BODY, WHOLE
 from tgi_trio.cli.front import program_settings
 from tgi_trio.cli.options import FrontOptions
@@ -106,7 +107,6 @@ async def test_it_follows_its_file_and_ends_when_what_runs_has_ended(tmp_path: P
     secret.chmod(0o600)
     async with fake_replicas(2) as replicas:
         first, second = replicas.all
-        first.delay = 0.2  # the front says where it listens when it knows who is there
         file.write_text(first.address)
         flags = ["--bind", "127.0.0.1:0", "--replicas-file", str(file)]
         flags += ["--cluster-secret-file", str(secret), "--logger-level", "error"]
@@ -114,6 +114,7 @@ async def test_it_follows_its_file_and_ends_when_what_runs_has_ended(tmp_path: P
         process = await trio.lowlevel.open_process(argv, stderr=subprocess.PIPE)
         try:
             port = await listening_port(process)
+            await until_up(port, 1)
             assert (await ask(port, "POST", "/generate_stream", BODY)).body == WHOLE
             file.write_text(second.address)
             while not second.seen:  # until it has answered its first question nobody is there
@@ -135,6 +136,22 @@ async def test_it_follows_its_file_and_ends_when_what_runs_has_ended(tmp_path: P
 
 
 @pytest.mark.trio
+async def test_it_listens_when_it_knows_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tgi_trio.cluster.program.FIRST_ANSWERS", 60.0)  # the machine may be busy
+    async with fake_replicas(1) as replicas, trio.open_nursery() as nursery:
+        (replica,) = replicas.all
+        replica.delay = 0.2
+        settings = program_settings(FrontOptions(replica=(replica.address,)))
+        with socket.socket() as bound:
+            bound.bind(("127.0.0.1", 0))
+            nursery.start_soon(FrontProgram(settings, [bound]).run)
+            while (answer := await ask_if_it_listens(bound.getsockname()[1])) is None:
+                await trio.sleep(0.01)
+            assert answer.body == WHOLE
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
 async def test_it_tells_other_fronts_and_hears_them(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
@@ -151,8 +168,8 @@ async def test_it_tells_other_fronts_and_hears_them(tmp_path: Path) -> None:
         process = await trio.lowlevel.open_process(argv, stderr=subprocess.PIPE)
         try:
             port = await listening_port(process)
-            while (await ask(port, "POST", "/generate", body)).status != 200:
-                await trio.sleep(0.05)
+            await until_up(port, 2)
+            assert (await ask(port, "POST", "/generate", body)).status == 200
             datagram, sender = await other.recvfrom(65535)
             ((went_to, chain),) = read(datagram, SECRET.encode()).items
             seen = first if first.seen else second
@@ -164,8 +181,8 @@ async def test_it_tells_other_fronts_and_hears_them(tmp_path: Path) -> None:
             await other.sendto(next(outbox.datagrams()), sender)
             while b"tgi_front_news_heard 1" not in (await ask(port, "GET", "/metrics")).body:
                 await trio.sleep(0.01)
-            while not there.seen:  # it may not have answered its first question yet
-                assert (await ask(port, "POST", "/generate", body)).status == 200
+            assert (await ask(port, "POST", "/generate", body)).status == 200
+            assert there.seen
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == 0
         finally:
@@ -188,6 +205,20 @@ async def test_what_the_api_names_stays_when_the_file_changes(tmp_path: Path) ->
     assert {each.name for each in fleet.members} == {"r:1", "b:1", "c:1", "api:1"}
     program._take_names(fleet, [])
     assert {each.name for each in fleet.members} == {"r:1", "api:1"}
+
+
+async def ask_if_it_listens(port: int) -> Answer | None:
+    try:
+        return await ask(port, "POST", "/generate_stream", BODY)
+    except OSError:
+        return None
+
+
+async def until_up(port: int, count: int) -> None:
+    """Wait until so many replicas take requests."""
+    up = b'tgi_front_replicas{state="up"} %d\n' % count
+    while up not in (await ask(port, "GET", "/metrics")).body:
+        await trio.sleep(0.01)
 
 
 async def listening_port(process: trio.Process) -> int:
