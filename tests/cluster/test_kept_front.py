@@ -15,6 +15,7 @@ from tgi_trio.cli.cluster import find_front
 from tgi_trio.cli.options import ClusterOptions
 from tgi_trio.cluster.kept_front import BACK_OFF, KeptFront, front_words, start_front
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.testing.ports import held_port
 
 
 class Fake:
@@ -63,26 +64,26 @@ def test_it_is_started_again_and_waits_longer_every_time() -> None:
 def test_it_is_a_front_and_ends_when_it_is_told(tmp_path: Path) -> None:
     file = tmp_path / "replicas.txt"
     file.write_text("")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}"):
-            find_front(ClusterOptions(front_bind=f"127.0.0.1:{port}"))
-    front = KeptFront(partial(start_front, front_words(f"127.0.0.1:{port}", file, None)))
-    front.look(0.0)
-    end = time.monotonic() + 60
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=30) as answer:
-                assert answer.status == 200
-            break
-        except OSError:
-            assert time.monotonic() < end and not front.ended
+    with held_port() as port:
+        with socket.create_server(("127.0.0.1", port)):
+            with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}"):
+                find_front(ClusterOptions(front_bind=f"127.0.0.1:{port}"))
+        front = KeptFront(partial(start_front, front_words(f"127.0.0.1:{port}", file, None)))
+        front.look(0.0)
+        end = time.monotonic() + 120
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/live", timeout=30) as answer:
+                    assert answer.status == 200
+                break
+            except OSError:
+                assert time.monotonic() < end and not front.ended
+                time.sleep(0.02)
+        front.close()
+        while not front.ended:
+            assert time.monotonic() < end
+            front.look(1.0)
             time.sleep(0.02)
-    front.close()
-    while not front.ended:
-        assert time.monotonic() < end
-        front.look(1.0)
-        time.sleep(0.02)
 
 
 def test_the_servers_secret_is_its_own(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tgi_trio.cluster.replica_host import Placed, ReplicaHost, Serves
 from tgi_trio.cluster.scaling import ReplicaLoad
 
 SERVER = """#!{python}
+import socket
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -23,6 +24,11 @@ words = sys.argv
 Path({words!r}).write_text(" ".join(words[1:]))
 if "--broken" in words:
     sys.exit(1)
+port = int(words[words.index("--port") + 1])
+try:
+    socket.socket().bind(("127.0.0.1", port))
+except OSError as error:
+    Path({words!r}).with_name("taken").write_text(error.strerror)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -32,7 +38,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"tgi_queue_size 3\\ntgi_kv_blocks_total 4\\ntgi_kv_blocks_free 3\\n")
 
 
-HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Handler).serve_forever()
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
@@ -59,6 +65,7 @@ def test_an_address_comes_first_then_loads_and_the_end(words_file: Path) -> None
         f"-m tgi_trio.cluster.kept_server {os.getpid()} "
         f"serve --hostname 127.0.0.1 --port {port} --model-id a/b"
     )
+    assert words_file.with_name("taken").read_text() == "Address already in use"  # for others
     assert next(saying) == ReplicaLoad(waiting=3, running=0, kv_used=0.25)
     host.stop()
     assert all(isinstance(said, ReplicaLoad) for said in saying)  # and then no more

@@ -38,7 +38,7 @@ async def test_frames_cross_both_ways(pair: Pair) -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert shard.try_send(b"step 1") and shard.try_send(b"step 2")
     for wanted in (b"step 1", b"step 2"):
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await end.wait()
         assert end.try_receive() == wanted
         end.release()

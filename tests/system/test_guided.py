@@ -125,9 +125,7 @@ def test_bad_and_large_grammars_are_422(
 def test_a_grammar_that_takes_too_long_is_refused(demo: ServerProcess) -> None:
     """A long trial is for idle cores: where there is none, nothing has been found out."""
     grammar = {"type": "json", "value": {"type": "integer", "multipleOf": 1000003}}
-    refused = post(
-        f"{demo.url}/generate", json={"inputs": "x", "parameters": {"grammar": grammar}}
-    )
+    refused = post(f"{demo.url}/generate", json={"inputs": "x", "parameters": {"grammar": grammar}})
     error = refused.json()["error"]
     assert "--max-grammar-seconds" in error
     if "too busy to try" in error:

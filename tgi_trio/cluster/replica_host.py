@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -53,36 +54,41 @@ class ReplicaHost:
         `divided`: the part with the server runs here. Yields `Placed` and, when it serves, `Serves`
         once each, and then its load every few seconds.
         """
-        ranks_at = None
-        if divided is not None:
-            ranks_at = _address(host, _free_port(host))
-            words = [*words, *divided.leader_words(ranks_at)]
-        yield Placed(ranks_at)
-        port = _free_port(host)
-        address = _address(host, port)
-        server = self._server = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tgi_trio.cluster.kept_server", str(os.getpid())),
-                *("serve", "--hostname", host, "--port", str(port), *words),
-            ],
-            stdin=subprocess.DEVNULL,
-        )
-        try:
-            while not _waited(server, LOOK_S):
-                if _get(f"http://{address}/health") is not None:
-                    yield Serves(address)
-                    break
-            while not _waited(server, LOAD_S):
-                if (page := _get(f"http://{address}/metrics")) is not None:
-                    yield read_load(page)
-        finally:  # nobody listens any more, or it has ended
-            server.kill()
-            server.wait()
+        with ExitStack() as held:
+            ranks_at = None
+            if divided is not None:
+                ranks_at = _address(host, held.enter_context(_held_port(host)))
+                words = [*words, *divided.leader_words(ranks_at)]
+            yield Placed(ranks_at)
+            port = held.enter_context(_held_port(host))
+            server = self._server = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "tgi_trio.cluster.kept_server", str(os.getpid())),
+                    *("serve", "--hostname", host, "--port", str(port), *words),
+                ],
+                stdin=subprocess.DEVNULL,
+            )
+            try:
+                yield from _follow(server, _address(host, port))
+            finally:  # nobody listens any more, or it has ended
+                server.kill()
+                server.wait()
 
     def stop(self) -> None:
         """Have the server finish what it has and end; it takes as long as its own flag allows."""
         if self._server is not None:
             self._server.terminate()
+
+
+def _follow(server: subprocess.Popen[bytes], address: str) -> Iterator[Said]:
+    """Yield what a server that starts comes to say, until its process has ended."""
+    while not _waited(server, LOOK_S):
+        if _get(f"http://{address}/health") is not None:
+            yield Serves(address)
+            break
+    while not _waited(server, LOAD_S):
+        if (page := _get(f"http://{address}/metrics")) is not None:
+            yield read_load(page)
 
 
 def read_load(page: str) -> ReplicaLoad:
@@ -124,10 +130,14 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _free_port(host: str) -> int:
-    """Return a port that nobody has; whoever takes it first has this server start once more."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as one:
-        one.bind((host, 0))
-        port: int = one.getsockname()[1]
-        return port
+@contextmanager
+def _held_port(host: str) -> Iterator[int]:
+    """Yield a port that nobody has, kept for a server of ours until the block is left.
+
+    It stays bound, by a socket that does not listen. Linux lets a server bind beside it that sets
+    SO_REUSEADDR, as ours do, and gives the port to nobody who asks for any.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, 0))
+        yield int(holder.getsockname()[1])
