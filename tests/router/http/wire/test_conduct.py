@@ -64,7 +64,7 @@ async def test_http_1_0_clients_get_their_end(http):
             assert b"transfer-encoding" not in data.lower()
 
 
-async def test_idle_connections_are_closed():
+async def test_idle_connections_are_closed(patient_clock):
     settings = ServerSettings(keep_alive_timeout=0.5)
     async with served(settings=settings) as server:
         silent = await server.raw()
@@ -76,7 +76,7 @@ async def test_idle_connections_are_closed():
             assert await stream.receive_some(10) == b""
 
 
-async def test_a_request_under_way_is_not_idle():
+async def test_a_request_under_way_is_not_idle(patient_clock):
     settings = ServerSettings(keep_alive_timeout=0.3)
     async with served(settings=settings, running=False) as server:
         client = await server.connect()
@@ -196,7 +196,7 @@ async def test_a_reader_that_falls_too_far_behind_is_dropped_and_slows_nobody(ht
         assert len(engine.left) == len(slow), "aborted, not finished"
 
 
-async def test_a_reader_that_stops_reading_is_dropped_in_the_end(http):
+async def test_a_reader_that_stops_reading_is_dropped_in_the_end(http, patient_clock):
     limits = ServerSettings(limits=ConnectionLimits(send_timeout=0.1))
     engine = big_engine()
     async with served(engine, http, limits) as server:

@@ -194,7 +194,7 @@ async def test_a_headers_value_cannot_break_out():
         assert answer.status == 500 and "x-evil" not in answer.headers
 
 
-async def test_many_pipelined_requests_wait_within_bounds():
+async def test_many_pipelined_requests_wait_within_bounds(patient_clock):
     async with served(running=False) as server:
         stream = await server.raw()
         sent = 0

@@ -174,7 +174,7 @@ LONG = ServedLimits(max_input_tokens=1000, max_total_tokens=200_000)
 TEXT = "z" * 150_000
 
 
-async def test_http2_readers_that_read_slowly_get_all_of_a_body():
+async def test_http2_readers_that_read_slowly_get_all_of_a_body(patient_clock):
     engine = FakeEngine(lambda prompt: TEXT, limits=LONG)
     engine.tokens_per_step = 10_000
     async with served(engine, settings=IMPATIENT) as server:
@@ -194,7 +194,7 @@ async def test_http2_readers_that_read_slowly_get_all_of_a_body():
 
 
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
-async def test_http2_readers_that_stop_are_told_that_something_is_missing(route):
+async def test_http2_readers_that_stop_are_told_that_something_is_missing(route, patient_clock):
     engine = FakeEngine(lambda prompt: TEXT, limits=LONG)
     engine.tokens_per_step = 10_000
     async with served(engine, settings=IMPATIENT) as server:
