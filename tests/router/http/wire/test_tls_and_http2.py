@@ -77,6 +77,7 @@ class Http2:
         self.connection = h2.connection.H2Connection()
         self.connection.initiate_connection()
         self.body: dict[int, bytes] = {}
+        self.statuses: dict[int, int] = {}
         self.ended: set[int] = set()
         self.reset: set[int] = set()  # those of them that were cut off
 
@@ -111,6 +112,9 @@ class Http2:
                         self.connection.acknowledge_received_data(
                             event.flow_controlled_length, event.stream_id
                         )
+                elif isinstance(event, h2.events.ResponseReceived):
+                    fields = {bytes(name): bytes(value) for name, value in event.headers}
+                    self.statuses[event.stream_id] = int(fields[b":status"])
                 elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
                     self.ended.add(event.stream_id)
                     if isinstance(event, h2.events.StreamReset):
@@ -208,3 +212,22 @@ async def test_http2_readers_that_stop_are_told_that_something_is_missing(route,
         other = await client.post("/generate", b'{"inputs":"y"}')
         await client.pump(lambda: other in client.ended, acknowledge=False)
         assert client.body[other] == b'{"generated_text":"Hello"}' and other not in client.reset
+
+
+async def test_http2_websockets_are_refused(caplog: pytest.LogCaptureFixture):
+    async with served() as server:
+        client = Http2(await server.raw())
+        id = client.connection.get_next_available_stream_id()
+        client.connection.send_headers(
+            id,
+            [(":method", "CONNECT"), (":protocol", "websocket"), (":path", "/generate"),
+             (":scheme", "http"), (":authority", "t"), ("sec-websocket-version", "13")],
+        )  # fmt: skip
+        client.body[id] = b""
+        await client.flush()
+        await client.pump(lambda: id in client.statuses)
+        assert client.statuses[id] == 501
+        other = await client.post("/generate", b'{"inputs":"x"}')
+        await client.pump(lambda: other in client.ended)
+        assert client.statuses[other] == 200
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]

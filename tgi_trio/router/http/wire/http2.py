@@ -107,8 +107,9 @@ class Http2Session:
         self, scope: Any, receive: Any, send: Any, sync_spawn: object, call_soon: object
     ) -> None:
         """Called by hypercorn with each request, in a task of its own."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
+        if scope["type"] != "http":  # a WebSocket (RFC 8441), which no route speaks
+            await send({"type": "websocket.http.response.start", "status": 501, "headers": []})
+            await send({"type": "websocket.http.response.body", "body": b""})
             return
         async with trio.open_nursery() as nursery:
             stream = getattr(send, "__self__", None)
