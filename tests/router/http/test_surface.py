@@ -99,6 +99,20 @@ async def test_cors_for_everybody(http):
     assert {"content-type", "authorization", "x-api-key"} <= set(allowed)
 
 
+@pytest.mark.parametrize("state", [(True, ""), (False, "the server shuts down")])
+async def test_options_of_a_health_check_tell_the_health(state):
+    # What HAProxy asks unless told otherwise; a browser asks before `POST /`, and says so.
+    async with served() as server:
+        server.engine.healthy = state
+        client = await server.connect()
+        check = await client.ask("OPTIONS", "/")
+        browser = await client.ask(
+            "OPTIONS", "/", origin="http://a", access_control_request_method="POST"
+        )
+    assert check.status == (200 if state[0] else 503)
+    assert browser.status == 200 and "access-control-allow-methods" in browser.headers
+
+
 async def test_cors_for_some():
     async with served(http=HttpSettings(cors_allow_origin=("http://a", "http://b"))) as server:
         client = await server.connect()

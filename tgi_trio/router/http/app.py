@@ -141,6 +141,8 @@ class HttpRequest(TrioASGIHTTPConnection):
         """Return the reply: to OPTIONS, of a route in `shortcuts`, or found by Quart's dispatch."""
         scope = self.scope
         if scope["method"] == "OPTIONS":
+            if scope["path"] == "/" and b"access-control-request-method" not in self.headers:
+                return await self.answer(operations.PROBE)
             self._end_reading()
             return self.app.cors.preflight()
         route = self.app.shortcuts.get((scope["method"], scope["path"]))

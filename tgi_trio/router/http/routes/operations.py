@@ -129,6 +129,9 @@ WATCHED = (
     Route("GET", "/metrics", metrics, protected=False),
 )
 
+# HAProxy's `option httpchk`, unless told otherwise.
+PROBE = Route("OPTIONS", "/", health, protected=False)
+
 ROUTES = (
     *WATCHED,
     Route("GET", "/", health, protected=False),
