@@ -58,8 +58,9 @@ RULES: dict[str, Rule] = {
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance msgspec numpy tokenizers")),
     "router": Rule(
         ours(
-            "errors settings file_watch sockets model.config model.image_families "
-            "model.image_rules logs ipc images.image_text images.canvases images.lfm2"
+            "errors settings accepting descriptors file_watch sockets model.config "
+            "model.image_families model.image_rules logs ipc images.image_text images.canvases "
+            "images.lfm2"
         ),
         banned=MODEL,
     ),
@@ -74,7 +75,7 @@ RULES: dict[str, Rule] = {
         ),
         only=ours("numpy"),
     ),
-    "router.http.wire": Rule(ours("errors sockets"), only=ours("trio")),
+    "router.http.wire": Rule(ours("errors accepting file_watch sockets"), only=ours("trio")),
     "router.http.wire.http1": Rule(
         ours("router.http.wire.headers router.http.wire.states"), only=ours("httptools")
     ),
@@ -89,6 +90,8 @@ RULES: dict[str, Rule] = {
     ),
     "signals": Rule(NOTHING, only=ours("trio")),
     "file_watch": Rule(NOTHING, only=ours("trio")),
+    "accepting": Rule(NOTHING, only=ours("trio")),
+    "descriptors": Rule(NOTHING, only=NOTHING),
     "sockets": Rule(ours("errors"), only=NOTHING),
     "launcher": Rule(
         ours(
@@ -101,9 +104,9 @@ RULES: dict[str, Rule] = {
     "start_checks": Rule(ours("errors settings model devices router.text router.telemetry")),
     "cluster": Rule(
         ours(
-            "errors logs signals file_watch settings.keys "
+            "errors logs signals descriptors file_watch settings.keys "
             "router.http.sse router.http.wire router.http.dispatch router.http.key_watch "
-            "router.http.messages router.telemetry.metrics "
+            "router.http.messages router.telemetry.connections router.telemetry.metrics "
             "router.telemetry.metric_table"
         ),
         banned=MODEL,
@@ -132,7 +135,7 @@ RULES: dict[str, Rule] = {
     "cli": Rule(
         ours(
             "errors settings devices log_levels logs hub hub_download "
-            "conversion demo ipc router launcher client cluster signals sockets"
+            "conversion demo descriptors ipc router launcher client cluster signals sockets"
         ),
         banned=MODEL,
     ),
@@ -181,9 +184,9 @@ RULES: dict[str, Rule] = {
     "demo": Rule(ours("errors"), banned=SERVER),
     "__main__": Rule(
         ours(
-            "cli demo errors hub log_levels logs launcher model.facts model.speculators.recognise "
-            "settings signals start_checks timeline cluster.keeper cluster.scaling "
-            "devices ipc.litmus ipc.waiting"
+            "cli demo descriptors errors hub log_levels logs launcher model.facts "
+            "model.speculators.recognise settings signals start_checks timeline "
+            "cluster.keeper cluster.scaling devices ipc.litmus ipc.waiting"
         ),
         banned=MODEL,
     ),

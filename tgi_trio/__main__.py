@@ -126,6 +126,7 @@ def _serve(invocation: Invocation, shard: ShardArgv | None, waiting: WaitingShar
     import logging
 
     from tgi_trio.cli.files import check_cluster_secret, check_key_file, check_tokenizer_config
+    from tgi_trio.descriptors import raise_limit
     from tgi_trio.hub import resolve_adapter, resolve_served, resolve_tokenizer
     from tgi_trio.launcher import Launcher, bind
     from tgi_trio.model.facts import read_model_facts
@@ -143,6 +144,7 @@ def _serve(invocation: Invocation, shard: ShardArgv | None, waiting: WaitingShar
     check_cluster_secret(options.cluster_secret_file)
     if options.env:
         _print_machine(options)
+    raise_limit()
     with bind(options) as listeners:
         found = resolve_served(
             options.model_id,

@@ -46,7 +46,7 @@ from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import with_kv
 from tgi_trio.settings.served import with_model
 from tgi_trio.signals import SIGNALS
-from tgi_trio.sockets import bind_sockets, tls_context
+from tgi_trio.sockets import bind_sockets, check_certificate
 from tgi_trio.start_tables import print_addresses, print_start
 from tgi_trio.timeline import Timeline
 
@@ -82,7 +82,7 @@ def bind(options: Options) -> Iterator[Listeners]:
     So a port in use is an error before anything is loaded. The sockets listen only when the server
     is ready: until then clients are refused, not kept waiting. Raises ConfigurationError.
     """
-    tls_context(options.ssl_certfile, options.ssl_keyfile)
+    check_certificate(options.ssl_certfile, options.ssl_keyfile)
     with (
         bind_sockets(options.addresses) as api,
         bind_sockets(options.metrics_addresses) as metrics,

@@ -65,15 +65,19 @@ def address_text(sock: socket.socket) -> str:
     return f"{host}:{name[1]}"
 
 
-def tls_context(certfile: Path | str | None, keyfile: Path | str | None) -> ssl.SSLContext | None:
-    """Return what serves TLS, None without a certificate; raises ConfigurationError.
+def check_certificate(certfile: Path | str | None, keyfile: Path | str | None) -> None:
+    """Raise ConfigurationError where a certificate is named that cannot be used."""
+    if certfile is not None:
+        tls_context(certfile, keyfile)
+    elif keyfile is not None:
+        raise ConfigurationError("--ssl-keyfile needs --ssl-certfile: a key alone is no use")
+
+
+def tls_context(certfile: Path | str, keyfile: Path | str | None) -> ssl.SSLContext:
+    """Return what serves TLS; raises ConfigurationError.
 
     Without `keyfile` the key is looked for in `certfile`.
     """
-    if certfile is None:
-        if keyfile is not None:
-            raise ConfigurationError("--ssl-keyfile needs --ssl-certfile: a key alone is no use")
-        return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:

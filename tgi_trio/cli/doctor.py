@@ -130,9 +130,9 @@ def _death_watch() -> Finding:
 
 def _descriptors() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft:,} open files (up to {hard:,})"
-    if soft < _DESCRIPTORS:
-        cure = f"ulimit -n {_DESCRIPTORS}: each stream holds one"
+    found = f"{hard:,} open files ({soft:,} before a server starts)"
+    if hard < _DESCRIPTORS:
+        cure = f"ulimit -Hn {_DESCRIPTORS}: each stream holds one"
         return Finding("descriptors", FindingVerdict.POOR, found, cure)
     return Finding("descriptors", FindingVerdict.GOOD, found)
 

@@ -10,11 +10,12 @@ from tgi_trio.cli.options import FrontOptions
 from tgi_trio.cluster.front import FrontSettings
 from tgi_trio.cluster.peers import bind_feed, split_peer
 from tgi_trio.cluster.program import FrontProgram, ProgramSettings
+from tgi_trio.descriptors import raise_limit
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import Keys
 from tgi_trio.signals import run_to_its_end
-from tgi_trio.sockets import UNIX, bind_sockets, tls_context
+from tgi_trio.sockets import UNIX, bind_sockets, check_certificate
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ def front(options: FrontOptions) -> None:
     """Run the front until told to stop. Raises ConfigurationError."""
     check_key_file(options.api_key_file)
     settings = program_settings(options)
-    tls_context(options.ssl_certfile, options.ssl_keyfile)
+    raise_limit()
+    check_certificate(options.ssl_certfile, options.ssl_keyfile)
     with ExitStack() as bound:
         sockets = bound.enter_context(bind_sockets(options.addresses))
         feed = None

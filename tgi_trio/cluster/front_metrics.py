@@ -31,5 +31,12 @@ FRONT_METRICS: Final[tuple[Metric, ...]] = (
     Metric("tgi_front_news_unsent", "counter", "Datagrams that the way to a front did not take"),
     Metric("tgi_front_news_heard", "counter", "Datagrams heard from other fronts"),
     Metric("tgi_front_news_refused", "counter", "Datagrams that the cluster's secret did not sign"),
+    Metric("tgi_front_connections", "gauge", "Connections of clients"),
+    Metric("tgi_front_connections_limit", "gauge", "Connections that clients may have at a time"),
+    Metric(
+        "tgi_front_connection_shortages",
+        "counter",
+        "Times that no more connections could be accepted for a while",
+    ),
     Metric("tgi_front_replicas", "gauge", "Replicas by state", label="state", values=_STATES),
 )

@@ -9,7 +9,7 @@ from typing import Final
 
 from tgi_trio.cluster.replica_http import check_address
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.file_watch import watch_file
+from tgi_trio.file_watch import watch_files
 
 log = logging.getLogger(__name__)
 
@@ -57,4 +57,4 @@ async def watch_replicas(path: Path, take: Callable[[list[str]], None]) -> None:
         else:
             take(names)
 
-    await watch_file(path, read_again)
+    await watch_files((path,), read_again)

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 
 import trio
 
+from tgi_trio.descriptors import most_connections
 from tgi_trio.ipc.startup import ShardInfo
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
@@ -30,6 +31,7 @@ from tgi_trio.router.images.pixel_store import Arena
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.shards.supervisor import Supervisor
+from tgi_trio.router.telemetry.connections import counted_acceptor
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.telemetry.schedule_recorder import ScheduleRecorder
 from tgi_trio.router.telemetry.tracing import Tracer
@@ -158,6 +160,7 @@ class Assembly:
                     watched = Application(self._facade, routes=operations.WATCHED)
                     plain = ServerSettings(graceful_timeout=GRACE)
                     nursery.start_soon(serve, watched, for_metrics, plain, shutdown)
+                acceptor = counted_acceptor(self._metrics, most_connections(), "tgi")
                 with self._application.pace.watching():
                     async with trio.open_nursery() as watching:
                         known = self._application.http.api_keys
@@ -167,6 +170,7 @@ class Assembly:
                             listeners,
                             self._server,
                             shutdown,
+                            acceptor=acceptor,
                             task_status=task_status,
                         )
                         watching.cancel_scope.cancel()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.file_watch import watch_file
+from tgi_trio.file_watch import watch_files
 from tgi_trio.settings.keys import Keys
 
 log = logging.getLogger(__name__)
@@ -37,4 +37,4 @@ async def watch_keys(
                 "--api-key-file %s has changed: keys that open now: %d", source.file, len(keys)
             )
 
-    await watch_file(source.file, read_again)
+    await watch_files((source.file,), read_again)

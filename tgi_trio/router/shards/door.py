@@ -10,6 +10,7 @@ from typing import Final
 
 import trio
 
+from tgi_trio.accepting import Acceptor
 from tgi_trio.errors import PeerError
 from tgi_trio.ipc.peering import Side
 from tgi_trio.router.shards.rank_link import GREETING_S, Message, RankLink, greet
@@ -17,7 +18,6 @@ from tgi_trio.router.shards.rank_link import GREETING_S, Message, RankLink, gree
 log = logging.getLogger(__name__)
 
 _UNKNOWN: Final = 32  # callers at a time that have not yet shown who they are
-_PAUSE_S: Final = 0.1  # where one cannot be accepted
 
 # (its first message, its connection) -> whoever takes it has done so; raises PeerError for one that
 # is not wanted
@@ -33,6 +33,7 @@ class Door:
         self._secret = secret
         self._receive = receive
         self._unknown = trio.Semaphore(_UNKNOWN)
+        self._acceptor = Acceptor()
         self._told = ""  # the last complaint: who is sent away may call again and again
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -48,13 +49,12 @@ class Door:
         async with listener:
             while True:
                 await self._unknown.acquire()
+                stream = await self._acceptor.accept(listener)
                 try:
-                    stream = await listener.accept()
                     address = str(stream.socket.getpeername()[0])
-                except OSError as error:  # no descriptors are left, say
+                except OSError:  # gone already
                     self._unknown.release()
-                    log.warning("a caller cannot be let in: %s", error)
-                    await trio.sleep(_PAUSE_S)
+                    await trio.aclose_forcefully(stream)
                     continue
                 nursery.start_soon(self._let_in, stream, address)
 

@@ -184,6 +184,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("tgi_batch_decode_rows", "gauge", "Sequences that decoded in the last step"),
     Metric("tgi_batch_draft_tokens", "counter", "Tokens guessed ahead, right or wrong"),
     Metric("tgi_batch_stalled_rows", "counter", "Rows that sat a step out for want of a KV block"),
+    Metric("tgi_connections", "gauge", "Connections of clients"),
+    Metric("tgi_connections_limit", "gauge", "Connections that clients may have at a time"),
+    Metric(
+        "tgi_connection_shortages",
+        "counter",
+        "Times that no more connections could be accepted for a while",
+    ),
     Metric("tgi_shard_restarts", "counter", "Times that the shard group was started again"),
     Metric("tgi_shard_ready", "gauge", "1 while the shard group serves, else 0"),
 )

@@ -59,7 +59,7 @@ class Metrics:
         self._counters: dict[Key, float] = {}
         self._gauges: dict[Key, float] = {}
         self._histograms: dict[Key, Histogram] = {}
-        self._refresh: Callable[[], None] | None = None
+        self._refreshers: list[Callable[[], None]] = []
         self._known: dict[str, list[str]] = {}  # further values, by label
         for metric in table:
             for key, _ in _series(metric):
@@ -151,13 +151,13 @@ class Metrics:
         return sum(parts)
 
     def before_render(self, refresh: Callable[[], None]) -> None:
-        """Have `refresh` set the gauges whenever somebody looks: cheaper than at every step."""
-        self._refresh = refresh
+        """Have `refresh` set gauges whenever somebody looks: cheaper than at every step."""
+        self._refreshers.append(refresh)
 
     def render(self) -> bytes:
         """Return every series in Prometheus text format, families in the table's order."""
-        if self._refresh is not None:
-            self._refresh()
+        for refresh in self._refreshers:
+            refresh()
         lines: list[str] = []
         for metric in self._table:
             lines.append(f"# HELP {metric.name} {metric.help}")

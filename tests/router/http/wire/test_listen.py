@@ -9,7 +9,7 @@ import pytest
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.http.wire.server import listen
-from tgi_trio.sockets import bind, bind_sockets, tls_context
+from tgi_trio.sockets import bind, bind_sockets, check_certificate
 
 CERTIFICATE = Path(__file__).parent / "data" / "localhost.pem"
 
@@ -75,13 +75,12 @@ def test_both_families_share_a_port_when_both_are_named():
 
 
 def test_certificates_are_read_or_refused(tmp_path):
-    assert tls_context(None, None) is None
-    assert tls_context(CERTIFICATE, None) is not None
-    assert tls_context(CERTIFICATE, CERTIFICATE) is not None
+    for good in ((None, None), (CERTIFICATE, None), (CERTIFICATE, CERTIFICATE)):
+        check_certificate(*good)
     with pytest.raises(ConfigurationError, match="needs --ssl-certfile"):
-        tls_context(None, CERTIFICATE)
+        check_certificate(None, CERTIFICATE)
     broken = tmp_path / "broken.pem"
     broken.write_text("nothing")
     for certificate, key in ((broken, None), (CERTIFICATE, broken), (tmp_path / "no.pem", None)):
         with pytest.raises(ConfigurationError, match="cannot use the certificate"):
-            tls_context(certificate, key)
+            check_certificate(certificate, key)

@@ -11,19 +11,19 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import trio
 
+from tgi_trio.accepting import Acceptor
+from tgi_trio.router.http.wire.certificate import Certificate
 from tgi_trio.router.http.wire.connection import Connection, ConnectionLimits
 from tgi_trio.router.http.wire.headers import DateHeader
 from tgi_trio.router.http.wire.http1 import LONGEST_HEAD
 from tgi_trio.router.http.wire.http1_session import Http1Session
 from tgi_trio.router.http.wire.http2 import Http2Server, Http2Session
 from tgi_trio.router.http.wire.transport import App
-from tgi_trio.sockets import address_text, bind, tls_context
+from tgi_trio.sockets import address_text, bind
 
 log = logging.getLogger(__name__)
 
@@ -61,18 +61,23 @@ async def serve(
     settings: ServerSettings,
     shutdown: trio.Event,
     *,
+    acceptor: Acceptor | None = None,
     on_grace_end: Callable[[], None] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the ASGI `app` until `shutdown` is set and every response has ended.
 
-    Reports the addresses it listens on through `task_status`. After `graceful_timeout`,
-    `on_grace_end` may end what still runs; connections that do not end then are reset.
+    Reports the addresses it listens on through `task_status`. `acceptor` bounds how many clients
+    may be connected, and knows how many are. After `graceful_timeout`, `on_grace_end` may end what
+    still runs; connections that do not end then are reset.
     Raises ConfigurationError when the certificate cannot be used.
     """
     draining, date = trio.Event(), DateHeader()
     http2 = Http2Server(log, date)
-    listeners, addresses = _listeners(sockets, settings)
+    acceptor = acceptor or Acceptor()
+    certificate = None
+    if settings.certfile is not None:
+        certificate = Certificate(settings.certfile, settings.keyfile)
     live: set[Connection] = set()
 
     async def speak(connection: Connection) -> None:
@@ -82,7 +87,11 @@ async def serve(
         if first or connection.protocol == "h2":
             await Http2Session(connection, app, http2).serve(first)
 
-    async def handle(stream: Any) -> None:
+    async def handle(tcp: trio.SocketStream) -> None:
+        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = tcp
+        if certificate is not None and tcp.socket.family != socket.AF_UNIX:
+            context = certificate.context
+            stream = trio.SSLStream(tcp, context, server_side=True, https_compatible=True)
         connection = Connection(stream, settings.limits, settings.keep_alive_timeout, draining)
         live.add(connection)
         try:
@@ -95,10 +104,12 @@ async def serve(
     async with trio.open_nursery() as grace:
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as accepting:
-                accepting.start_soon(
-                    partial(trio.serve_listeners, handle, listeners, handler_nursery=connections)
-                )
-                task_status.started(addresses)
+                if certificate is not None:
+                    accepting.start_soon(certificate.watch)
+                for sock in sockets:
+                    listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+                    accepting.start_soon(acceptor.run, listener, handle, connections)
+                task_status.started([_url(sock, certificate is not None) for sock in sockets])
                 await shutdown.wait()
                 accepting.cancel_scope.cancel()
             draining.set()
@@ -125,19 +136,9 @@ async def _end_of_grace(
     connections.cancel_scope.cancel()
 
 
-def _listeners(
-    sockets: Sequence[socket.socket], settings: ServerSettings
-) -> tuple[list[trio.abc.Listener[Any]], list[str]]:
-    context = tls_context(settings.certfile, settings.keyfile)
-    scheme = "https" if context is not None else "http"
-    listeners: list[trio.abc.Listener[Any]] = []
-    addresses = []
-    for sock in sockets:
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
-        address = address_text(sock)
-        if context is not None and sock.family != socket.AF_UNIX:
-            listeners.append(trio.SSLListener(listener, context, https_compatible=True))
-        else:
-            listeners.append(listener)
-        addresses.append(address if sock.family == socket.AF_UNIX else f"{scheme}://{address}")
-    return listeners, addresses
+def _url(sock: socket.socket, secure: bool) -> str:
+    """Return where clients find the server that listens on `sock`."""
+    address = address_text(sock)
+    if sock.family == socket.AF_UNIX:
+        return address
+    return f"{'https' if secure else 'http'}://{address}"

@@ -1,0 +1,92 @@
+"""Accepting connections where descriptors, or memory for sockets, may be short.
+
+Who cannot be accepted waits in the kernel's queue, and whoever is connected notices nothing. A
+shortage is said once, and so is its end: connections that end let others in, so that it may begin
+anew many times a second.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+log = logging.getLogger(__name__)
+
+_PAUSE: Final = 0.1  # seconds until somebody who could not be accepted is tried again
+_CALM: Final = 5.0  # seconds without another failure after which a shortage is over
+# What may be short, and what to do about it.
+_SHORT: Final = {
+    errno.EMFILE: "`ulimit -n` or LimitNOFILE= allows this process more",
+    errno.ENFILE: "the sysctl fs.file-max allows this machine more",
+    errno.ENOBUFS: "the machine has no memory for sockets left",
+    errno.ENOMEM: "the machine has no memory for sockets left",
+}
+
+
+@dataclass(slots=True)
+class Acceptor:
+    """Lets clients in, at all sockets together no more than `most` at a time."""
+
+    most: float = math.inf
+    note: Callable[[], None] = lambda: None  # called when a shortage begins
+    open: int = 0  # clients that are connected, of those that `run` has let in
+    _over_at: float = math.inf  # trio clock; infinite: nothing is short
+
+    async def run(
+        self,
+        listener: trio.SocketListener,
+        serve: Callable[[trio.SocketStream], Awaitable[None]],
+        nursery: trio.Nursery,
+    ) -> None:
+        """Have `serve` called in `nursery` with each connection, until cancelled."""
+
+        async def serve_counted(stream: trio.SocketStream) -> None:
+            try:
+                await serve(stream)
+            finally:
+                self.open -= 1
+
+        async with listener:
+            while True:
+                stream = await self.accept(listener)
+                self.open += 1
+                nursery.start_soon(serve_counted, stream)
+
+    async def accept(self, listener: trio.SocketListener) -> trio.SocketStream:
+        """Wait for a connection, however long nothing can be accepted. Raises OSError otherwise."""
+        while True:
+            try:
+                with trio.CancelScope(deadline=self._over_at):
+                    # First, since a process without descriptors is told so whether or not anybody
+                    # wants to be let in.
+                    await trio.lowlevel.wait_readable(listener.socket)
+                    if self.open >= self.most:
+                        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                    return await listener.accept()
+                self._end_shortage()
+            except OSError as error:
+                if error.errno not in _SHORT:
+                    raise
+                self._note_shortage(error.errno)
+                await trio.sleep(_PAUSE)
+
+    def _note_shortage(self, number: int) -> None:
+        if self._over_at == math.inf:
+            self.note()
+            log.warning(
+                "no connection can be accepted beside %d: %s; clients wait until one ends; %s",
+                *(self.open, os.strerror(number), _SHORT[number]),
+            )
+        self._over_at = trio.current_time() + _CALM
+
+    def _end_shortage(self) -> None:
+        if self._over_at <= trio.current_time():
+            self._over_at = math.inf
+            log.info("connections are accepted again; %d are open", self.open)

@@ -1,0 +1,35 @@
+"""How many descriptors, sockets among them, a process may have open, and what it keeps of them."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+# Kept for shards that are started again, files, images that are fetched, and whoever asks for
+# metrics: a server whose clients have taken every descriptor could not help itself any more.
+RESERVED: Final = 256
+
+
+def raise_limit() -> None:
+    """Let this process open as many descriptors as it may ask for, and log how many.
+
+    The soft limit, often 1024, protects programs that call `select`. Here none does.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:  # the kernel allows less by now (fs.nr_open)
+        log.warning("no more than %d descriptors may be open, instead of %d: %s", soft, hard, error)
+        return
+    log.info("%d descriptors may be open, the hard limit, instead of %d", hard, soft)
+
+
+def most_connections(each: int = 1) -> int:
+    """Return how many clients may be connected; `each`: descriptors that one of them takes."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (soft - min(RESERVED, soft // 4)) // each)
