@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from tgi_trio.errors import Overloaded, TgiTrioError, Unavailable
+from tgi_trio.errors import Draining, Overloaded, TgiTrioError, Unavailable
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.deadlines import refuse_image, validate_request
@@ -160,7 +160,10 @@ def _prefixes(call: Call, queries: list[str], parameters: schema.GenerateParamet
 
 
 async def _stream(call: Call, request: AnyRequest, parameters: schema.GenerateParameters) -> Reply:
-    """Return the stream; like TGI, with status 200 and an error event when it cannot begin."""
+    """Return the stream; like TGI, with status 200 and an error event when it cannot begin.
+
+    Raises Draining: proxies ask another server by the status alone.
+    """
     call.engine.metrics.inc("tgi_request_count")
     queries = queries_of(call, request)
     characters = sum(map(call.cut.count, queries))
@@ -182,6 +185,8 @@ async def _stream(call: Call, request: AnyRequest, parameters: schema.GeneratePa
             for query in queries
         ]
         body = await stream_events(call, requests, events)
+    except Draining:
+        raise
     except TgiTrioError as error:
         if call.front is not None and isinstance(error, (Overloaded, Unavailable, Refused)):
             raise  # the front asks another replica
