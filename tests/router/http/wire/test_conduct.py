@@ -65,7 +65,8 @@ async def test_http_1_0_clients_get_their_end(http):
 
 
 async def test_idle_connections_are_closed(patient_clock):
-    settings = ServerSettings(keep_alive_timeout=0.5)
+    limits = ConnectionLimits(head_timeout=0.5)
+    settings = ServerSettings(keep_alive_timeout=0.5, limits=limits)
     async with served(settings=settings) as server:
         silent = await server.raw()
         half = await server.raw()
@@ -74,6 +75,25 @@ async def test_idle_connections_are_closed(patient_clock):
         assert (await used.get("/info")).status == 200
         for stream in (silent, half, used.stream):
             assert await stream.receive_some(10) == b""
+
+
+async def test_a_connection_waits_longer_for_another_request_than_for_a_head(patient_clock):
+    # Proxies keep connections for minutes; nobody takes so long to send a head.
+    settings = ServerSettings(keep_alive_timeout=1000.0, limits=ConnectionLimits(head_timeout=0.3))
+    async with served(settings=settings, running=False) as server:
+        kept, slow, ahead = [await server.connect() for _ in range(3)]
+        assert (await kept.get("/info")).status == 200
+        assert (await slow.get("/info")).status == 200
+        await slow.stream.send_all(b"GET /info HTTP/1.1\r\nhost:")
+        # Its second head begins while the first is being answered.
+        await ahead.send("POST", "/generate", {"inputs": "x"})
+        await ahead.stream.send_all(b"GET /info")
+        assert await slow.stream.receive_some(10) == b""
+        await until(lambda: bool(server.engine.live))
+        while server.engine.live:
+            server.engine.step()
+        assert b"Hello world" in await read_all(ahead.stream)
+        assert (await kept.get("/info")).status == 200
 
 
 async def test_a_request_under_way_is_not_idle(patient_clock):

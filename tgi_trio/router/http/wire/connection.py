@@ -66,6 +66,7 @@ class ConnectionLimits:
     """Patience with one connection, in seconds."""
 
     send_timeout: float = SEND_TIMEOUT  # a reader that takes nothing for so long counts as gone
+    head_timeout: float = 75.0  # for a request's head, and for the first of them to begin
     linger: float = 2.0  # how long a closing connection still reads what the client sends
 
 
@@ -76,13 +77,13 @@ class Connection:
         self,
         stream: Any,  # trio.SocketStream or trio.SSLStream
         limits: ConnectionLimits,
-        keep_alive_timeout: float,  # seconds it may be idle
+        keep_alive_timeout: float,  # seconds it may be idle between two requests
         draining: trio.Event,  # the server shuts down
     ) -> None:
         self.stream = stream
         self.limits = limits
         self.draining = draining
-        self.idle_watch = IdleWatch(self, keep_alive_timeout)
+        self.idle_watch = IdleWatch(self, keep_alive_timeout, limits.head_timeout)
         self.plain: trio.SocketStream | None = (
             stream if isinstance(stream, trio.SocketStream) else None
         )
@@ -112,7 +113,7 @@ class Connection:
             except OSError:
                 return  # gone already
             async with trio.open_nursery() as self._nursery:
-                self.idle_watch.idle()
+                self.idle_watch.expect_head()
                 self._nursery.start_soon(self.idle_watch.run)
                 await speak(self)
                 self.idle_watch.end()
@@ -285,22 +286,31 @@ class Connection:
 
 
 class IdleWatch:
-    """Closes a connection that stays idle for `patience` seconds, or when the server drains.
+    """Closes a connection that stays idle for too long, or when the server drains.
 
     The watch reads the deadline whenever it wakes. A new deadline is never sooner than the end of
     the wait that is under way, so setting one costs an assignment and not a timer.
     """
 
-    def __init__(self, connection: Connection, patience: float) -> None:
+    def __init__(
+        self, connection: Connection, keep_alive_timeout: float, head_timeout: float
+    ) -> None:
+        """Seconds: `keep_alive_timeout` between requests, `head_timeout` as in ConnectionLimits."""
         self._connection = connection
-        self._patience = patience
+        self._keep_alive_timeout = keep_alive_timeout
+        self._head_timeout = head_timeout
+        self._patience = min(keep_alive_timeout, head_timeout)  # of the watch, for one wait
         self._deadline = math.inf  # trio clock; infinite while a request is being served
         self._scope = trio.CancelScope()  # of the watch's present wait
         self._ended = False
 
     def idle(self) -> None:
         """The connection is idle from now on."""
-        self._deadline = trio.current_time() + self._patience
+        self._deadline = trio.current_time() + self._keep_alive_timeout
+
+    def expect_head(self) -> None:
+        """A request's head has begun, or is the first thing to come. Idempotent until `idle`."""
+        self._deadline = min(self._deadline, trio.current_time() + self._head_timeout)
 
     def busy(self) -> None:
         """A request is being served."""

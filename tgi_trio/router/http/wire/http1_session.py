@@ -63,7 +63,10 @@ class Http1Session:
 
     async def _take(self, data: bytes) -> bool:
         """Process received bytes, and wait until more may come; False if the rest is HTTP/2's."""
-        return await self._hear(self._http1.receive(data))
+        heard = self._http1.receive(data)
+        if self._current is None and self._http1.client is WireState.HEAD:
+            self._connection.idle_watch.expect_head()
+        return await self._hear(heard)
 
     @property
     def wanted(self) -> int:
@@ -161,7 +164,13 @@ class Http1Session:
             elif self._refusal is not None:
                 await self._say_why()
             else:
-                self._connection.idle_watch.idle()
+                self._rest()
+
+    def _rest(self) -> None:
+        """Wait for another request; part of its head may have come already."""
+        self._connection.idle_watch.idle()
+        if self._http1.client is WireState.HEAD:
+            self._connection.idle_watch.expect_head()
 
     # ---- the end --------------------------------------------------------------------------------
 

@@ -36,7 +36,10 @@ class ServerSettings:
     """How we listen and for how long we wait."""
 
     graceful_timeout: float = 90.0  # seconds from `shutdown` until generations are ended
-    keep_alive_timeout: float = 75.0  # seconds a connection may be idle or take to send a head
+    # Seconds that a connection may be idle between two requests. Longer than proxies keep theirs
+    # (nginx 60, Traefik 90, Caddy 120, Google's load balancers 600): whoever closes first may do so
+    # while the other sends a request, which a proxy must not send again.
+    keep_alive_timeout: float = 620.0
     backlog: int = 4096
     certfile: Path | str | None = None
     keyfile: Path | str | None = None
