@@ -214,15 +214,21 @@ async def test_http2_readers_that_stop_are_told_that_something_is_missing(route,
         assert client.body[other] == b'{"generated_text":"Hello"}' and other not in client.reset
 
 
-async def test_http2_websockets_are_refused(caplog: pytest.LogCaptureFixture):
+WEBSOCKET = [
+    *((":protocol", "websocket"), (":path", "/generate"), (":scheme", "http")),
+    ("sec-websocket-version", "13"),
+]
+
+
+@pytest.mark.parametrize("more", [WEBSOCKET, []])
+async def test_http2_websockets_and_tunnels_are_refused(
+    more: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+):
     async with served() as server:
         client = Http2(await server.raw())
         id = client.connection.get_next_available_stream_id()
-        client.connection.send_headers(
-            id,
-            [(":method", "CONNECT"), (":protocol", "websocket"), (":path", "/generate"),
-             (":scheme", "http"), (":authority", "t"), ("sec-websocket-version", "13")],
-        )  # fmt: skip
+        client.connection.send_headers(id, [(":method", "CONNECT"), (":authority", "t:80"), *more])
+        client.connection.send_data(id, b"x")
         client.body[id] = b""
         await client.flush()
         await client.pump(lambda: id in client.statuses)
@@ -230,4 +236,22 @@ async def test_http2_websockets_are_refused(caplog: pytest.LogCaptureFixture):
         other = await client.post("/generate", b'{"inputs":"x"}')
         await client.pump(lambda: other in client.ended)
         assert client.statuses[other] == 200
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+async def test_http2_bodies_that_are_refused_leave_other_streams_alone(
+    caplog: pytest.LogCaptureFixture,
+):
+    # Proxies send requests of many clients over one connection.
+    async with served(running=False) as server:
+        client = Http2(await server.raw())
+        other = await client.post("/generate_stream", b'{"inputs":"x"}')
+        await until(lambda: bool(server.engine.live))
+        id = await client.post("/generate", b"x" * 2_500_000)
+        await client.pump(lambda: id in client.ended)
+        assert client.statuses[id] == 413
+        while server.engine.live:
+            server.engine.step()
+        await client.pump(lambda: other in client.ended)
+        assert client.body[other].count(b"data: ") == 12 and other not in client.reset
     assert not [each for each in caplog.records if each.levelname == "ERROR"]

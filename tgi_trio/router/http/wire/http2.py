@@ -1,8 +1,8 @@
 """HTTP/2 by hypercorn: the only file that knows it.
 
-Its H2Protocol is driven as its own TCPServer does it. Attributes of its streams that are no
-published interface are touched behind exact type checks; a stream that is not recognised is served
-as any ASGI server would.
+Its H2Protocol is driven as its own TCPServer does it, but for what `_Protocol` keeps from it.
+Attributes of its streams that are no published interface are touched behind exact type checks; a
+stream that is not recognised is served as any ASGI server would.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import trio
+from h2.events import DataReceived, RequestReceived
+from h2.events import Event as Happening
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h2 import H2Protocol
@@ -60,7 +62,7 @@ class Http2Session:
         connection = self._connection
         client, own = connection.addresses
         async with TaskGroup() as tasks:
-            protocol = self._protocol = H2Protocol(
+            protocol = self._protocol = _Protocol(
                 self._call,
                 self._server.config,
                 self._server.context,
@@ -107,10 +109,6 @@ class Http2Session:
         self, scope: Any, receive: Any, send: Any, sync_spawn: object, call_soon: object
     ) -> None:
         """Called by hypercorn with each request, in a task of its own."""
-        if scope["type"] != "http":  # a WebSocket (RFC 8441), which no route speaks
-            await send({"type": "websocket.http.response.start", "status": 501, "headers": []})
-            await send({"type": "websocket.http.response.body", "body": b""})
-            return
         async with trio.open_nursery() as nursery:
             stream = getattr(send, "__self__", None)
             transport = AsgiTransport(nursery, receive, send)
@@ -179,6 +177,28 @@ class Http2Transport(AsgiTransport):
         if self._id in self._protocol.streams:
             h2.reset_stream(self._id, _CANCEL)
             await self._protocol.send(RawData(h2.data_to_send()))
+
+
+class _Protocol(H2Protocol):
+    """hypercorn's protocol, whose connection one request cannot end for the others."""
+
+    async def _handle_events(self, events: list[Happening]) -> None:
+        for event in events:
+            if isinstance(event, RequestReceived) and (b":method", b"CONNECT") in event.headers:
+                self._decline(event.stream_id)
+            elif isinstance(event, DataReceived) and event.stream_id not in self.streams:
+                # The rest of a body whose request has been answered: it is dropped.
+                self.connection.acknowledge_received_data(
+                    event.flow_controlled_length, event.stream_id
+                )
+            else:
+                await super()._handle_events([event])
+        await self._flush()
+
+    def _decline(self, stream_id: int) -> None:
+        """Refuse to become a tunnel, or a WebSocket (RFC 8441), which no route speaks."""
+        headers = [(b":status", b"501"), *self.config.response_headers("h2")]
+        self.connection.send_headers(stream_id, headers, end_stream=True)
 
 
 class _Config(Config):
