@@ -1,11 +1,12 @@
-"""How much of a multiprocessor's memory kernels of few rows have shared, by what their step takes.
+"""Shared-memory carve-outs of the kernels of recorded steps of few rows, measured by the warm-up.
 
-A kernel for which the driver wants another carve-out than the present one can begin only where
-nothing runs, however early it might. One for all kernels of a step spares that, and takes from
-those that would have had more of a cache: an H200 took less time for a row of a 1B model with all
-of it shared, more for one of 8B, and wanted another share for four rows. So it is measured for
-each number of rows, by whole steps as they are recorded, and the driver decides where that takes
-no more. See `graph_nodes.py` for how kernels are told.
+A kernel that wants another carve-out (split between shared memory and the level 1 cache) than the
+present one can begin only when nothing runs, even where it could begin early by programmatic
+dependent launch. One carve-out for all kernels of a step avoids that, but leaves some kernels with
+less cache than they would have had: with all of it shared, an H200 took less time for one row of a
+1B model and more for one of 8B, and four rows wanted another share. So whole recorded steps are
+measured for each number of rows, and the driver's own choice is kept where no other is faster. See
+`graph_nodes.py` for how carve-outs are set.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from tgi_trio.shard.torch_backend.layers.few_rows import CLASSES, agree
 from tgi_trio.shard.torch_backend.recordings.graph_nodes import DriverError
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import Compute, Graph, IdleSteps
 
-_TRIED: Final = (100, 72, 44)  # per cent: of the 228 KB that Hopper has, 228, 164 and 100
-_MOST_ROWS: Final = CLASSES[-1][-1]  # beyond, few kernels begin before another has ended
-_WORTH: Final = 0.99  # of a step's time by the driver's own, from which on another is taken
-_MOST_SECONDS: Final = 0.2  # of the device, for all that is tried
-_RUNS: Final = 8  # of a step to try one
+_TRIED: Final = (100, 72, 44)  # per cent: of Hopper's 228 KB, these are 228, 164 and 100
+_MOST_ROWS: Final = CLASSES[-1][-1]  # with more, few kernels begin before the last one has ended
+_WORTH: Final = 0.99  # another carve-out must take at most this part of the time with the driver's
+_MOST_SECONDS: Final = 0.2  # of the device, for all measurements
+_RUNS: Final = 8  # runs of a step that trying one carve-out takes
 _LEFT: Final = "shared memory of kernels is left to the driver"
 
 
 class CarvingCapture(Protocol):
-    """Records work as `Capture` does; with a carve-out, in per cent, that its kernels prefer.
+    """As `Capture`; with `carveout`, in per cent, all kernels of the graph prefer that one.
 
-    Raises DriverError where they cannot be told so.
+    Raises DriverError if it cannot be set.
     """
 
     def __call__(
@@ -40,19 +41,19 @@ class CarvingCapture(Protocol):
 
 
 class Carveouts:
-    """The carve-outs that recordings of few rows have, other than the driver's own."""
+    """The carve-outs chosen for recordings of few rows, where they differ from the driver's."""
 
     def __init__(self, capture: CarvingCapture, seconds: Callable[[Graph], float]) -> None:
-        """`seconds`: the least that a replay takes on the device, of several."""
+        """`seconds`: measures a graph: the least device time of several replays."""
         self._capture = capture
         self._seconds = seconds
         self.chosen: dict[int, int] = {}  # per cent, by rows
 
     def choose(self, sizes: Iterable[int], idle: IdleSteps) -> None:
-        """Find the carve-outs by which steps of so many rows take a hundredth less.
+        """Measure which carve-outs make steps take a hundredth less time, and keep those.
 
-        `sizes`: of what will be recorded, of which the fewest rows go first: as many as there is
-        time for. What has been chosen before is forgotten.
+        `sizes`: the numbers of rows to be recorded, tried in ascending order while time is left.
+        Earlier choices are forgotten.
         """
         self.chosen = {}
         left = _MOST_SECONDS
@@ -65,7 +66,7 @@ class Carveouts:
             self._leave(error)
 
     def record(self, rows: int, compute: Compute) -> tuple[Graph, torch.Tensor]:
-        """Record a step of so many rows, by what has been chosen for them."""
+        """Record a step of so many rows, with the carve-out chosen for it."""
         chosen = self.chosen.get(rows)
         if chosen is not None:
             try:
@@ -75,7 +76,7 @@ class Carveouts:
         return self._capture(compute)
 
     def _choose(self, rows: int, step: Compute, left: float) -> float:
-        """Choose for `rows`; return the seconds of the device that it took, `left` at most."""
+        """Choose for `rows`; return the device seconds that were spent, at most `left`."""
         graph, found = self._capture(step)
         own = least = self._seconds(graph)
         wanted, spent = found.clone(), _RUNS * own

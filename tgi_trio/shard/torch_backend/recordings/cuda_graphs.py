@@ -1,4 +1,4 @@
-"""Recording work on a CUDA device."""
+"""Capturing work on a CUDA device as CUDA graphs, and timing their replays."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Graph,
 )
 
-# Runs before a recording: libraries choose kernels in the first of a size, and in the first of all
-# take memory that the second finds there.
+# Runs before a capture: libraries choose kernels in the first run of a size, and the very first run
+# also allocates memory that the second one finds there.
 _WARM_UPS, _FIRST_WARM_UPS = 1, 2
-_READINGS = 5  # of what is measured
+_READINGS = 5  # replays of which the fastest counts
 
 
 class RecordedTime:
-    """Measures work as a recording runs it: without what it takes to launch."""
+    """Measures the device time of work when it is replayed, without launch overhead."""
 
     def __init__(self, device: torch.device, capture: Capture) -> None:
         self._device = device
         self._capture = capture
 
     def __call__(self, work: Compute) -> float:
-        """Return the least seconds of several runs of `work` on the device; 0.0 in a rehearsal.
+        """Return the least device seconds of several replays of `work`; 0.0 in a rehearsal.
 
-        Then nothing that is measured takes less than anything else, and nothing is chosen by it.
+        With 0.0 for everything, nothing is faster than anything else, so nothing is chosen by it.
         """
         graph, _ = self._capture(work)
         if isinstance(graph, _Rehearsed):
@@ -43,22 +43,22 @@ class RecordedTime:
 
 
 class ReplayTime:
-    """Measures what has been recorded."""
+    """Measures the device time of replays of a graph."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def __call__(self, graph: Graph) -> float:
-        """Return the seconds of a replay on the device, which is not the first."""
+        """Return the device seconds of the second of two replays."""
         graph.replay()
         return self.again(graph)
 
     def least(self, graph: Graph) -> float:
-        """Return the least seconds of several replays on the device."""
+        """Return the least device seconds of several replays."""
         return min(self.again(graph) for _ in range(_READINGS))
 
     def again(self, graph: Graph) -> float:
-        """Return the seconds of a replay on the device."""
+        """Return the device seconds of one replay."""
         began = record_event(self._device, timed=True)
         graph.replay()
         ended = record_event(self._device, timed=True)
@@ -67,43 +67,43 @@ class ReplayTime:
 
 
 class _Rehearsed:
-    """A recording of nothing."""
+    """Takes a graph's place in a rehearsal; replaying it does nothing."""
 
     def replay(self) -> None:
         return None
 
 
 class CudaCapture:
-    """See `recorded_steps.Capture`. All graphs of one share their memory: one replays at a time.
+    """See `recorded_steps.Capture`. Its graphs share a memory pool, so only one replays at a time.
 
-    That memory is shared with a graph that is alive: torch ends the process's recording with an
-    internal error where the last graph of a pool has gone, and another is recorded into it.
+    The pool is that of a graph that is alive. Capturing into a pool whose last graph is gone ends
+    the capture with an internal error of torch.
     """
 
     def __init__(
         self, device: torch.device, *, alone: bool = True, nodes: GraphNodes | None = None
     ) -> None:
-        """`alone`: there are no other ranks, whose collectives are watched by threads of torch's.
+        """`alone`: there are no other ranks. `nodes`: needed for captures with a carve-out.
 
-        What those ask the driver meanwhile must not end a recording. `nodes`: of its graphs, to
-        record with carve-outs.
+        With other ranks, torch's threads that watch collectives call the driver meanwhile, which
+        must not end a capture of this thread.
         """
         self._nodes = nodes
         self._mode = "global" if alone else "thread_local"
         self._device = device
         self._runs = _FIRST_WARM_UPS
         self._alive: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
-        self._pool: Any = None  # a handle: of those that are alive
-        # Their captures could not be ended. Torch's allocators hold on to each by an address: the
-        # one of pinned memory asks it at every allocation, and nothing can tell it to stop.
+        self._pool: Any = None  # handle of the pool of the graphs that are alive
+        # Graphs whose capture failed and could not be ended. Torch's allocators keep the address of
+        # each; the pinned-memory allocator reads it at every allocation and cannot be told to stop.
         self._unfinished: list[torch.cuda.CUDAGraph] = []
-        # One for all: libraries keep a workspace for every stream they have seen.
+        # One side stream for all captures: libraries keep a workspace for every stream they see.
         self._aside = torch.cuda.Stream(device)
         self._rehearses = False
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Record nothing meanwhile: what is to be is run once."""
+        """Inside, calls run the work once and capture nothing."""
         self._rehearses = True
         try:
             yield
@@ -126,7 +126,7 @@ class CudaCapture:
                 self._pool = torch.cuda.graph_pool_handle()
             if carveout is None:
                 graph = torch.cuda.CUDAGraph()
-            else:  # instantiated when its nodes have been told; torch keeps them beside it
+            else:  # instantiated once its nodes have attributes; torch keeps the captured graph
                 graph = torch.cuda.CUDAGraph(keep_graph=True)
             output = self._record(graph, compute)
             if carveout is not None:
@@ -135,7 +135,7 @@ class CudaCapture:
         return graph, output
 
     def _record(self, graph: torch.cuda.CUDAGraph, compute: Compute) -> torch.Tensor:
-        """Capture work into a graph. Raises CaptureError, or what a device that is lost raises."""
+        """Capture work into a graph. Raises CaptureError, or torch's own error for a lost device."""
         here = torch.cuda.current_stream()
         recording = torch.cuda.graph(
             graph, pool=self._pool, stream=self._aside, capture_error_mode=self._mode
@@ -143,17 +143,17 @@ class CudaCapture:
         try:
             with recording:
                 return compute()
-        except RuntimeError as error:  # torch's of a device
-            torch.cuda.set_stream(here)  # torch has left its own where it could not end a capture
+        except RuntimeError as error:  # of torch, for a device's errors
+            torch.cuda.set_stream(here)  # a capture that cannot be ended leaves torch's own current
             self._unfinished.append(graph)
             self._leave_pool()
             synchronize(self._device)
             raise CaptureError(_first_reason(error)) from error
 
     def _leave_pool(self) -> None:
-        """Have the allocator no longer look for a capture, as one that ends does.
+        """Detach the allocator from a failed capture, as the end of a capture does.
 
-        While it does it keeps what other streams have used, and collects nothing.
+        Until then it never collects memory, and keeps blocks that other streams have used.
         """
         index = self._device.index or 0
         with suppress(RuntimeError):  # the capture has ended: its graph was not instantiated
@@ -161,18 +161,18 @@ class CudaCapture:
             torch._C._cuda_releasePool(index, self._pool)
 
     def _carve(self, graph: torch.cuda.CUDAGraph, carveout: int) -> None:
-        """Instantiate a graph whose kernels prefer a carve-out. Raises DriverError."""
+        """Give a graph's kernels a carve-out, and instantiate it. Raises DriverError."""
         if self._nodes is None:
             raise DriverError("the nodes of a graph cannot be told anything here")
         self._nodes.prefer_carveout(graph.raw_cuda_graph(), carveout)
         try:
             graph.instantiate()
-        except RuntimeError as error:  # torch's of a device
+        except RuntimeError as error:  # of torch, for a device's errors
             raise DriverError(f"a graph was not instantiated: {error}") from error
 
 
 def _first_reason(error: BaseException) -> str:
-    """Return the first line of what was raised first; ending the capture has then failed, too."""
+    """Return the first line of the first error: ending a capture that failed then fails, too."""
     while error.__context__ is not None:
         error = error.__context__
     return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,15 +1,17 @@
-"""Steps of decodes as recorded graphs: one replay in place of a launch per kernel.
+"""Decode steps recorded as CUDA graphs: one replay replaces one launch per kernel.
 
-A graph is recorded per batch size of `sizes`; a step takes the smallest that holds its rows, and
-the places left over decode nothing: token 0 at position 0, its K and V in the null block. What a
-step changes is copied into memory that stays where it is, the only one a graph reads. Where tokens
-are chosen on the device, that is recorded as well: the whole step is one launch.
-Where adapters are served, steps that have any have a recording of their own: the others launch
-nothing for them. So have steps with rows that attend to images, where layers do.
-Guesses are decodes, too: each reads the blocks of its sequence up to its own place. Where layers
-keep states, the slots that a row reads and writes change like its blocks, and guesses follow one
-another there: steps that have any are recorded as those with prompts are, beside these
-(`mixed_graphs.py`).
+One graph is captured for each batch size of `sizes`. A step uses the smallest one that holds its
+rows; the rows left over are padding: token 0 at position 0, with its K and V written to the null
+block. A graph reads only memory that does not move, and the inputs of a step are copied there.
+Where tokens are chosen on the device, the choice is captured too, so the whole step is one launch.
+
+Where adapters are served, steps that use any replay a recording of their own, so that the other
+steps launch nothing for them. The same holds for steps with rows that attend to images.
+
+Guesses (speculative tokens) are rows of their own: each attends to its sequence's blocks up to its
+own position. Where layers keep states, the state slots that a row reads and writes are inputs, like
+its blocks. There guesses must be computed one after another, so steps with guesses are recorded
+like steps with prompts (`mixed_graphs.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ _PLAIN: Final = StepKind()
 
 
 class DecodeGraphs:
-    """The graphs of one model on one device."""
+    """The recorded decode steps of one model on one device."""
 
     def __init__(
         self,
@@ -78,12 +80,13 @@ class DecodeGraphs:
         mixed: MixedGraphs | None = None,
         carveouts: Carveouts | None = None,
     ) -> None:
-        """`sizes`: batch sizes to record, in any order; none: `forward` always returns None.
+        """`sizes`: batch sizes to record, in any order; if empty, `forward` always returns None.
 
-        `before` is called before any is, with what returns idle steps to measure and whether that
-        is rehearsed: what it chooses is recorded. `images`: where layers attend to some. `mixed`:
-        recorded behind these, and forgotten with them. `carveouts`: chosen behind `before`, where
-        kernels can be told of any.
+        `before` is called before anything is recorded, with a function that returns idle steps of a
+        given size (to measure) and with whether this is a rehearsal; it makes choices that the
+        recordings then contain. `images`: given where layers attend to images. `mixed`: steps with
+        prompts, recorded after the decode steps and forgotten with them. `carveouts`: chosen after
+        `before`, where kernels can be given a shared-memory carve-out.
         """
         self.carveouts = carveouts
         self._mixed = mixed
@@ -99,11 +102,11 @@ class DecodeGraphs:
         )
         self.sizes = sorted(set(sizes))
         self._usable: list[int] = []
-        self._width = 0  # of the block tables they were recorded with
+        self._width = 0  # blocks a row, of the block tables of the recordings
         self._recorded: dict[int, Recording] = {}
 
     def forget(self) -> None:
-        """Drop every recording: each holds on to the cache it was made over."""
+        """Drop every recording, since each keeps the KV cache alive that it was captured with."""
         self._recorded, self._usable = {}, []
         self._recorder.forget()
         if self._mixed is not None:
@@ -117,14 +120,14 @@ class DecodeGraphs:
         pool: StatePool | None = None,
         tokens: int = 0,
     ) -> None:
-        """Record every size over `cache`, for block tables of up to `width` blocks.
+        """Record every size over `cache`, for block tables of up to `width` blocks a row.
 
-        Steps have `most` rows; larger sizes than hold them are left out. The largest goes first:
-        the smaller ones then live in its memory. `pool`: where the model keeps states. `tokens`:
-        that a step with prompts has at most.
+        `most`: the largest number of rows of a step; sizes above the first that holds them are left
+        out. The largest size is captured first, so that the smaller ones reuse its memory. `pool`:
+        given where the model keeps states. `tokens`: the most tokens of a step with prompts.
 
-        Raises ConfigurationError where decodes cannot be recorded: launched, they would take many
-        times as long, and whoever wants that can say so.
+        Raises ConfigurationError if decode steps cannot be captured. Launching them kernel by
+        kernel would take many times as long, so that is done only where a flag asks for it.
         """
         self.forget()
         sizes = self._sizes_for(most)
@@ -168,12 +171,12 @@ class DecodeGraphs:
         pool: StatePool | None = None,
         tokens: int = 0,
     ) -> None:
-        """Run once what `record` records, at a few of the sizes: most of them launch the same."""
+        """Run once what `record` captures, for a few sizes: most sizes launch the same kernels."""
         sizes = self._sizes_for(most)
         few = sorted({*sizes[:2], *sizes[len(sizes) // 2 :][:1], *sizes[-1:]})
         mixed = mixed_sizes(tokens, sizes, states=pool is not None)
         with self._capture.rehearsing():
-            # First, as what is launched by nothing else is: it compiles beside the rest.
+            # First, because nothing else launches these kernels: they compile beside the rest.
             self._choose_ahead(cache, width, pool, rehearses=True)
             self._record_all(few, cache, width, pool)
             self._record_mixed([*mixed[:1], *mixed[1:][-1:]], cache, width)
@@ -182,16 +185,16 @@ class DecodeGraphs:
     def _choose_ahead(
         self, cache: KVCache, width: int, pool: StatePool | None, *, rehearses: bool
     ) -> None:
-        """Have what is recorded chosen, by steps that decode nothing where it is measured so."""
+        """Call `before`, which measures idle steps and decides what the recordings contain."""
         if self._before is None:
             return
         self._recorder.pool = pool
         self._before(lambda size: self._recorder.idle(size, cache, width), rehearses)
 
     def forward(self, plan: StepPlan, lengths: Array | None) -> torch.Tensor | None:
-        """Return hidden states [T, hidden], valid until the next call; None: no graph fits.
+        """Return hidden states [T, hidden], valid until the next call; None if no graph fits.
 
-        `lengths` int64 [T] as for `Model.forward`, None for one that reads none.
+        `lengths`: int64 [T] as for `Model.forward`; None for a model that does not read them.
         """
         recorded = self.find(plan)
         if recorded is None:
@@ -201,7 +204,7 @@ class DecodeGraphs:
         return step.hidden[: len(plan.token_ids)]
 
     def replay(self, plan: StepPlan, lengths: Array | None) -> bool:
-        """Compute a step of decodes whose tokens another rank chooses; False: no graph fits."""
+        """Replay a decode step whose tokens another rank chooses; False if no graph fits."""
         return self.forward(plan, lengths) is not None
 
     def choose(
@@ -212,11 +215,12 @@ class DecodeGraphs:
         told: Told | None,
         links: Sequence[Array] = (),
     ) -> Chosen | None:
-        """Compute a step of decodes and choose all its rows' tokens; None: none is chosen here.
+        """Replay a decode step and choose a token for each row; None if it is not chosen here.
 
-        `recorded`: what `find` returns of it. `told`: what `DeviceSampler.ask` returns for as many
-        choices as that has; None: nothing is chosen, and the scores are as the model left them.
-        `links`: what `DeviceChain.arrays` returns; none: it follows nothing.
+        `recorded`: what `find` returned for the plan. `told`: the sampling parameters, as
+        `DeviceSampler.ask` returns them for the recording's size; None: nothing is chosen, and the
+        scores are left as the model computed them. `links`: what `DeviceChain.arrays` returns;
+        empty if the step follows no guesses.
         """
         sampler = self._sampler
         if sampler is None or recorded.memory.asked is None:
@@ -241,9 +245,9 @@ class DecodeGraphs:
         *,
         same: bool,
     ) -> None:
-        """Do what `choose` did in the last step, of the same rows, inputs and block tables.
+        """Do what `choose` did in the last step, for the same rows, inputs and block tables.
 
-        What it chooses is left where that of the last step was. `same`: so is `told`.
+        The choice is left in the same memory as the last step's. `same`: `told` has not changed.
         """
         adapted = self._adapters is not None and self._adapters.used
         if same and lengths is None and self._recorder.pool is None and not adapted:
@@ -262,7 +266,7 @@ class DecodeGraphs:
         return self._images is None
 
     def _part(self, whole: Chosen, size: int, rows: int, chooses: bool, lists: bool) -> Chosen:
-        """Return what is of the first rows of a recording's `size`."""
+        """Return views of the first `rows` rows of a recording of `size` rows."""
         found = None
         if chooses and whole.found is not None:
             found = whole.found.first(rows, lists=lists)
@@ -272,7 +276,7 @@ class DecodeGraphs:
         return Chosen(whole.scores[:rows], found, hidden, size, ids)
 
     def choose_masked(self, size: int, told: Told, masks: Masks) -> Found:
-        """Choose with masks from the scores of the last step, of the graph for `size` decodes.
+        """Choose, with masks, from the scores of the last step, which replayed the graph of `size`.
 
         `told`: as for `choose`.
         """
@@ -285,7 +289,7 @@ class DecodeGraphs:
         return recorded.masked.found.first(len(masks.green), lists=told.widest > 0)
 
     def find(self, plan: StepPlan) -> Recording | None:
-        """Return the smallest graph that holds a step; None: none does."""
+        """Return the smallest recording that holds a plan; None if there is none."""
         place = bisect_left(self._usable, len(plan.token_ids))
         fits = place < len(self._usable) and plan.block_tables.shape[1] <= self._width
         if not fits or not (plan.decodes or only_decodes(plan)):
@@ -306,9 +310,10 @@ class DecodeGraphs:
         told: Told | None,
         links: Sequence[Array] = (),
     ) -> RecordedStep:
-        """Make what a graph reads that of `plan`; return which of them computes it.
+        """Copy a plan's inputs to where the graphs read them; return the step to replay.
 
-        All of it but entries goes up in one copy: the device waits for each between two steps.
+        Everything but the sampler's entries (biases and tokens to count) is uploaded in a single
+        copy, because the device waits for each copy between two steps.
         """
         arrays = self._recorder.token_arrays(plan, lengths)
         arrays += links or recorded.memory.unlinked

@@ -1,4 +1,4 @@
-"""Plans whose rows are decodes: which are, guesses made rows of their own, padded, of nothing."""
+"""Plans whose rows are all decodes: recognising them, splitting guesses into rows, padding."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK
 from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT
 
-ALL_KNOWN: Final = np.empty(0, np.int32)  # inputs of tokens of which the host knows all
-UNREAD: Final = np.empty(0, np.int64)  # lengths for models that read none
-# Tokens of an idle prompt beside decodes: attention has another tile for it, as it has more of them
-# than a tile of decodes has pairs.
+ALL_KNOWN: Final = np.empty(0, np.int32)  # `inputs` where the host knows every token
+UNREAD: Final = np.empty(0, np.int64)  # `lengths` for models that do not read them
+# Tokens of an idle prompt beside decodes. It has more tokens than a decode's attention tile has
+# (query, head) pairs, so that attention uses its larger tile for it.
 _PROMPT: Final = 32
 ALL_KNOWN.flags.writeable = UNREAD.flags.writeable = False
 
@@ -27,9 +27,9 @@ def only_decodes(plan: StepPlan) -> bool:
 
 
 def has_image_tokens(plan: StepPlan) -> bool:
-    """Return whether tokens have features, see later ones, or turn with three positions.
+    """Return whether any token has image features, sees later tokens, or has three positions.
 
-    Those behind an image turn with one: all three are the same.
+    Text behind an image has three rotary positions too, but all three are equal.
     """
     turns = plan.rotary_positions
     several = turns is not None and bool((turns != turns[0]).any())
@@ -37,12 +37,12 @@ def has_image_tokens(plan: StepPlan) -> bool:
 
 
 def turning_position(plan: StepPlan) -> NDArray[np.int64]:
-    """Return the one position [T] that each token of a plan of decodes turns with."""
+    """Return the rotary position, int64 [T], of each token of a plan of decodes."""
     return plan.positions if plan.rotary_positions is None else plan.rotary_positions[0]
 
 
 def are_decodes(plan: StepPlan) -> bool:
-    """Return whether a plan has no prefill chunk, but decodes and their guesses alone."""
+    """Return whether a plan consists of decodes and their guesses, without any prefill chunk."""
     if plan.decodes:
         return True
     if not plan.samples.all() or has_image_tokens(plan):
@@ -53,11 +53,11 @@ def are_decodes(plan: StepPlan) -> bool:
 
 
 def as_decodes(plan: StepPlan) -> StepPlan | None:
-    """Return the plan with a row for every query token, where these are decodes and their guesses.
+    """Return the plan with one row per query token, if it has only decodes and their guesses.
 
-    None for a plan with a prefill chunk, and for one whose guesses go through states: those are
-    computed one token after the other. K and V of all tokens are written before any is read, so
-    each sees those of its sequence up to itself. `rows` and `samples` stay as they are.
+    None for a plan with a prefill chunk, and for one whose guesses pass through states, since those
+    are computed one after another. The K and V of all tokens are written before any are read, so
+    each token attends to its sequence up to itself. `rows` and `samples` stay as they are.
     """
     if not are_decodes(plan):
         return None
@@ -83,7 +83,7 @@ def as_decodes(plan: StepPlan) -> StepPlan | None:
 
 
 def pad_plan(plan: StepPlan, size: int) -> StepPlan:
-    """Return a plan of `size` decodes, those of `plan` first; `rows` and `samples` stay as is."""
+    """Return a plan padded to `size` decodes; `rows` and `samples` stay as they are."""
     more = size - len(plan.token_ids)
     width = plan.block_tables.shape[1]
     tables = np.full((more, width), NULL_BLOCK, plan.block_tables.dtype)
@@ -114,7 +114,7 @@ def pad_plan(plan: StepPlan, size: int) -> StepPlan:
 
 
 def idle_plan(size: int, width: int) -> StepPlan:
-    """Return a plan of `size` decodes of nothing, with block tables of `width` blocks."""
+    """Return a plan of `size` padding rows, with block tables of `width` blocks a row."""
     none = StepPlan(
         rows=[],
         token_ids=np.empty(0, np.int64),
@@ -129,7 +129,7 @@ def idle_plan(size: int, width: int) -> StepPlan:
 
 
 def idle_chunks(rows: int) -> StepPlan:
-    """Return a plan of `rows` prefills of nothing, of two tokens each."""
+    """Return a plan of `rows` idle prefill chunks of two tokens each."""
     plan = idle_plan(2 * rows, 1)
     return replace(
         plan,
@@ -142,9 +142,9 @@ def idle_chunks(rows: int) -> StepPlan:
 
 
 def idle_beside_prompt(rows: int) -> StepPlan:
-    """Return a plan of `rows` rows of nothing: a prefill, and decodes behind it.
+    """Return an idle plan of `rows` rows: one prefill chunk and decodes behind it.
 
-    All are at position 0, as sequences may be shorter than the prefill.
+    All tokens are at position 0, since the longest sequence may be shorter than the chunk.
     """
     counts = np.ones(rows, np.int32)
     counts[0] = _PROMPT

@@ -1,13 +1,14 @@
-"""What the driver may be told of a recorded graph's kernels before the graph is instantiated.
+"""Attributes of the kernel nodes of a CUDA graph, set before the graph is instantiated.
 
-Shared memory and the level 1 cache of a multiprocessor are one memory, and how much of it a kernel
-would have shared, its carve-out, is an attribute of functions, of launches and of graphs' kernel
-nodes. A function's holds wherever it is launched, and no document says whether a captured graph
-reads it when it is captured, instantiated or launched. A node's is its own, and takes precedence
-over the function's (CUDA driver API: `CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT`,
-`CU_KERNEL_NODE_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT`, `cuGraphKernelNodeSetAttribute`). So
-nodes are told, between capture and instantiation, and no other recording has any of it. Triton's
-launcher passes no such attribute, and need not.
+On a multiprocessor, shared memory and the level 1 cache are one memory. How much of it a kernel
+wants as shared memory is its carve-out, an attribute of functions, of launches and of kernel nodes.
+A function's attribute holds wherever the function is launched, and no document says whether a graph
+reads it at capture, at instantiation or at launch. A node's attribute concerns that node alone and
+takes precedence over the function's (CUDA driver API:
+`CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT`,
+`CU_KERNEL_NODE_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT`, `cuGraphKernelNodeSetAttribute`). So it
+is set on the nodes, between capture and instantiation, and affects no other recording. Triton's
+launcher passes no such attribute and does not have to.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 _DRIVER: Final = "libcuda.so.1"
 _KERNEL: Final = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 _CARVEOUT: Final = 14  # CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-_TYPES: Final = {  # of what the functions take; all return a CUresult, 0 for success
+_TYPES: Final = {  # argument types; every function returns a CUresult, 0 for success
     "cuGraphGetNodes": (
         ctypes.c_void_p,
         ctypes.POINTER(ctypes.c_void_p),
@@ -32,20 +33,20 @@ _TYPES: Final = {  # of what the functions take; all return a CUresult, 0 for su
 
 
 class DriverError(Exception):
-    """The driver refuses what it is asked."""
+    """The driver refused a request."""
 
 
 class _AttributeValue(ctypes.Union):
-    """CUlaunchAttributeValue, as far as it is needed: 64 bytes, whatever the attribute."""
+    """CUlaunchAttributeValue, with the member used here; 64 bytes whatever the attribute."""
 
     _fields_ = (("pad", ctypes.c_char * 64), ("carveout", ctypes.c_uint))
 
 
 class GraphNodes:
-    """The nodes of graphs that have been captured, by functions of the driver's library."""
+    """Sets attributes of the nodes of captured graphs, through the CUDA driver's library."""
 
     def __init__(self, library: Any) -> None:
-        """`library`: as ctypes opens it. Raises AttributeError where it has not all of them."""
+        """`library`: as ctypes opens it. Raises AttributeError if it lacks one of the functions."""
         self._functions: dict[str, Any] = {}
         for name, types in _TYPES.items():
             function = getattr(library, name)
@@ -53,10 +54,11 @@ class GraphNodes:
             self._functions[name] = function
 
     def prefer_carveout(self, graph: int, percent: int) -> None:
-        """Have every kernel of a graph prefer `percent` of the memory to be shared.
+        """Make every kernel of a graph prefer `percent` of that memory as shared memory.
 
-        `graph`: its handle; what has been instantiated of it keeps what it has. The preference is
-        a hint: the driver takes more where a kernel needs it. Raises DriverError.
+        `graph`: the handle of a captured graph; graphs instantiated from it earlier are unaffected.
+        The preference is a hint: the driver sets aside more where a kernel needs it. Raises
+        DriverError.
         """
         value = _AttributeValue(carveout=percent)
         for node in self._nodes(graph):
@@ -80,10 +82,10 @@ class GraphNodes:
 
 
 def open_nodes(device: torch.device) -> GraphNodes | None:
-    """Return the nodes of a device's graphs; None where they cannot be told anything.
+    """Return what sets attributes of a device's graph nodes; None where that is impossible.
 
-    That is so without NVIDIA's driver, with one that has not the functions, and before torch 2.8,
-    which shows no graph that has not been instantiated.
+    That is the case without NVIDIA's driver, with one that lacks the functions, and before torch
+    2.8, which gives no access to a graph that has not been instantiated.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return None
@@ -96,5 +98,5 @@ def open_nodes(device: torch.device) -> GraphNodes | None:
 
 
 def load_driver() -> Any:
-    """Return NVIDIA's driver, as ctypes opens it. Raises OSError where there is none."""
+    """Return NVIDIA's driver, as ctypes opens it. Raises OSError if there is none."""
     return ctypes.CDLL(_DRIVER)

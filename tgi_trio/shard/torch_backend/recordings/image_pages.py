@@ -1,9 +1,9 @@
-"""What layers that attend to images read of them on a device that records steps: in pages that stay
-where they are, over which decodes attend as over a cache.
+"""Keys and values of images, for cross-attention on a device that records steps.
 
-Pages hold images, and images that some row sees together, one behind the other. Those that have
-been seen least recently give way, and every rank does the same in the same steps. What finds no
-room is sent for the step alone, which is launched then.
+They lie in pages that do not move, over which decodes attend as they do over the KV cache. Pages
+hold single images, and groups of images that a row sees together, one behind the other. The least
+recently used are evicted, and every rank evicts the same ones in the same steps. An image for which
+there is no room is uploaded for its step alone, and that step is launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan
 from tgi_trio.shard.torch_backend.staging import Staging, cut, packed_size, split
 from tgi_trio.shard.torch_backend.step_features import RowImages
 
-Group = tuple[int, ...]  # numbers of images that are seen together
-_SENDS = 16  # copies of slots that may be on their way: a few for each new image
+Group = tuple[int, ...]  # the numbers of images that are seen together
+_SENDS = 16  # uploads of slots that may be in flight: a few for each new image
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pages:
-    """Where a group lies, and how much of it there is to see."""
+    """Where a group lies, and how many of its tokens are visible."""
 
     blocks: NDArray[np.int32]
     tokens: int
@@ -43,9 +43,9 @@ class _Pages:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Gathered(Sequence[torch.Tensor]):
-    """K or V of an image [S, heads, head_dim] by layer, fetched when it is asked for."""
+    """K or V of an image, [S, heads, head_dim] for each layer, gathered when it is indexed."""
 
-    slots: Sequence[torch.Tensor]  # of the pages, by layer
+    slots: Sequence[torch.Tensor]  # all slots of the pages, by layer
     places: torch.Tensor  # int64 [S]
 
     def __getitem__(self, layer: int) -> torch.Tensor:  # type: ignore[override]
@@ -57,10 +57,10 @@ class _Gathered(Sequence[torch.Tensor]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedImages:
-    """What a recording reads of the images of its rows."""
+    """The memory of a recording from which it reads the images of its rows."""
 
     sight: PagedSight
-    memory: torch.Tensor  # uint8: where all of it lies that `refill` tells
+    memory: torch.Tensor  # uint8: everything that `refill` writes
 
 
 class ImagePages:
@@ -69,7 +69,7 @@ class ImagePages:
     def __init__(
         self, source: ImageSource, crossing: Crossing, attention: CapturableAttention, most: int
     ) -> None:
-        """`attention`: of its own; `most`: bytes of all heads that pages hold."""
+        """`attention`: a backend used by nothing else; `most`: bytes of pages, over all heads."""
         self._source = source
         self._crossing = crossing
         self._attention = attention
@@ -84,12 +84,12 @@ class ImagePages:
 
     @property
     def numbers(self) -> tuple[Group, ...]:
-        """The groups that are held, those first that give way first."""
+        """The groups that are held, the least recently used first."""
         return tuple(self._held)
 
     def make_room(self) -> None:
-        """Take the memory of all pages, before what is left is measured; nothing is held."""
-        self._cache = None  # that of an earlier warm-up: two may not fit
+        """Allocate all pages, before free memory is measured; afterwards they hold nothing."""
+        self._cache = None  # free the one of an earlier warm-up first: both may not fit
         shape = self._source.shape
         pages = KVShape(shape.layers, self._kv_heads, shape.head_dim)
         self._cache = KVCache(pages, self._blocks, shape.dtype, self._source.device)
@@ -98,13 +98,13 @@ class ImagePages:
 
     @property
     def bytes_to_come(self) -> int:
-        """The memory that it takes later: all of it is taken at once."""
+        """Bytes allocated later: none, as `make_room` allocates all pages at once."""
         return 0
 
     # --- launched steps: see `ImageStates` -----------------------------------------------------
 
     def find(self, plan: StepPlan) -> tuple[RowImages, ...]:
-        """Return the rows of a plan that attend to images, with what they read here."""
+        """Return the rows of a plan that attend to images, with the K and V to attend over."""
         rows = tuple(RowImages.find(plan))
         if not rows:
             return ()
@@ -116,7 +116,7 @@ class ImagePages:
         )
 
     def _find_one(self, states: CrossStates, wanted: set[Group]) -> CrossStates:
-        """Return an image as layers read it, from its pages if it finds room there."""
+        """Return an image with its K and V: those in the pages, if there is room for it there."""
         group = (states.number,)
         if group not in self._held:
             taken = self._source.take(states)
@@ -134,9 +134,9 @@ class ImagePages:
         return any(True for _ in RowImages.find(plan))
 
     def fits(self, plan: StepPlan) -> bool:
-        """Have pages hold all that the tokens of a plan of decodes see; False: they cannot.
+        """Put into pages all images that a plan of decodes sees; False if they do not fit.
 
-        Nor where a token before all images sees what pads them.
+        Also False where a token before the first image attends to padding.
         """
         seen = list(self._seen_by(plan))
         if any(not group and self._crossing.blind == "reads all" for _, group, _ in seen):
@@ -148,7 +148,7 @@ class ImagePages:
         return True
 
     def reserve(self, size: int) -> RecordedImages:
-        """Return what a recording of `size` decodes reads of images."""
+        """Reserve the memory from which a recording of `size` decodes reads images."""
         plan, seeing = idle_plan(size, self._blocks), [np.zeros((size, 1), np.float32)]
         told = self._attention.arrays(plan)
         every = [*seeing, *told]
@@ -166,7 +166,7 @@ class ImagePages:
         return RecordedImages(sight, memory)
 
     def refill(self, recorded: RecordedImages, plan: StepPlan) -> None:
-        """Tell a recording what the tokens of a plan see that `fits`, padded to its size."""
+        """Tell a recording what the tokens of a padded plan see, which `fits` has accepted."""
         size = len(plan.token_ids)
         found = {token: self._held[group] for token, group, _ in self._seen_by(plan) if group}
         width = max((len(pages.blocks) for pages in found.values()), default=1)
@@ -179,7 +179,7 @@ class ImagePages:
         self._staging.fill(recorded.memory, [seeing, *self._attention.arrays(own)])
 
     def _seen_by(self, plan: StepPlan) -> Iterator[tuple[int, Group, tuple[CrossStates, ...]]]:
-        """Yield (token, what it sees) of rows with images, whose tokens are decodes."""
+        """Yield (token, group that it sees, images) of each row with images, all being decodes."""
         for row in RowImages.find(plan):
             (span,) = cross_spans(
                 row.places,
@@ -202,7 +202,7 @@ class ImagePages:
     def _hold_group(
         self, group: Group, states: tuple[CrossStates, ...], wanted: set[Group]
     ) -> bool:
-        """Have pages hold what is seen of a group; False: they have no room."""
+        """Make pages hold what is visible of a group; False if there is no room."""
         if group not in self._held:
             if len(group) == 1:
                 parts, tokens = [self._source.take(states[0])], states[0].tokens
@@ -224,9 +224,9 @@ class ImagePages:
         visible: int,
         wanted: set[Group],
     ) -> bool:
-        """Write a group's parts into pages, all of one and what is seen of several.
+        """Write a group into pages: all tokens of a single image, the visible ones of several.
 
-        False: they have no room beside those that are `wanted`.
+        False if there is no room beside the groups that are `wanted`.
         """
         count = -(-tokens // BLOCK_SIZE)
         others = [each for each in self._held if each not in wanted]
@@ -252,6 +252,6 @@ class ImagePages:
 
 
 def _slots(pages: _Pages) -> NDArray[np.int64]:
-    """Return where the tokens of a group lie."""
+    """Return the slots of a group's tokens, int64 [S]."""
     slots = pages.blocks.astype(np.int64)[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)
     return slots.reshape(-1)[: pages.tokens]

@@ -1,15 +1,15 @@
-"""Steps that carry prompts as recorded graphs: prompts' chunks beside decodes, choices included.
+"""Steps with prompts recorded as CUDA graphs: prefill chunks beside decodes, choices included.
 
-A recording has room for so many tokens and so many rows (`mixed_plans.py`); a step takes the
-smallest that holds it. What it computes beyond the step's tokens is lost time, and what it saves is
-the host's: so what takes the device longer than the host takes to launch it is not recorded, and
-larger steps are launched kernel by kernel, as are those with tokens of images, or rows that attend
-to some. Steps in which any row has an adapter have recordings of their own, one for each number of
-tokens. Where layers keep states, there are recordings of few tokens, with room for few rows of more
-than one. Of several ranks each records its part, and all the same steps.
+A recording has room for a number of tokens and a number of rows (`mixed_plans.py`); a step uses the
+smallest one that holds it. A recording computes its padding too, and saves only the host's time for
+launching. So a size is not recorded where a replay takes the device longer than the launches take
+the host. Larger steps are launched kernel by kernel, as are steps with image tokens or with rows
+that attend to images. Steps in which any row has an adapter have recordings of their own, one for
+each number of tokens. Where layers keep states, only small numbers of tokens are recorded, with
+room for few rows of more than one token. Every rank records its part, of the same sizes.
 
-All of a step is one launch but for what seldom is asked for: a choice with masks, or with more
-biases than there is room for, is launched behind it, and so are log-probabilities of prompts.
+A replay computes the whole step, except for what is rarely asked for: a choice with masks, or with
+more biases than there is room for, and log-probabilities of prompts are launched after it.
 """
 
 from __future__ import annotations
@@ -68,47 +68,47 @@ if TYPE_CHECKING:  # it imports Triton
 
 @dataclass(slots=True)
 class _Memory:
-    """What the recordings of a size read; it stays where it is."""
+    """What the recordings of a size read; it does not move."""
 
     size: MixedSize
-    sheet: Sheet  # tokens, choices, attention, on the host; one copy fills all
-    tokens: list[torch.Tensor]  # as `mixed_plans.token_arrays` has them, views of it
-    rows: RecordedRows | None  # that layers with states see
-    attention: torch.Tensor  # uint8: the attention's own
-    asked: Reserved | None  # the sampler's own
-    adapters: ReservedTiles | None  # the adapters' own
+    sheet: Sheet  # image on the host of the tokens, choices and attention: one copy uploads it
+    tokens: list[torch.Tensor]  # views of the sheet's target, in `mixed_plans.token_arrays`' order
+    rows: RecordedRows | None  # of layers with states
+    attention: torch.Tensor  # uint8: the attention's part of the sheet's target
+    asked: Reserved | None  # the sampler's part
+    adapters: ReservedTiles | None  # memory of the adapters
 
 
 @dataclass(slots=True)
 class _Made:
-    """What a recording writes."""
+    """What a replay writes, besides hidden states."""
 
-    picked: torch.Tensor  # [rows, features] behind which tokens are chosen
-    found: Found | None  # None: another rank's device chooses
+    picked: torch.Tensor  # [rows, features]: the hidden states from which tokens are chosen
+    found: Found | None  # None: another rank chooses
 
 
 @dataclass(slots=True)
 class _Recording:
-    """A graph, the memory it reads and what it writes."""
+    """A graph, the memory it reads and the memory it writes."""
 
     graph: Graph
     memory: _Memory
-    scores: torch.Tensor | None  # [rows, >= vocab]: of all recordings; None: another rank chooses
+    scores: torch.Tensor | None  # [rows, >= vocab], shared by all recordings; None: see `found`
     hidden: torch.Tensor  # [tokens, features]
     made: _Made
 
 
 @dataclass(frozen=True, slots=True)
 class MixedStep:
-    """A step that has been launched; valid until the next one is."""
+    """A step that has been launched; its tensors are valid until the next one is."""
 
     hidden: torch.Tensor  # [T, features]
-    chosen: Chosen | None  # None: no row chooses. What has found nothing is still to be chosen
+    chosen: Chosen | None  # None: no row chooses; if its `found` is None, the choice is still due
 
 
 @dataclass(slots=True)
 class _Launching:
-    """How long the host takes to launch what is recorded, at the least."""
+    """The least time that the host took to launch, kernel by kernel, what is recorded."""
 
     seconds: float = float("inf")
 
@@ -121,16 +121,16 @@ class _Launching:
 
 @dataclass(slots=True)
 class MixedGraphs:
-    """The graphs of one model's steps with prompts, on one device."""
+    """The recorded steps with prompts of one model on one device."""
 
     forward: DecodeForward
     attention: CapturableAttention
     capture: Capture
     device: torch.device
     ends: Ends
-    seconds: Callable[[Graph], float]  # that a replay takes on the device
+    seconds: Callable[[Graph], float]  # of a replay on the device
     adapters: RecordedAdapters | None = None
-    images: PagedImages | None = None  # where layers attend to some
+    images: PagedImages | None = None  # given where layers attend to images
     _recorded: dict[StepKind, dict[MixedSize, _Recording]] = field(default_factory=dict)
     _staging: Staging = field(init=False)
 
@@ -138,7 +138,7 @@ class MixedGraphs:
         self._staging = Staging(self.device)
 
     def forget(self) -> None:
-        """Drop every recording: each holds on to the cache it was made over."""
+        """Drop every recording, since each keeps the KV cache alive that it was captured with."""
         self._recorded.clear()
 
     def record(
@@ -149,12 +149,13 @@ class MixedGraphs:
         scores: torch.Tensor | None,
         pool: StatePool | None = None,
     ) -> None:
-        """Record those of `sizes`, the largest first, that pay, for tables of `width` blocks.
+        """Record those of `sizes` that pay, for block tables of `width` blocks a row.
 
-        `scores` [rows, >= vocab] outlive a replay, and whoever has them replays one at a time;
-        None: another rank's device chooses. `pool`: where the model keeps states.
+        `sizes`: the largest first. `scores`: [rows, >= vocab], memory shared with the decode steps,
+        of which one replays at a time; None: another rank chooses. `pool`: given where the model
+        keeps states.
 
-        Where one cannot be recorded none is, and all such steps are launched.
+        If the capture of any step fails, none is recorded and all of them are launched.
         """
         memories = {size: self._reserve(size, width, pool) for size in sizes}
         try:
@@ -177,7 +178,7 @@ class MixedGraphs:
         cache: KVCache,
         scores: torch.Tensor | None,
     ) -> dict[MixedSize, _Recording]:
-        """Record those steps of a kind that pay. Raises CaptureError, on all ranks or on none."""
+        """Record a kind's steps that pay. Raises CaptureError, on all ranks or on none."""
         found, lost = dict[MixedSize, _Recording](), 0
         for size in sizes:
             if size.tokens == lost:
@@ -187,15 +188,15 @@ class MixedGraphs:
             first = all(size.tokens < other.tokens for other in found)
             if first and self._is_slower(made.graph, launching):
                 lost = size.tokens
-                del made  # what it takes is the next one's
+                del made  # its memory is free for the next one
             else:
                 found[size] = made
         return found
 
     def _sizes_by_kind(self, sizes: Sequence[MixedSize]) -> dict[StepKind, Sequence[MixedSize]]:
-        """Return which sizes are recorded of each kind of steps.
+        """Return the sizes to record, by kind of step.
 
-        With adapters, which most steps of a server do without, those that hold the most rows.
+        Most steps have no adapters, so with them only the sizes with the most rows are recorded.
         """
         plain: dict[StepKind, Sequence[MixedSize]] = {StepKind(): sizes}
         if self.adapters is None:
@@ -203,23 +204,23 @@ class MixedGraphs:
         return plain | {StepKind(adapted=True): widest_sizes(sizes)}
 
     def _is_slower(self, graph: Graph, launching: _Launching) -> bool:
-        """Return whether a replay takes longer than to launch what it does.
+        """Return whether a replay takes longer than launching the same kernels.
 
-        All ranks say the same: launched, a step takes what the slowest host takes.
+        True only where it does so on all ranks: a launched step is as slow as the slowest host.
         """
         return self._is_for_all(self.seconds(graph) > launching.seconds)
 
     def _is_for_all(self, said: bool) -> bool:
-        """Return whether all ranks say so."""
+        """Return whether `said` is true on all ranks."""
         ranks = self.ends.tokens.ranks
         return said if ranks is None else bool(ranks.least(int(said), self.device))
 
     def launch(
         self, plan: StepPlan, lengths: Array | None, choosing: Choosing, *, masked: bool
     ) -> MixedStep | None:
-        """Compute a step and choose its tokens, unless `masked`; None: no graph fits.
+        """Replay a step and, unless `masked`, choose its tokens; None if no recording fits.
 
-        `lengths` int64 [T] as for `Model.forward`, None for one that reads none.
+        `lengths`: int64 [T] as for `Model.forward`; None for a model that does not read them.
         """
         places, sampler = chosen_places(plan), self.ends.sampler
         recording = self._find(plan, len(places))
@@ -242,14 +243,14 @@ class MixedGraphs:
     def replay(self, plan: StepPlan, lengths: Array | None) -> torch.Tensor | None:
         """Return hidden states [T, features] of a step whose tokens another rank chooses.
 
-        Valid until the next step; None: no graph fits, on no rank.
+        Valid until the next step. None if no recording fits, which is so on all ranks or on none.
         """
         places = chosen_places(plan)
         recording = self._find(plan, len(places))
         return None if recording is None else self._run(recording, plan, lengths, places, None)
 
     def _find(self, plan: StepPlan, choices: int) -> _Recording | None:
-        """Return the smallest graph that holds a plan which makes so many choices."""
+        """Return the smallest recording that holds a plan with so many choices."""
         if not self._recorded or not is_recordable(plan):
             return None
         if self.images is not None and self.images.wants(plan):
@@ -275,7 +276,7 @@ class MixedGraphs:
         places: NDArray[np.int64],
         told: Told | None,
     ) -> torch.Tensor:
-        """Replay a graph with what it reads made that of `plan`; return its hidden states."""
+        """Copy a plan's inputs to where the graph reads them, and replay; return hidden states."""
         memory, sampler = recording.memory, self.ends.sampler
         arrays = token_arrays(plan, lengths, places)
         arrays += [] if memory.rows is None else state_arrays(plan)
@@ -293,7 +294,7 @@ class MixedGraphs:
         return recording.hidden[: len(plan.token_ids)]
 
     def _reserve(self, size: MixedSize, width: int, pool: StatePool | None) -> _Memory:
-        """Return what graphs of a size read, filled with idle tokens."""
+        """Reserve what the graphs of a size read, filled with idle tokens."""
         idle, adapters, sampler = idle_step(size, width), self.adapters, self.ends.sampler
         room = row_room(size)
         groups = [
@@ -325,15 +326,15 @@ class MixedGraphs:
         scores: torch.Tensor | None,
         launching: _Launching,
     ) -> _Recording:
-        """Record a step of a kind over `memory`; `scores` as for `record`."""
+        """Record a step of a kind that reads `memory`; `scores` as for `record`."""
         made, sampler = list[_Made](), self.ends.sampler
         own = None if scores is None else scores[: memory.size.rows]
-        idle = idle_step(memory.size, 1)  # how wide tables are, the memory says
+        idle = idle_step(memory.size, 1)  # any width: the graph reads the width from memory
         ids, positions, lengths, inputs, places = memory.tokens
 
         def compute() -> torch.Tensor:
             known = self.ends.tokens.fill_in(ids, inputs)
-            # Anew: its tiles are found by the first layer of every run.
+            # A new batch for every run: the first layer of a run computes its tiles and keeps them.
             batch = self.attention.reserve(idle, cache, memory.attention, decodes=False)
             states = None if memory.rows is None else memory.rows.states
             hidden = self.forward(known, positions, lengths, self.attention, batch, states)
@@ -349,7 +350,7 @@ class MixedGraphs:
         return _Recording(graph, memory, own, hidden, made[0])
 
     def _capture(self, compute: Compute) -> tuple[Graph, torch.Tensor]:
-        """Record work. Raises CaptureError on all ranks where one of them cannot."""
+        """Capture work. Raises CaptureError on all ranks if it fails on any of them."""
         made, why = None, "another rank could not record one"
         try:
             made = self.capture(compute)
@@ -360,7 +361,7 @@ class MixedGraphs:
         return made
 
     def _adapted(self, reserved: ReservedTiles | None) -> AbstractContextManager[None]:
-        """Have what is recorded inside compute adapters, if any are reserved for."""
+        """Return a context in which steps are captured with adapters; None: without."""
         if self.adapters is None or reserved is None:
             return nullcontext()
         return self.adapters.recording(reserved)

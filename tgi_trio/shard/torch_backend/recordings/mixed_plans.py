@@ -1,8 +1,7 @@
-"""Steps that carry prompts, as recordings of some sizes have them: which size, and what is idle.
+"""Sizes of recorded steps with prompts, and how a plan is padded to one.
 
-A size has so many tokens and so many rows; a step with fewer of both is filled up. Tokens that are
-left over are those of one more row, which has no context: they see nothing, and what they write
-goes to the null block.
+A size is a number of tokens and a number of rows. The tokens that a step leaves over belong to one
+more row without a context: they attend to nothing, and their K and V go to the null block.
 """
 
 from __future__ import annotations
@@ -26,38 +25,38 @@ from tgi_trio.shard.torch_backend.recordings.decode_plans import (
 from tgi_trio.shard.torch_backend.staging import Array
 from tgi_trio.shard.torch_backend.states.chunks import Room
 
-# Tokens of a step. What a step is filled up with costs little where weights set the pace, which is
-# up to the first few hundred tokens, and its part of all products from there on.
+# Tokens of a step. Padding costs little while loading the weights takes longest, which is so up to
+# the first few hundred tokens; beyond, it costs its share of all matrix products.
 _TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024)
-# Rows' sizes: how many, and how many times as large as the next one each is. Tiles of attention
-# that rows might have, and have not, took an H200 half a millisecond a step for 96 rows of 8B.
+# How many numbers of rows there are, and the ratio between neighbours. Empty attention tiles of
+# rows that a step does not have took an H200 half a millisecond a step for 96 rows of 8B.
 _MOST_ROW_SIZES: Final = 3
 _ROWS_APART: Final = 4
-# Few rows, whose contexts are divided, for so many tokens each at most: what is divided is merged
-# token by token, which took 1 ms of a step of 384 tokens.
+# Smaller numbers of rows have their contexts divided among programs (split-K), and the parts are
+# merged token by token, which took 1 ms of a step of 384 tokens. So they have at most so many
+# tokens a row.
 _TOKENS_A_ROW: Final = 32
-
-
-# Where layers keep states chunk follows chunk, each some twenty launches a layer, so a recording is
-# long; and rows of more than one token, whose chunks are computed side by side, are few.
+# Where layers keep states, chunks are computed one after another with some twenty launches a layer,
+# so a recording is long. Rows of more than one token, whose chunks are computed side by side, are
+# few.
 _MOST_TOKENS_WITH_STATES: Final = 256
 _MOST_ROWS_IN_CHUNKS: Final = 8
 
 
 class MixedSize(NamedTuple):
-    """What a recording has room for."""
+    """The room of a recording."""
 
     tokens: int
-    rows: int  # of a plan, and as many choices
+    rows: int  # as many choices, too
 
 
 def mixed_sizes(
     most_tokens: int, decodes: Sequence[int], *, states: bool = False
 ) -> list[MixedSize]:
-    """Return what is recorded of steps of up to `most_tokens` tokens, the largest first.
+    """Return the sizes to record for steps of up to `most_tokens` tokens, the largest first.
 
-    `decodes`: batch sizes that are recorded of decodes, rising; none of these has more rows.
-    `states`: layers keep some.
+    `decodes`: the recorded batch sizes of decodes, ascending; no size has more rows than the
+    largest. `states`: whether layers keep states.
     """
     if most_tokens <= 0 or not decodes:
         return []
@@ -67,7 +66,7 @@ def mixed_sizes(
     while len(rows) < _MOST_ROW_SIZES and wanted >= decodes[0]:
         rows.append(decodes[bisect_right(decodes, wanted) - 1])
         wanted = rows[-1] // _ROWS_APART
-    # No step has more rows than tokens.
+    # A step has at most as many rows as tokens.
     sizes = [
         MixedSize(count, most)
         for count in reversed(tokens)
@@ -78,36 +77,36 @@ def mixed_sizes(
 
 
 def widest_sizes(sizes: Sequence[MixedSize]) -> list[MixedSize]:
-    """Return of sizes, the largest first, those with the most rows of as many tokens."""
+    """Return the sizes with the most rows, one for each number of tokens."""
     return [size for size in sizes if size.rows == sizes[0].rows]
 
 
 def row_room(size: MixedSize) -> Room:
-    """Return what layers with states have room for in recordings of a size."""
+    """Return the room that layers with states have in recordings of a size."""
     return Room(size.tokens, size.rows + 1, min(size.rows, _MOST_ROWS_IN_CHUNKS))
 
 
 def find_size(sizes: Iterable[MixedSize], plan: StepPlan, choices: int) -> MixedSize | None:
-    """Return the smallest of `sizes` that holds a plan which makes so many choices."""
+    """Return the smallest of `sizes` that holds a plan with so many choices."""
     tokens, rows = len(plan.token_ids), max(len(plan.context_lengths), choices)
     fits = [size for size in sizes if size.tokens >= tokens and size.rows >= rows]
     return min(fits, default=None)
 
 
 def is_recordable(plan: StepPlan) -> bool:
-    """Return whether a plan's tokens are plain ones, all of which the host has placed."""
+    """Return whether a plan has no image tokens, and no rows that the device still has to move."""
     return not has_image_tokens(plan) and not plan.moves
 
 
 def chosen_places(plan: StepPlan) -> NDArray[np.int64]:
-    """Return behind which of a plan's tokens others are chosen, guesses' included: int64 [C]."""
+    """Return the tokens after which others are chosen, those of guesses included: int64 [C]."""
     return choice_positions(plan, np.flatnonzero(plan.samples))
 
 
 def token_arrays(plan: StepPlan, lengths: Array | None, places: NDArray[np.int64]) -> list[Array]:
-    """Return a plan's tokens as they are sent, and behind which of them others are chosen.
+    """Return a plan's arrays for upload: tokens, positions, lengths, inputs and `places`.
 
-    `lengths`: None for a model that reads none. `places`: what `chosen_places` returns.
+    `lengths`: None for a model that does not read them. `places`: what `chosen_places` returns.
     """
     inputs = ALL_KNOWN if plan.inputs is None else plan.inputs
     return [
@@ -120,10 +119,10 @@ def token_arrays(plan: StepPlan, lengths: Array | None, places: NDArray[np.int64
 
 
 def idle_step(size: MixedSize, width: int) -> StepPlan:
-    """Return a plan of tokens that see nothing, with block tables of `width` blocks.
+    """Return a padding plan whose tokens attend to nothing; its tables have `width` blocks a row.
 
-    It has a row more than `size`. All tokens are the first one's, and wherever a plan's rows end,
-    those left over are the next row's.
+    It has one row more than `size`. All tokens belong to the first row; where a plan is copied over
+    it, the tokens after the plan's last row belong to the row after that.
     """
     rows = size.rows + 1
     starts = np.full(rows + 1, size.tokens, np.int32)
@@ -142,7 +141,7 @@ def idle_step(size: MixedSize, width: int) -> StepPlan:
 
 
 def idle_arrays(size: MixedSize) -> list[Array]:
-    """Return what `token_arrays` does, of `idle_step`: every choice is behind the first token."""
+    """Return `token_arrays` of `idle_step`: every choice comes after the first token."""
     idle = idle_step(size, 1)
     ones = np.ones(size.tokens, np.int64)
     return token_arrays(idle, ones, np.zeros(size.rows, np.int64))

@@ -1,7 +1,6 @@
-"""What a recorded step is made of: what it begins and ends with, and the memory that it reads.
+"""The parts of a recorded step: what it begins and ends with, and the memory that it reads.
 
-For `decode_graphs.py`, which records and replays steps, and for who computes, captures or launches
-them.
+The modules that record and replay steps share them with those that compute, capture and launch.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ if TYPE_CHECKING:  # it imports Triton
 
 
 class Graph(Protocol):
-    """Recorded work: reads and writes the tensors it was recorded with."""
+    """A captured CUDA graph: a replay reads and writes the tensors of the capture."""
 
     def replay(self) -> None: ...
 
 
 Compute = Callable[[], torch.Tensor]
-IdleSteps = Callable[[int], Compute]  # of so many rows that decode nothing
+IdleSteps = Callable[[int], Compute]  # returns a step of so many rows that decode nothing
 
 
 class CaptureError(Exception):
-    """Work cannot be recorded. The text says why; the device can be used as before."""
+    """Work cannot be captured. The text says why; the device remains usable."""
 
 
 class Capture(Protocol):
-    """Records work; the tensor is what replays write. Raises CaptureError."""
+    """Captures work as a graph; the tensor is what replays write. Raises CaptureError."""
 
     def __call__(self, compute: Compute, /) -> tuple[Graph, torch.Tensor]: ...
-    def rehearsing(self) -> AbstractContextManager[None]: ...  # meanwhile it runs work once
+    def rehearsing(self) -> AbstractContextManager[None]: ...  # inside, work is run once instead
 
 
 class DecodeForward(Protocol):
-    """`Model.forward`, as far as decodes are concerned."""
+    """`Model.forward`, as far as recorded steps use it."""
 
     def __call__(
         self,
@@ -69,27 +68,27 @@ class DecodeForward(Protocol):
 
 
 class RecordedAdapters(Protocol):
-    """Adapters as recordings have them; each reads what `refill` tells it."""
+    """Adapters in recordings, which read the memory that `refill` writes."""
 
     @property
-    def used(self) -> bool: ...  # by the step at hand
-    def fits(self, reserved: ReservedTiles, /) -> bool: ...  # a recording holds what it has
+    def used(self) -> bool: ...  # by any row of the present step
+    def fits(self, reserved: ReservedTiles, /) -> bool: ...  # the step's adapters have room in it
     def reserve(self, tokens: int, rows: int, *, decodes: bool) -> ReservedTiles: ...
     def recording(self, reserved: ReservedTiles, /) -> AbstractContextManager[None]: ...
     def refill(self, reserved: ReservedTiles, /) -> None: ...
 
 
 class PagedImages(Protocol):
-    """Images that layers attend to, as recordings have them; each reads what `refill` tells it."""
+    """Images that layers attend to, in recordings, which read the memory that `refill` writes."""
 
-    def wants(self, plan: StepPlan) -> bool: ...  # a row of it attends to some
-    def fits(self, plan: StepPlan) -> bool: ...  # what its decodes see has its place
-    def reserve(self, size: int) -> RecordedImages: ...  # what one of `size` decodes reads
+    def wants(self, plan: StepPlan) -> bool: ...  # whether any row attends to images
+    def fits(self, plan: StepPlan) -> bool: ...  # pages hold all that its decodes see
+    def reserve(self, size: int) -> RecordedImages: ...  # memory of a recording of `size` decodes
     def refill(self, recorded: RecordedImages, plan: StepPlan) -> None: ...
 
 
 class StepKind(NamedTuple):
-    """What some of a step's rows have."""
+    """Whether any row of a step has an adapter, and whether any attends to images."""
 
     adapted: bool = False
     crossed: bool = False
@@ -97,74 +96,74 @@ class StepKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What a recorded step begins and ends with: tokens of the step before, logits, a choice."""
+    """What a recorded step begins and ends with: the previous step's tokens, logits, a choice."""
 
     tokens: TokenSource
     logits: Callable[[torch.Tensor], torch.Tensor]
     sampler: DeviceSampler | None = None  # None: another rank chooses
-    chain: DeviceChain | None = None  # None: no step follows guesses that nobody has read
+    chain: DeviceChain | None = None  # None: steps are not chained behind guesses
 
 
 @dataclass(slots=True)
 class Chosen:
-    """What a step chose, on the device and valid until the next one."""
+    """What a step chose, on the device; valid until the next step."""
 
-    # [R, >= vocab] what is left to choose from: logits, or `DeviceSampler.choose`'s scores
+    # [R, >= vocab]: logits, or the scores that `DeviceSampler.choose` leaves for a later choice
     scores: torch.Tensor
-    found: Found | None  # None: it has chosen nothing yet
-    hidden: torch.Tensor | None = None  # [R, features] of the scores, for those who guess on
-    size: int = 0  # of the recording that has made the scores; 0: none has
-    # int64 [R] that it computed, where steps are chained; -1: token 0, as nothing was guessed
+    found: Found | None  # None: nothing has been chosen yet
+    hidden: torch.Tensor | None = None  # [R, features], from which the scores are
+    size: int = 0  # of the recording that made the scores; 0: the step was launched
+    # int64 [R]: the tokens that a chained step computed; -1 where there was no guess (token 0)
     ids: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
 class RecordedStep:
-    """A graph and the memory it writes."""
+    """A graph, and the memory that it writes."""
 
     graph: Graph
     hidden: torch.Tensor  # [size, hidden]
     chosen: Chosen | None
-    # What is of so many rows, by that, whether they choose, and whether any lists tokens.
+    # Views for a number of rows, by (rows, whether they choose, whether any lists top tokens).
     parts: dict[tuple[int, bool, bool], Chosen] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class MaskedChoice:
-    """A graph that chooses from the scores of another one, with masks."""
+    """A graph that chooses, with masks, from the scores that another graph left."""
 
     graph: Graph
     asked: Reserved
     masks: ReservedMasks
-    found: Found  # of `size` choices
+    found: Found  # for all rows of the recording
 
 
 @dataclass(slots=True)
 class StepMemory:
-    """What the graphs of a batch size read; it stays where it is."""
+    """What the graphs of a batch size read; it does not move."""
 
     size: int
-    # Token ids, positions, lengths, inputs and slots of states; what the chain, the sampler and at
-    # last the attention are told. One copy fills it.
+    # Image on the host of: token ids, positions, lengths, inputs, state slots, then what the chain,
+    # the sampler and finally the attention read. One copy uploads it.
     sheet: Sheet
-    ids: torch.Tensor  # [size], as are the next three: views of its target
+    ids: torch.Tensor  # [size]; this and the next three are views of the sheet's target
     positions: torch.Tensor
     lengths: torch.Tensor
     inputs: torch.Tensor
     states: StepStates | None
-    batch: Any  # the attention's own
-    asked: Reserved | None  # the sampler's own
-    links: Links | None  # the chain's own
-    unlinked: list[Array]  # what those are told of decodes that follow nothing
-    moving: tuple[int, ...]  # places in the sheet of token ids, positions, slots and contexts
-    adapters: ReservedTiles | None  # the adapters' own
-    images: RecordedImages | None  # the pages' own
+    batch: Any  # of the attention
+    asked: Reserved | None  # of the sampler
+    links: Links | None  # of the chain
+    unlinked: list[Array]  # the chain's inputs where no row follows guesses
+    moving: tuple[int, ...]  # indices in the sheet of token ids, positions, KV slots, contexts
+    adapters: ReservedTiles | None  # of the adapters
+    images: RecordedImages | None  # of the pages
 
 
 @dataclass(slots=True)
 class Recording:
-    """The graphs of a batch size."""
+    """All graphs of a batch size."""
 
     memory: StepMemory
-    steps: Mapping[StepKind, RecordedStep]  # of those kinds that there may be
+    steps: Mapping[StepKind, RecordedStep]  # one for each kind that is served
     masked: MaskedChoice | None

@@ -1,4 +1,4 @@
-"""A step's hidden states and logits on a device, launched kernel by kernel; nothing waits."""
+"""Hidden states and logits of a step, launched kernel by kernel; the host waits for nothing."""
 
 from __future__ import annotations
 
@@ -26,26 +26,25 @@ from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StepStates
 from tgi_trio.shard.torch_backend.step_features import ImageStates, StepFeatures
 
-MOST_CHOICES = 4096  # of a step that are made on the device
-# Copies of what layers with states want to know of rows: three or four a step that prefills.
+MOST_CHOICES = 4096  # of a step, made on the device
+# Uploads of row tables of layers with states that may be in flight: three or four a prefill step.
 _SLOT_TURNS = 16
 
 
 def fits_device(plan: StepPlan) -> bool:
-    """Return whether a device has room for the plan's choices; every rank says the same.
+    """Return whether the device has room for all choices of a plan; all ranks agree.
 
-    Rank 0 then chooses the plan's tokens there.
+    If so, rank 0's device chooses the tokens.
     """
     guesses = 0 if plan.drafts is None else int(plan.drafts.sum())
     return len(plan.rows) + guesses <= MOST_CHOICES
 
 
 def idle_steps(most: int) -> Iterator[StepPlan]:
-    """Yield steps of nothing, one of every kind that is compiled for itself.
+    """Yield idle steps, one for every variant of kernels that is compiled.
 
-    Kernels of decodes, of a few tokens each and of decodes beside a prompt are kinds of their own,
-    and so are those of a lone row, of few rows, whose contexts are divided as well, and of up to
-    `most`.
+    Variants are: decodes, rows of a few tokens, and decodes beside a prompt; each of them for one
+    row, for few rows, whose contexts are divided among programs, and for `most` rows.
     """
     most = max(1, most)
     for rows in sorted({1, min(2, most), most}):
@@ -55,13 +54,13 @@ def idle_steps(most: int) -> Iterator[StepPlan]:
 
 
 class StagedAdapters(Protocol):
-    """What computes the adapters of the step at hand, launched kernel by kernel."""
+    """Prepares the adapters of a step that is launched kernel by kernel."""
 
     def stage(self) -> None: ...
 
 
 class StepForward:
-    """Computes the steps of one model on one device, as every rank does that has a part of it."""
+    """Launches the steps of one model on one device, or one rank's part of them."""
 
     def __init__(
         self,
@@ -74,9 +73,7 @@ class StepForward:
         adapters: StagedAdapters | None = None,
         images: ImageStates | None = None,
     ) -> None:
-        """`forward`, `logits` and `keep_positions` are the model's; `images`: as
-        `StepFeatures.of` has them.
-        """
+        """`forward`, `logits`, `keep_positions`: of the model; `images`: see `StepFeatures.of`."""
         self._adapters = adapters
         self._images = images
         self.device = device
@@ -90,17 +87,17 @@ class StepForward:
         self._slot_staging = Staging(device, turns=_SLOT_TURNS)
 
     def make_room(self, positions: int) -> None:
-        """Keep what steps need of the positions of sequences, if it is known how many there are."""
+        """Make the model's tables of positions, if the length of sequences is known."""
         if positions:
             self._keep_positions(positions)
 
     def hidden(
         self, plan: StepPlan, lengths: Array | None, cache: KVCache, pool: StatePool | None = None
     ) -> torch.Tensor:
-        """Return hidden states [T, hidden]; `lengths` int64 [T] as for `Model.forward`, None for
-        one that reads none.
+        """Return the hidden states of a plan, [T, features].
 
-        `pool`: where the model keeps states.
+        `lengths`: int64 [T] as for `Model.forward`; None for a model that does not read them.
+        `pool`: given where the model keeps states.
         """
         inputs = np.empty(0, np.int32) if plan.inputs is None else plan.inputs
         ids, positions, every, unknown = self._staging.upload(
@@ -123,12 +120,12 @@ class StepForward:
         )
 
     def scores(self, plan: StepPlan, hidden: torch.Tensor) -> torch.Tensor | None:
-        """Return the logits of every choice of the plan, float32 [C, vocab]; None: it has none."""
+        """Return the logits of all choices of a plan, float32 [C, vocab]; None if it has none."""
         chosen = self.pick(plan, hidden)
         return None if chosen is None else self._logits(chosen)
 
     def pick(self, plan: StepPlan, hidden: torch.Tensor) -> torch.Tensor | None:
-        """Return the hidden states of every choice, [C, features]; None: the plan has none."""
+        """Return the hidden states of all choices, [C, features]; None if the plan has none."""
         sampled = np.flatnonzero(plan.samples)
         if len(sampled) == 0:
             return None
@@ -139,5 +136,5 @@ class StepForward:
         return hidden.index_select(0, some)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [C, vocab] of hidden states that `pick` has returned."""
+        """Return the logits [C, vocab] of what `pick` returned."""
         return self._logits(hidden)

@@ -1,4 +1,4 @@
-"""Recording a step of decodes: the memory that its graph reads, what it computes and chooses."""
+"""Recording decode steps: the memory that graphs read, and what they compute and choose."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # they import Triton
 
 
 class StepRecorder:
-    """Makes recordings of one model on one device, which share what outlives their replays."""
+    """Records the decode steps of one model on one device, and owns what recordings share."""
 
     def __init__(
         self,
@@ -65,19 +65,19 @@ class StepRecorder:
         self._adapters = adapters
         self._images = images
         self._staging = Staging(device)
-        self.pool: StatePool | None = None  # that steps are recorded over
-        self.scores: torch.Tensor | None = None  # [largest, >= vocab]: of all recordings
-        self.hidden: torch.Tensor | None = None  # [largest, features], where anybody guesses
-        self._mask_memory: torch.Tensor | None = None  # uint8: of all recordings
+        self.pool: StatePool | None = None  # of the states that recorded steps read and write
+        self.scores: torch.Tensor | None = None  # [largest, >= vocab], shared by all recordings
+        self.hidden: torch.Tensor | None = None  # [largest, features], likewise, with drafters
+        self._mask_memory: torch.Tensor | None = None  # uint8, likewise
 
     def forget(self) -> None:
-        """Drop what recordings share."""
+        """Drop what the recordings share."""
         self.pool = self.scores = self.hidden = self._mask_memory = None
 
     def idle(self, size: int, cache: KVCache, width: int) -> Compute:
-        """Return what computes a step of so many rows that decode nothing, choices included.
+        """Return a function that runs an idle decode step of `size` rows, choices included.
 
-        It returns logits, or hidden states where another rank has those.
+        It returns logits, or hidden states on ranks that have no logits.
         """
         memory = self.reserve(size, cache, width)
 
@@ -88,14 +88,14 @@ class StepRecorder:
         return compute
 
     def token_arrays(self, plan: StepPlan, lengths: Array | None) -> list[Array]:
-        """Return a plan's tokens as they are sent."""
+        """Return a plan's token arrays for upload, with the state slots if there are any."""
         inputs = ALL_KNOWN if plan.inputs is None else plan.inputs
         slots = [] if self.pool is None else state_arrays(plan)
         read = UNREAD if lengths is None else lengths
         return [plan.token_ids, turning_position(plan), read, inputs, *slots]
 
     def record(self, size: int, cache: KVCache, width: int) -> Recording:
-        """Record a step of `size` decodes over `cache`, whose tables have up to `width` blocks."""
+        """Record the steps of `size` decodes over `cache`, for tables of up to `width` blocks."""
         memory = self.reserve(size, cache, width)
         crossed = (False,) if memory.images is None else (False, True)
         kinds = [StepKind(crossed=each) for each in crossed]
@@ -110,7 +110,7 @@ class StepRecorder:
         return Recording(memory, steps, masked)
 
     def reserve(self, size: int, cache: KVCache, width: int) -> StepMemory:
-        """Return what graphs of `size` decodes read, filled with idle ones."""
+        """Reserve what the graphs of `size` decodes read, filled with idle rows."""
         plan, sampler, adapters = idle_plan(size, width), self._sampler, self._adapters
         plan.inputs = np.full(size, -1, np.int32)
         chain = None if self._ends is None else self._ends.chain
@@ -147,7 +147,7 @@ class StepRecorder:
         )
 
     def _record_step(self, memory: StepMemory, kind: StepKind) -> RecordedStep:
-        """Record a step over `memory`, whose rows have what its `kind` says."""
+        """Record a step of a kind that reads `memory`."""
         made = list[Chosen]()
         features: StepFeatures | None = None
         if memory.images is not None and kind.crossed:
@@ -158,7 +158,7 @@ class StepRecorder:
             made[:] = [] if chosen is None else [chosen]
             return hidden
 
-        if self._carveouts is None or kind != StepKind():  # of which none has been measured
+        if self._carveouts is None or kind != StepKind():  # carve-outs are measured for plain steps
             graph, hidden = self._capture(compute)
         else:
             graph, hidden = self._carveouts.record(memory.size, compute)
@@ -167,7 +167,7 @@ class StepRecorder:
     def _run(
         self, memory: StepMemory, features: StepFeatures | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, Chosen | None]:
-        """Compute a step; return its hidden states, and its logits and choices if they are here."""
+        """Run a step; return hidden states, and logits and choices where this rank makes them."""
         ends = self._ends
         known = ends.tokens.fill_in(memory.ids, memory.inputs) if ends else memory.ids
         hidden = self._compute(
@@ -179,11 +179,12 @@ class StepRecorder:
         if self._sampler is None or memory.asked is None or logits is None:
             return hidden, logits, None
         chosen = self._choose(self._sampler, memory, memory.asked, logits, hidden, known)
-        # Behind the choice, whose kernels begin early: the one before them is none of the copies.
+        # The copy follows the choice: the choice's kernels begin early, which a copy before them
+        # would not allow.
         return self._own_hidden(hidden), logits, chosen
 
     def _chain_tokens(self, known: torch.Tensor, memory: StepMemory) -> torch.Tensor:
-        """Return the tokens that are computed: the chain's, where rows follow guesses."""
+        """Return the tokens to compute; the chain corrects those of rows that follow guesses."""
         chain = None if self._ends is None else self._ends.chain
         if chain is None or memory.links is None or memory.asked is None:
             return known
@@ -199,7 +200,7 @@ class StepRecorder:
         hidden: torch.Tensor,
         known: torch.Tensor,
     ) -> Chosen:
-        """Choose every row's token; the scores are what choices with masks begin with."""
+        """Choose a token for each row, and leave the scores for choices with masks."""
         chain = None if self._ends is None else self._ends.chain
         scores = self._own_scores(sampler, memory.size)
         found = sampler.choose(logits, asked.asked, hidden=hidden, scores=scores)
@@ -211,8 +212,8 @@ class StepRecorder:
     def _record_masked(
         self, scores: torch.Tensor, sampler: DeviceSampler, asked: Reserved
     ) -> MaskedChoice:
-        """Record a choice with masks from `scores`; all of them use the memory of the largest."""
-        # Nobody else writes there: what stays the same for many steps is sent once.
+        """Record a choice from `scores` with masks, whose memory all sizes share."""
+        # Inputs of its own, which no other step overwrites: they are sent only when they change.
         own = sampler.reserve(len(scores), entries=asked.entries)
         masks = sampler.reserve_masks(len(scores), self._mask_memory)
         self._mask_memory = masks.memory
@@ -227,15 +228,15 @@ class StepRecorder:
         return MaskedChoice(graph, own, masks, made[0])
 
     def _own_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what heads guess from where a choice with masks finds it, too."""
+        """With drafting heads, copy hidden states to where choices with masks read them, too."""
         if self._sampler is None or self._sampler.drafting is None:
             return hidden
-        if self.hidden is None or len(self.hidden) < len(hidden):  # the first, or of idle steps
+        if self.hidden is None or len(self.hidden) < len(hidden):  # the largest is recorded first
             self.hidden = torch.empty_like(hidden)
         return self.hidden[: len(hidden)].copy_(hidden)
 
     def _own_scores(self, sampler: DeviceSampler, size: int) -> torch.Tensor:
-        """Return memory for scores that all graphs share, and that outlives a replay."""
-        if self.scores is None or len(self.scores) < size:  # recordings' largest comes first
+        """Return memory for scores that all graphs share; it outlives a replay."""
+        if self.scores is None or len(self.scores) < size:  # the largest is recorded first
             self.scores = sampler.make_scores(size)
         return self.scores[:size]

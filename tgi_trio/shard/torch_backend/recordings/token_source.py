@@ -1,4 +1,4 @@
-"""Token ids of a step on the device, those included that only a device knows."""
+"""The token ids of a step on the device, including those that the host does not know yet."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
-_BLOCK = 256  # tokens of a program
+_BLOCK = 256  # tokens a program
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
-    """Where a rank has the tokens from that the step before chose."""
+    """Fills in the tokens that the previous step chose on the device."""
 
-    # int64, by row of the step before, on the rank that chooses; None: on another one
+    # int64, by row of the previous step, on the rank that chooses; None on the others
     chosen: torch.Tensor | None
-    ranks: Ranks | None = None  # None: there are no others
+    ranks: Ranks | None = None  # None: this is the only rank
 
     def fill_in(self, ids: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """Return token ids [T] in which those that the step before chose are known, on all ranks.
+        """Return the token ids [T], on all ranks, with those that the previous step chose.
 
-        `inputs` int32 [T]: which of `chosen` a token is, -1: the one in `ids`. All ranks call this
-        in the same steps; `ids` may be overwritten.
+        `inputs`: int32 [T], an index into `chosen` for each token, or -1 for the one in `ids`. All
+        ranks call this in the same steps. `ids` may be overwritten.
         """
         if self.chosen is not None:
             from tgi_trio.shard.torch_backend.kernels.filling import fill_tokens  # imports Triton

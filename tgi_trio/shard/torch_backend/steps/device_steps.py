@@ -1,14 +1,13 @@
-"""Steps of which nothing waits: launched, and read when the device is done.
+"""Steps that are launched without waiting for the device, and read when it is done.
 
-A step's numbers go up from pinned memory, its tokens are chosen where its logits are and stay there
-for the next step, and what was chosen comes down behind an event. So the step after it can be
-launched before anybody knows its tokens (`StepPlan.inputs` says which they will be).
+A step's inputs are uploaded from pinned memory. Its tokens are chosen on the device and stay there
+for the next step; a copy of them comes down to pinned memory, followed by an event. So the next
+step can be launched before the host knows its tokens (`StepPlan.inputs` says where they will be).
+Decode steps and small steps with prompts (`mixed_graphs.py`) are replays of CUDA graphs.
 
-Steps with prompts are recordings as well, where they are small (`mixed_graphs.py`).
-
-Where a choice needs the host between two tokens, for a grammar or a watermark, the model runs
-first, and the choice follows once the tokens before are known (`Pending.proceed`): their masks are
-made while the device computes. Each is a recording then, where decodes are recorded.
+A grammar or a watermark needs the host between two tokens. There the model is launched first and
+the choice follows once the tokens before it are known (`Pending.proceed`); the masks are made while
+the device computes. Where decodes are recorded, each of the two is a replay.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from tgi_trio.shard.torch_backend.steps.launched_step import LaunchedStep
 from tgi_trio.shard.torch_backend.steps.like_before import LikeBefore
 from tgi_trio.shard.torch_backend.torch_device import without_gradients
 
-_GONE = "gone"  # key in Sequence.state: it has left, whatever a step in flight says of it
+_GONE = "gone"  # key in Sequence.state: the sequence has left, though a step may still have a row
 
 
 class DeviceSteps:
@@ -69,27 +68,28 @@ class DeviceSteps:
         chain: DeviceChain | None = None,
         mixed: MixedGraphs | None = None,
     ) -> None:
-        """`graphs` record what `computes` does, and the choice with it; `mixed`: with prompts.
+        """`graphs`: recordings of what `computes` launches, with the choice; `mixed`: of prompts.
 
-        `last` is told what was guessed behind the choices of each step, where `sampler` guesses;
-        `chain` is what `graphs` record of steps that follow one another with guesses.
+        `last`: told of the guesses after each choice, where `sampler` guesses; `chain`: part of
+        `graphs` where a step can follow guesses that nobody has read.
         """
         self._mixed = mixed
         self._chain = chain
-        self._judged = False  # the last step was a recording that guesses may follow
+        self._judged = False  # the last step was a recording that judged its guesses on the device
         self._pinned = PinnedPool()
         self._last = last
         self._computes = computes
         self._sampler = sampler
         self._masks = masks
         self._graphs = graphs
-        self._all_here: list[ShardSequence] | None = None  # rows none of which has left
-        self._again: LikeBefore | None = None  # what the next step may have in common with the last
+        self._all_here: list[ShardSequence] | None = None  # rows, none of which has left
+        self._again: LikeBefore | None = None  # how the last step was launched, to be repeated
 
     def chains(self, plan: StepPlan) -> bool:
-        """Return whether the next step may follow guesses that nobody has read, as may this one.
+        """Return whether this step can be launched, and followed, before its guesses are read.
 
-        Only recordings judge them, and only where choices depend on nothing but their scores.
+        The device judges guesses only in recordings, and only where a choice depends on its scores
+        alone.
         """
         if self._graphs is None or self._chain is None:
             return False
@@ -100,7 +100,7 @@ class DeviceSteps:
         if self._graphs.find(decodes) is None or settings.masked:
             return False
         plain = not settings.penalised and not any(row.min_remaining for row in plan.rows)
-        # Lists of tokens and biases may be longer than recordings have room for.
+        # Recordings have room for a limited number of top tokens and biases.
         return plain and not settings.widest and not any(map(len, settings.biases))
 
     def launch(
@@ -111,10 +111,10 @@ class DeviceSteps:
         prompts: PromptLogprobs,
         pool: StatePool | None = None,
     ) -> LaunchedStep:
-        """Begin a plan that `serve` accepts; `lengths` int64 [T] as for `Model.forward`, None
-        for one that reads none.
+        """Launch a plan that `serve` accepts.
 
-        `pool`: where the model keeps states; that of the warm-up.
+        `lengths`: int64 [T] as for `Model.forward`; None for a model that does not read them.
+        `pool`: given where the model keeps states, as for the warm-up.
         """
         again, self._again = self._again, None
         if again is not None and again.fits(plan):
@@ -134,7 +134,7 @@ class DeviceSteps:
         landed = self._pinned.lend()
         if chosen is None:
             mixed = self._replay_mixed(plan, lengths, choosing, masked)
-            if mixed is None:  # in the order in which other ranks do so, too
+            if mixed is None:  # the order of collectives is the same on all ranks
                 hidden = self._computes.hidden(plan, lengths, cache, pool)
                 spans = prompts.launch(plan, hidden, landed.keep)
                 chosen = self._choose(plan, hidden, choosing, masked)
@@ -162,9 +162,9 @@ class DeviceSteps:
     def _launch_again(
         self, again: LikeBefore, plan: StepPlan, lengths: Array | None
     ) -> LaunchedStep | None:
-        """Begin a step like the last one; None: what its rows ask for has no room in a recording.
+        """Launch a step like the last one; None if the sampler's inputs exceed the recording.
 
-        Nothing has been done then that must not be done again.
+        In that case nothing has been done that must not be done twice.
         """
         began, settings = self._event(), again.settings
         choosing, told = again.choices(plan), again.told
@@ -195,7 +195,7 @@ class DeviceSteps:
         return step
 
     def drop(self, sequence: ShardSequence) -> None:
-        """Make no more masks for the sequence: steps in flight no longer concern it."""
+        """Make no more masks for a sequence that has left, and free its slots."""
         sequence.state[_GONE] = True
         self._all_here = None
         self._sampler.drop(sequence)
@@ -204,12 +204,12 @@ class DeviceSteps:
 
     @property
     def looks_up(self) -> bool:
-        """Whether n-grams are looked up in the recordings of steps."""
+        """Whether recorded steps look up n-grams."""
         return self._chain is not None and self._chain.looks_up
 
     def make_room(self, rows: int, positions: int) -> None:
-        """Take what `rows` rows and `positions` positions need, before what is left is measured."""
-        self._again = None  # its recording is to be forgotten
+        """Allocate what so many rows and positions need, before free memory is measured."""
+        self._again = None  # its recording will be forgotten
         self._computes.make_room(positions)
         rows = max(1, min(rows, MOST_CHOICES))
         self._sampler.make_room(rows)
@@ -217,7 +217,7 @@ class DeviceSteps:
             self._chain.make_room(rows, positions or DEFAULT_LENGTH)
 
     def warm_up(self, cache: KVCache, most: int, pool: StatePool | None = None) -> None:
-        """Run the kinds of steps that nobody has run yet: nothing is to compile while serving."""
+        """Run the kinds of steps that no recording has run, so that serving compiles nothing."""
         for plan in idle_steps(most):
             count = len(plan.context_lengths)
             plan.samples = np.ones(count, np.bool_)
@@ -229,7 +229,7 @@ class DeviceSteps:
     def _replay(
         self, plan: StepPlan, lengths: Array | None, choosing: Choosing, masked: bool
     ) -> Chosen | None:
-        """Compute a step of decodes as a recording; None: there is none for it."""
+        """Replay a step of decodes; None if no recording fits."""
         if self._graphs is None:
             return None
         decodes = plan if plan.decodes else as_decodes(plan)
@@ -265,9 +265,9 @@ class DeviceSteps:
         told: Told | None,
         chosen: Chosen | None,
     ) -> None:
-        """Note what a step that has been replayed has in common with those like it.
+        """Remember how a step was launched, for later ones like it.
 
-        Nothing where others have a word in each step: who guesses, and images.
+        Not where drafters or images change something in each step.
         """
         alone = self._chain is None and self._last is None
         if self._graphs is None or not (plan.decodes and alone and self._graphs.has_no_images):
@@ -282,7 +282,7 @@ class DeviceSteps:
     def _replay_mixed(
         self, plan: StepPlan, lengths: Array | None, choosing: Choosing, masked: bool
     ) -> MixedStep | None:
-        """Compute a step with prompts as a recording; None: there is none for it."""
+        """Replay a step with prompts; None if no recording fits."""
         if self._mixed is None:
             return None
         step = self._mixed.launch(plan, lengths, choosing, masked=masked)
@@ -295,7 +295,7 @@ class DeviceSteps:
     def _choose(
         self, plan: StepPlan, hidden: torch.Tensor, choosing: Choosing, masked: bool
     ) -> Chosen | None:
-        """Choose behind hidden states, or leave that for later; None: nobody does."""
+        """Choose from hidden states, or leave that for later; None if no row chooses."""
         picked = self._computes.pick(plan, hidden)
         if picked is None:
             return None
@@ -315,12 +315,12 @@ class DeviceSteps:
         told: Told,
         masks: DeviceMasks | None = None,
     ) -> Found:
-        """Choose what `told` asks for, kernel by kernel."""
+        """Launch the choice that `told` describes, kernel by kernel."""
         found = self._sampler.choose(scores, self._sampler.upload(told), masks, hidden)
         return found.first(len(scores), lists=told.widest > 0)
 
     def _choose_later(self, step: LaunchedStep, unchosen: Chosen) -> None:
-        """Choose with masks; every token before is known."""
+        """Choose with masks, now that all earlier tokens are known."""
         choosing, scores, size = step.choosing, unchosen.scores, unchosen.size
         choosing.unknown = None
         masks = self._masks.make(choosing, self._find_gone(choosing.rows))
@@ -338,7 +338,7 @@ class DeviceSteps:
             step.finish()
 
     def _find_gone(self, rows: list[ShardSequence]) -> list[int]:
-        """Return which of the rows have left; looked for again once any sequence has."""
+        """Return which of the rows have left; scanned again only after a sequence has left."""
         if rows is self._all_here:
             return []
         gone = [place for place, row in enumerate(rows) if _GONE in row.state]

@@ -1,7 +1,7 @@
-"""Steps of a rank that chooses nothing: it computes what rank 0 does, and waits for as little.
+"""Steps of a rank that chooses no tokens: it computes its part of rank 0's steps.
 
-What rank 0 chose comes from its device when the next step begins (`token_source.py`), so a follower
-can launch that step before anybody has read the tokens, as rank 0 does.
+The tokens that rank 0 chose are broadcast by its device when the next step begins
+(`token_source.py`), so a follower, too, launches that step before anybody has read them.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ class _Followed:
         return None
 
     def result(self) -> StepResult:
-        """Wait for the device; nothing was chosen here."""
+        """Wait for the device; this rank has chosen nothing."""
         self.done.synchronize()
         return StepResult(Choices.none(self.rows), 0, 0)
 
 
 def _leave(values: torch.Tensor) -> torch.Tensor:
-    return values  # rank 0 tells them
+    return values  # not copied down: rank 0 reports them
 
 
 class FollowedSteps:
-    """Launches this rank's part of steps; see `DeviceSteps` for rank 0's."""
+    """Launches this rank's part of each step; see `DeviceSteps` for rank 0's."""
 
     serve = staticmethod(fits_device)
 
     def __init__(
         self, computes: StepForward, graphs: DecodeGraphs | None, mixed: MixedGraphs | None
     ) -> None:
-        """`graphs` record what rank 0's do, but for the choice; `mixed`: with prompts."""
+        """`graphs`: recordings of what rank 0 records, without the choice; `mixed`: of prompts."""
         self._computes = computes
         self._graphs = graphs
         self._mixed = mixed
 
     @property
     def looks_up(self) -> bool:
-        """Whether n-grams are looked up in the recordings of steps: not over several ranks."""
+        """Whether recorded steps look up n-grams: never with several ranks."""
         return False
 
     def chains(self, plan: StepPlan) -> bool:
-        """Return whether it may follow guesses that nobody has read: not over several ranks."""
+        """Return whether a step may follow unread guesses: never with several ranks."""
         return False
 
     def launch(
@@ -80,7 +80,7 @@ class FollowedSteps:
         prompts: PromptLogprobs,
         pool: StatePool | None = None,
     ) -> _Followed:
-        """Begin this rank's part of a plan: the collectives of rank 0's, in its order."""
+        """Launch this rank's part of a plan, with the same collectives as rank 0, in its order."""
         if not self._replay(plan, lengths):
             hidden = None if self._mixed is None else self._mixed.replay(plan, lengths)
             if hidden is not None:
@@ -92,7 +92,7 @@ class FollowedSteps:
         return _Followed(len(plan.rows), record_event(self._computes.device))
 
     def _replay(self, plan: StepPlan, lengths: Array | None) -> bool:
-        """Compute a step of decodes as a recording; False: there is none for it."""
+        """Replay a step of decodes; False if no recording fits."""
         decodes = None if self._graphs is None else as_decodes(plan)
         if self._graphs is None or decodes is None:
             return False
@@ -102,11 +102,11 @@ class FollowedSteps:
         return None
 
     def make_room(self, rows: int, positions: int) -> None:
-        """Take what steps need, before what is left is measured."""
+        """Allocate what steps need, before free memory is measured."""
         self._computes.make_room(positions)
 
     def warm_up(self, cache: KVCache, most: int, pool: StatePool | None = None) -> None:
-        """Run the kinds of steps that nobody has run yet; see `DeviceSteps.warm_up`."""
+        """Run the kinds of steps that no recording has run; see `DeviceSteps.warm_up`."""
         for plan in idle_steps(most):
             plan.samples = np.ones(len(plan.context_lengths), np.bool_)
             ones = np.ones(len(plan.token_ids), np.int64)

@@ -1,4 +1,4 @@
-"""A step that has been launched: what it brings down, and how that is read."""
+"""A step that has been launched, and reading its results."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tgi_trio.shard.torch_backend.staging import Array, PinnedLoan
 class LaunchedStep:
     """See `Pending`."""
 
-    refused: dict[int, str]  # by choosing row: nothing is chosen for it
+    refused: dict[int, str]  # reasons, by choosing row, for which no token is chosen for it
     rows: int  # of the plan
-    sampled: Array  # those that choose
+    sampled: Array  # the rows that choose
     choosing: Choosing
-    wanted: Wanted  # by choosing rows
+    wanted: Wanted  # the choosing rows' top tokens
     began: torch.Event
-    event: Callable[[], torch.Event]  # recorded where the device's queue ends now
+    event: Callable[[], torch.Event]  # records an event on the current stream
     prompts: dict[int, PromptSpan]
-    landed: PinnedLoan  # where it comes down
-    note: Callable[[Choices, Array], None] | None = None  # is told what was guessed behind them
-    later: Callable[[LaunchedStep], None] | None = None  # chooses, once tokens before are known
-    faults: dict[int, str] = field(default_factory=dict)  # by choice: nothing is chosen for it
-    # What was chosen, as `Found` has it, on its way into pinned memory; None: nothing, or not yet.
+    landed: PinnedLoan  # pinned memory for the results
+    note: Callable[[Choices, Array], None] | None = None  # told of choices and guesses after them
+    later: Callable[[LaunchedStep], None] | None = None  # makes a choice that waits for tokens
+    faults: dict[int, str] = field(default_factory=dict)  # reasons, by choice, for choosing nothing
+    # The fields of `Found`, being copied to pinned memory; None: nothing, or not yet.
     tokens: Array | None = None
     listed: Array | None = None
     guesses: Array | None = None
@@ -40,13 +40,13 @@ class LaunchedStep:
     done: torch.Event | None = None
 
     def proceed(self) -> None:
-        """Launch what had to wait for the tokens of the step before."""
+        """Launch the choice that had to wait for the previous step's tokens."""
         later, self.later = self.later, None
         if later is not None:
             later(self)
 
     def take(self, found: Found) -> None:
-        """Have what was chosen copied down."""
+        """Start copying down what was chosen."""
         keep = self.landed.keep_array
         self.tokens = keep(found.tokens)
         if found.listed is not None:
@@ -55,13 +55,13 @@ class LaunchedStep:
             self.guesses = keep(found.guesses)
 
     def finish(self) -> None:
-        """Everything is launched."""
+        """Record the event after everything that the step launches."""
         self.done = self.event()
 
     def result(self) -> StepResult:
-        """Wait for the device; the duration is its own, choosing included.
+        """Wait for the device, and read the results; the duration is the device's, choice included.
 
-        Nothing of the result is where it came down: that memory is another step's soon.
+        The result holds no views of pinned memory, which the next steps reuse.
         """
         if self.later is not None:
             self.proceed()

@@ -1,8 +1,7 @@
-"""What a step of decodes has in common with the last one, where only the place of rows differs.
+"""How a step of decodes can be launched like the last one, where only positions have moved.
 
-Rows that go on together ask for the same, have the same recording and the same blocks for many
-steps: nothing of that is looked at again while it is the same lists and arrays, which nobody may
-write to.
+The same rows keep their sampling parameters, recording and blocks for many steps. None of that is
+looked at again as long as the plan has the same list and array objects, which nobody may write to.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from tgi_trio.shard.torch_backend.staging import Array
 
 @dataclass(frozen=True, slots=True)
 class LikeBefore:
-    """How the last step was launched, as far as the next one may be launched like it."""
+    """How the last step was launched, for the next one to repeat it."""
 
     rows: list[ShardSequence]
     inputs: Array | None
     tables: Array
     graphs: DecodeGraphs
     recorded: Recording
-    sampled: Array  # those of the rows that choose: all
-    aheads: Array  # no row's guesses
+    sampled: Array  # the rows that choose: all of them
+    aheads: Array  # how far each choice is ahead of its row: 0, as there are no guesses
     settings: Settings
-    told: Told | None  # None: what rows ask for depends on where they are, or comes later
-    chosen: Chosen  # where the recording leaves what it chooses
+    told: Told | None  # None: it depends on positions, or the choice is made later
+    chosen: Chosen  # the memory in which the recording leaves its choice
 
     @classmethod
     def of(
@@ -43,14 +42,14 @@ class LikeBefore:
         told: Told | None,
         chosen: Chosen,
     ) -> LikeBefore:
-        """Return it of a plan of decodes, all of which choose."""
+        """Return it for a plan of decodes, all of which choose."""
         return cls(
             *(plan.rows, plan.inputs, plan.block_tables, graphs, recorded),
             *(choosing.owners, choosing.aheads, settings, told, chosen),
         )
 
     def fits(self, plan: StepPlan) -> bool:
-        """Return whether a plan differs in nothing but where its rows are."""
+        """Return whether a plan differs from the last one only in its rows' positions."""
         return (
             plan.rows is self.rows
             and plan.inputs is self.inputs
@@ -59,6 +58,6 @@ class LikeBefore:
         )
 
     def choices(self, plan: StepPlan) -> Choosing:
-        """Return what `Choosing.of` does of such a plan."""
+        """Return what `Choosing.of` would return for such a plan."""
         every = self.sampled
         return Choosing(plan.rows, every, self.aheads, plan.context_lengths, every, plan.inputs)
