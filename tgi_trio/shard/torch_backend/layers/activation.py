@@ -59,9 +59,9 @@ def activation(name: str) -> Activation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Xielu:
-    """xIELU (Huang 2024, arXiv 2411.13010), of which every layer learns its own."""
+    """xIELU (Huang 2024, arXiv 2411.13010), with parameters that each layer has learned."""
 
-    positive: torch.Tensor  # [1] each: what x * x is multiplied by
+    positive: torch.Tensor  # [1], as are all: the factor of x * x
     negative: torch.Tensor
     beta: torch.Tensor
     eps: torch.Tensor
@@ -70,7 +70,7 @@ class Xielu:
     def of(
         alpha_p: torch.Tensor, alpha_n: torch.Tensor, beta: torch.Tensor, eps: torch.Tensor
     ) -> Xielu:
-        """Return it from what a checkpoint has, [1] each."""
+        """Return it from a checkpoint's parameters, [1] each."""
         return Xielu(functional.softplus(alpha_p), beta + functional.softplus(alpha_n), beta, eps)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -80,9 +80,9 @@ class Xielu:
 
 @dataclass(frozen=True, slots=True)
 class SparseActivation:
-    """An activation of what is above a bound, less that bound (Gemma 3n: "Gaussian top-k").
+    """An activation of what exceeds a threshold, less the threshold (Gemma 3n: "Gaussian top-k").
 
-    The bound is such that `share` of all numbers were below it, were they normally distributed.
+    If the numbers were normally distributed, `share` of them would lie below the threshold.
     """
 
     act: Activation

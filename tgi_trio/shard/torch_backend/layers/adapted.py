@@ -1,9 +1,9 @@
-"""Linears that LoRA adapters change row by row: y = x W^T + b, and B (A x) of each row's adapter.
+"""Linear layers with LoRA adapters by row: y = x W^T + b, plus B (A x) of each row's adapter.
 
-A row's tokens are multiplied by themselves, never together with those of other rows that happen to
-have the same adapter: the order of a product's sums may depend on how many rows it has, and whose
-else they are must not change a bit. Rows of a single token, which is nearly all of a batch that
-decodes, are one batched product of single rows.
+A row's tokens are multiplied separately from those of other rows, even if these have the same
+adapter: the order of a product's sums may depend on its number of rows, and other rows must not
+change a bit of a result. Rows of one token, as nearly all are while decoding, form one batched
+product of single rows.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ PackedSites = Mapping[Site, Sequence[TorchPart]]
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The tokens of a step that have one adapter."""
+    """The tokens of a step that use one adapter."""
 
     adapter: int
-    singles: torch.Tensor | None  # int64 [n]: tokens that are alone in their rows
-    spans: Sequence[slice]  # the tokens of each other row
+    singles: torch.Tensor | None  # int64 [n]: tokens that are their row's only one
+    spans: Sequence[slice]  # tokens of each row that has several
 
 
 @dataclass
 class AdapterTable:
-    """The adapters that are loaded, and which tokens of the step at hand have which."""
+    """The loaded adapters, and which tokens of the present step use which."""
 
     device: torch.device
     packed: dict[int, PackedSites] = field(default_factory=dict)
     runs: Sequence[_Run] = ()
 
     def begin(self, plan: StepPlan) -> None:
-        """Say what the next forward pass computes."""
+        """Prepare for the forward pass of `plan`."""
         numbers = np.array([row.sampling.adapter for row in plan.rows])
         if not numbers.any():
             self.runs = ()
@@ -69,7 +69,7 @@ class AdapterTable:
         self.runs = runs
 
     def pack(self, numbers: AdapterNumbers, dtype: torch.dtype) -> PackedSites:
-        """Return an adapter as linears multiply it; from any thread."""
+        """Return an adapter in the form that linears use. Thread-safe."""
         return {
             site: [
                 TorchPart(
@@ -84,12 +84,12 @@ class AdapterTable:
 
 
 def packed_bytes(packed: PackedSites) -> int:
-    """Return the memory that an adapter takes."""
+    """Return the bytes of an adapter."""
     return sum(part.a.nbytes + part.b.nbytes for parts in packed.values() for part in parts)
 
 
 class AdaptedLinear(WrappedLinear):
-    """A linear, and what the adapters of a step's rows add to it."""
+    """A linear layer that adds the adapters of a step's rows."""
 
     __slots__ = ("_site", "_table")
 
@@ -107,7 +107,7 @@ class AdaptedLinear(WrappedLinear):
 
 
 def _add(y: torch.Tensor, x: torch.Tensor, run: _Run, part: TorchPart) -> None:
-    """Add a part's products to the outputs that it changes, in place."""
+    """Add an adapter part's product to its slice of the outputs, in place."""
     if run.singles is not None:
         rows = x.index_select(0, run.singles)[:, None]  # [n, 1, inputs]
         count = len(rows)

@@ -1,8 +1,8 @@
-"""How a LoRA adapter lies in its slot of a device's memory, for `kernels/adapters.py`.
+"""The layout of a LoRA adapter in its slot of device memory, for `kernels/adapters.py`.
 
-A slot is as large as the largest adapter may be. What is in it lies one behind the other, so that
-an adapter comes in one copy: of every pair A [r, inputs], then B [outputs, r], r made a multiple
-of sixteen by zeros. The directory says of every piece of every linear where its matrices begin.
+A slot has room for the largest adapter. Its matrices are contiguous, so that an adapter is uploaded
+in one copy: for each pair A [r, inputs], then B [outputs, r], with r padded by zeros to a multiple
+of sixteen. The directory says where the matrices of each piece of each linear layer begin.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tgi_trio.model.matrices import Share
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.adapters.numbers import AdapterNumbers
 
-UNIT: Final = 16  # numbers that offsets count, and ranks come by
+UNIT: Final = 16  # numbers; offsets count in it, and ranks are multiples of it
 
 
 @dataclass(frozen=True, slots=True)
 class SitePlace:
-    """A linear of this rank, and its entries in a directory: one for each of its pieces."""
+    """A linear layer of this rank, and its entries in the directory, one for each piece."""
 
     inputs: int
     starts: tuple[int, ...]  # the first output of each piece
     outputs: int
-    first: int  # its first entry
+    first: int  # index of its first entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class PackedAdapter:
     """An adapter as it is copied into a slot."""
 
     numbers: torch.Tensor  # flat, of the model's dtype
-    # int32 [entries, 4]: which piece's A is multiplied by, ranks, and where A and B begin, in units
+    # int32 [entries, 4]: the piece whose A is used, the rank r, and where A and B begin, in units
     directory: torch.Tensor
 
     @property
@@ -46,10 +46,10 @@ class PackedAdapter:
 
 
 class SlotLayout:
-    """What is where in the slots of one rank of a model."""
+    """Where everything lies in the slots of one rank of a model."""
 
     def __init__(self, spec: DecoderSpec, share: Share, max_rank: int) -> None:
-        """`max_rank`: of adapters; `share`: which part of a matrix is this rank's."""
+        """`max_rank`: the largest r of an adapter; `share`: this rank's part of a matrix."""
         self.ranks = aligned(max_rank)
         places: dict[Site, SitePlace] = {}
         entries = capacity = 0
@@ -69,11 +69,11 @@ class SlotLayout:
         self.capacity = capacity  # numbers of a slot
 
     def bytes_per_slot(self, dtype: torch.dtype) -> int:
-        """Return the device's memory that a slot takes."""
+        """Return the bytes of device memory that a slot takes."""
         return self.capacity * dtype.itemsize + self.entries * 4 * 4
 
     def pack(self, adapter: AdapterNumbers, dtype: torch.dtype) -> PackedAdapter:
-        """Lay an adapter's numbers out; from any thread."""
+        """Lay out an adapter's numbers. Thread-safe."""
         directory = torch.zeros((self.entries, 4), dtype=torch.int32)
         found: list[torch.Tensor] = []
         at = 0
@@ -104,5 +104,5 @@ class SlotLayout:
 
 
 def aligned(count: int) -> int:
-    """Return a count made a multiple of `UNIT`."""
+    """Return a count rounded up to a multiple of `UNIT`."""
     return -(-count // UNIT) * UNIT

@@ -12,7 +12,7 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertsBeside:
-    """The experts, and what lies around them."""
+    """The experts, with the norms around them."""
 
     norm: Norm
     router_norm: Norm
@@ -21,14 +21,14 @@ class ExpertsBeside:
     post_norm: Norm
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of the sum [T, hidden] that the experts say of `x` [T, hidden].
+        """Return this rank's part of the experts' output [T, hidden] for `x` [T, hidden].
 
-        `x` is what the MLP gets as well, before its norm.
+        `x` is also the input of the dense MLP, before its norm.
         """
         return self.experts(self.norm(x), routed_by=self.router_norm(x))
 
     def join(self, dense: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
-        """Return what MLP and experts say together, [T, hidden] each, of all ranks."""
+        """Return the sum of both outputs, normalised; [T, hidden] each, over all ranks."""
         return self.dense_post_norm(dense) + self.post_norm(said)
 
     def pack(self) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers whose weights stay codes, multiplied by a kernel: for devices."""
+"""Linear layers on a device whose weights stay quantised: kernels multiply by the codes."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tgi_trio.shard.torch_backend.torch_device import Generation, generation
 
 
 class CodeTile(NamedTuple):
-    """What a program of `multiply_codes` computes together: powers of two."""
+    """The tile of a program of `multiply_codes`; its sizes are powers of two."""
 
-    most: int  # rows that it is for, at most
+    most: int  # largest number of rows that it is for
     outputs: int
     rows: int
-    depth: int  # inputs of a step
+    depth: int  # inputs of one step of the loop
     warps: int
     stages: int
-    divided: bool  # programs may share one
+    divided: bool  # programs may share a tile (split-K)
 
 
 class FewTile(NamedTuple):
-    """What a program of `multiply_few_rows` computes together: powers of two."""
+    """The tile of a program of `multiply_few_rows`; its sizes are powers of two."""
 
-    rows: int  # that it is for, exactly
+    rows: int  # the exact number of rows that it is for
     outputs: int
     units: int
     warps: int
 
 
 _ANY: Final = 1 << 62
-# What an H200 has shown to take least, of those that registers and shared memory hold
-# (`testing/compiled_kernels.py`). Rows beyond the last are a library's: matrices are written out.
+# The fastest tiles on an H200 among those that registers and shared memory hold
+# (`testing/compiled_kernels.py`). With more rows than the last, numbers are written for a library.
 _NARROW: Final[dict[Generation, tuple[CodeTile, ...]]] = {  # codes of fewer than 8 bits
     "ampere": (
         CodeTile(16, 64, 16, 128, 4, 3, True),
@@ -61,46 +61,46 @@ _BYTES: Final[dict[Generation, tuple[CodeTile, ...]]] = {  # codes of 8 bits
         CodeTile(128, 128, 128, 64, 8, 3, True),
     ),
 }
-# Numbers of four bytes are not for the tensor cores, and take twice the registers.
+# float32 does not use the tensor cores, and takes twice the registers.
 _WIDE_TILES: Final = (
     CodeTile(16, 32, 16, 64, 4, 2, True),
     CodeTile(_ANY, 32, 32, 32, 4, 2, False),
 )
-# By the bits of a code. Two rows of bytes are better off on the tensor cores.
+# By the bits of a code. Two rows of 8-bit codes are faster on the tensor cores.
 _FEW: Final[dict[int, tuple[FewTile, ...]]] = {
     2: (FewTile(1, 4, 64, 4),),
     4: (FewTile(1, 8, 128, 4), FewTile(2, 8, 128, 4)),
     **dict.fromkeys((5, 6), (FewTile(1, 4, 64, 2),)),
     8: (FewTile(1, 4, 128, 4),),
 }
-WRITTEN: Final = (1, 128)  # outputs and units of a program that writes numbers
-_SCRATCH: Final = 256 << 20  # bytes of numbers that are written before they are multiplied
-# Programs up to which a tile is divided, as for attention.
+WRITTEN: Final = (1, 128)  # outputs and units of a program of `write_numbers`
+_SCRATCH: Final = 256 << 20  # bytes of numbers that are written at a time
+# A tile is divided among programs (split-K) while there are fewer than these, as for attention.
 _PROGRAMS = 512
 _MOST_PARTS = 16
-_LEAST_STEPS = 4  # of a part
-_BLOCK: Final = 256  # outputs whose parts a program adds
+_LEAST_STEPS = 4  # of the loop, in each part
+_BLOCK: Final = 256  # outputs of a program of `add_parts`
 ONE: Final = 0x3F800000  # the bits of 1.0
 
 
 def choose_tiles(dtype: torch.dtype, generation: Generation, kind: str) -> tuple[CodeTile, ...]:
-    """Return the tiles for numbers of a dtype and codes of a kind, by rising numbers of rows."""
+    """Return the tiles for numbers of a dtype and codes of a kind, by ascending numbers of rows."""
     if dtype.itemsize > 2:
         return _WIDE_TILES
     return (_BYTES if KINDS[kind].bits == 8 else _NARROW)[generation]
 
 
 def choose_few_tiles(dtype: torch.dtype, kind: str, *, ordered: bool) -> tuple[FewTile, ...]:
-    """Return the tiles of few rows; there are none for numbers of four bytes.
+    """Return the tiles for few rows; none for float32.
 
-    Nor for two rows whose inputs are `ordered`: where they come from would fill the registers.
+    None for two rows if inputs are `ordered`, since their indices would fill the registers.
     """
     tiles = _FEW[KINDS[kind].bits] if dtype.itemsize == 2 else ()
     return tiles[:1] if ordered else tiles
 
 
 class CodedLinear(Linear):
-    """y = x W^T + b; W is several matrices, one below the other, of which some may be plain."""
+    """y = x W^T + b. W is several matrices stacked along the outputs; some may be plain."""
 
     __slots__ = ("_inputs", "_outputs", "_parts", "_rounded")
 
@@ -113,9 +113,10 @@ class CodedLinear(Linear):
         *,
         activations: int = 16,
     ) -> None:
-        """`parts` [outputs of each, inputs], at least one of them codes, on the host or the device;
-        plain ones are of `dtype`, which x has as well. `activations` 8: rounded to as many bits
-        before products that take them.
+        """`parts`: [outputs of each, inputs], on the host or the device, at least one of codes.
+
+        Plain ones are of `dtype`, as is x. `activations` 8: inputs are rounded to 8 bits for the
+        products that can use that.
         """
         self._parts: list[Codes | torch.Tensor] = []
         for codes in parts:
@@ -158,23 +159,23 @@ class CodedLinear(Linear):
 
     @property
     def lone(self) -> Codes | None:
-        """The codes of all outputs; None where they are of several sorts, or inputs are rounded."""
+        """The codes of all outputs; None if there are several matrices, or inputs are rounded."""
         (first, *more) = self._parts
         return first if isinstance(first, Codes) and not more and not self.rounds else None
 
     @property
     def rounds(self) -> bool:
-        """Whether activations are rounded to 8 bits before some product."""
+        """Whether any product rounds its inputs to 8 bits."""
         return any(self._rounded)
 
     def pack(self) -> None:
-        """Have compiled what products of any number of rows will ask for."""
+        """Start compiling the kernels for all numbers of rows."""
         sorts = [part.sort if isinstance(part, Codes) else len(part) for part in self._parts]
         kind = (self.weight.dtype, self.bias is None, *self._rounded, *sorts)
         compile_beside(self.weight.device, self._launch_each, kind)
 
     def _launch_each(self) -> None:
-        """Launch what products of any number of rows will, by one program of each."""
+        """Launch one program of every kernel variant that some number of rows uses."""
         dtype = self.weight.dtype
         for place, part, bias, rounded in self._pieces():
             if isinstance(part, torch.Tensor):
@@ -193,7 +194,7 @@ class CodedLinear(Linear):
                 write(part, 0, WRITTEN[0], dtype)
 
     def _pieces(self) -> Iterator[tuple[slice, Codes | torch.Tensor, torch.Tensor | None, bool]]:
-        """Yield each matrix: where its outputs go, itself, its bias, whether it takes 8 bits."""
+        """Yield for each matrix: its outputs, itself, its bias, whether its inputs are rounded."""
         end = 0
         for part, rounded in zip(self._parts, self._rounded, strict=True):
             begin, end = end, end + _outputs_of(part)
@@ -206,9 +207,9 @@ def _outputs_of(part: Codes | torch.Tensor) -> int:
 
 
 def multiply(out: torch.Tensor, x: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> None:
-    """Put x W^T + b into `out` [rows, outputs], dense but for its first stride.
+    """Write x W^T + b to `out` [rows, outputs], whose rows are contiguous.
 
-    `x` [rows, inputs], contiguous, as few rows as `is_written` leaves; `bias` [outputs].
+    `x`: [rows, inputs], contiguous, with so few rows that `is_written` is false; `bias`: [outputs].
     """
     rows, kind = len(x), codes.form.kind
     if not rows:
@@ -222,19 +223,19 @@ def multiply(out: torch.Tensor, x: torch.Tensor, codes: Codes, bias: torch.Tenso
 
 
 def few_tiles_of(codes: Codes, dtype: torch.dtype) -> tuple[FewTile, ...]:
-    """Return the tiles of few rows of a matrix."""
+    """Return a matrix's tiles for few rows."""
     return choose_few_tiles(dtype, codes.form.kind, ordered=codes.order is not None)
 
 
 def is_written(codes: Codes, x: torch.Tensor) -> bool:
-    """Return whether the numbers are written out for as many rows as `x` has."""
+    """Return whether `x` has so many rows that W is written as numbers for a library."""
     return len(x) > choose_tiles(x.dtype, generation(x.device), codes.form.kind)[-1].most
 
 
 def multiply_written(x: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return x W^T + b [rows, outputs] by a library: of W as numbers, as much as scratch holds.
+    """Return x W^T + b [rows, outputs]: W is written as numbers, which a library multiplies by.
 
-    `x` [rows, inputs]; `bias` [outputs].
+    As many outputs at a time as scratch memory holds. `x`: [rows, inputs]; `bias`: [outputs].
     """
     if codes.order is not None:
         x = x.index_select(1, codes.order.clamp(min=0))
@@ -246,12 +247,12 @@ def multiply_written(x: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -
         part = slice(first, min(first + each, codes.outputs))
         weight = write(codes, first, part.stop - first, x.dtype)
         out[:, part] = torch.nn.functional.linear(x, weight, None if bias is None else bias[part])
-        del weight  # what the next is written over
+        del weight  # its memory is free for the next one
     return out
 
 
 def write(codes: Codes, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return `count` outputs from the `first` on as numbers [count, inputs as they are stored]."""
+    """Return `count` outputs, beginning with `first`, as numbers [count, inputs as stored]."""
     from tgi_trio.shard.torch_backend.kernels.written_codes import write_numbers  # Triton
 
     form = codes.form
@@ -273,13 +274,13 @@ def write(codes: Codes, first: int, count: int, dtype: torch.dtype) -> torch.Ten
 
 
 def tensors_of(codes: Codes) -> tuple[torch.Tensor, ...]:
-    """Return what kernels are given of a matrix, anything for what it does not have."""
+    """Return a matrix's tensors for a kernel; any tensor stands for one that it lacks."""
     found, nothing = codes.tensors(), codes.codes
     return tuple(found.get(name, nothing) for name in TENSORS)
 
 
 def constants_of(codes: Codes) -> dict[str, Any]:
-    """Return what kernels are told of a matrix."""
+    """Return a matrix's compile-time constants."""
     form, kind = codes.form, KINDS[codes.form.kind]
     return {
         "BITS": kind.bits,
@@ -294,19 +295,19 @@ def constants_of(codes: Codes) -> dict[str, Any]:
 
 
 def steps_of(codes: Codes, tile: CodeTile) -> dict[str, Any]:
-    """Return the constants of the steps that a tile goes through a matrix in."""
+    """Return the constants of a tile's loop over a matrix's inputs."""
     units = units_of(codes.form.kind, tile)
     even = codes.order is None and codes.form.inputs % (units * KINDS[codes.form.kind].unit) == 0
     return {"UNITS": units, "EVEN": even}
 
 
 def units_of(kind: str, tile: CodeTile) -> int:
-    """Return the units of a step of inputs."""
+    """Return the units of inputs of one step of the loop."""
     return max(1, tile.depth // KINDS[kind].unit)
 
 
 def count_parts(codes: Codes, tile: CodeTile, rows: int) -> int:
-    """Return over how many programs each tile of a product is divided."""
+    """Return how many programs share each tile of a product (split-K)."""
     if not tile.divided:
         return 1
     programs = -(-codes.outputs // tile.outputs) * -(-rows // tile.rows)
@@ -323,7 +324,7 @@ def launch_few(
     *,
     only_one: bool = False,
 ) -> None:
-    """Multiply a few rows; `only_one`: one program, for the compiler."""
+    """Multiply a few rows; `only_one`: launch a single program, to compile the kernel."""
     from tgi_trio.shard.torch_backend.kernels.few_codes import multiply_few_rows  # Triton
 
     multiply_few_rows[(1 if only_one else -(-codes.outputs // tile.outputs),)](
@@ -354,12 +355,12 @@ def launch(
     *,
     only_one: bool = False,
 ) -> None:
-    """Multiply by tiles of a kind; `only_one`: one program of each launch, for the compiler."""
+    """Multiply with a tile; `only_one`: launch single programs, to compile the kernels."""
     from tgi_trio.shard.torch_backend.kernels.codes import add_parts, multiply_codes  # Triton
 
     rows = len(x)
     parts = count_parts(codes, tile, rows)
-    # By what it takes for the fewest rows, so that a tile has one variant.
+    # Decided by a single row's number of parts, so that a tile has one variant of the kernel.
     divided = count_parts(codes, tile, 1) > 1
     sums = out
     if divided:

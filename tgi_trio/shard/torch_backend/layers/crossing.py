@@ -1,4 +1,4 @@
-"""Attention of a layer to a prompt's images, whose keys and values a tower has made."""
+"""A layer's cross-attention to a prompt's images, with the keys and values of a vision tower."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ from tgi_trio.shard.torch_backend.step_features import RowImages
 
 
 class CrossLayer(NamedTuple):
-    """Static facts of a layer that attends to images, as this rank computes it."""
+    """Constants of a cross-attention layer on this rank."""
 
-    number: int  # among those layers
+    number: int  # among the cross-attention layers
     heads: int
     head_dim: int
     scale: float
 
 
 class Sight(Protocol):
-    """What the layers of a step that attend to images compute: N of its tokens."""
+    """The N tokens of a step that its cross-attention layers compute."""
 
     def pick(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the N of `x` [T, hidden]."""
+        """Return the N rows of `x` [T, hidden]."""
         ...
 
     def see(self, layer: CrossLayer, query: torch.Tensor) -> torch.Tensor:
-        """Return what they see, [N, heads * head_dim], for `query` [N, heads, head_dim]."""
+        """Attend to the images: `query` [N, heads, head_dim] to [N, heads * head_dim]."""
         ...
 
     def show(self, attended: torch.Tensor) -> torch.Tensor:
-        """Return what attention adds, [N, hidden], without that of tokens that see nothing."""
+        """Return the attention's output [N, hidden], zero for tokens that see no image."""
         ...
 
     def feed(self, found: torch.Tensor) -> torch.Tensor:
-        """Return what the MLP adds, [N, hidden], without that of tokens it leaves alone."""
+        """Return the MLP's output [N, hidden], zero for tokens to which it is not added."""
         ...
 
     def place(self, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """Return `x` [T, hidden] with what became of the N."""
+        """Return `x` [T, hidden] with the N rows replaced by `own`."""
         ...
 
 
 class Look(NamedTuple):
     """Tokens that attend to the same images."""
 
-    tokens: slice  # of those that are computed
+    tokens: slice  # among the N
     images: tuple[CrossStates, ...]
-    whole: bool  # to what pads these images as well
+    whole: bool  # including the padding of these images
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Looks:
-    """A `Sight` whose tokens are computed look by look."""
+    """A `Sight` that computes one group of tokens after the other."""
 
-    tokens: torch.Tensor | None  # int64 [N] which they are; None: all of the step's
-    looks: tuple[Look, ...]  # those in none attend to nothing
-    feeding: torch.Tensor | None  # [N, 1] 1 for tokens that MLPs add to, else 0; None: all
+    tokens: torch.Tensor | None  # int64 [N], indices in the step; None: all of its tokens
+    looks: tuple[Look, ...]  # a token in none of them attends to nothing
+    feeding: torch.Tensor | None  # [N, 1]: 1 for tokens to which MLPs add, else 0; None: all 1
 
     @classmethod
     def of(cls, crossing: Crossing, rows: Sequence[RowImages], like: torch.Tensor) -> Looks | None:
-        """Return those of a step whose hidden states are `like` [T, hidden]; None: there are none.
+        """Return it for a step with hidden states like `like` [T, hidden]; None if not needed.
 
         `rows`: the step's rows with images.
         """
@@ -109,7 +109,7 @@ class Looks:
         return seen.flatten(1)
 
     def show(self, attended: torch.Tensor) -> torch.Tensor:
-        return attended  # what sees nothing has seen zeros
+        return attended  # `see` has left zeros for tokens that see no image
 
     def feed(self, found: torch.Tensor) -> torch.Tensor:
         return found if self.feeding is None else found * self.feeding
@@ -120,24 +120,24 @@ class Looks:
 
 @dataclass(slots=True)
 class CrossAttention:
-    """The weights of a layer's attention to images, and the gates of what the layer adds."""
+    """The weights of a cross-attention layer, and the gates of its outputs."""
 
     layer: CrossLayer
     query: Linear
-    query_norm: Norm | None  # of a head
+    query_norm: Norm | None  # of each head
     output: Linear
     gate: torch.Tensor  # [1] or [hidden]
-    mlp_gate: torch.Tensor  # the same
+    mlp_gate: torch.Tensor  # likewise
 
     def attend(self, x: torch.Tensor, sight: Sight) -> torch.Tensor:
-        """Return what the tokens `x` [N, hidden] see in their images, [N, hidden]."""
+        """Return the output [N, hidden] of tokens `x` [N, hidden]."""
         query = self.query(x).view(len(x), self.layer.heads, self.layer.head_dim)
         if self.query_norm is not None:
             query = self.query_norm(query)
         return self.output(sight.see(self.layer, query))
 
     def pack(self) -> None:
-        """Pack every large linear for this machine; see `Linear.pack`."""
+        """Pack the linear layers for this machine; see `Linear.pack`."""
         self.query.pack()
         self.output.pack()
 
@@ -148,13 +148,13 @@ class CrossAttention:
 
 
 def _see(layer: CrossLayer, query: torch.Tensor, look: Look) -> torch.Tensor:
-    """Return [Q, heads, head_dim] for `query` of the same shape."""
+    """Return attention [Q, heads, head_dim] of `query`, of the same shape."""
     ends = [None if look.whole else image.visible for image in look.images]
     pairs = list(zip(look.images, ends, strict=True))
     key = _join([image.keys[layer.number][:end] for image, end in pairs], query)
     value = _join([image.values[layer.number][:end] for image, end in pairs], query)
     count, kv_heads = len(query), key.shape[1]
-    group = layer.heads // kv_heads  # as in `attention/reference.py`: no copy of K and V
+    group = layer.heads // kv_heads  # grouped as in `attention/reference.py`, without copying K, V
     part = query.view(count, kv_heads, group, layer.head_dim).permute(1, 2, 0, 3)
     key, value = (each.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for each in (key, value))
     out = functional.scaled_dot_product_attention(part, key, value, scale=layer.scale)
@@ -162,6 +162,6 @@ def _see(layer: CrossLayer, query: torch.Tensor, look: Look) -> torch.Tensor:
 
 
 def _join(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """Return parts [S, heads, dim] one behind the other, where `like` is."""
+    """Return parts [S, heads, dim] concatenated, with the device and dtype of `like`."""
     joined = parts[0] if len(parts) == 1 else torch.cat(parts)
     return joined.to(like.device, like.dtype)

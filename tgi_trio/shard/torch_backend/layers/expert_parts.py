@@ -1,6 +1,6 @@
-"""What a token's experts have found on a device, before it is added up.
+"""The outputs of a token's experts on a device, before they are summed.
 
-What adds it to the hidden state can do so in the same launch (`residual.py`).
+The launch that adds them to the hidden state can sum them as well (`residual.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _BLOCK: Final = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertParts:
-    """Outputs of experts by token, and how much each counts."""
+    """The experts' outputs, and their weights."""
 
     parts: torch.Tensor  # [T * (per token + shared), hidden], contiguous
     weights: torch.Tensor  # [T, per token]
-    doors: torch.Tensor | None  # [T, 1]: logits of how much the shared ones count; None: once
+    doors: torch.Tensor | None  # [T, 1]: logits of the shared experts' gate; None: weight 1
     shared: int
 
     @property

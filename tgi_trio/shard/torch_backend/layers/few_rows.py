@@ -1,9 +1,9 @@
-"""Which matrices few rows are multiplied with by our kernels, and which by the library.
+"""Which matrices are multiplied by our kernels where there are few rows, and which by the library.
 
-An H200 has shown that the library reads the matrices of 1B and 8B models, heads apart, at 32 to
-93 % of the bandwidth for few rows. For one row a kernel that has the sum and norm before a product
-and the gate behind it in its launch reads them at 66 to 96 %. What is taken is measured at the
-warm-up, on the device that serves, and stays for the process.
+On an H200, for few rows, the library read the matrices of 1B and 8B models, except heads, at 32 to
+93 % of the bandwidth. For one row, a kernel that includes the sum and norm before the product and
+the gate after it (prologue and epilogue) read them at 66 to 96 %. The warm-up measures both on the
+device that serves; the choice stays for the life of the process.
 """
 
 from __future__ import annotations
@@ -34,44 +34,44 @@ from tgi_trio.shard.torch_backend.torch_device import (
     overlap,
 )
 
-# Numbers of rows that are multiplied alike, each measured by its largest.
+# Numbers of rows that are treated alike; each class is measured at its largest.
 CLASSES: Final = (range(1, 2), range(2, 3), range(3, 9), range(9, 17))
-_LEAST: Final = 1 << 20  # numbers of a matrix that is worth a look
-_WORTH: Final = 0.97  # of the library's time, from which on ours is taken
-# Of a product's time behind its norm: of a head's, 130 us for 1B, a launch is two hundredths.
+_LEAST: Final = 1 << 20  # numbers of the smallest matrix that is measured
+_WORTH: Final = 0.97  # our kernel must take less than this part of the library's time
+# Likewise for a norm alone in a product's launch: a launch is 2 % of a head's 130 us with 1B.
 _WORTH_OF_NORM: Final = 0.99
-_ROUNDED: Final = 1 / 32  # of the largest number: some roundings of half precision
-_MOST_OUTPUTS: Final = 1 << 16  # beyond, the library loses nothing with three rows or more
+_ROUNDED: Final = 1 / 32  # tolerated, of the largest number: some roundings of half precision
+_MOST_OUTPUTS: Final = 1 << 16  # with more, the library is as fast for three rows or more
 _LEFT: Final = "products of few rows are left to the library"
 
 # `multiply_few`
 WARPS: Final = 8
-_SMALL, _LARGE = 32, 64  # weights that a thread has at a time
-_WIDE: Final = 4096  # inputs beyond which it has the more
-# Programs of a multiprocessor by rows, of small shares and of large ones, and of long rows at most,
-# which take registers as well: as many as these allow.
+_SMALL, _LARGE = 32, 64  # weights that a thread loads at a time
+_WIDE: Final = 4096  # with more inputs, a thread loads the larger number
+# Programs of a multiprocessor, by rows: with small shares of the matrix and with large ones. Long
+# rows take registers as well, which limits the programs.
 _PROGRAMS: Final = {1: (4, 2), 2: (3, 1)}
 _LONG_PROGRAMS: Final = 3
-_MOST_INPUTS: Final = 1 << 14  # that a program keeps of each row
+_MOST_INPUTS: Final = 1 << 14  # of a row that a program keeps in registers
 
 # `multiply_sixteen`
 _ROWS: Final = 16
-_ENOUGH: Final = 128  # tiles, from which on programs do not share them
+_ENOUGH: Final = 128  # with as many tiles, programs do not share them
 _MOST_PARTS: Final = 4
 _LEAST_PART: Final = 512  # inputs
 
-Seconds = Callable[[Callable[[], torch.Tensor]], float]  # that some work takes on the device
+Seconds = Callable[[Callable[[], torch.Tensor]], float]  # measures the device time of work
 
 
 class FewTile(NamedTuple):
-    """What a program of `multiply_few` computes at a time, and how many run together."""
+    """The outputs that a program of `multiply_few` computes at a time, and the programs at once."""
 
     outputs: int
     programs: int  # of a multiprocessor
 
 
 class SixteenTile(NamedTuple):
-    """What programs of `multiply_sixteen` compute together; powers of two."""
+    """The tile of a program of `multiply_sixteen`; its sizes are powers of two."""
 
     outputs: int
     depth: int
@@ -80,9 +80,9 @@ class SixteenTile(NamedTuple):
 
 
 def choose_few_tile(inputs: int, rows: int, *, gated: bool, other: bool = False) -> FewTile:
-    """Return a tile of 32 weights a thread, or 64 where rows are long; half are of gates.
+    """Return a tile with 32 weights a thread, 64 for long rows; if `gated`, half are of gates.
 
-    `other`: the other way round, as near as that can be.
+    `other`: as near as possible to the opposite choice.
     """
     padded, threads, long = 1 << (inputs - 1).bit_length(), 32 * WARPS, inputs > _WIDE
     share = _LARGE if long != other else _SMALL
@@ -94,7 +94,7 @@ def choose_few_tile(inputs: int, rows: int, *, gated: bool, other: bool = False)
 def choose_sixteen_tile(
     outputs: int, inputs: int, generation: Generation, *, gated: bool
 ) -> SixteenTile:
-    """Return a tile that has enough weights on their way in the memory that a program may have."""
+    """Return a tile that keeps enough loads of weights in flight within its shared memory."""
     parts = 1
     while outputs < 64 * _ENOUGH and parts < min(_MOST_PARTS, inputs // _LEAST_PART):
         parts *= 2
@@ -103,15 +103,15 @@ def choose_sixteen_tile(
 
 
 class Projection(NamedTuple):
-    """A linear, what is normalised before it and what is done with what comes out."""
+    """A linear layer, with the norm before it and the activation after it."""
 
     linear: Linear
     norm: Norm | None
     act: Activation | None
-    like: Addends | None  # what is added before: its tensors are of no interest; None: nothing is
+    like: Addends | None  # the form of the sum before it; its tensors do not matter; None: no sum
 
     def __call__(self, x: torch.Tensor, addends: Addends | None) -> torch.Tensor:
-        """Return what becomes of the norm of the sum of `x` [T, hidden] and `addends`."""
+        """Return act(linear(norm(x + addends))) of `x` [T, hidden]."""
         if self.norm is not None and self.like is None:
             return project_normed(self.linear, x, self.norm)
         return project(self.linear, x, addends, self.norm, self.act)[1]
@@ -137,7 +137,7 @@ def project(
 
 
 def project_normed(linear: Linear, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    """Return linear(norm(x)) of `x` [T, hidden], to which nothing is added: that of a head."""
+    """Return linear(norm(x)) of `x` [T, hidden], with no sum before it, as for a head."""
     if len(x) in linear.fused and len(x) in _PROGRAMS:
         return _multiply_few(linear, x, None, norm, None)[1]
     return linear(add_and_normalise(x, None, norm)[1])
@@ -160,7 +160,7 @@ def _multiply_few(
     norm: Norm | None,
     act: Activation | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what `project` does in one launch."""
+    """Compute `project` in one launch."""
     from tgi_trio.shard.torch_backend.kernels.few_rows import multiply_few  # imports Triton
 
     x, gate = x.contiguous(), _gate_of(act)
@@ -191,7 +191,7 @@ def _multiply_few(
 
 
 def norm_constants(norm: Norm | None) -> dict[str, bool | str]:
-    """Return what kernels that multiply what they have normalised have been compiled for."""
+    """Return the compile-time constants of kernels that normalise what they multiply."""
     return {
         "KIND": "" if norm is None else norm.kind,
         "HAS_GAIN": norm is not None and norm.weight is not None,
@@ -200,7 +200,7 @@ def norm_constants(norm: Norm | None) -> dict[str, bool | str]:
 
 
 def _multiply_sixteen(linear: Linear, x: torch.Tensor, act: Activation | None) -> torch.Tensor:
-    """Return act(linear(x)) of up to sixteen rows."""
+    """Return act(linear(x)) for up to sixteen rows."""
     from tgi_trio.shard.torch_backend.kernels.sixteen_rows import multiply_sixteen
 
     x, gate = x.contiguous(), _gate_of(act)
@@ -233,7 +233,7 @@ def _multiply_sixteen(linear: Linear, x: torch.Tensor, act: Activation | None) -
 
 
 def _prepare(linear: Linear, x: torch.Tensor, gate: str) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Return room for what comes out, and constants of both kernels."""
+    """Return memory for the output, and the constants that both kernels take."""
     outputs = len(linear.weight) >> bool(gate)
     out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
     constants = {"INPUTS": x.shape[1], "HAS_BIAS": linear.bias is not None, "ACT": gate}
@@ -247,12 +247,12 @@ def choose_for_few_rows(
     *,
     lone: bool = False,
 ) -> None:
-    """Have each plain half-precision matrix multiply few rows the way that takes less.
+    """Choose the faster product for few rows, for each plain half-precision matrix.
 
-    Then, of each of `projections`, whose linears are among the first, whether what lies around the
-    product is done in its launch. Matrices of a shape are measured one behind the other, as a step
-    reads them: none is found in a cache because it has been read before. `lone`: one stands for
-    them, where nobody measures anything.
+    Then choose for each of `projections`, whose linears are among `linears`, whether its product's
+    launch includes the norm, sum and gate around it. Matrices of the same shape are measured one
+    after another, as a step reads them, so that none is still in a cache. `lone`: one matrix of
+    each shape is enough, since nothing is measured.
     """
     alike: dict[tuple[object, ...], list[Linear]] = defaultdict(list)
     for linear in linears:
@@ -275,14 +275,14 @@ def choose_for_few_rows(
 
 
 def fits_few_rows(linear: Linear) -> bool:
-    """Return whether the kernels take a matrix, which codes and adapters do not make another."""
+    """Return whether the kernels can multiply by a plain matrix like this one."""
     weight = linear.weight
     half = weight.dtype.itemsize == 2 and linear.packed is None
     return half and weight.numel() >= _LEAST and weight.shape[1] <= _MOST_INPUTS
 
 
 def _gate_of(act: Activation | None) -> str:
-    """Return the name of a gate that the kernels apply; "": none, or none that they know."""
+    """Return the name of a gate that the kernels apply; "" if there is none that they know."""
     if not isinstance(act, Gate) or act.limit or act.paired:
         return ""
     return act.kernel
@@ -322,17 +322,16 @@ def _choose_fusing(projections: list[Projection], rows: range, seconds: Seconds)
 
 
 def try_rows(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return so many rows [rows, inputs] to try a matrix with, of inputs that differ."""
+    """Return varied test inputs [rows, inputs] for a matrix."""
     shape = (rows, weight.shape[1])
     count = torch.arange(shape[0] * shape[1], device=weight.device, dtype=torch.float32)
     return count.sin().to(weight.dtype).view(shape)
 
 
 def agree(found: torch.Tensor, wanted: torch.Tensor, left: str) -> bool:
-    """Return whether a kernel finds what is wanted, but for how sums are rounded.
+    """Return whether two results agree up to rounding; if not, print what things are `left` to.
 
-    A compiler or a device that nobody has tried may be wrong: then it is not taken, which is told
-    by what it is `left` to.
+    On a compiler or a device that nobody has tried a kernel may be wrong, and is then not used.
     """
     wide = wanted.float()
     apart = (found.float() - wide).abs().max()

@@ -11,7 +11,7 @@ from torch.nn import functional
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, Activation
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 
-# Those that `kernels/fused.py` knows, by its names.
+# The activations that `kernels/fused.py` has, with its names for them.
 _KERNELS: Final[dict[Activation, str]] = {
     functional.silu: "silu",
     functional.gelu: "gelu",
@@ -25,24 +25,24 @@ _BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What becomes of the two halves that a gated MLP projects.
+    """act(gate) * up of the two halves that a gated MLP projects.
 
-    With a `limit` (gpt-oss) gates are cut above it and what they are for on both sides, and the
-    latter is then taken with one more: act(min(gate, limit)) * (clamp(up) + 1).
+    With a `limit` (gpt-oss), gates are clamped from above and ups on both sides, and 1 is added to
+    the ups: act(min(gate, limit)) * (clamp(up) + 1).
     """
 
     act: Activation
     limit: float = 0.0  # 0: none
-    paired: bool = False  # each gate beside what it is for, rather than all gates first
-    scale: float = 1.0  # of gates, before anything else
+    paired: bool = False  # gates and ups alternate; otherwise all gates come first
+    scale: float = 1.0  # of gates, applied first
 
     @property
     def kernel(self) -> str:
-        """Return the activation's name in `kernels/fused.py`; "": there it has none."""
+        """The activation's name in `kernels/fused.py`; "" if it is not there."""
         return _KERNELS.get(self.act, "") if self.scale == 1.0 else ""
 
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
-        """Return [T, width] of `inner` [T, 2 width]."""
+        """Return [T, width] for `inner` [T, 2 width]."""
         name = self.kernel
         if name and runs_kernels(inner.device):
             return self._launch(inner, name)

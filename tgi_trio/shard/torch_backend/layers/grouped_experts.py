@@ -1,10 +1,10 @@
-"""All experts of a layer at once on a device, without asking it who was chosen.
+"""All experts of a layer at once on a device, without asking it which were chosen.
 
 One launch chooses the experts of all tokens and lists the (token, expert) pairs by expert
-(`kernels/routing.py`), that of few tokens multiplies them with the router as well, and each of the
-two products is one launch over all of them (`grouped_matrices.py`). What adds what they found to
-the hidden state weighs it, too. The loop over experts, which needs to know on the host which ones
-were chosen, is a wait per layer and a handful of launches per expert.
+(`kernels/routing.py`); for few tokens it also computes the product with the router. Each of the two
+products is one launch over all experts (`grouped_matrices.py`). Their outputs are weighted by the
+launch that adds them to the hidden state. A loop over experts would need to know on the host which
+ones were chosen: one wait per layer, and a handful of launches per expert.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from tgi_trio.shard.torch_backend.layers.grouped_matrices import (
 )
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 
-_SCORES: Final = 1024  # (token, expert) that a routing program holds: 8 a thread
-_MOST_TOKENS: Final = 64  # of one
-# Tokens up to which their product with the router is ours. It reads the router once for every
-# `ROUTER_TOKENS` of them, which a library does not; what it takes, no device has shown.
+_SCORES: Final = 1024  # (token, expert) scores of a routing program: 8 a thread
+_MOST_TOKENS: Final = 64  # of a routing program
+# Up to as many tokens our kernel multiplies them with the router. It reads the router once for
+# every `ROUTER_TOKENS` tokens, which a library does not; no device has shown yet what that costs.
 FEW_TOKENS: Final = 256
-ROUTER_TOKENS: Final = 16  # of a program: the least that tensor cores take
+ROUTER_TOKENS: Final = 16  # of a program: the fewest rows of a tensor core product
 ROUTER_COLUMNS: Final = 16
 ROUTER_DEPTH: Final = 64
 _PART: Final = 1024  # inputs of a program
 
 
 class GroupedExperts:
-    """All of `DenseMlp`'s `up` and `down`.
+    """`up` and `down` of all experts, in place of one `DenseMlp` for each.
 
-    Behind those that tokens are routed to come those that every token goes through.
+    Shared experts, which every token uses, come after the routed ones.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class GroupedExperts:
         act: Activation,
         choice_bias: torch.Tensor | None,
     ) -> None:
-        """`up` and `down`: of all experts, those of every token last, on one device."""
+        """`up` and `down`: of all experts, the shared ones last, on one device."""
         self._spec = spec
         self._up = up
         self._down = down
         self._act = act
         self._choice_bias = choice_bias
-        self._shared = up.count - spec.count  # experts of every token
+        self._shared = up.count - spec.count
         self._counters = torch.zeros(spec.count + 1, dtype=torch.int32, device=up.device)
         blocks = -(-FEW_TOKENS // ROUTER_TOKENS)
         self._arrived = torch.zeros(blocks, dtype=torch.int32, device=up.device)
@@ -66,14 +66,14 @@ class GroupedExperts:
     ) -> torch.Tensor:
         """Return [T, hidden] of `x` [T, hidden]: the weighted sum of each token's experts.
 
-        What is shared counts once, times the sigmoid of `doors` [T, 1] where there are any.
+        Shared experts have the weight sigmoid(`doors`), [T, 1], or 1 if there are none.
         """
         return self.find(x, routed, doors).combine()
 
     def find(
         self, x: torch.Tensor, routed: Routed, doors: torch.Tensor | None = None
     ) -> ExpertParts:
-        """Return what is to be added up; the arguments as above."""
+        """Return the experts' outputs before they are summed; arguments as for a call."""
         gate = self._act if isinstance(self._act, Gate) and self._act.kernel else None
         inner = self._up.multiply(x, routed, gathers=True, gate=gate)
         if gate is None:
@@ -84,13 +84,13 @@ class GroupedExperts:
 
     @staticmethod
     def asks(tokens: int) -> bool:
-        """Return whether the router's product with so many tokens is part of their routing."""
+        """Return whether routing so many tokens includes their product with the router."""
         return tokens <= FEW_TOKENS
 
     def ask(self, x: torch.Tensor, router: Linear, dtype: torch.dtype) -> Routed:
-        """Return where `router`, a plain matrix, sends `x` [T, hidden]; weights of `dtype`.
+        """Return the routing of `x` [T, hidden] by the plain matrix `router`; weights of `dtype`.
 
-        It is asked in its own dtype, whatever that of `x` is.
+        The product is computed in the router's dtype, whatever that of `x` is.
         """
         tokens, inputs = x.shape
         if not self.asks(tokens):
@@ -119,7 +119,7 @@ class GroupedExperts:
         return routed
 
     def route(self, logits: torch.Tensor, dtype: torch.dtype) -> Routed:
-        """Return what `route` of `layers/routing.py` chooses, weights of `dtype`."""
+        """Return the choice that `route` of `layers/routing.py` makes, with weights of `dtype`."""
         tokens, count = logits.shape
         routed = self._make_room(tokens, dtype)
         block = tokens_of_a_program(count)
@@ -147,7 +147,7 @@ class GroupedExperts:
         )
 
     def _constants(self) -> dict[str, Any]:
-        """Return what both kernels are told of how experts are chosen."""
+        """Return the constants of both routing kernels."""
         spec = self._spec
         return {
             "EXPERTS": spec.count,
@@ -163,12 +163,12 @@ class GroupedExperts:
 
 
 def tokens_of_a_program(experts: int) -> int:
-    """Return how many tokens a program of `route_tokens` has."""
+    """Return the tokens of a program of `route_tokens`."""
     return max(1, min(_MOST_TOKENS, _SCORES // pad_count(experts)))
 
 
 def router_tile(experts: int, inputs: int) -> dict[str, int]:
-    """Return the constants of `ask_router` that say who multiplies what."""
+    """Return the constants that divide the product of `ask_router` among programs."""
     return {
         "INPUTS": inputs,
         "PARTS": -(-inputs // _PART),
@@ -181,5 +181,5 @@ def router_tile(experts: int, inputs: int) -> dict[str, int]:
 
 
 def router_warps(padded: int) -> int:
-    """Return the warps of a program that may choose for all of its tokens: 8 scores a thread."""
+    """Return the warps of a program of `ask_router`: 8 scores a thread where it chooses."""
     return max(4, min(16, ROUTER_TOKENS * padded // 256))

@@ -1,4 +1,4 @@
-"""A matrix for each expert of a layer, multiplied by one launch on a device."""
+"""The matrices of all experts of a layer, multiplied in one launch on a device (grouped GEMM)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tgi_trio.shard.torch_backend.torch_device import Generation, generation
 
 
 class GroupTile(NamedTuple):
-    """What a program of `multiply_groups` has; powers of two."""
+    """The tile of a program of `multiply_groups`; its sizes are powers of two."""
 
-    rows: int  # 16 are the smallest matrix that tensor cores multiply
+    rows: int  # at least 16, as tensor cores multiply no fewer
     outputs: int
-    depth: int  # inputs multiplied together
+    depth: int  # inputs of one step of the loop
     warps: int = 4
     stages: int = 3
 
 
-# (pairs per expert from which on, tile of gates and what they are for, of anything else), most rows
-# first: what an H200 was fastest with. What does not have its shared memory keeps to 99 KB.
+# (least pairs per expert, tile with gates, tile without), most rows first: the fastest on an H200.
+# Devices with less shared memory keep to 99 KB.
 _TILES: Final[dict[Generation, tuple[tuple[int, GroupTile, GroupTile], ...]]] = {
     "hopper": (
         (96, GroupTile(128, 128, 64, 8, 4), GroupTile(128, 256, 64, 8, 4)),
@@ -48,20 +48,20 @@ _TILES: Final[dict[Generation, tuple[tuple[int, GroupTile, GroupTile], ...]]] = 
         (0, GroupTile(16, 64, 64), GroupTile(16, 64, 64)),
     ),
 }
-_WIDE_TILE: Final = GroupTile(16, 64, 32)  # numbers of four bytes are not for the tensor cores
-TOGETHER: Final = 8  # tiles that take turns
-_MANY_FROM: Final = 32  # pairs per expert, from which on codes are multiplied with many rows
-_FEW_OUTPUTS: Final = 32  # of codes with few rows: gates and what they are for fill registers
+_WIDE_TILE: Final = GroupTile(16, 64, 32)  # float32 does not use the tensor cores
+TOGETHER: Final = 8  # tiles of rows that programs go through together, for the level 2 cache
+_MANY_FROM: Final = 32  # least pairs per expert for which codes have a tile of many rows
+_FEW_OUTPUTS: Final = 32  # of a tile of codes of few rows: gates and ups fill the registers
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Who goes where, on the device."""
+    """Which tokens go to which experts, on the device."""
 
     weights: torch.Tensor  # [T, per token]
-    pairs: torch.Tensor  # int32 [experts, T], as `route_tokens` leaves them; the shared ones last
+    pairs: torch.Tensor  # int32 [experts, T], as `route_tokens` writes them; shared experts last
     counts: torch.Tensor  # int32 [experts]
-    each: int  # experts that a token goes to, shared ones among them
+    each: int  # experts of a token, shared ones included
 
 
 class GroupedMatrices(Protocol):
@@ -76,13 +76,13 @@ class GroupedMatrices(Protocol):
     def multiply(
         self, x: torch.Tensor, routed: Routed, *, gathers: bool, gate: Gate | None = None
     ) -> torch.Tensor:
-        """Return [pairs, outputs], gated; `x`, `gathers` and order as for `multiply_groups`."""
+        """Return [pairs, outputs], gated; `x`, `gathers` and the order as for `multiply_groups`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainMatrices:
-    """Matrices that are numbers."""
+    """Matrices of plain numbers."""
 
     weight: torch.Tensor  # [experts, outputs, inputs], contiguous
     bias: torch.Tensor | None = None  # [experts, outputs]
@@ -128,7 +128,7 @@ class PlainMatrices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedMatrices:
-    """Matrices that stay codes, one below the other."""
+    """Matrices that stay quantised, stacked along the outputs."""
 
     codes: Codes  # [experts * outputs, inputs]
     count: int
@@ -173,7 +173,7 @@ class CodedMatrices:
 def choose_group_tile(
     dtype: torch.dtype, generation: Generation, pairs: int, *, gated: bool
 ) -> GroupTile:
-    """Return the tile for so many pairs per expert, of plain matrices."""
+    """Return the tile of plain matrices for so many pairs per expert."""
     if dtype.itemsize > 2:
         return _WIDE_TILE
     return next(
@@ -184,13 +184,13 @@ def choose_group_tile(
 def choose_group_tiles(
     dtype: torch.dtype, generation: Generation, kind: str
 ) -> tuple[CodeTile, CodeTile]:
-    """Return the tiles of few rows and of many that experts' codes are multiplied in."""
+    """Return the tiles of quantised experts, for few rows and for many."""
     few, many, *_ = choose_tiles(dtype, generation, kind)
     return few._replace(outputs=_FEW_OUTPUTS), many
 
 
 def group_linears(linears: Sequence[Linear]) -> GroupedMatrices | None:
-    """Return the matrices of linears of a size as one; None where they are not stored alike."""
+    """Return the matrices of equally large linears as one; None if they are stored differently."""
     every = [_numbers_or_codes(linear) for linear in linears]
     numbers = [part for part in every if isinstance(part, torch.Tensor)]
     codes = [part for part in every if isinstance(part, Codes)]
@@ -213,7 +213,7 @@ def _numbers_or_codes(linear: Linear) -> torch.Tensor | Codes | None:
 
 
 def _stack_biases(linears: Sequence[Linear]) -> torch.Tensor | None:
-    """Return [linears, outputs], zeros where one has none; None where none has any."""
+    """Return [linears, outputs], zeros for those without a bias; None if none has one."""
     biases = [linear.bias for linear in linears]
     some = next((bias for bias in biases if bias is not None), None)
     if some is None:
@@ -222,13 +222,13 @@ def _stack_biases(linears: Sequence[Linear]) -> torch.Tensor | None:
 
 
 def _has_many(x: torch.Tensor, routed: Routed) -> bool:
-    """Return whether tiles of many rows are filled; numbers of four bytes have none."""
+    """Return whether tiles of many rows would be filled; float32 has no such tiles."""
     pairs = len(routed.weights) * routed.each
     return x.dtype.itemsize < 4 and pairs >= _MANY_FROM * len(routed.counts)
 
 
 def _count_tiles(routed: Routed, rows: int) -> int:
-    """Return how many tiles of as many rows there are at most, whoever is chosen."""
+    """Return the largest number of tiles that there can be, whichever experts are chosen."""
     pairs = len(routed.weights) * routed.each
     return min(pairs, len(routed.counts) + pairs // rows)
 
@@ -238,7 +238,7 @@ def _make_room(x: torch.Tensor, routed: Routed, outputs: int) -> torch.Tensor:
 
 
 def _constants(routed: Routed, gate: Gate | None, *, gathers: bool, biased: bool) -> dict[str, Any]:
-    """Return what both kernels are told of groups and gates."""
+    """Return the constants of both kernels for groups and gates."""
     groups = len(routed.counts)
     return {
         "GROUPS": groups,

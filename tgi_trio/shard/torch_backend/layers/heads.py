@@ -1,4 +1,4 @@
-"""What becomes of a layer's queries and keys before they attend."""
+"""What happens to a layer's queries, keys and values before attention."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable as RotaryTabl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadSteps:
-    """Static facts of one layer: in this order its heads are clipped, normalised and rotated."""
+    """Constants of one layer. Heads are clipped, normalised and rotated, in this order."""
 
     heads: int
     kv_heads: int
     head_dim: int
-    clip: float = 0.0  # of everything that is projected; 0 = none
+    clip: float = 0.0  # of all projected numbers; 0: none
     norm: NormKind = "rms"
     eps: float = 0.0
     gain: torch.Tensor | None = None  # [heads + kv_heads, head_dim]; None: heads are not normalised
     bias: torch.Tensor | None = None
     rotary: Rotary | None = None
-    norm_last: bool = False  # heads are rotated, then normalised
+    norm_last: bool = False  # heads are rotated first, then normalised
     value_dim: int = 0  # 0: values are as wide as keys
-    keys_as_values: bool = False  # values are keys that are neither normalised nor rotated
+    keys_as_values: bool = False  # values are the keys before norm and rotation
     value_norm: bool = False  # each value is normalised, without weights
     value_scale: float = 1.0
 
     @property
     def apart(self) -> bool:
-        """Whether `split` does what no kernel does that writes queries and keys in one launch."""
+        """Whether a layer needs `split`, as no kernel writes its queries and keys in one launch."""
         scaled = self.rotary is not None and self.rotary.spec.query_scale is not None
         late = self.norm_last and self.gain is not None
         values = self.keys_as_values or self.value_norm or self.value_scale != 1.0
@@ -42,13 +42,13 @@ class HeadSteps:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing becomes of heads but that they are rotated."""
+        """Whether heads are at most rotated."""
         return not self.apart and self.gain is None and not self.clip
 
     def split(
         self, qkv: torch.Tensor, table: RotaryTable | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values [T, ..., head_dim] of `qkv` [T, all their numbers]."""
+        """Return queries, keys and values [T, ..., head_dim] of projections `qkv` [T, width]."""
         if self.clip:
             qkv = qkv.clamp(-self.clip, self.clip)
         heads, kv_heads = self.heads, self.kv_heads
@@ -67,7 +67,7 @@ class HeadSteps:
         return query, key, value
 
     def _values(self, key: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
-        """Return values [T, kv_heads, value_dim] of what is projected for them, or for `key`."""
+        """Return values [T, kv_heads, value_dim] from their projection, or from `key`."""
         value, width = key, self.value_dim or self.head_dim
         if not self.keys_as_values:
             value = projected.unflatten(-1, (self.kv_heads, width))
@@ -76,7 +76,7 @@ class HeadSteps:
         return value if self.value_scale == 1.0 else value * self.value_scale
 
     def _normalise(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        """Normalise every query and key head by itself, each with its own weights."""
+        """Normalise each query and key head separately, with its own weights."""
         size = (self.head_dim,)
         if self.norm in ("layer", "layer_plus_one"):
             normed = functional.layer_norm(x, size, None, None, self.eps) * gain

@@ -1,7 +1,6 @@
-"""The index of a layer: which of the tokens before it a token attends to (`IndexSpec`).
+"""A layer's index, which selects the earlier tokens that a token attends to (`IndexSpec`).
 
-What is positive and the same for all tokens, the scale of the scores, is left out: it changes no
-choice.
+Scores are not multiplied by their positive scale, which is the same for all and changes no choice.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 
 
 class IndexQueries(NamedTuple):
-    """What the tokens of a step ask of the index, float32."""
+    """The index queries of a step's tokens, float32."""
 
-    queries: torch.Tensor  # [T, heads, dim], turned
+    queries: torch.Tensor  # [T, heads, dim], rotated
     weights: torch.Tensor  # [T, heads]
 
 
 class TokenIndex:
-    """Keys and queries of a layer's index."""
+    """Computes keys and queries of a layer's index."""
 
     __slots__ = ("_key_norm", "_query_up", "rotary", "spec")
 
     def __init__(self, spec: IndexSpec, *, query_up: Linear, key_norm: Norm, rotary: int) -> None:
-        """`rotary`: the number of what turns both."""
+        """`rotary`: the number of the rotary embedding of both."""
         self.spec = spec
         self.rotary = rotary
         self._query_up = query_up
         self._key_norm = key_norm
 
     def keys(self, projected: torch.Tensor, rotary: Rotary, table: RotaryTable) -> torch.Tensor:
-        """Return [T, 1, dim] of `projected` [T, dim]."""
+        """Return index keys [T, 1, dim] of `projected` [T, dim]."""
         return rotary.apply(self._key_norm(projected)[:, None], table.cos, table.sin)
 
     def ask(
@@ -47,7 +46,7 @@ class TokenIndex:
         rotary: Rotary,
         table: RotaryTable,
     ) -> IndexQueries:
-        """Return the queries; `compressed` [T, query_rank] is normalised, `weights` [T, heads]."""
+        """Return the queries; `compressed` [T, query_rank] is normalised; `weights` [T, heads]."""
         queries = self._query_up(compressed).view(len(compressed), self.spec.heads, -1)
         return IndexQueries(rotary.apply(queries, table.cos, table.sin).float(), weights.float())
 
@@ -66,10 +65,10 @@ def score_keys(asked: IndexQueries, keys: torch.Tensor) -> torch.Tensor:
 
 
 def choose_best(scores: torch.Tensor, most: int) -> torch.Tensor:
-    """Return int64 [N, most], in order: which of `scores` [N, K >= most] are best.
+    """Return int64 [N, most], ascending: the indices of the best of `scores` [N, K >= most].
 
-    Of the same score the first is taken, so that what is beyond a token's reach (-inf, and behind
-    everything else) changes no choice. NaN is the worst: it fails its own row, and no other.
+    Among equal scores the first is taken, so that tokens out of reach (-inf, and last) change no
+    choice. NaN counts as the worst: it spoils its own row and no other.
     """
     scores = scores.masked_fill(scores.isnan(), float("-inf"))
     least = scores.topk(most, dim=-1).values[:, -1:]

@@ -1,13 +1,14 @@
-"""Attention over a compressed K and V (DeepSeek-V2, 2024, section 2.1).
+"""Attention over a compressed K and V (DeepSeek-V2, 2024, section 2.1), with absorbed matrices.
 
-The keys and values of all heads are linear in one small vector per token, its *latent* c, but for
-a part of the key that is rotated and one for all heads. So the matrices that would expand c for
-every token of the context are applied to this token's query and to the result instead:
+The keys and values of all heads are linear functions of one small vector per token, its *latent* c,
+except for a part of the key that is rotated and that all heads share. So the matrices that expand c
+need not be applied to every token of the context; they are applied to this token's query and to the
+result instead:
 
     q . (K c) = (K^T q) . c        sum of p (V c) = V (sum of p c)
 
-All heads then attend to one key of latent and rotated part, which is also the value: per token the
-cache holds one small vector rather than a key and a value per head.
+All heads then attend to a single key, of the latent and the rotated part; its latent is the value.
+So the cache holds one small vector per token, rather than a key and a value per head.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 
 class LatentProjections:
-    """What becomes of a layer's first projection, and of what its heads attended to."""
+    """The projections around a layer's attention over latents."""
 
     __slots__ = ("key_up", "latent_norm", "query_norm", "query_up", "spec", "value_up")
 
@@ -36,9 +37,9 @@ class LatentProjections:
         key_up: torch.Tensor,
         value_up: torch.Tensor,
     ) -> None:
-        """Hold this rank's heads. `query_norm`, `query_up`: None where queries are not compressed.
+        """Hold this rank's heads. `query_norm`, `query_up`: None if queries are not compressed.
 
-        `key_up` [heads, plain_dim, rank], `value_up` [heads, rank, value_dim].
+        `key_up`: [heads, plain_dim, rank]; `value_up`: [heads, rank, value_dim].
         """
         self.spec = spec
         self.query_norm = query_norm
@@ -52,7 +53,7 @@ class LatentProjections:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries [T, heads, rank + rotary_dim] and keys [T, 1, rank + rotary_dim].
 
-        `projected`: the queries or what they are compressed to, the latent, the key to be rotated.
+        `projected`: queries (or compressed ones), the latent, and the key to be rotated.
         """
         spec, heads = self.spec, len(self.key_up)
         query, latent, key = self.split(projected)
@@ -68,7 +69,7 @@ class LatentProjections:
     def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries [T, heads, plain_dim + rotary_dim], latents and keys, [T, ...] each.
 
-        All as they are projected: neither are keys rotated, nor latents normalised.
+        All as projected: queries and keys are not rotated, and latents are not normalised.
         """
         spec = self.spec
         behind = spec.rank + spec.rotary_dim
@@ -81,12 +82,12 @@ class LatentProjections:
         return query, latent, key
 
     def compress(self, projected: torch.Tensor) -> torch.Tensor:
-        """Return what queries are compressed to, normalised, [T, query_rank]."""
+        """Return the compressed queries, normalised, [T, query_rank]."""
         query = projected[:, : self.spec.query_rank]
         return query if self.query_norm is None else self.query_norm(query)
 
     def values(self, attended: torch.Tensor) -> torch.Tensor:
-        """Return [T, heads * value_dim] of `attended` [T, heads * (rank + rotary_dim)]."""
+        """Return values [T, heads * value_dim] of `attended` [T, heads * (rank + rotary_dim)]."""
         latents = attended.view(len(attended), len(self.value_up), -1)[..., : self.spec.rank]
         heads, _, size = self.value_up.shape
         values = attended.new_empty(len(attended), heads, size)

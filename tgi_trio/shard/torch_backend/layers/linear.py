@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-# Below this many elements a float32 weight is read from cache, and torch's own call is cheaper.
+# A float32 weight of fewer elements is read from the cache, where torch's own call is cheaper.
 _PACK_FROM = 1 << 19
 
 
@@ -23,15 +23,15 @@ class Linear:
         self.weight = weight
         self.bias = bias
         self.packed: torch.Tensor | None = None
-        # What multiplies so many rows in less time than the library does, and of how many what lies
-        # around the product is done in its launch; see `few_rows.py`.
+        # By number of rows: the product that is faster than the library's, and the numbers of rows
+        # for which its launch includes the norm before it and the gate after it; see `few_rows.py`.
         self.few_rows: dict[int, Callable[[Linear, torch.Tensor], torch.Tensor]] = {}
         self.fused: frozenset[int] = frozenset()
-        # Of how many rows heads are rotated and written in its launch; see `few_heads.py`.
+        # Numbers of rows for which its launch rotates heads and writes K and V; `few_heads.py`.
         self.turned: frozenset[int] = frozenset()
-        # Whether programs of a lone row's product have another share of it; see `lone_shares.py`.
+        # Whether programs have the other share of the matrix for one row; see `lone_shares.py`.
         self.other_share = False
-        self.arrived: torch.Tensor | None = None  # int32 [tiles], with which programs share work
+        self.arrived: torch.Tensor | None = None  # int32 [tiles]: counters for split-K
         self._bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -45,9 +45,9 @@ class Linear:
         return result
 
     def pack(self) -> None:
-        """Reorder the weight for oneDNN on a CPU that gains by it; `weight` is then given up.
+        """Reorder the weight for oneDNN on a CPU that gains by it; `weight` is then empty.
 
-        torch's call for few rows leaves half of the memory bandwidth unused; the packed one does
+        For few rows torch's call leaves half of the memory bandwidth unused; the packed one does
         not. The operators are private to torch, so a build without them keeps the plain weight.
         """
         if self.packed is not None or not _worth_packing(self.weight):
@@ -56,7 +56,7 @@ class Linear:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), None)
         except (RuntimeError, AttributeError, TypeError):
             return
-        # Not a view of none of its rows: that would hold all of its memory.
+        # Not a view of no rows, which would keep all of its memory.
         self.weight = self.weight.new_empty(0, self.weight.shape[1])
 
     def nbytes(self) -> int:
@@ -64,7 +64,7 @@ class Linear:
 
 
 class WrappedLinear(Linear):
-    """A linear that computes what another one does, and more; its weights are the other's."""
+    """A linear that adds something to another one's product, and shares its weights."""
 
     __slots__ = ("base",)
 

@@ -1,9 +1,9 @@
-"""How much of a matrix a program has at a time of a lone row's product, by what its step takes.
+"""The share of a matrix that a program has at a time, in products of a single row; measured.
 
-A program with more of it has more on its way when it may begin, and there are fewer programs to
-begin: an H200 has gained by that behind attention, where few bytes move. What a product takes by
-itself does not show it, as the next one's weights are on their way meanwhile. So whole steps are
-measured, in which each product stands where it will, over matrices that no cache holds.
+With a larger share, a program has more loads in flight when it begins, and fewer programs have to
+begin: an H200 gained by that after attention, where few bytes move. Timing a product by itself does
+not show it, since loads for the next product overlap with it. So whole steps are measured, in which
+each product is in its place, over matrices that no cache holds.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tgi_trio.shard.torch_backend.layers.few_rows import Seconds, agree
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 
 _ROWS: Final = 1
-_WORTH: Final = 0.995  # of a step's time, from which on another share is taken
-_MOST_SECONDS: Final = 0.2  # of the device, for all that is tried
-_RUNS: Final = 8  # of a step to try one share
+_WORTH: Final = 0.995  # a step must take less than this part of its time for a share to be kept
+_MOST_SECONDS: Final = 0.2  # of the device, for all measurements
+_RUNS: Final = 8  # runs of a step that trying one share takes
 _LEFT: Final = "programs of a lone row's product have as much of a matrix as is usual"
 
 
 def choose_shares(
     linears: Iterable[Linear], step: Callable[[], torch.Tensor], seconds: Seconds
 ) -> None:
-    """Give programs of a lone row's products the share of their matrix by which a step takes less.
+    """Choose the programs' share of each matrix by which a step of one row takes less.
 
-    `linears`: those of a model. `step` computes a step of one row, and returns what it finds.
-    Matrices that are alike have the same share, and one other is tried for them, the smaller
-    matrices first: as many as there is time for.
+    `linears`: of a model. `step`: computes a step of one row, and returns its result. Matrices of
+    the same kind have the same share. One other share is tried for each kind, the smallest matrices
+    first, while there is time.
     """
     alike: dict[tuple[object, ...], list[Linear]] = defaultdict(list)
     for linear in linears:
@@ -53,7 +53,7 @@ def choose_shares(
 
 
 def give_shares(linears: Iterable[Linear], *, other: bool) -> None:
-    """Have programs of a lone row's products use the `other` share of a matrix, or the usual."""
+    """Make programs use the `other` share of these matrices for one row, or the usual one."""
     for linear in linears:
         if type(linear) is Linear:
             linear.other_share = other

@@ -31,7 +31,7 @@ class Mlp(Protocol):
 
 
 class DenseMlp:
-    """down(act(up(x))); where there is a gate, `up` has its rows as well and `act` is a `Gate`."""
+    """down(act(up(x))); a gated one has the gate's rows in `up`, and a `Gate` as `act`."""
 
     __slots__ = ("act", "down", "up")
 
@@ -52,9 +52,9 @@ class DenseMlp:
 
 
 class ExpertsMlp:
-    """Each token goes through the experts that the router chooses, weighted.
+    """A mixture of experts: the router chooses and weights each token's experts.
 
-    Sources: Mixtral (Jiang et al. 2024); Qwen2-MoE for the shared expert behind a sigmoid gate,
+    Sources: Mixtral (Jiang et al. 2024); Qwen2-MoE for a shared expert behind a sigmoid gate,
     DeepSeek-V2 for one without.
     """
 
@@ -76,9 +76,10 @@ class ExpertsMlp:
         entry: Linear | None = None,
         exit: Linear | None = None,
     ) -> None:
-        """`router`: its dtype is what odds are computed in; `choice_bias` as `route` wants it;
-        `expert_scale` float32 [experts]: what their weights are multiplied by; `entry` and `exit`:
-        to what all but the shared one read, and back (Nemotron 3).
+        """`router`: scores are computed in its dtype; `choice_bias`: as for `route`.
+
+        `expert_scale`: float32 [experts], factors of the experts' weights. `entry` and `exit`:
+        projections before and after the routed experts, but not the shared one (Nemotron 3).
         """
         self.spec = spec
         self.router = router
@@ -89,13 +90,13 @@ class ExpertsMlp:
         self.expert_scale = expert_scale
         self.entry = entry
         self.exit = exit
-        # What computes them on a device, in place of `experts` and, where it is, `shared`.
+        # On a device it replaces `experts` and, where possible, `shared`.
         self.grouped: GroupedExperts | None = None
         every = [*experts, *([] if shared is None else [shared])]
         self.mlp_bytes = sum(mlp.nbytes() for mlp in every)
 
     def __call__(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [T, hidden] to [T, hidden]; `routed_by` of the same shape is what chooses experts."""
+        """Map [T, hidden] to [T, hidden]; `routed_by`: the router's input, if it is not `x`."""
         asking, doors = x if routed_by is None else routed_by, self._doors(x)
         shared = None if self.shared is None else self.shared(x)
         out = self._routed(x if self.entry is None else self.entry(x), asking, doors)
@@ -106,25 +107,25 @@ class ExpertsMlp:
         return out + (shared if doors is None else torch.sigmoid(doors) * shared)
 
     def widens(self, tokens: int) -> bool:
-        """Return whether the router wants what so many tokens ask it in float32, made for it."""
+        """Return whether the router needs its input in float32, for so many tokens."""
         asks = self.grouped is not None and self.grouped.asks(tokens)
         return self.router.weight.dtype is torch.float32 and not asks
 
     def find(self, x: torch.Tensor, routed_by: torch.Tensor) -> torch.Tensor | ExpertParts:
-        """Return the same, not added up yet where that can be done as it is added to `x`."""
+        """Return the same, but not summed yet where the addition to the hidden state can do it."""
         if self.grouped is None or self.shared is not None or self.exit is not None:
             return self(x, routed_by)
         routed = self.grouped.ask(routed_by, self.router, x.dtype)
         return self.grouped.find(x, routed, self._doors(x))
 
     def _doors(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Return how far what is shared is let in, [T, 1]; None: all of it."""
+        """Return the logits of the shared expert's gate, [T, 1]; None if it has none."""
         return None if self.shared_router is None else self.shared_router(x)
 
     def _routed(
         self, x: torch.Tensor, asking: torch.Tensor, doors: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return what the experts that `asking` is sent to make of `x`, and what is shared."""
+        """Return the output of routed experts, and of shared ones that are grouped with them."""
         if self.grouped is not None:
             return self.grouped(x, self.grouped.ask(asking, self.router, x.dtype), doors)
         logits = self.router(asking.to(self.router.weight.dtype))
@@ -136,7 +137,7 @@ class ExpertsMlp:
     def _one_by_one(
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
     ) -> torch.Tensor:
-        """Add up the experts that were chosen by anybody."""
+        """Return the weighted sum of experts, computed one after another."""
         out = torch.zeros_like(x)
         for index in chosen.unique().tolist():
             tokens, place = torch.where(chosen == index)
@@ -155,15 +156,15 @@ class ExpertsMlp:
                 part.pack()
 
     def group(self) -> bool:
-        """Have all experts multiplied together, where kernels can; return whether they are.
+        """Have all experts multiplied together by kernels, if possible; return whether they are.
 
-        Nothing is held twice. What every token goes through becomes experts of the same width,
-        where all are plain numbers and it reads what the others do.
+        Nothing is stored twice. A shared expert is cut into experts of the others' width, if all of
+        them are plain numbers and it has the same input.
         """
         if self.grouped is not None:
             return True
         if self.spec.weighs_inputs or self.expert_scale is not None:
-            return False  # the kernels weigh what comes out, by the router alone
+            return False  # the kernels weight outputs, and by the router alone
         first = self.experts[0]
         if not runs_kernels(first.up.weight.device) or not has_triton():
             return False
@@ -191,7 +192,7 @@ class ExpertsMlp:
 
 
 def cut_mlp(mlp: DenseMlp, width: int) -> list[DenseMlp]:
-    """Return MLPs of `width` whose sum a plain one is; the last is filled up with zeros."""
+    """Return MLPs of `width` that add up to a plain one; the last is padded with zeros."""
     inner = mlp.down.weight.shape[1]
     more = -inner % width
     halves, paired = 1, False
@@ -199,7 +200,7 @@ def cut_mlp(mlp: DenseMlp, width: int) -> list[DenseMlp]:
         halves, paired = 2, mlp.act.paired
 
     def cut_up(x: torch.Tensor) -> list[torch.Tensor]:
-        """Cut along the first dimension, where gates are behind one another or in pairs."""
+        """Cut the first dimension, in which gates and ups follow one another or alternate."""
         by_half = (
             x.unflatten(0, (-1, 2)).transpose(0, 1) if paired else x.unflatten(0, (halves, -1))
         )

@@ -1,4 +1,4 @@
-"""Normalisations of a hidden state."""
+"""Normalisation layers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tgi_trio.model.spec import NormKind
 class Norm:
     """One normalisation over the last dimension.
 
-    "rms": x / rms(x) * weight. "rms_plus_one": the weight is stored less one (Gemma) and the whole
-    is computed in float32, because 1 + w does not survive bfloat16. "layer": LayerNorm.
-    "layer_plus_one": the same, its weight stored less one (Nemotron).
+    "rms": x / rms(x) * weight. "rms_plus_one": likewise with weight + 1 (Gemma), computed in
+    float32, because 1 + w does not survive bfloat16. "layer": LayerNorm. "layer_plus_one":
+    LayerNorm with weight + 1 (Nemotron).
     """
 
     __slots__ = ("bias", "eps", "kind", "shape", "weight")

@@ -1,4 +1,4 @@
-"""Embeddings of their own that layers have of every token (Gemma 3n, Google 2025).
+"""Per-layer embeddings: every layer has embeddings of its own for each token (Gemma 3n, 2025).
 
 Source: transformers' Gemma 3n and 4, "per-layer inputs".
 """
@@ -16,28 +16,28 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
-_BOTH = 2.0**-0.5  # of a sum of two
+_BOTH = 2.0**-0.5  # factor of a sum of two
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnInputs:
-    """What is the same for all layers."""
+    """The part that all layers share."""
 
     spec: OwnInputsSpec
     table: torch.Tensor  # [rows of `part`, layers * width]
-    part: slice  # of all rows: those that this rank has
+    part: slice  # the rows that this rank has
     projection: Linear  # [layers * width, hidden]
-    norm: Norm  # of one layer's
+    norm: Norm  # over one layer's width
 
     def hide(self, token_ids: torch.Tensor, features: StepFeatures) -> torch.Tensor:
-        """Return token ids [T] with a token that says nothing where `features` stand."""
+        """Return token ids [T] with a neutral token in the places of image features."""
         return token_ids.index_fill(0, features.places, self.spec.image_token)
 
     def of(self, token_ids: torch.Tensor, x: torch.Tensor, ranks: Gathering | None) -> torch.Tensor:
-        """Return [layers, T, width] of tokens [T] and of `x` [T, hidden], which embeds them."""
+        """Return [layers, T, width] for token ids [T], whose embeddings are `x` [T, hidden]."""
         width, beyond = self.spec.width, token_ids >= self.spec.rows
         rows = embed(token_ids.masked_fill(beyond, 0), self.table, self.part, ranks)
-        rows = rows * torch.tensor(width**0.5, dtype=rows.dtype)  # rounded first, as `embed` is
+        rows = rows * torch.tensor(width**0.5, dtype=rows.dtype)  # the factor is rounded first
         projected = self.projection(x) * x.shape[-1] ** -0.5
         projected = self.norm(projected.unflatten(-1, (-1, width)))
         both: torch.Tensor = (projected + rows.unflatten(-1, (-1, width))) * _BOTH
@@ -49,7 +49,7 @@ class OwnInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnInput:
-    """What one layer does with its own; `post_norm` is of the result, and the caller's to apply."""
+    """One layer's part. `post_norm`, of the result, is applied by the caller."""
 
     gate: Linear
     act: Activation
@@ -57,7 +57,7 @@ class OwnInput:
     post_norm: Norm
 
     def __call__(self, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """Return [T, hidden] of `x` [T, hidden] and the layer's embeddings `own` [T, width]."""
+        """Return [T, hidden] for `x` [T, hidden] and the layer's embeddings `own` [T, width]."""
         return self.up(self.act(self.gate(x)) * own)
 
     def pack(self) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers whose weights stay as small as stored, and become numbers in every call."""
+"""Linear layers whose weights stay quantised, and are dequantised in every call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 from tgi_trio.shard.checkpoint.taken_apart import Parts
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 
-# Weights of a matrix that are numbers at a time on a CPU: they stay in the cache.
+# Numbers that are dequantised at a time on a CPU, so that they stay in its cache.
 _AT_ONCE = 1 << 20
 
 
@@ -20,7 +20,7 @@ class QuantisedWeight:
     __slots__ = ("_codes", "_lows", "_order", "_packed", "_scales", "_table", "shape")
 
     def __init__(self, parts: Parts, device: torch.device) -> None:
-        """Copy the parts to `device`; codes of 4 bits two to a byte."""
+        """Copy the parts to `device`; codes of 4 bits are stored two to a byte."""
         self.shape = parts.codes.shape
         codes = torch.from_numpy(parts.codes)
         inputs = self.shape[1]
@@ -34,7 +34,7 @@ class QuantisedWeight:
         self._order = None if parts.order is None else torch.from_numpy(parts.order).to(device)
 
     def numbers(self, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-        """Return some rows [rows, inputs]; computed in float32, then rounded to `dtype`."""
+        """Return some rows, dequantised: [rows, inputs], computed in float32, then of `dtype`."""
         codes = self._codes[rows]
         if self._packed:
             codes = torch.cat((codes & 15, codes >> 4), dim=1)
@@ -62,14 +62,14 @@ class QuantisedWeight:
 
 
 class QuantisedLinear(Linear):
-    """y = x W^T + b; W is several matrices, one below the other, of which some may be plain."""
+    """y = x W^T + b. W is several matrices stacked along the outputs; some may be plain."""
 
     __slots__ = ("_parts",)
 
     def __init__(
         self, parts: Sequence[QuantisedWeight | torch.Tensor], bias: torch.Tensor | None
     ) -> None:
-        """`parts` [outputs of each, inputs]; plain ones are of the dtype that is computed in."""
+        """`parts`: [outputs of each, inputs]; plain ones have the dtype of x."""
         some = next(part for part in parts if isinstance(part, QuantisedWeight))
         super().__init__(torch.empty(0, some.shape[1]), bias)
         self._parts = parts
@@ -89,7 +89,7 @@ class QuantisedLinear(Linear):
 
 
 def _numbers(part: QuantisedWeight | torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """Yield a part's rows as matrices of plain numbers; all at once on a device."""
+    """Yield a part's rows, dequantised: some at a time on a CPU, all at once on a device."""
     if isinstance(part, torch.Tensor):
         yield part
         return

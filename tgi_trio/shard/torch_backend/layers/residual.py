@@ -1,4 +1,4 @@
-"""A hidden state, what a layer adds to it, and the norm of the sum: one launch on a device."""
+"""The residual sum and the norm after it, in one launch on a device."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 
-_MOST = 1 << 15  # numbers of a token that a program holds
+_MOST = 1 << 15  # largest hidden size that a program holds
 
 
 class Addends(NamedTuple):
-    """What is to be added to a hidden state, in this order: scale * norm(first), then second."""
+    """What is added to a hidden state, in this order: scale * norm(first), then second."""
 
-    first: torch.Tensor | ExpertParts  # [T, hidden], or what that is the sum of
+    first: torch.Tensor | ExpertParts  # [T, hidden], or the parts of which it is the sum
     second: torch.Tensor | None = None
     norm: Norm | None = None
     scale: float = 1.0
@@ -25,7 +25,7 @@ class Addends(NamedTuple):
 def add_and_normalise(
     x: torch.Tensor, addends: Addends | None, norm: Norm | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum and its norm, [T, hidden] each; without a norm the sum is both."""
+    """Return the sum and its norm, [T, hidden] each; without a norm, the sum twice."""
     if addends is None and norm is None:
         return x, x
     if _in_kernel(x):
@@ -38,7 +38,7 @@ def add_and_normalise(
 def add_normalise_and_widen(
     x: torch.Tensor, addends: Addends | None, norm: Norm | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the same, and the norm once more in float32, for a router that computes in it."""
+    """Return the same, and the norm in float32, for a router that computes in it."""
     if norm is not None and x.dtype is not torch.float32 and _in_kernel(x):
         wide = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         return *_launch(x, addends, norm, wide), wide
@@ -106,9 +106,9 @@ def _launch(
 def addend_arguments(
     x: torch.Tensor, addends: Addends | None, norm: Norm | None
 ) -> tuple[torch.Tensor | float, ...]:
-    """Return what kernels that add and normalise are given, from `first` to `scale`.
+    """Return the arguments of kernels that add and normalise, from `first` to `scale`.
 
-    In place of what is not there, or not whole, `x`, which they do not read.
+    `x` stands for tensors that are missing or not summed yet; kernels do not read it there.
     """
     first, second, inner, scale = addends or Addends(x)
     return (
@@ -123,7 +123,7 @@ def addend_arguments(
 
 
 def addend_constants(addends: Addends | None) -> dict[str, bool | str]:
-    """Return what kernels that add have been compiled for."""
+    """Return the compile-time constants of kernels that add."""
     second, inner, scale = (None, None, 1.0) if addends is None else addends[1:]
     return {
         "ADDS": addends is not None,
@@ -136,7 +136,7 @@ def addend_constants(addends: Addends | None) -> dict[str, bool | str]:
 
 
 def _vectors(norm: Norm | None, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a norm's weight and bias; what is not there, nobody reads."""
+    """Return a norm's weight and bias; `like` stands for those it lacks."""
     if norm is None:
         return like, like
     weight = like if norm.weight is None else norm.weight
@@ -144,5 +144,5 @@ def _vectors(norm: Norm | None, like: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 def count_warps(padded: int) -> int:
-    """Return the warps of a program that holds `padded` numbers: each thread has 16, or more."""
+    """Return the warps of a program that holds `padded` numbers: at least 16 numbers a thread."""
     return max(1, min(16, padded // 512))

@@ -1,9 +1,9 @@
 """Rotary position embeddings and their scalings, in transformers' numerics.
 
-Frequencies are float32. Scalings whose frequencies depend on the length of the sequence (dynamic,
-longrope) take for each token the length its sequence had when transformers would have computed it:
-the whole prompt for prompt tokens, position + 1 for generated ones. So a token's K is the same
-whether its prompt came in one chunk or many, alone or in a batch, first time or replayed.
+Frequencies are float32. Where they depend on the length of the sequence (dynamic, longrope), each
+token takes the length that its sequence had when transformers would have computed it: the whole
+prompt for prompt tokens, position + 1 for generated ones. So a token's K is the same whether its
+prompt was computed in one chunk or many, alone or in a batch, for the first time or in a replay.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tgi_trio.shard.rotary_frequencies import (
 
 
 class RotaryTable(NamedTuple):
-    """What a step's queries and keys are turned by."""
+    """Cosines and sines that rotate the queries and keys of a step."""
 
     cos: torch.Tensor  # [T, 1, dim]
-    sin: torch.Tensor  # the same, with the rotation's sign
-    query_scale: torch.Tensor | None = None  # [T, 1, 1], of turned queries; None: 1
+    sin: torch.Tensor  # likewise, with the rotation's sign
+    query_scale: torch.Tensor | None = None  # [T, 1, 1], factor of rotated queries; None: 1
 
 
 class Rotary:
-    """Cosines and sines for the tokens of a step."""
+    """Computes or looks up cosines and sines for the tokens of a step."""
 
     def __init__(self, spec: RotarySpec, device: torch.device) -> None:
         self.spec = spec
@@ -48,9 +48,9 @@ class Rotary:
             self.exponents = torch.from_numpy(exponents(spec)).to(device)
 
     def keep(self, positions: int, dtype: torch.dtype) -> None:
-        """Keep the tables of the first `positions`: a step then copies its own, and has no others.
+        """Make tables of the first `positions`; from then on steps gather from them.
 
-        Not where they depend on the length of the sequence.
+        A position beyond them must not occur. No tables where they depend on the sequence's length.
         """
         self._kept = None
         if not self.by_length:
@@ -59,17 +59,17 @@ class Rotary:
 
     @property
     def kept(self) -> RotaryTable | None:
-        """The tables of the first positions, where they are kept."""
+        """The tables that `keep` has made, if any."""
         return self._kept
 
     def table(
         self, positions: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype
     ) -> RotaryTable:
-        """Return cosines, signed sines and scales of queries, all of `dtype`.
+        """Return cosines, signed sines and query scales, all of `dtype`.
 
-        `positions` int64 [T], or [3, T]: time, row and column of each; `lengths` int64 [T] as the
-        module says, read by `by_length` kinds. The sign of the rotation is folded into the sine, so
-        that applying is two products.
+        `positions`: int64 [T], or [3, T] of time, row and column; `lengths`: int64 [T], as the
+        module describes them, read where `by_length`. The sign of the rotation is in the sine, so
+        that rotating takes two products.
         """
         if self._kept is not None and self._kept[0].dtype == dtype:
             return self._look_up(self._kept, positions)
@@ -86,19 +86,19 @@ class Rotary:
         return RotaryTable(cos.to(dtype)[:, None], sin.to(dtype)[:, None], query_scale)
 
     def _of_pairs(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the position that each pair of dimensions turns with, [T, 1] or [T, dim / 2]."""
+        """Return the position by which each pair of dimensions rotates: [T, 1] or [T, dim / 2]."""
         if positions.dim() == 1:
             return positions[:, None]
         return positions[0, :, None] if self.axes is None else positions[self.axes].T
 
     def _spread(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """Return [T, dim] of what the two dimensions of every pair get, [T, dim / 2] each."""
+        """Return [T, dim] from the values of both dimensions of every pair, [T, dim / 2] each."""
         if self.spec.interleaved:
             return torch.stack((first, second), dim=-1).flatten(-2)
         return torch.cat((first, second), dim=-1)
 
     def _look_up(self, kept: RotaryTable, positions: torch.Tensor) -> RotaryTable:
-        """Return `table` of positions from the tables of the first ones."""
+        """Return `table` of positions by gathering from the tables that were made."""
         cos, sin, scale = kept
         places = positions if positions.dim() == 1 else positions[0]
         scale = None if scale is None else scale.index_select(0, places)
@@ -126,13 +126,13 @@ class Rotary:
         return rotated
 
     def _scale(self, lengths: torch.Tensor) -> torch.Tensor | float | None:
-        """Return what cosines and sines are multiplied by: a number, or [T, 1]; None: nothing."""
+        """Return the factor of cosines and sines: a number, or [T, 1]; None: 1."""
         if self.spec.kind == "longrope" and self.long_scale != self.scale:
             return self.scales[self._is_long(lengths).long()]
         return None if self.scale == 1.0 else self.scale
 
     def _is_long(self, lengths: torch.Tensor) -> torch.Tensor:
-        """Return bool [T, 1]: the sequence is beyond the length that longrope starts from."""
+        """Return bool [T, 1]: whether the sequence exceeds longrope's original length."""
         return (lengths > int(self.spec.parameters["original_max_position_embeddings"]))[:, None]
 
     def _frequencies(self, lengths: torch.Tensor) -> torch.Tensor:
@@ -146,13 +146,16 @@ class Rotary:
 
 
 def _scale_queries(spec: QueryScale, positions: torch.Tensor) -> torch.Tensor:
-    """Return float32 [T]."""
+    """Return the query scales of positions, float32 [T]."""
     passed = torch.floor((positions.float() + spec.offset) / spec.step)
     return 1 + spec.beta * torch.log1p(passed)
 
 
 def _dynamic_at(spec: RotarySpec, lengths: torch.Tensor, powers: torch.Tensor) -> torch.Tensor:
-    """NTK-aware base that grows with the sequence; [T, dim / 2]. `powers` [dim / 2]."""
+    """Return frequencies [T, dim / 2] of an NTK-aware base that grows with the sequence's length.
+
+    `powers`: [dim / 2].
+    """
     factor, limit = spec.parameters["factor"], spec.max_positions
     longest = lengths.clamp(min=limit).float()
     grown = (factor * longest / limit) - (factor - 1)

@@ -1,8 +1,8 @@
-"""Products of 8-bit weights with activations that are rounded to 8 bits, too: `--activations 8`.
+"""Products of 8-bit weights with activations rounded to 8 bits (W8A8): `--activations 8`.
 
-Each row of activations has a scale of its own, found in the step. int8 is multiplied by
-`torch._int_mm`, FP8 by `torch._scaled_mm`: libraries' kernels, at twice the rate of bfloat16's. The
-same is done for any number of rows: what a row says must not depend on who else is served.
+Each row of activations has its own scale, found in the step. int8 uses `torch._int_mm` and FP8
+`torch._scaled_mm`: libraries' kernels, at twice the rate of bfloat16. Any number of rows is treated
+alike, as a row's result must not depend on which other rows are served.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 
 from tgi_trio.shard.torch_backend.layers.stored_codes import Codes
 
-_LEAST_ROWS: Final = 32  # which `_int_mm` wants more than 16 of
-_EVEN: Final = 16  # what `_scaled_mm` wants outputs to be a multiple of
-_FP8_FROM: Final = (8, 9)  # compute capability whose units multiply FP8
+_LEAST_ROWS: Final = 32  # `_int_mm` needs more than 16
+_EVEN: Final = 16  # outputs must be a multiple of it for `_scaled_mm`
+_FP8_FROM: Final = (8, 9)  # first compute capability with FP8 tensor cores
 _BLOCK: Final = 1024
 
 
 def takes_rounded(codes: Codes, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether a matrix can be multiplied so: 8 bits, and nothing but a scale per output."""
+    """Return whether this suits a matrix: 8-bit codes with nothing but a scale per output."""
     form = codes.form
     if form.group or form.lows or codes.order is not None or codes.outputs % _EVEN:
         return False
@@ -33,9 +33,9 @@ def takes_rounded(codes: Codes, dtype: torch.dtype, device: torch.device) -> boo
 def multiply_rounded(
     out: torch.Tensor, x: torch.Tensor, codes: Codes, bias: torch.Tensor | None
 ) -> None:
-    """Put x W^T + b into `out` [rows, outputs], dense but for its first stride.
+    """Write x W^T + b to `out` [rows, outputs], whose rows are contiguous.
 
-    `x` [rows, inputs], contiguous; `codes`: as `takes_rounded` takes them; `bias` [outputs].
+    `x`: [rows, inputs], contiguous; `codes`: accepted by `takes_rounded`; `bias`: [outputs].
     """
     from tgi_trio.shard.torch_backend.kernels.rounding import round_rows, scale_sums  # Triton
 

@@ -1,4 +1,4 @@
-"""How a token chooses its experts: router logits in, the chosen experts and their weights out."""
+"""Routing of a mixture of experts: from router logits to the chosen experts and their weights."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ Router = Callable[[torch.Tensor, ExpertsSpec, torch.Tensor | None], ChosenExpert
 
 
 def route(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> ChosenExperts:
-    """Return weights and experts of each token, as the family of `spec` was trained.
+    """Return each token's weights and experts, by the method of the model family (`spec`).
 
-    `logits` [T, experts]; `bias` float32 [experts], which "biased-softmax" and
-    "grouped-sigmoid" have.
+    `logits`: [T, experts]; `bias`: float32 [experts], for "biased-softmax" and "grouped-sigmoid".
     """
     return _ROUTERS[spec.routing](logits.float(), spec, bias)
 
@@ -46,9 +45,9 @@ def _biased_softmax(
 def _sparse_mixer(
     logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None
 ) -> ChosenExperts:
-    """The best experts one after the other (Phi-3.5-MoE; Liu et al. 2024, arXiv 2409.12136).
+    """The best experts, one after another (Phi-3.5-MoE; Liu et al. 2024, arXiv 2409.12136).
 
-    The weight of each is its part of a softmax over itself and those close behind it.
+    Each one's weight is its share of a softmax over itself and the experts close behind it.
     """
     weights, chosen = [], []
     left = logits
@@ -66,7 +65,7 @@ def _sparse_mixer(
 def _grouped_softmax(
     logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None
 ) -> ChosenExperts:
-    """The most probable experts of the groups whose best is the most probable (DeepSeek-V2)."""
+    """The most probable experts of the groups whose best expert is most probable (DeepSeek-V2)."""
     odds = logits.softmax(dim=-1)
     best = odds.unflatten(-1, (spec.groups, -1)).amax(dim=-1)
     weights, chosen = _of_best_groups(odds, best, spec, 0.0).topk(spec.per_token, dim=-1)
@@ -78,9 +77,9 @@ def _grouped_softmax(
 def _grouped_sigmoid(
     logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None
 ) -> ChosenExperts:
-    """The best experts of the groups whose two best are the best (DeepSeek-V3).
+    """The best experts of the groups whose two best add up to most (DeepSeek-V3).
 
-    `bias` keeps the experts equally busy: it counts for the choice, not for the weights.
+    `bias`, which keeps the experts equally busy, counts for the choice but not for the weights.
     """
     odds = logits.sigmoid()
     scores = odds if bias is None else odds + bias
@@ -94,7 +93,7 @@ def _grouped_sigmoid(
 
 
 def _sigmoid(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> ChosenExperts:
-    """The best experts, each weighted by itself (Llama 4, Meta 2025)."""
+    """The best experts, each weighted by the sigmoid of its own logit (Llama 4, Meta 2025)."""
     best, chosen = logits.topk(spec.per_token, dim=-1)
     return best.sigmoid(), chosen
 
@@ -102,7 +101,7 @@ def _sigmoid(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None)
 def _of_best_groups(
     scores: torch.Tensor, best: torch.Tensor, spec: ExpertsSpec, other: float
 ) -> torch.Tensor:
-    """Return `scores` [T, experts], `other` in all groups but the best by `best` [T, groups]."""
+    """Return `scores` [T, experts], `other` outside the best groups by `best` [T, groups]."""
     used = best.topk(spec.groups_used, dim=-1).indices
     barred = torch.ones_like(best, dtype=torch.bool).scatter(-1, used, False)
     return scores.masked_fill(barred.repeat_interleave(spec.count // spec.groups, dim=-1), other)

@@ -1,4 +1,4 @@
-"""Blocks of attention and MLP that several layers use, each with products of low rank added.
+"""Blocks of attention and MLP that several layers share, each adding low-rank products of its own.
 
 Source: Zamba2 (Zyphra 2024, arXiv 2411.15242), section 3.
 """
@@ -15,16 +15,16 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 
 class SharedLinear(WrappedLinear):
-    """A linear that several layers have, and what one of them adds to it."""
+    """A linear that several layers share, with one layer's low-rank addition."""
 
     __slots__ = ("_counted", "down", "ups")
 
     def __init__(
         self, base: Linear, down: Linear | None, ups: Sequence[Linear], *, counted: bool
     ) -> None:
-        """What `down` says, in equal parts, goes through one of `ups` each; None: nothing is added.
+        """`down`: its output is divided evenly among `ups`; None: nothing is added.
 
-        `counted`: the bytes of `base` are this layer's.
+        `counted`: the bytes of `base` count as this layer's.
         """
         super().__init__(base)
         self.down = down
@@ -53,13 +53,13 @@ class SharedLinear(WrappedLinear):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedUse:
-    """How a layer goes on with what its block says."""
+    """How a layer goes on from its shared block's output."""
 
     exit: Linear
     mixer_norm: Norm
 
     def join(self, x: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
-        """Return what the mixer reads [T, hidden] of `x` and of what the block `said`, each so."""
+        """Return the mixer's input, for `x` and the block's output `said`; all are [T, hidden]."""
         return self.mixer_norm(x + self.exit(said))
 
     def pack(self) -> None:

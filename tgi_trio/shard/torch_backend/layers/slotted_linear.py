@@ -1,8 +1,8 @@
-"""Linears whose rows have LoRA adapters on a device: y = x W^T + b, then B (A x) of each row's.
+"""Linear layers with LoRA adapters on a device: y = x W^T + b, plus B (A x) of each row's adapter.
 
-What a step's rows have is listed in *tiles*, neighbouring rows of one adapter; two launches add
-what all of them change, in place, behind the linear's own product, plain or of codes. Where no row
-has any, nothing is launched.
+A step's adapters are listed as *tiles*, neighbouring rows with the same adapter. After the linear's
+own product, plain or of codes, two launches add the contributions of all tiles in place. If no row
+has an adapter, nothing is launched.
 """
 
 from __future__ import annotations
@@ -17,63 +17,63 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear, WrappedLinear
 
 
 class AdapterTile(NamedTuple):
-    """What programs compute together: powers of two."""
+    """Sizes of the work of a program; powers of two."""
 
     rows: int
-    ranks: int  # of a program that multiplies by A, at most
-    inputs: int  # multiplied together
+    ranks: int  # most ranks of a program that multiplies by A
+    inputs: int  # of one step of the loop
     outputs: int  # of a program that multiplies by B
     warps: int
     stages: int
 
 
 class AdapterTiles(NamedTuple):
-    """Those for decodes and other small steps, and those for prefills."""
+    """The tiles of decodes and other small steps, and those of prefills."""
 
     few: AdapterTile
     many: AdapterTile
 
 
-FEW_TOKENS: Final = 64  # a step of at most as many has small tiles, as decodes always have
+FEW_TOKENS: Final = 64  # steps of at most as many have small tiles, and decodes always do
 _TILES: Final = AdapterTiles(AdapterTile(16, 16, 128, 64, 4, 4), AdapterTile(64, 64, 64, 128, 8, 3))
-# Numbers of four bytes are not for the tensor cores, and take twice the registers.
+# float32 does not use the tensor cores, and takes twice the registers.
 _WIDE_TILES: Final = AdapterTiles(
     AdapterTile(16, 16, 64, 32, 4, 2), AdapterTile(32, 16, 32, 64, 4, 2)
 )
-# Programs share the inputs of a row: by so many inputs, and up to so many programs.
+# Programs share the inputs of a row (split-K): at least so many inputs each, and so many programs.
 _LEAST_INPUTS = 512
 _MOST_PARTS = 8
 _PROGRAMS = 512
-RANKS_TOGETHER: Final = 16  # of B
+RANKS_TOGETHER: Final = 16  # of B, in one step of the loop
 
 
 def choose_adapter_tiles(dtype: torch.dtype) -> AdapterTiles:
-    """Return the tiles for numbers of a dtype."""
+    """Return the tiles for a dtype."""
     return _WIDE_TILES if dtype.itemsize > 2 else _TILES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReservedTiles:
-    """Where a recording is told which of its tokens have which adapters."""
+    """The memory from which a recording reads which of its tokens have which adapters."""
 
     memory: torch.Tensor  # uint8
-    tiles: torch.Tensor  # int32 [n, 3], a view of it; those that are not needed have no tokens
-    tile: AdapterTile  # the kind they are
+    tiles: torch.Tensor  # int32 [n, 3], a view of `memory`; unused tiles have no tokens
+    tile: AdapterTile  # the kind of all of them
 
 
 @dataclass(slots=True)
 class SlotMemory:
-    """The adapters that are on the device, and which rows of the step at hand have which."""
+    """The adapters on the device, and which rows of the present step use which."""
 
     numbers: torch.Tensor  # [slots, capacity], see `SlotLayout`
     directory: torch.Tensor  # int32 [slots, entries, 4]
-    ranks: int  # the largest, aligned
-    tiles: torch.Tensor | None = None  # int32 [n, 3]: slot, first token, tokens; None: no rows
-    tile: AdapterTile | None = None  # the kind they are
+    ranks: int  # the largest of any adapter, aligned
+    tiles: torch.Tensor | None = None  # int32 [n, 3]: slot, first token, tokens; None: no adapters
+    tile: AdapterTile | None = None  # the kind of all of them
 
 
 class SlottedLinear(WrappedLinear):
-    """A linear, and what the adapters of a step's rows add to it."""
+    """A linear layer that adds the adapters of a step's rows."""
 
     __slots__ = ("_memory", "_place")
 
@@ -90,7 +90,7 @@ class SlottedLinear(WrappedLinear):
         return y
 
     def compile(self, tile: AdapterTile) -> None:
-        """Compile what steps will launch with tiles of a kind, by one program that does nothing."""
+        """Compile the kernels for a kind of tiles, by launching programs that do nothing."""
         place, numbers = self._place, self._memory.numbers
         x = numbers.new_zeros((1, place.inputs))
         y = numbers.new_zeros((1, place.outputs))
@@ -99,9 +99,9 @@ class SlottedLinear(WrappedLinear):
 
 
 def count_shares(tile: AdapterTile, tokens: int, inputs: int) -> int:
-    """Return how many programs share a row's inputs.
+    """Return how many programs share a row's inputs (split-K).
 
-    By the step's size alone: whose else the rows are must not change the order of a row's sums.
+    It depends on the step's size alone: other rows must not change the order of a row's sums.
     """
     most = max(1, min(inputs // _LEAST_INPUTS, _MOST_PARTS))
     return max(1, min(most, _PROGRAMS // -(-tokens // tile.rows)))
@@ -117,16 +117,16 @@ def add_adapters(
     *,
     only_one: bool = False,
 ) -> None:
-    """Add to `y` [T, outputs] what rows of `x` [T, inputs] get from their adapters, in place.
+    """Add to `y` [T, outputs] the contributions of adapters for `x` [T, inputs], in place.
 
-    Both contiguous; `tiles` int32 [n, 3] of rows of the kind `tile`; `only_one`: one program of
-    each launch, for the compiler.
+    Both are contiguous. `tiles`: int32 [n, 3], of the kind `tile`. `only_one`: launch single
+    programs, to compile the kernels.
     """
     from tgi_trio.shard.torch_backend.kernels import adapters as kernels  # imports Triton
 
     tokens, pieces, ranks = len(x), len(place.starts), memory.ranks
     parts = count_shares(tile, tokens, place.inputs)
-    step = min(tile.ranks, ranks & -ranks)  # the largest power of two that divides
+    step = min(tile.ranks, ranks & -ranks)  # the largest power of two that divides `ranks`
     low = torch.empty((parts, tokens, pieces, ranks), dtype=torch.float32, device=x.device)
     where = (memory.numbers, memory.directory, tiles, tokens)
     slot = (memory.numbers.stride(0), memory.directory.shape[1], place.first)

@@ -1,8 +1,9 @@
-"""Quantised matrices as the kernel over codes reads them: the table of kinds, and how bytes lie.
+"""Quantised matrices in the layout that kernels read: the table of kinds, and how bytes lie.
 
-Codes come in units of 16 bytes, which a thread reads at once; inputs are filled up to whole ones.
-Those of 8 bits lie as their inputs do. Others lie in four words, as `kernels/code_numbers.py` says;
-what 5 or 6 bits have above four lies in planes of its own. Scales and lows are [outputs, runs].
+Codes are stored in units of 16 bytes, which a thread reads at once; inputs are padded to whole
+units. Codes of 8 bits are in the order of their inputs. Others are spread over four words, as
+`kernels/code_numbers.py` describes; the upper bits of 5- and 6-bit codes are in planes of their
+own. Scales and lows are [outputs, runs].
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ Array = NDArray[Any]
 
 
 class CodeKind(NamedTuple):
-    """How a code lies, and what it stands for."""
+    """How codes are stored, and the numbers that they stand for."""
 
     bits: int
     numbers: Numbers
 
     @property
     def low(self) -> int:
-        """Return the bits of a code that do not lie in planes."""
+        """Return the bits of a code that are not in planes."""
         return 4 if self.bits in (5, 6) else self.bits
 
     @property
     def unit(self) -> int:
-        """Return the inputs of a unit."""
+        """Return the inputs in a unit."""
         return _UNIT // self.low
 
 
@@ -53,34 +54,34 @@ KINDS: Final[Mapping[str, CodeKind]] = {
     "t4": CodeKind(4, "table"),  # NF4, FP4, IQ4_NL, IQ4_XS, MXFP4, NVFP4
     "e4m3": CodeKind(8, "e4m3"),  # FP8 of all sorts
 }
-# What a matrix consists of, in the order in which kernels are given it.
+# The tensors of a matrix, in the order of the kernels' arguments.
 TENSORS: Final = ("codes", "planes", "scales", "bases", "lows", "low_bases", "table", "order")
-_WIDEST, _NARROWEST = 128, 16  # inputs of a run, as the kernel looks at them: powers of two
-_UNIT: Final = 128  # bits of codes that a thread reads at once
-_WHOLE: Final = (("u2", 4), ("u4", 16), ("u5", 32), ("u6", 64))  # by the first number beyond
+_WIDEST, _NARROWEST = 128, 16  # inputs of a run in the kernel's layout: powers of two
+_UNIT: Final = 128  # bits of a unit, which a thread reads at once
+_WHOLE: Final = (("u2", 4), ("u4", 16), ("u5", 32), ("u6", 64))  # kind, first code beyond it
 
 
 class Form(NamedTuple):
-    """What matrices that one launch multiplies have in common."""
+    """What matrices must have in common to be multiplied in one launch."""
 
     kind: str
     inputs: int
-    units: int  # that the inputs come in, the last filled up
-    group: int  # inputs of a run; 0: all
+    units: int  # of all inputs, the last one padded
+    group: int  # inputs of a run; 0: all of them
     lows: Lows
-    zero: int  # where lows are "constant"
+    zero: int  # the zero point, where lows are "constant"
     nested: int  # runs that share a base; 0: scales are plain numbers
-    dtypes: tuple[torch.dtype, ...]  # of scales and lows, where there are any
+    dtypes: tuple[torch.dtype, ...]  # of scales and lows, if there are any
 
     @property
     def width(self) -> int:
-        """Return the inputs of all units."""
+        """Return the inputs of all units, padding included."""
         return self.units * KINDS[self.kind].unit
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A matrix [outputs, inputs]; tensors as `make_weights` describes them."""
+    """A matrix [outputs, inputs]; its tensors are described by `make_weights`."""
 
     form: Form
     outputs: int
@@ -94,19 +95,20 @@ class Codes:
     order: torch.Tensor | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return those that there are, by name."""
+        """Return the tensors that there are, by name."""
         found = {name: getattr(self, name) for name in TENSORS}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     @property
     def sort(self) -> tuple[Form, int, bool]:
-        """Return what matrices that are launched alike have in common."""
+        """Return what determines the launch of a product with this matrix."""
         return self.form, self.outputs, self.order is not None
 
     @property
     def written(self) -> int:
-        """Return the inputs of a matrix that is written as numbers: with what it is filled up with
-        where they are in another order.
+        """Return the inputs of the matrix when it is written as numbers.
+
+        If the inputs are in another order, padding is written as well.
         """
         return self.form.inputs if self.order is None else self.form.width
 
@@ -119,7 +121,7 @@ class Codes:
 
 
 def join(parts: Sequence[Codes]) -> list[Codes]:
-    """Return matrices with those made one that are neighbours and alike."""
+    """Return matrices, with neighbours of the same form joined into one."""
     joined: list[Codes] = []
     for codes in parts:
         if joined and _are_alike(joined[-1], codes):
@@ -130,7 +132,7 @@ def join(parts: Sequence[Codes]) -> list[Codes]:
 
 
 def stack(every: Sequence[Codes]) -> Codes | None:
-    """Return matrices one below the other as one; None where they are not alike.
+    """Return matrices stacked along the outputs; None if they differ in form.
 
     Scales that are float16 in some and float32 in others become float32 in all.
     """
@@ -140,7 +142,7 @@ def stack(every: Sequence[Codes]) -> Codes | None:
 
 
 def _widen(codes: Codes) -> Codes:
-    """Return the same with scales and lows of float16 as float32."""
+    """Return the same matrix with float16 scales and lows as float32."""
     changed: dict[str, Any] = {
         name: head.float()
         for name, head in (("scales", codes.scales), ("lows", codes.lows))
@@ -162,7 +164,7 @@ def _are_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _below(every: Sequence[Codes]) -> Codes:
-    """Return matrices that are alike as one, with the outputs of all."""
+    """Return matrices of the same form stacked along the outputs."""
     made: dict[str, Any] = {
         name: torch.cat([codes.tensors()[name] for codes in every])
         for name in every[0].tensors()
@@ -172,8 +174,9 @@ def _below(every: Sequence[Codes]) -> Codes:
 
 
 def encode(parts: Parts) -> Codes | None:
-    """Return a matrix for the kernel, on the host; None where runs have no size that it knows, and
-    for inputs that do not come by sixteen.
+    """Return a matrix in the kernel's layout, on the host.
+
+    None for runs of a size that the kernel does not have, and if 16 does not divide the inputs.
     """
     inputs = parts.codes.shape[1]
     if inputs % _NARROWEST:
@@ -206,7 +209,7 @@ def encode(parts: Parts) -> Codes | None:
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """Scales and lows of runs, [outputs, runs] each, as they are to be kept."""
+    """Scales and lows of runs, [outputs, runs] each, as they will be stored."""
 
     scales: Array
     lows: Array | None
@@ -214,12 +217,12 @@ class _Heads:
     zero: int
     bases: Floats | None
     low_bases: Floats | None
-    repeats: int  # runs of the kernel's for each of these
-    together: int  # runs of the kernel's that share a base
+    repeats: int  # runs in the kernel's layout for each of these
+    together: int  # runs in the kernel's layout that share a base
 
     @classmethod
     def of(cls, parts: Parts, repeats: int) -> _Heads:
-        """Keep scales of scales where there are any; zero points where lows are no more."""
+        """Keep nested scales where there are any, and zero points where lows amount to them."""
         scales, nested = parts.scales, parts.nested
         lows: Array | None = parts.lows
         how: Lows = "" if lows is None else "lows"
@@ -242,7 +245,7 @@ class _Heads:
         return cls(nested.steps, lows, how, zero, nested.units, low_bases, repeats, together)
 
     def laid(self, runs: int) -> dict[str, Array]:
-        """Return what there is as [outputs, runs], for as many runs as the kernel looks at."""
+        """Return the arrays that there are as [outputs, runs], by the kernel's number of runs."""
         blocks = -(-runs // self.together) if self.together else 0
         every = {
             "scales": (self.scales, self.repeats, runs),
@@ -258,10 +261,10 @@ class _Heads:
 
 
 def _in_runs(parts: Parts) -> tuple[Parts, int, NDArray[np.int32] | None]:
-    """Return a matrix whose runs are of one size, but for the last, and that size.
+    """Return a matrix whose runs have one size, except perhaps the last, and that size.
 
-    With inputs in another order, which comes third: each run is filled up to the longest, where it
-    is -1.
+    Where inputs are in another order, each run is padded to the longest; the third result is the
+    input at each place, -1 for padding.
     """
     order, (outputs, inputs), runs = parts.order, parts.codes.shape, parts.scales.shape[1]
     if order is None:
@@ -292,9 +295,9 @@ def _kind_of(parts: Parts) -> str:
 
 
 def _zero_points(scales: Floats, lows: Floats) -> Array | None:
-    """Return whole numbers that are the lows where they are multiplied by the scales.
+    """Return integer zero points: lows divided by scales, if those are integers, else None.
 
-    Where a scale is zero any number is: the one that another has.
+    Where a scale is zero any zero point does, so it takes one of the others.
     """
     others = (lows[scales != 0][:1] / scales[scales != 0][:1]).sum()
     zeros = np.rint(np.divide(lows, scales, out=np.full_like(lows, others), where=scales != 0))
@@ -308,13 +311,13 @@ def _zero_points(scales: Floats, lows: Floats) -> Array | None:
 
 
 def _lay(head: Array, repeats: int, count: int) -> Array:
-    """Return [outputs, runs] as [outputs, count], what is beyond the last run zero."""
+    """Return [outputs, runs] as [outputs, count], with zeros beyond the last run."""
     every = np.repeat(head, repeats, axis=1)[:, :count]
     return np.ascontiguousarray(np.pad(every, ((0, 0), (0, count - every.shape[1]))))
 
 
 def _small(head: Array) -> Array:
-    """Return numbers as float16 where those are the same; whole ones as they are."""
+    """Return numbers as float16 if that is exact, else float32; integers as they are."""
     if head.dtype.kind != "f":
         return head
     with np.errstate(over="ignore"):
@@ -323,7 +326,7 @@ def _small(head: Array) -> Array:
 
 
 def _pack(codes: torch.Tensor, kind: CodeKind) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return codes [outputs, inputs of units] as they lie, and planes; see `code_numbers.py`."""
+    """Return codes [outputs, padded inputs] as they are stored, and planes; see `code_numbers.py`."""
     if kind.bits == 8:
         return codes, None
     words = codes.view(len(codes), -1, kind.unit // 4, 4)  # i-th codes, words
@@ -336,8 +339,8 @@ def _pack(codes: torch.Tensor, kind: CodeKind) -> tuple[torch.Tensor, torch.Tens
 
 
 def _pack_bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return int32 [outputs, words] of codes [outputs, ...], from the lowest bits up."""
-    each = 8 // bits  # of a byte
+    """Return int32 [outputs, words] of codes [outputs, ...], packed from the lowest bits up."""
+    each = 8 // bits  # codes in a byte
     codes = codes.reshape(len(codes), -1, each)
     packed = torch.zeros(codes.shape[:2], dtype=torch.uint8)
     for i in range(each):

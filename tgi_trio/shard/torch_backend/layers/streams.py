@@ -1,6 +1,6 @@
-"""Several hidden states of a token, of which layers compute one: Alternating Updates.
+"""Several hidden states for each token, of which a layer computes one: Alternating Updates.
 
-Sources: Baykal, others 2023; transformers' Gemma 3n ("AltUp", "Laurel").
+Sources: Baykal et al. 2023; transformers' Gemma 3n ("AltUp", "Laurel").
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from tgi_trio.model.spec import StreamsSpec
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 
-_LEAST = 1e-5  # of the mean square that something is divided by the root of
+_LEAST = 1e-5  # least mean square whose root is divided by
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Streams:
-    """What is before the first layer and behind the last."""
+    """The projections before the first layer and after the last."""
 
     into: Sequence[Linear]
     out: Sequence[Linear]
 
     def split(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [count, T, hidden] of `x` [T, hidden], which is the first of them."""
+        """Return the streams [count, T, hidden] of `x` [T, hidden], which is the first of them."""
         return torch.stack([x, *(_as_large(linear(x), x) for linear in self.into)])
 
     def join(self, streams: torch.Tensor) -> torch.Tensor:
-        """Return [T, hidden], the mean of what becomes of `streams` [count, T, hidden]."""
+        """Return the mean [T, hidden] of the projected `streams` [count, T, hidden]."""
         first = streams[0]
         pairs = zip(self.out, streams[1:], strict=True)
         others = (_as_large(linear(stream), first) for linear, stream in pairs)
@@ -41,7 +41,7 @@ class Streams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerStreams:
-    """What a layer has for it."""
+    """A layer's part."""
 
     spec: StreamsSpec
     router_norm: Norm
@@ -54,23 +54,23 @@ class LayerStreams:
     detour_norm: Norm
 
     def predict(self, streams: torch.Tensor) -> torch.Tensor:
-        """Return what `streams` [count, T, hidden] may be behind the layer."""
+        """Return a prediction of `streams` [count, T, hidden] after the layer."""
         weights = self.prediction(self._routes(streams[self.spec.active]))
         weights = weights.unflatten(-1, (self.spec.count, -1)).transpose(1, 2)
         return torch.matmul(streams.permute(1, 2, 0), weights).permute(2, 0, 1) + streams
 
     def correct(self, predicted: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
-        """Return `predicted` [count, T, hidden], nearer to the one that was `computed`."""
+        """Return `predicted` [count, T, hidden], corrected by the stream that was `computed`."""
         weights = self.correction(self._routes(computed)) + 1.0
         missed = computed - predicted[self.spec.active]
         return missed * weights.t().unsqueeze(-1) + predicted
 
     def detour(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x` [T, hidden] and what its detour adds to it."""
+        """Return `x` [T, hidden] plus a low-rank addition to it (Laurel)."""
         return x + self.detour_norm(self.detour_up(self.detour_down(x)))
 
     def shown(self, streams: torch.Tensor) -> torch.Tensor:
-        """Return what the layer's own embeddings get to see [T, hidden]."""
+        """Return the input [T, hidden] of the layer's own embeddings."""
         active = streams[self.spec.active]
         return active * self.scale if self.spec.scaled else active
 
@@ -84,7 +84,7 @@ class LayerStreams:
         return norms + sum(linear.nbytes() for linear in linears)
 
     def _routes(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [T, count] between -1 and 1."""
+        """Return routing weights [T, count] between -1 and 1."""
         return torch.tanh(self.router(self.router_norm(x) / x.shape[-1]).float()).to(x.dtype)
 
 

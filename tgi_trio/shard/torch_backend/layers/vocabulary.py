@@ -1,4 +1,4 @@
-"""Embedding and head over the vocabulary, each rank holding the rows of a part of the tokens."""
+"""Embedding and head over the vocabulary, with each rank holding some tokens' rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class Gathering(Protocol):
-    """What these need of the other ranks."""
+    """The collectives that these functions need."""
 
     rank: int
     size: int
@@ -21,10 +21,10 @@ class Gathering(Protocol):
 def embed(
     token_ids: torch.Tensor, rows: torch.Tensor, part: slice, ranks: Gathering | None
 ) -> torch.Tensor:
-    """Return the embeddings [T, hidden] of `token_ids` [T], of which `rows` holds those of `part`.
+    """Return the embeddings [T, hidden] of `token_ids` [T]; `rows` has those of `part`.
 
-    A token of another rank's is zero here; the sum over the ranks is exact. `ranks` None: there
-    are no others, and `part` is everything.
+    Tokens of other ranks are zero on this one, so the sum over the ranks is exact. `ranks`: None if
+    there are no others; then `part` is everything.
     """
     if ranks is None:
         return functional.embedding(token_ids, rows)
@@ -35,7 +35,7 @@ def embed(
 
 
 def gather_logits(logits: torch.Tensor, vocab_size: int, ranks: Gathering | None) -> torch.Tensor:
-    """Return all logits [S, vocab] of the ranks' own [S, part of the vocabulary]."""
+    """Return all logits [S, vocab] from the ranks' own [S, part of the vocabulary]."""
     if ranks is None:
         return logits
     width = -(-vocab_size // ranks.size)  # the last rank may hold fewer

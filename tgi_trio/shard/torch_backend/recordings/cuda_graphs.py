@@ -135,7 +135,7 @@ class CudaCapture:
         return graph, output
 
     def _record(self, graph: torch.cuda.CUDAGraph, compute: Compute) -> torch.Tensor:
-        """Capture work into a graph. Raises CaptureError, or torch's own error for a lost device."""
+        """Capture work into a graph. Raises CaptureError, or torch's error for a lost device."""
         here = torch.cuda.current_stream()
         recording = torch.cuda.graph(
             graph, pool=self._pool, stream=self._aside, capture_error_mode=self._mode
