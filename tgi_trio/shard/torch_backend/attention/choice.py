@@ -23,12 +23,12 @@ def choose_attention(
     eight_bits: bool = False,
     in_kernels: bool = True,
 ) -> AttentionBackend:
-    """Return our own kernels on a GPU, beside flash-attn's where it has one.
+    """Return our own kernels on a GPU, with flash-attn's for some steps if it is installed.
 
-    That is in half precision and for heads with values of their own; see `flash.py` for which
-    steps. With K and V of `eight_bits` all is read from the cache, by our own kernels alone.
-    Plain torch on a CPU, on a GPU without Triton, for heads that no kernel holds, and unless the
-    model's layers attend as `in_kernels` they can.
+    flash-attn needs half precision and heads with values of their own; see `flash.py` for the
+    steps. With 8-bit K and V (`eight_bits`) everything is read from the cache, by our kernels. The
+    result is plain torch on a CPU, on a GPU without Triton, for heads too large for the kernels,
+    and for models whose attention kernels cannot compute (not `in_kernels`).
     """
     if not in_kernels:
         return ReferenceAttention()
@@ -44,7 +44,7 @@ def choose_attention(
 
 
 def capturable_attention(device: torch.device, shape: KVShape) -> CapturableAttention | None:
-    """Return the backend whose decodes can be recorded as CUDA graphs; None where there is none."""
+    """Return the backend whose steps can be captured as CUDA graphs; None if there is none."""
     if not runs_kernels(device) or not fits_kernels(shape):
         return None
     from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # imports Triton

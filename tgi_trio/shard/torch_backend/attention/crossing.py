@@ -1,4 +1,4 @@
-"""Attention of recorded decodes to images, whose keys and values lie in pages on the device."""
+"""Cross-attention of recorded decodes to images, whose keys and values lie in pages."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from tgi_trio.shard.torch_backend.layers.crossing import CrossLayer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagedSight:
-    """A `Sight` of decodes that reads nothing but tensors that stay where they are.
+    """A `Sight` of decodes that reads only tensors that do not move.
 
-    All tokens are computed. One that sees nothing attends to a null block, and that is forgotten.
+    All tokens are computed. One that sees no image attends to a null block, and the result is
+    multiplied by zero.
     """
 
     attention: AttentionBackend
-    batch: Any  # the attention's own, over the pages
+    batch: Any  # the attention's, over the pages
     kv_heads: int
-    seeing: torch.Tensor  # [T, 1] 1 for tokens that see an image, else 0
-    feeds: bool  # the MLP adds something to the others as well
+    seeing: torch.Tensor  # [T, 1]: 1 for tokens that see an image, else 0
+    feeds: bool  # the MLP's output counts for all tokens
 
     def cast(self, dtype: torch.dtype) -> PagedSight:
-        """Return it for hidden states of another dtype."""
+        """Return it for hidden states of `dtype`."""
         return replace(self, seeing=self.seeing.to(dtype))
 
     def pick(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""A lone row's queries, keys and values: rotated and written in the launch of their product.
+"""The product that yields a single row's queries, keys and values, with rotation and cache write.
 
-That is a launch less in every layer, and a product whose programs end with what they began with.
-An H200 has gained by it with a 1B model and lost with one of 8B, and never gained with two rows:
-so one row has it, where the warm-up measures that its step takes less.
+It saves a launch in every layer, as an epilogue of the product. An H200 gained by it with a 1B
+model, lost with one of 8B, and never gained with two rows. So it is used for one row, where the
+warm-up measures that a step then takes less.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from tgi_trio.shard.torch_backend.layers.residual import (
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 _ROWS: Final = 1
-_WORTH: Final = 0.99  # of a step's time, from which on heads are turned in the product's launch
+_WORTH: Final = 0.99  # a step must take less than this part of its time for it to be used
 _LEFT: Final = "a lone row's heads are rotated in a launch of their own"
 
-# Numbers of a matrix that a program has, as many as lie in registers beside the row: four rows of
-# it for 2048 inputs and for 4096, as an H200 has shown; two where rows are longer still.
+# Numbers of the matrix that a program holds in registers beside the row: four rows of it for 2048
+# inputs and for 4096, as was fastest on an H200; two rows if they are longer.
 _NUMBERS: Final = 1 << 13
 _LEAST_PAIRS: Final = 2
-_LONG: Final = 8192  # inputs beyond which a program has one pair
+_LONG: Final = 8192  # with more inputs, a program has one pair
 
 
 class HeadProjection(NamedTuple):
-    """A linear that projects heads, what is normalised before it, and what becomes of the heads."""
+    """A linear that projects heads, with the norm before it and what happens to the heads after."""
 
     linear: Linear
     norm: Norm | None
     steps: HeadSteps
 
     def turns(self, rows: int, addends: Addends | None) -> bool:
-        """Return whether the warm-up has found that so many rows are to be given to `project`."""
+        """Return whether the warm-up has chosen `project` for so many rows."""
         parts = addends is not None and isinstance(addends.first, ExpertParts)
         return rows in self.linear.turned and not parts
 
@@ -61,7 +61,8 @@ class HeadProjection(NamedTuple):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sum of `x` [T, hidden] and `addends`, and queries [T, heads, head_dim].
 
-        Keys and values go to their places. `table`: as for `AttentionBackend.attend_projected`.
+        Keys and values are written `to` the cache. `table`: as for
+        `AttentionBackend.attend_projected`.
         """
         from tgi_trio.shard.torch_backend.kernels.few_heads import multiply_heads  # imports Triton
 
@@ -100,9 +101,10 @@ class HeadProjection(NamedTuple):
 
 
 def choose_pairs(inputs: int, head_dim: int, *, other: bool = False) -> int:
-    """Return the pairs of a head that a program has: a power of two that divides all of them.
+    """Return the pairs of a head's dimensions that a program has, a power of two.
 
-    `other`: twice as many as is usual, or half where rows are so long that it has the larger share.
+    It divides the pairs of a head. `other`: twice as many as usual, or half for rows so long that
+    the usual share is the larger one.
     """
     padded, half = 1 << (inputs - 1).bit_length(), head_dim // 2
     usual = _NUMBERS // padded // 2
@@ -117,11 +119,11 @@ def choose_for_heads(
     idle: Callable[[int], Callable[[], torch.Tensor]],
     seconds: Seconds,
 ) -> None:
-    """Have a lone row's heads turned in the launch of their product where its step takes less.
+    """Use `HeadProjection.project` for a single row if a step then takes less time.
 
-    `projections`: those of a model's layers, each with what is added before, whose tensors are of
-    no interest. `idle`: returns what computes a step of so many rows. A whole step is measured, as
-    the time that a launch takes depends on those around it.
+    `projections`: of a model's layers, each with the form of the sum before it, whose tensors do
+    not matter. `idle`: returns a step of so many rows. Whole steps are measured, since the time of
+    a launch depends on those around it.
     """
     fitting = []
     for own, like in projections:
@@ -141,14 +143,14 @@ def choose_for_heads(
 
 
 def _holds_heads(own: HeadProjection) -> bool:
-    """Return whether a linear projects whole pairs of heads, and nothing else."""
+    """Return whether a linear projects heads of even size, and nothing else."""
     steps = own.steps
     width = (steps.heads + 2 * steps.kv_heads) * steps.head_dim
     return steps.head_dim % 2 == 0 and len(own.linear.weight) == width
 
 
 def _agree(own: HeadProjection, like: Addends | None) -> bool:
-    """Return whether one launch finds what several do, of a row behind another."""
+    """Return whether one launch gives the results of several, for a row at position 1."""
     from tgi_trio.shard.torch_backend.attention.projecting import write_projected  # imports Triton
 
     linear, norm, steps = own

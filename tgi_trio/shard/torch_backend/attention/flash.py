@@ -1,9 +1,9 @@
-"""Attention of whole prompts on a GPU through flash-attn's kernel for rows of any length.
+"""Attention of whole prompts on a GPU, by flash-attn's kernel for rows of different lengths.
 
-Its rule is literal: where every row of a step brings all of its keys, which then are in hand and
-need no cache, the kernel attends to them, and no query sees beyond its own. All other steps go
-elsewhere: the kernel's own block tables want pages of 256 tokens, ours have 16, and bringing keys
-together first would move each of them three times. Half precision only, as the kernel.
+It is used in steps in which every row has all of its keys among the step's new ones, so that the
+cache need not be read, and no query sees beyond its own position. All other steps use another
+backend: the kernel's block tables need pages of 256 tokens and ours have 16, and gathering keys
+first would move each of them three times. Half precision only, like the kernel.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ Kernel = Callable[..., torch.Tensor]  # flash_attn.flash_attn_varlen_func
 
 @dataclass(slots=True)
 class WholePrompts:
-    """A plan whose rows bring all of their keys, on the device."""
+    """A plan on the device, whose rows have all of their keys among the new ones."""
 
-    slots: torch.Tensor  # int64 [T] where new K and V go
-    starts: torch.Tensor  # int32 [R + 1] of the rows' tokens
+    slots: torch.Tensor  # int64 [T]: where new K and V are written
+    starts: torch.Tensor  # int32 [R + 1]: the rows' first tokens
     longest: int
 
 
 @dataclass(slots=True)
 class FlashBatch:
-    """A plan, for the kernel where its rows are whole."""
+    """A plan, prepared for either backend."""
 
     plan: StepPlan
     cache: KVCache
-    whole: WholePrompts | None
-    other: Any = None  # what `otherwise` made of it, once it is asked
+    whole: WholePrompts | None  # None: the kernel cannot compute it
+    other: Any = None  # prepared by `otherwise` when a layer first needs it
 
 
 class FlashAttention(AttentionBackend):
@@ -53,9 +53,9 @@ class FlashAttention(AttentionBackend):
     name = "flash-attn"
 
     def __init__(self, kernel: Kernel, otherwise: AttentionBackend, device: torch.device) -> None:
-        """`kernel` has the signature of `flash_attn.flash_attn_varlen_func`, version 2.6 on.
+        """`kernel`: has the signature of `flash_attn.flash_attn_varlen_func`, from 2.6 on.
 
-        `otherwise` computes the steps that read the cache.
+        `otherwise`: computes the steps that read the cache.
         """
         self._kernel = kernel
         self._otherwise = otherwise
@@ -111,7 +111,7 @@ class FlashAttention(AttentionBackend):
         return self.attend(layer, query, key, value, batch)
 
     def head_places(self, layer: AttentionLayer, batch: FlashBatch) -> HeadPlaces | None:
-        """See AttentionBackend: keys that the kernel attends to have to be in hand."""
+        """See AttentionBackend. None where the kernel attends, since it reads new keys directly."""
         if batch.whole is not None and not _is_beyond(layer):
             return None
         return self._otherwise.head_places(layer, self._other(batch))
@@ -129,5 +129,5 @@ class FlashAttention(AttentionBackend):
 
 
 def _is_beyond(layer: AttentionLayer) -> bool:
-    """Return whether a layer has what the kernel does not know, or no keys in hand."""
+    """Return whether a layer has sinks, which the kernel lacks, or has no keys of its own."""
     return layer.sinks is not None or layer.reads_only

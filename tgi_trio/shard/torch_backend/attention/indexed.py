@@ -1,10 +1,10 @@
-"""Attention over those tokens that an index chooses, in plain torch, batched and paged.
+"""Attention over the tokens that an index chooses, in plain torch, batched and paged.
 
-The cache has an index key behind every latent. While no context is longer than what a token attends
-to, all of it is chosen, and attention is that of plain latents. In other steps the index keys of
-decoding rows are scored together, rows of similar context at a time, those of prefills by tiles of
-a row's queries; then every token of the step gathers the latents that it has chosen, and all attend
-in one batched operation per so many.
+The cache has an index key after every latent. As long as no context exceeds the number of tokens to
+be chosen, all are chosen, and this is plain attention over latents. In other steps, index keys are
+scored: decodes together, with rows of similar contexts at a time, and prefills by tiles of a row's
+queries. Then each token gathers the latents that it has chosen, and so many tokens at a time attend
+in one batched operation.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from tgi_trio.shard.torch_backend.layers.index import (
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 
-_GATHERED = 1 << 15  # latents that are gathered at a time
-_SCORES = 1 << 22  # products of a query head and a key that are made at a time
+_GATHERED = 1 << 15  # latents gathered at a time
+_SCORES = 1 << 22  # products of query heads and keys computed at a time
 
 
 @dataclass(slots=True)
 class _Choice:
-    """What the tokens of a step attend to: places in the cache."""
+    """The tokens of the cache to which a step's tokens attend."""
 
     slots: torch.Tensor  # int64 [T, most]
-    hidden: torch.Tensor  # bool [T, most]: beyond the token's reach, where that is shorter
+    hidden: torch.Tensor  # bool [T, most]: beyond the token's context, if that is shorter
 
 
 @dataclass(slots=True)
 class _Group:
-    """Tokens that are scored together: a decode of each of some rows, or several of one row."""
+    """Tokens that are scored together: decodes of several rows, or several tokens of one row."""
 
     tokens: torch.Tensor  # int64 [N]
-    reach: torch.Tensor  # int64 [N, 1] the last position that each sees
-    places: torch.Tensor  # int64 [rows, keys] where the first keys of each row lie in the cache
+    reach: torch.Tensor  # int64 [N, 1]: the last position that each sees
+    places: torch.Tensor  # int64 [rows, keys]: the slots of each row's first keys
 
 
 @dataclass(slots=True)
 class IndexedBatch(ReferenceBatch):
     """A plan, prepared."""
 
-    choice: _Choice | None = None  # of the last layer that has chosen
-    groups: list[_Group] = field(default_factory=list)  # all tokens, once a layer has asked
+    choice: _Choice | None = None  # of the last layer that has an index
+    groups: list[_Group] = field(default_factory=list)  # of all tokens; made by the first layer
 
 
 class IndexedAttention(ReferenceAttention):
@@ -76,10 +76,11 @@ def attend_indexed(
     turns: list[tuple[Rotary, RotaryTable]],
     batch: IndexedBatch,
 ) -> torch.Tensor:
-    """Do what `attend_latents` does, over what an index chooses; None: what the layer before has.
+    """Compute `attend_latents` over the tokens that `index` chooses.
 
-    `projected`: as for latents, then the index key and the weights of the index's heads. `turns`:
-    every rotary of the model with the table of the step, of which the latents' is number `rotary`.
+    `index` None: over those that the layer before has chosen. `projected`: as for latents, then the
+    index key and the weights of the index's heads. `turns`: all rotary embeddings of the model with
+    the step's tables; the latents' is number `rotary`.
     """
     turning, table = turns[rotary]
     asked, extra = None, layer.head_dim - latent.spec.rank - latent.spec.rotary_dim
@@ -110,7 +111,7 @@ def attend_indexed(
 def _attend_chosen(
     layer: AttentionLayer, query: torch.Tensor, cache: KVCache, choice: _Choice
 ) -> torch.Tensor:
-    """Return [T, heads * value_dim] of queries [T, heads, dim]."""
+    """Return attention [T, heads * value_dim] of queries [T, heads, dim]."""
     tokens, most = choice.slots.shape
     size, dim = max(1, _GATHERED // most), query.shape[-1]
     parts = []
@@ -131,7 +132,7 @@ def _attend_chosen(
 
 
 def _choose(layer: AttentionLayer, asked: IndexQueries, batch: IndexedBatch) -> _Choice:
-    """Return what every token of a step attends to."""
+    """Return the tokens to which each token of a step attends."""
     if not batch.groups:
         heads, device = asked.queries.shape[1], asked.queries.device
         batch.groups += (
@@ -147,13 +148,13 @@ def _choose(layer: AttentionLayer, asked: IndexQueries, batch: IndexedBatch) -> 
         best = choose_best(scores.masked_fill_(beyond, float("-inf")), layer.most)
         hidden[tokens] = best > reach
         chosen = group.places.expand(len(tokens), -1).gather(1, best)
-        # What is hidden is multiplied by zero: a token's own place has no NaN of somebody else's.
+        # Hidden places have weight zero, but NaN times zero is NaN: use the token's own slot there.
         slots[tokens] = torch.where(best > reach, slots[tokens], chosen)
     return _Choice(slots, hidden)
 
 
 def _split(plan: StepPlan, heads: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield rows and the tokens of theirs that are scored together."""
+    """Yield (rows, their tokens) to be scored together."""
     starts = plan.query_starts.astype(np.int64)
     counts, contexts = np.diff(starts), plan.context_lengths.astype(np.int64)
     decodes = np.flatnonzero(counts == 1)
@@ -186,7 +187,7 @@ def _group(
 
 
 def _places(plan: StepPlan, rows: NDArray[np.int64], keys: int) -> torch.Tensor:
-    """Return where the first `keys` tokens of each row lie in the cache, int64 [rows, keys]."""
+    """Return the slots of the first `keys` tokens of each row, int64 [rows, keys]."""
     blocks = plan.block_tables[rows].astype(np.int64)
     blocks = np.pad(blocks, ((0, 0), (0, max(0, -(-keys // BLOCK_SIZE) - blocks.shape[1]))))
     slots = blocks[:, :, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)

@@ -1,8 +1,8 @@
-"""What every attention backend is given and answers.
+"""The interface of attention backends.
 
-A backend is made once per loaded model. Once per step `prepare` turns the plan into whatever the
-backend wants to know (index tensors, sequence lengths on the device); the result is handed back at
-every layer, so that nothing is computed twice.
+A backend is made once per loaded model. Once per step, `prepare` turns the plan into whatever the
+backend needs (index tensors, sequence lengths on the device); every layer is given the result, so
+that nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from tgi_trio.shard.torch_backend.staging import Array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayer:
-    """Static facts of one layer's attention, as this rank computes it."""
+    """Constants of one layer's attention on this rank."""
 
     index: int  # layer of the KV cache
     heads: int
     kv_heads: int
     head_dim: int
     scale: float
-    window: int = 0  # a query sees this many tokens, itself included; 0 = all
-    chunk: int = 0  # positions from one multiple of it to the next see each other alone; 0 = all
-    ahead: bool = True  # queries see as far as `StepPlan.visible` says; else as everywhere
+    window: int = 0  # tokens that a query sees, itself included; 0: all
+    chunk: int = 0  # size of chunks of positions that see only each other; 0: no chunks
+    ahead: bool = True  # queries see as far as `StepPlan.visible` says, where a plan has it
     soft_cap: float = 0.0  # 0 = none
     slopes: torch.Tensor | None = None  # ALiBi: float32 [heads], added as slope * key position
     kv_scales: tuple[float, float] = (1.0, 1.0)  # of K and V of 8 bits; see `KVCache.write`
-    # Where keys are their own values: how much of their beginning is asked for. A backend may
-    # return all of it. 0: values are apart.
+    # Where keys serve as values: the leading numbers that are needed of them. A backend may return
+    # all of them. 0: values are separate.
     value_dim: int = 0
-    # K and V are another layer's, whose `index` this one has: nothing is written.
+    # The layer reads the K and V of another one, which has the same `index`, and writes none.
     reads_only: bool = False
     most: int = 0  # tokens that an index chooses; 0: all are attended to
-    # float32 [heads]: scores that take their share of the softmax and add nothing
+    # float32 [heads]: scores that take part in the softmax but have no value
     sinks: torch.Tensor | None = None
 
 
 class HeadPlaces(NamedTuple):
-    """Where the new keys and values of a layer go, in a cache that holds numbers."""
+    """Where a layer's new keys and values are written, in a cache of plain numbers."""
 
     key: torch.Tensor  # [slots, kv_heads, head_dim], as are values
     value: torch.Tensor
@@ -54,12 +54,12 @@ class HeadPlaces(NamedTuple):
 
 
 class PlanLayout(Protocol):
-    """Turns a plan into what a model's forward wants to know of it."""
+    """Turns a plan into what a model's forward pass needs."""
 
     name: str
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> Any:
-        """Return what attention needs of the plan, on the device."""
+        """Return what attention needs to know about the plan, on the device."""
         ...
 
 
@@ -76,10 +76,9 @@ class AttentionBackend(PlanLayout, Protocol):
     ) -> torch.Tensor:
         """Write K and V [T, kv_heads, head_dim] to their slots; return [T, heads * head_dim].
 
-        Values may be narrower, and what is returned then is so. Where a layer `reads_only`, K and V
-        have no heads: those that are there already are read. `query` is [T, heads, head_dim]. A
-        token sees the tokens of its own sequence at its own and earlier positions, those already in
-        the cache included.
+        `query` is [T, heads, head_dim]. Values may be narrower than keys, and so is the result.
+        Where a layer `reads_only`, K and V have no heads, and those in the cache are read. A token
+        sees the tokens of its own sequence up to its own position, including those in the cache.
         """
         ...
 
@@ -91,21 +90,21 @@ class AttentionBackend(PlanLayout, Protocol):
         table: RotaryTable | None,
         batch: Any,
     ) -> torch.Tensor:
-        """Do what `attend` does from what the layer projects, [T, all heads * head_dim].
+        """Compute `attend` from a layer's projections, [T, all heads * head_dim].
 
-        `table`: the step's cosines and sines of the layer's rotary, None without one.
+        `table`: the step's cosines and sines for the layer's rotary embedding; None without one.
         """
         query, key, value = steps.split(qkv, table)
         return self.attend(layer, query, key, value, batch)
 
     def head_places(self, layer: AttentionLayer, batch: Any) -> HeadPlaces | None:
-        """Return where K and V may be written before `attend_written`; None: nowhere."""
+        """Return where K and V may be written ahead of `attend_written`; None if nowhere."""
         return None
 
     def attend_written(
         self, layer: AttentionLayer, query: torch.Tensor, batch: Any
     ) -> torch.Tensor:
-        """Do what `attend` does with K and V that are in their `head_places`."""
+        """Compute `attend` with K and V that have been written to their `head_places`."""
         raise RuntimeError(f"{self.name} has no places that others write to")
 
     def attend_latents(
@@ -117,7 +116,7 @@ class AttentionBackend(PlanLayout, Protocol):
         table: RotaryTable,
         batch: Any,
     ) -> torch.Tensor:
-        """Do what `attend` does from what a layer of latents projects."""
+        """Compute `attend` from the projections of a layer of latents."""
         return attend_latents_apart(self, layer, projected, latent, rotary, table, batch)
 
 
@@ -129,7 +128,7 @@ def attend_heads(
     table: RotaryTable | None,
     batch: Any,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.attend_projected` does, also where no kernel takes the steps."""
+    """Compute `AttentionBackend.attend_projected`, also where no kernel has the layer's steps."""
     if steps.apart:
         return attention.attend(layer, *steps.split(qkv, table), batch)
     return attention.attend_projected(layer, qkv, steps, table, batch)
@@ -144,7 +143,7 @@ def attend_latents_apart(
     table: RotaryTable,
     batch: Any,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.attend_latents` does by `attend`."""
+    """Compute `AttentionBackend.attend_latents` by means of `attend`."""
     query, key = latent.query_and_key(
         projected, lambda part: rotary.apply(part, table.cos, table.sin)
     )
@@ -155,40 +154,41 @@ def attend_latents_apart(
 
 @dataclass(frozen=True, slots=True)
 class DecodePlaces:
-    """Where a batch of decodes that stays where it is says what each of them reads and writes."""
+    """The tensors of a reserved batch that say what each decode reads and writes."""
 
-    slots: torch.Tensor  # int64 [T] where new K and V go
+    slots: torch.Tensor  # int64 [T]: where new K and V are written
     contexts: torch.Tensor  # int32 [T]
     tables: torch.Tensor  # int32: rows of `width` block numbers
     width: torch.Tensor  # int32 [1]
 
 
 class CapturableAttention(AttentionBackend, Protocol):
-    """A backend whose work on a batch of some size can be recorded once and replayed.
+    """A backend whose launches for a batch can be captured once and replayed.
 
-    Its launches depend on nothing but the batch's shape; what a step changes lies in tensors of
-    the batch that stay where they are.
+    The launches depend only on the batch's shape; what changes from step to step is in tensors of
+    the batch, which do not move.
     """
 
     def arrays(self, plan: StepPlan) -> list[Array]:
-        """Return what a batch is told of a plan: slots and contexts first, its block tables last.
+        """Return a plan's arrays for a batch: slots and contexts first, block tables last.
 
-        The others have the same sizes for as many tokens in as many rows; of decodes of the same
-        rows over the same tables only the first two differ.
+        The others have the same sizes for as many tokens in as many rows. Between decodes of the
+        same rows over the same tables, only the first two differ.
         """
         ...
 
     def reserve(
         self, plan: StepPlan, cache: KVCache, memory: torch.Tensor, *, decodes: bool = True
     ) -> Any:
-        """Return what `prepare` does, over `memory`, uint8.
+        """Return a batch, as `prepare` does, that reads `memory`, uint8.
 
-        It has at its beginning what `Staging.fill` puts there of `arrays(plan)`; later those of
-        plans of as many decodes, whose tables are no wider. If not `decodes`, of plans of as many
-        tokens in as many rows, however they share them, and what is made here is good for one run.
+        `Staging.fill` has written `arrays(plan)` to the beginning of `memory`, and later writes
+        those of other plans: of as many decodes, with tables that are no wider. If not `decodes`,
+        of as many tokens, divided among as many rows in any way; the batch then serves for one run
+        of the layers.
         """
         ...
 
     def places(self, batch: Any) -> DecodePlaces:
-        """Return what may be moved on the device before a reserved batch is attended to."""
+        """Return the tensors that the device may change before a reserved batch is used."""
         ...

@@ -1,7 +1,8 @@
-"""Paged attention over latents in Triton: one key for all heads, whose beginning is its value.
+"""Paged attention over latents (MLA) in Triton: one key for all heads; its beginning is its value.
 
-As `attend_tile`, but a key is read once and used twice, and its rotated end is multiplied apart:
-padded to a power of two the whole would be twice as wide. Queries are rotated as they are read.
+Like `attend_tile`, but a key is read once and used twice. Its rotated end is multiplied separately:
+padded to a power of two, the whole key would be twice as wide. Queries are rotated when they are
+read.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def attend_latents(
     query_starts,
     tile_rows,
     tile_starts,
-    scale,  # of scores; that of keys of 8 bits in it
-    key_scale,  # of what is asked for of them; read with CODES only
+    scale,  # of scores, times the scale of 8-bit keys
+    key_scale,  # of the result; read with CODES only
     query_token_stride,
     query_head_stride,
     end_token_stride,
@@ -102,7 +103,7 @@ def load_ends(
     ROTATES: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """Return what queries end with [LANES, padded ROTARY], rotated."""
+    """Return the ends of queries [LANES, padded ROTARY], rotated."""
     dim = tl.arange(0, PADDED_ROTARY)[None, :]
     there = real[:, None] & (dim < ROTARY)
     if ROTATES:

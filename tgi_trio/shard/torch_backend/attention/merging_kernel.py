@@ -1,4 +1,4 @@
-"""Attention's parts become one: what programs that share a tile have found along its keys.
+"""Merging the parts of attention that programs found along a tile's keys (split-K).
 
 Each part is a running softmax (`paged_kernel.py`). Imported only where Triton is installed.
 """
@@ -17,13 +17,13 @@ def merge_parts(
     parts,  # float32, as are the next two: see `attend_tile`
     bests,
     masses,
-    count,  # parts there are
+    count,  # parts
     DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
-    MOST: tl.constexpr,  # parts there can be, a power of two
+    MOST: tl.constexpr,  # most parts, a power of two
     OVERLAPS: tl.constexpr,
 ):
-    """Weigh a query head's parts by their masses; one program each."""
+    """Add up a query head's parts, weighted by their masses; one program for each head."""
     let_next_begin(OVERLAPS)
     wait_for_earlier(OVERLAPS)
     which = tl.program_id(0).to(tl.int64)

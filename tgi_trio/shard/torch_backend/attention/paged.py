@@ -1,7 +1,7 @@
-"""Attention on a GPU through our own Triton kernels, which read K and V where they lie.
+"""Attention on a GPU by our own Triton kernels, which read K and V in the paged cache.
 
-Any dtype, any head size, windows, soft caps, linear biases and sinks. What a step changes lies in
-one block of memory that one copy fills, so a step of decodes can be recorded as a CUDA graph
+They have any dtype, head size and window, soft caps, linear biases and sinks. A step's inputs are
+in one block of memory, filled by a single copy, so that decode steps can be captured as CUDA graphs
 (see `shard/torch_backend/recordings/decode_graphs.py`).
 """
 
@@ -47,25 +47,25 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.staging import Array, Staging, rest, split
 from tgi_trio.shard.torch_backend.torch_device import generation, overlap
 
-# Programs up to which a tile is divided: a few for each multiprocessor of a large device. An H100
-# showed that dividing pays up to there, and costs a little beyond.
+# A tile is divided (split-K) while there are fewer programs: a few for each multiprocessor of a
+# large device. On an H100 dividing paid up to there, and cost a little beyond.
 _PROGRAMS = 512
-_WIDE = 256  # numbers of a head from which on more warps merge its parts
+_WIDE = 256  # numbers of a head, beyond which more warps merge its parts
 
 
 @dataclass(slots=True)
 class PagedBatch:
-    """A plan, on the device."""
+    """A plan on the device."""
 
     cache: KVCache
-    slots: torch.Tensor  # int64 [T] where new K and V go
+    slots: torch.Tensor  # int64 [T]: where new K and V are written
     tables: torch.Tensor  # int32: rows of `width` block numbers
     width: torch.Tensor  # int32 [1]
     contexts: torch.Tensor  # int32 [R]
     query_starts: torch.Tensor  # int32 [R + 1]
     tiling: Tiling
-    decodes: bool  # every row is one token
-    lasts: torch.Tensor | None  # int32 [T] the last position each query sees; None: its own
+    decodes: bool  # every row has one token
+    lasts: torch.Tensor | None  # int32 [T]: the last position that each query sees; None: its own
 
 
 class PagedAttention(CapturableAttention):
@@ -161,7 +161,7 @@ class PagedAttention(CapturableAttention):
         return self.attend_written(layer, query, batch)
 
     def head_places(self, layer: AttentionLayer, batch: PagedBatch) -> HeadPlaces | None:
-        """See AttentionBackend: not where K and V become codes."""
+        """See AttentionBackend. None where K and V are quantised."""
         return None if batch.cache.codes else _places(layer, batch)
 
     def attend_latents(
@@ -196,7 +196,7 @@ class PagedAttention(CapturableAttention):
     def _share(
         self, layer: AttentionLayer, query: torch.Tensor, batch: PagedBatch
     ) -> list[tuple[Tile, Tiles]]:
-        """Return the tiles of all rows; beside prompts those of rows of few pairs apart.
+        """Return the tiles of all rows; beside prompts, small rows have tiles of their own kind.
 
         Tiles of prompts are large: a decode would leave most of one empty.
         """
@@ -225,7 +225,7 @@ class PagedAttention(CapturableAttention):
         tiles: Tiles,
         work: _Work,
     ) -> None:
-        """Attend to some tiles of a step."""
+        """Launch attention over some tiles of a step."""
         lasts = batch.lasts if layer.ahead else None
         attend_tile[(len(tiles.rows), layer.kv_heads, work.parts)](
             *(work.out, work.sums, work.bests, work.masses),
@@ -269,9 +269,9 @@ class PagedAttention(CapturableAttention):
         batch: PagedBatch,
         turning: tuple[Rotary, RotaryTable] | None,
     ) -> torch.Tensor:
-        """Return [T, heads * value_dim]: what is asked for of keys that are their own values.
+        """Return [T, heads * value_dim]: attention whose values are the beginnings of its keys.
 
-        `query` [T, heads, value_dim] and its `ends`, which `turning` is still to rotate.
+        `query`: [T, heads, value_dim], with `ends` that still have to be rotated by `turning`.
         """
         rotary, cos, sin = None, query, query
         if turning is not None:

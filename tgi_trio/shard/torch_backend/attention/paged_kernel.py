@@ -1,15 +1,16 @@
-"""Paged attention in Triton: prefill chunks, decodes and guesses alike, a context divided or whole.
+"""Paged attention in Triton for prefill chunks, decodes and guesses, with or without split-K.
 
 A program computes one tile: some consecutive (query, head) pairs of one row and one KV head, so
-that a key is read once for all of them. It walks the row's keys through its block table and keeps
-a running softmax (Milakov and Gimelshein 2018; Dao et al. 2022), so no score is ever stored. Where
-tiles are few, each is divided over several programs along the keys (Dao et al., "Flash-Decoding",
-2023), whose parts `merging_kernel.py` puts together. Imported only where Triton is installed.
+that a key is read once for all of them. It walks the row's keys through its block table with a
+running softmax (Milakov and Gimelshein 2018; Dao et al. 2022), so scores are never stored. If there
+are few tiles, several programs share each of them along the keys (split-K; Dao et al.,
+"Flash-Decoding", 2023), and `merging_kernel.py` merges their parts. Imported only where Triton is
+installed.
 
-Scores are in base 2, which is what a device has an instruction for: constants that they are
-multiplied by anyhow take up log2(e), and that is done together with what is subtracted. Of a prompt
-most keys are seen by all of a tile's queries; those are walked by a loop that masks nothing, as
-what is done to every score takes as long as the products. Offsets into the cache are of 64 bits.
+Scores are in base 2, for which devices have an instruction. The factor log2(e) is folded into
+constants that scores are multiplied by anyway, in one operation with the subtraction. Most keys of
+a prompt are visible to all queries of a tile; a loop without masking walks those, since each
+operation on every score takes as long as the products. Offsets into the cache are of 64 bits.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def attend_tile(
     out,  # [T, heads, DIM], contiguous
-    parts,  # float32 [T, heads, parts, DIM]: sums of what a part has seen, with DIVIDED only
+    parts,  # float32 [T, heads, parts, DIM]: weighted sums of values, with DIVIDED only
     bests,  # float32 [T, heads, parts]: largest score of a part
     masses,  # float32 [T, heads, parts]: sum of 2 ** (score - best)
     query,  # [T, heads, DIM], of any strides but the last
     key,  # [slots, kv_heads, DIM], contiguous: one layer of the cache, numbers or CODES
     value,
     tables,  # int32: rows of `width` block numbers
-    width,  # int32 [1], on the device: a recording outlives a step's width
-    contexts,  # int32 [R] keys a row sees
+    width,  # int32 [1], on the device, since it changes between replays of a CUDA graph
+    contexts,  # int32 [R] keys of each row
     query_starts,  # int32 [R + 1]
     tile_rows,  # int32 [tiles] the row of each tile
     tile_starts,  # int32 [tiles] its first (query, head) pair, counted from the row's first
     slopes,  # float32 [heads], read with ALIBI only
     sinks,  # float32 [heads], read with SINKS only
     lasts,  # int32 [T] the last position that each query sees, read with AHEAD only
-    scale,  # of scores; that of keys of 8 bits in it
+    scale,  # of scores, times the scale of 8-bit keys
     value_scale,  # read with CODES only
     soft_cap, query_token_stride, query_head_stride,
     KV_HEADS: tl.constexpr,
@@ -55,15 +56,15 @@ def attend_tile(
     PADDED_DIM: tl.constexpr,  # the next power of two
     PAGE: tl.constexpr,  # tokens of a KV block
     LANES: tl.constexpr,  # pairs of a tile, a power of two
-    KEYS: tl.constexpr,  # keys looked at together, a power of two
-    DIVIDED: tl.constexpr,  # programs share a tile's keys: as many as the grid is deep
-    WINDOW: tl.constexpr,  # 0: a query sees all keys before it
+    KEYS: tl.constexpr,  # keys of one step of the loop, a power of two
+    DIVIDED: tl.constexpr,  # programs share a tile's keys: as many as the grid's third dimension
+    WINDOW: tl.constexpr,  # 0: a query sees all earlier keys
     SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
-    AHEAD: tl.constexpr,  # queries see tokens behind their own
+    AHEAD: tl.constexpr,  # queries may see tokens after their own
     CODES: tl.constexpr,  # see `eight_bits.py`
     OVERLAPS: tl.constexpr,
 ):
-    """Attend; what a step is told of its rows is read while the kernels before this one compute."""
+    """Attend. The inputs of a step are read while earlier kernels still compute (see `fetch`)."""
     let_next_begin(OVERLAPS)
     kv_head, part = tl.program_id(1), tl.program_id(2)
     table, start, count, context, token, head, position, real = find_tile(
@@ -74,7 +75,7 @@ def attend_tile(
     if AHEAD:
         last = tl.load(lasts + token, mask=real, other=0)
     begin, end = find_keys(start, count, context, last, GROUP, LANES, KEYS, DIVIDED, WINDOW, AHEAD)
-    # Of a decode's keys all but the newest are there already.
+    # All of a decode's keys but the newest have already been written.
     if OVERLAPS and DIVIDED and LANES <= 16:
         fetch_keys(key, value, table, kv_head, begin, end, KV_HEADS, DIM, PADDED_DIM, PAGE, KEYS)
     wait_for_earlier(OVERLAPS)
@@ -120,7 +121,7 @@ def fetch_keys(
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Have the first keys and values that a program looks at brought to the cache of level 2."""
+    """Prefetch into the level 2 cache the first keys and values that a program reads."""
     if begin < end:
         numbers: tl.constexpr = 64 * 8 // key.dtype.element_ty.primitive_bitwidth  # of 64 bytes
         slot = find_slots(table, begin + tl.arange(0, KEYS), end, PAGE, True) * KV_HEADS + kv_head
@@ -132,21 +133,21 @@ def fetch_keys(
 
 @triton.jit
 def walk(
-    best,  # float32 [LANES], as `weigh` has them
+    best,  # float32 [LANES], as for `weigh`
     mass,
-    total,  # float32 [LANES, PADDED_DIM]: values by the weights of their keys
+    total,  # float32 [LANES, PADDED_DIM]: values weighted by the scores of their keys
     q,
     key, value, table, kv_head,
-    begin,  # the first key, and behind the last that is looked at
+    begin,  # the keys to walk: the first one, and the end
     until,
-    end,  # behind the last that is there
+    end,  # of the row's keys
     scale, soft_cap, slope, position, last,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr,
-    MASKED: tl.constexpr,  # a query may not see a key, or there may be none
+    MASKED: tl.constexpr,  # some keys are hidden from a query, or beyond the end
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, CODES: tl.constexpr,
 ):
-    """Return what a running softmax becomes by some keys: best scores, masses, totals."""
+    """Return a running softmax after some more keys: best scores, masses, totals."""
     dim = tl.arange(0, PADDED_DIM)[None, :]
     factor = 1.0 if SOFT_CAP or ALIBI else scale * LOG2E
     for low in range(begin, until, KEYS):
@@ -175,7 +176,7 @@ def load_there(
     PADDED_DIM: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Return what lies there, zeros behind a head's end and, where MASKED, of keys behind `end`."""
+    """Return keys or values, zero beyond a head's numbers and, if MASKED, for keys from `end`."""
     if MASKED:
         return tl.load(at, mask=(place < end)[:, None] & (dim < DIM), other=0)
     elif DIM < PADDED_DIM:
@@ -195,10 +196,10 @@ def find_tile(
     GROUP: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Return what a program's row has, and what each of the tile's pairs is.
+    """Return what a program needs to know about its row and the pairs of its tile.
 
-    Of the row its block table, the tile's first pair, queries and context; of pairs, [LANES] each,
-    the token (int64), the head within the group, the position, and whether there is one.
+    Of the row: its block table, the tile's first pair, the numbers of queries and of keys. Of the
+    pairs, [LANES] each: token (int64), head within the group, position, and whether it exists.
     """
     tile = tl.program_id(0)
     row, start = tl.load(tile_rows + tile), tl.load(tile_starts + tile)
@@ -213,7 +214,7 @@ def find_tile(
 
 @triton.jit
 def find_slots(table, place, end, PAGE: tl.constexpr, MASKED: tl.constexpr):
-    """Return where the cache has a row's keys, int64 [KEYS, 1]; if MASKED, those before `end`."""
+    """Return the cache slots of a row's keys, int64 [KEYS, 1]; if MASKED, of those before `end`."""
     if MASKED:
         block = tl.load(table + place // PAGE, mask=place < end, other=0)
     else:
@@ -234,7 +235,7 @@ def find_keys(
     WINDOW: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    """Return the first key that a program looks at, and where it ends."""
+    """Return the first key that a program reads, and the end."""
     first = context - count + start // GROUP
     end = tl.minimum(context, context - count + (start + LANES - 1) // GROUP + 1)
     if AHEAD:
@@ -254,14 +255,14 @@ def find_whole(
     start,
     count,
     context,
-    begin,  # of a program's keys, as `find_keys` has them
+    begin,  # the program's keys, from `find_keys`
     end,
     GROUP: tl.constexpr,
     LANES: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Return from where to where in `begin` to `end`, in whole KEYS, all of a tile see all keys."""
+    """Return the range within `begin` to `end`, in whole KEYS, that all of a tile's queries see."""
     first = context - count + start // GROUP  # the positions of its first query and its last
     last = context - count + (start + LANES - 1) // GROUP
     low = begin
@@ -280,16 +281,16 @@ def finish_scores(
     slope,
     place,  # [KEYS]
     position,  # [LANES]
-    last,  # [LANES]: the last position that is seen
+    last,  # [LANES]: the last visible position
     end,
     MASKED: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr,
 ):
-    """Return scores, where MASKED -inf where a query does not see a key.
+    """Return scores; if MASKED, -inf for keys that a query does not see.
 
-    In base 2 with SOFT_CAP or ALIBI; else scale * log2(e) is still to come.
+    They are in base 2 with SOFT_CAP or ALIBI; otherwise scale * log2(e) is still to be applied.
     """
     if SOFT_CAP:  # cap * tanh(score / cap)
         score = (2.0 * tl.sigmoid(score * (2.0 * scale / soft_cap)) - 1.0) * (soft_cap * LOG2E)
@@ -307,9 +308,9 @@ def finish_scores(
 
 @triton.jit
 def weigh(score, factor, best, mass):
-    """Return the new best scores and masses, what earlier sums fade to, and the keys' weights.
+    """Return new best scores and masses, the factor for earlier sums, and the keys' weights.
 
-    `factor`, above zero, makes scores those of base 2, as `best` is.
+    `factor`, above zero, converts scores to base 2, in which `best` is.
     """
     higher = tl.maximum(best, tl.max(score, 1) * factor)
     level = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
@@ -320,10 +321,10 @@ def weigh(score, factor, best, mass):
 
 @triton.jit
 def add_sinks(sink, best, mass, part):
-    """Return best scores and masses with a sink, and what sums fade to.
+    """Return best scores and masses with a sink, and the factor for earlier sums.
 
-    A sink is a score that takes its share of the softmax and adds nothing. It counts once for a
-    tile: with its first part.
+    A sink is a score that takes part in the softmax but has no value. The first part of a tile
+    counts it, the others do not.
     """
     sink = tl.where(part == 0, sink * LOG2E, float("-inf"))
     higher = tl.maximum(best, sink)
@@ -348,7 +349,7 @@ def store_tile(
     DIM: tl.constexpr,
     DIVIDED: tl.constexpr,
 ):
-    """Store a tile's result, or its part of one."""
+    """Store a tile's result, or one part of it."""
     stored = real[:, None] & (dim < DIM)[None, :]
     if DIVIDED:
         which = which * tl.num_programs(2) + part

@@ -1,4 +1,4 @@
-"""What a layer projects, made into queries and a cache's keys and values in one launch."""
+"""Rotating a layer's queries and keys, and writing K and V to the cache, in one launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
-_ELEMENTS: Final = 2048  # of a program of four warps: 16 numbers a thread, twice
+_ELEMENTS: Final = 2048  # of a program of four warps: twice 16 numbers a thread
 
 
 def write_projected(
@@ -27,16 +27,16 @@ def write_projected(
     scales: tuple[float, float] = (1.0, 1.0),
     codes: str = "",
 ) -> torch.Tensor:
-    """Return queries [T, heads, head_dim]; keys and values go to their slots.
+    """Return queries [T, heads, head_dim]; write keys and values to their slots.
 
-    `qkv` [T, all heads * head_dim], dense but for its first stride; `key`, `value` [slots,
-    kv_heads, head_dim]: one layer of the cache, of the format `codes` with `scales` of K and V;
-    `slots` int64 [T].
+    `qkv`: [T, all heads * head_dim], with contiguous rows; `key`, `value`: [slots, kv_heads,
+    head_dim], one layer of the cache, in the format `codes` with `scales` of K and V; `slots`:
+    int64 [T].
     """
     heads, kv_heads, dim = steps.heads, steps.kv_heads, steps.head_dim
     rotary = steps.rotary if table is not None else None
     still = rotary is None and steps.gain is None and not steps.clip
-    if still:  # the kernel leaves queries where they are
+    if still:  # nothing happens to queries, and the kernel does not copy them
         query = qkv.view(len(qkv), -1, dim)[:, :heads]
     else:
         query = torch.empty((len(qkv), heads, dim), dtype=qkv.dtype, device=qkv.device)
@@ -88,12 +88,12 @@ def write_latent_keys(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return queries [T, heads, rank] and their ends [T, heads, rotary_dim], not rotated yet.
 
-    Keys go to their slots. `projected` [T, ...] as for `LatentProjections`, dense but for its first
-    stride; `key` [slots, 1, rank + rotary_dim]: one layer of the cache, of the format `codes` with
-    a `scale`; `slots` int64 [T].
+    Writes keys to their slots. `projected`: [T, ...] as for `LatentProjections`, with contiguous
+    rows; `key`: [slots, 1, rank + rotary_dim], one layer of the cache, in the format `codes` with a
+    `scale`; `slots`: int64 [T].
     """
     spec, norm = latent.spec, latent.latent_norm
-    inner = latent.query_norm or norm  # without one, queries are not compressed
+    inner = latent.query_norm or norm  # unused if queries are not compressed
     tokens, width = len(projected), projected.shape[1] - spec.rank - spec.rotary_dim
     query = projected[:, :width]
     if latent.query_up is not None:
@@ -137,5 +137,5 @@ def write_latent_keys(
 
 
 def count_heads(head_dim: int) -> int:
-    """Return the heads of a program."""
+    """Return the heads that a program has."""
     return max(1, _ELEMENTS // pad_dim(head_dim))

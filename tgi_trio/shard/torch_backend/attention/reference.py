@@ -1,9 +1,9 @@
-"""Paged attention in plain torch: exact on any device, the measure of the other backends.
+"""Paged attention in plain torch: exact on any device, the reference for the other backends.
 
-Decoding rows are put into buckets of similar context; a bucket is one padded call. A row that is
-alone in its bucket reads the cache through a view when its blocks are consecutive. Prefill rows go
-one by one, their queries cut into tiles so that no mask grows with the square of a prompt.
-Query heads that share a KV head become query rows of it, which needs no copy of K and V.
+Decodes are sorted into buckets of similar contexts, each computed by one padded call. A row alone
+in its bucket reads the cache through a view if its blocks are consecutive. Prefill rows are
+computed one by one, with their queries cut into tiles so that no mask grows with the square of a
+prompt. Query heads that share a KV head become query rows, which avoids copying K and V.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tgi_trio.shard.torch_backend.attention.reference_rows import Bucket, Reach,
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 
-_TILE = 256  # queries whose mask is made at a time
+_TILE = 256  # queries of a mask
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class ReferenceAttention(AttentionBackend):
 def _attend_bucket(
     layer: AttentionLayer, query: torch.Tensor, cache: KVCache, bucket: Bucket
 ) -> torch.Tensor:
-    """Return [B, heads, width of values] for one query per row."""
+    """Return [B, heads, value width] for one query per row."""
     rows, keys = bucket.rows, bucket.width * BLOCK_SIZE
     by_row = (rows, keys)
     key, value = (
@@ -87,7 +87,7 @@ def _attend_bucket(
             (cache.key_blocks, cache.value_blocks), layer.kv_scales, strict=True
         )
     )
-    # A block's last owner may have left NaN, which a mask does not hide: NaN times zero is NaN.
+    # A block's last owner may have left NaN, which no mask hides: NaN times zero is NaN.
     key, value = (of.index_fill_(0, bucket.beyond, 0.0).unflatten(0, by_row) for of in (key, value))
     grouped = query.view(rows, layer.kv_heads, -1, layer.head_dim)
     mask = bucket.mask(query)
@@ -109,11 +109,11 @@ def _attend_row(
     cache: KVCache,
     row: Row,
 ) -> torch.Tensor:
-    """Return [Q, heads, width of values] for the Q query tokens of one row."""
+    """Return [Q, heads, value width] for the Q query tokens of one row."""
     count = query.shape[0]
     if (
         count == row.context and not layer.reads_only
-    ):  # the whole sequence is in hand: nothing to fetch
+    ):  # all keys are new ones: the cache need not be read
         key, value = new_key, new_value
     else:
         key, value = (
@@ -131,17 +131,17 @@ def _attend_row(
 def _fetch(
     slots: list[torch.Tensor], blocks: list[torch.Tensor], index: int, row: Row
 ) -> torch.Tensor:
-    """Return [context, kv_heads, head_dim]: a view where the blocks allow it."""
+    """Return [context, kv_heads, head_dim]: a view if the blocks are consecutive."""
     if row.table is None:
         return slots[index].narrow(0, row.first_block * BLOCK_SIZE, row.context)
     return blocks[index].index_select(0, row.table).flatten(0, 1)[: row.context]
 
 
 def _tiles(layer: AttentionLayer, count: int, row: Row) -> list[tuple[int, int, bool]]:
-    """Return (first query, end, plainly causal) of every tile."""
+    """Return (first query, end, plain causal mask) of each tile."""
     masked = layer.slopes is not None or row.lasts is not None
     masked |= 0 < layer.window < row.context or 0 < layer.chunk < row.context
-    own = bool(layer.soft_cap) or layer.sinks is not None  # a softmax that torch has no kernel of
+    own = bool(layer.soft_cap) or layer.sinks is not None  # a softmax that torch's kernels lack
     if count == row.context and not masked and not own:
         return [(0, count, True)]
     return [(begin, min(begin + _TILE, count), False) for begin in range(0, count, _TILE)]
@@ -157,7 +157,7 @@ def _attend_tile(
     end: int,
     causal: bool,
 ) -> torch.Tensor:
-    """Return [end - begin, heads, width of values]."""
+    """Return [end - begin, heads, value width]."""
     count, kv_heads = end - begin, layer.kv_heads
     first = row.context - query.shape[0] + begin  # position of the tile's first query
     lasts = None if row.lasts is None else row.lasts[begin:end]
@@ -169,11 +169,11 @@ def _attend_tile(
     key, value = key[low:high].transpose(0, 1), value[low:high].transpose(0, 1)
     part = query[begin:end].view(count, kv_heads, -1, layer.head_dim)
     mask = None if causal else _tile_mask(layer, first, count, low, high, lasts, query)
-    if count == 1:  # one query: its heads are rows over their KV head, and nothing is hidden
+    if count == 1:  # its heads become query rows of their KV head, and no key is hidden
         sinks = None if layer.sinks is None else layer.sinks.view(1, layer.kv_heads, -1, 1)
         out = _scores_to_values(layer, part, key[None], value[None], mask, sinks=sinks)
         return out.reshape(1, layer.heads, -1)
-    # [kv_heads, group, queries, dim]; K and V repeat over the group without being copied
+    # [kv_heads, group, queries, dim]; K and V are expanded over the group without a copy
     part = part.permute(1, 2, 0, 3)
     group = part.shape[1]
     key = key[:, None].expand(-1, group, -1, -1)
@@ -192,7 +192,7 @@ def _tile_mask(
     lasts: NDArray[np.int64] | None,
     like: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Return an additive mask, or None when the tile hides nothing."""
+    """Return an additive mask, or None if nothing is hidden."""
     mask = None
     keys = torch.arange(low, high, device=like.device)
     if count > 1:
@@ -225,7 +225,7 @@ def _scores_to_values(
 ) -> torch.Tensor:
     """Softmax(scale * Q K^T + mask) V over 4-dimensional operands.
 
-    `sinks` broadcasts to one more score for each query, which has no value.
+    `sinks`: broadcasts to one additional score per query, which has no value.
     """
     if not layer.soft_cap and sinks is None:
         return functional.scaled_dot_product_attention(

@@ -1,4 +1,4 @@
-"""Which rows of a step plain torch computes together, and what each of them reads of the cache."""
+"""How plain torch groups the rows of a step, and what each row reads of the cache."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 
 Positions = TypeVar("Positions", np.int64, NDArray[np.int64])
 
-_WASTE = 2  # a bucket's longest context is at most this many times its shortest
-_LONG = 4096  # a longer context is worth a call of its own rather than a padded copy
-_BUCKET_TOKENS = 1 << 16  # padded KV tokens gathered at a time
+_WASTE = 2  # longest context of a bucket, in multiples of its shortest
+_LONG = 4096  # longer contexts get calls of their own rather than padded copies
+_BUCKET_TOKENS = 1 << 16  # padded KV tokens that a bucket gathers
 
 
 class Reach(NamedTuple):
-    """How far the queries of a layer see, as `AttentionLayer` says."""
+    """How far a layer's queries see; see `AttentionLayer`."""
 
     window: int
     chunk: int
     ahead: bool
 
     def first(self, positions: Positions) -> Positions:
-        """Return the first position that each of `positions` sees."""
+        """Return the first position that is visible from each of `positions`."""
         first = positions * 0
         if self.window:
             first = np.maximum(first, positions - self.window + 1)
@@ -39,24 +39,24 @@ class Reach(NamedTuple):
 
 @dataclass(slots=True)
 class Bucket:
-    """Decoding rows of one padded call: `tokens` [B] are their places in the flat list."""
+    """Decoding rows of one padded call; `tokens` [B] are their indices in the step."""
 
     tokens: torch.Tensor
     table: torch.Tensor  # int64 [B * width] block ids
-    beyond: torch.Tensor  # int64: gathered keys behind the rows' own, as places in B * keys
+    beyond: torch.Tensor  # int64: gathered keys after the rows' own, as indices into B * keys
     rows: int
-    starts: NDArray[np.int64]  # [B] position of each row's first gathered token
-    firsts: NDArray[np.int64]  # [B] the first position that each row sees
+    starts: NDArray[np.int64]  # [B]: position of each row's first gathered token
+    firsts: NDArray[np.int64]  # [B]: the first position that each row sees
     contexts: NDArray[np.int64]  # [B]
     width: int  # blocks per row
     masks: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
 
     def positions(self) -> NDArray[np.int64]:
-        """[B, width * BLOCK_SIZE] position of every gathered key."""
+        """Return the position of every gathered key, [B, width * BLOCK_SIZE]."""
         return self.starts[:, None] + np.arange(self.width * BLOCK_SIZE)
 
     def mask(self, like: torch.Tensor) -> torch.Tensor:
-        """Return the additive mask [B, 1, 1, keys], made at the first layer that asks."""
+        """Return the additive mask [B, 1, 1, keys], made for the first layer that needs it."""
         if like.dtype not in self.masks:
             keys = self.positions()
             hidden = (keys >= self.contexts[:, None]) | (keys < self.firsts[:, None])
@@ -68,14 +68,14 @@ class Bucket:
 
 @dataclass(slots=True)
 class Row:
-    """One row that is computed alone: a prefill chunk, or a decode with no like."""
+    """A row computed by itself: a prefill chunk, or a decode without similar ones."""
 
-    start: int  # first token in the flat list
+    start: int  # first token in the step
     stop: int
     context: int
-    first_block: int  # >= 0: the row's blocks follow each other from here
-    table: torch.Tensor | None  # int64 [blocks] otherwise
-    lasts: NDArray[np.int64] | None  # [Q] the last position each query sees; None: its own
+    first_block: int  # the first of consecutive blocks; -1: they are not consecutive
+    table: torch.Tensor | None  # int64 [blocks], if they are not
+    lasts: NDArray[np.int64] | None  # [Q]: the last position that each query sees; None: its own
 
 
 def arrange(plan: StepPlan, reach: Reach, device: torch.device) -> tuple[list[Bucket], list[Row]]:
@@ -95,9 +95,9 @@ def arrange(plan: StepPlan, reach: Reach, device: torch.device) -> tuple[list[Bu
 
 
 def _group_decodes(rows: NDArray[np.int64], seen: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield groups of decoding rows whose padded contexts waste little.
+    """Yield groups of decodes whose padding wastes little.
 
-    Where one group holds them all it keeps their order: `attend` counts on that.
+    If a single group holds all of them it keeps their order, which `attend` relies on.
     """
     if len(rows) == 0:
         return
@@ -131,7 +131,7 @@ def _make_bucket(
     seen: NDArray[np.int64],
     device: torch.device,
 ) -> Bucket:
-    first = (contexts - seen) // BLOCK_SIZE  # a window leaves the blocks before it unread
+    first = (contexts - seen) // BLOCK_SIZE  # blocks before the window are not read
     width = int((-(-contexts // BLOCK_SIZE) - first).max())
     columns = np.minimum(first[:, None] + np.arange(width), plan.block_tables.shape[1] - 1)
     table = plan.block_tables[group[:, None], columns].astype(np.int64)
@@ -166,7 +166,7 @@ def _make_row(plan: StepPlan, index: int, reach: Reach, device: torch.device) ->
 
 
 def _lasts(plan: StepPlan, index: int) -> NDArray[np.int64] | None:
-    """Return the last position that each of a row's queries sees; None: all see up to their own."""
+    """Return the last position that each of a row's queries sees; None: its own for all of them."""
     if plan.visible is None:
         return None
     own = slice(int(plan.query_starts[index]), int(plan.query_starts[index + 1]))

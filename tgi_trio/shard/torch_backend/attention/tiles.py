@@ -1,4 +1,4 @@
-"""What a program of the attention kernels computes together, by dtype, head size and device."""
+"""The tiles of the attention kernels, by dtype, head size and device."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ from tgi_trio.shard.torch_backend.torch_device import Generation
 
 
 class Tile(NamedTuple):
-    """Powers of two."""
+    """Sizes of a program's work; powers of two."""
 
-    lanes: int  # (query, head) pairs; 16 are the smallest matrix that tensor cores multiply
-    keys: int  # looked at together
+    lanes: int  # (query, head) pairs; at least 16, as tensor cores multiply no fewer rows
+    keys: int  # of one step of the loop
     warps: int
-    stages: int = 3  # tiles of keys that are under way at a time
+    stages: int = 3  # of software pipelining: tiles of keys whose loads are in flight
 
 
 _BY_HEAD_SIZE = tuple[tuple[int, Tile], ...]  # (head size up to, tile)
 
-# What an H200 was fastest with, of what does not spill (docs/device.md has the figures). Half of
-# the stages find blocks' numbers, so of 5 two tiles of keys are under way at a time. Heads of 64
-# want warps that seldom wait for one another; larger ones have enough bytes under way anyhow.
+# The fastest on an H200 among those whose registers do not spill (figures in docs/device.md). Half
+# of the stages look up block numbers, so with 5 stages two tiles of keys are in flight. Heads of 64
+# need warps that seldom wait for one another; larger ones have enough bytes in flight anyway.
 _DECODE: Final[_BY_HEAD_SIZE] = (
     (64, Tile(16, 64, 2, 5)),
     (128, Tile(16, 64, 4)),
     (256, Tile(16, 32, 4)),
 )
-# A lone row's programs are few, with few keys each. What counts is that they begin beside the
-# products around them: a multiprocessor whose memory is to be divided anew must first be idle.
+# A single row has few programs, with few keys each. They must be able to begin beside the products
+# around them: a multiprocessor's split of shared memory and cache changes only while it is idle.
 _LONE_DECODE: Final[_BY_HEAD_SIZE] = ((64, Tile(16, 64, 2)), *_DECODE[1:])
 _PREFILL: Final[dict[Generation, _BY_HEAD_SIZE]] = {
     "ampere": ((64, Tile(64, 64, 4)), (128, Tile(64, 64, 8)), (256, Tile(64, 32, 8))),
     "hopper": ((64, Tile(128, 64, 4)), (256, Tile(128, 64, 8))),
 }
-# K and V of 8 bits take registers twice: as bytes, and as the numbers that they become.
+# 8-bit K and V take registers twice: as bytes, and as the numbers that they stand for.
 _EIGHT_BITS_DECODE: Final[_BY_HEAD_SIZE] = ((128, Tile(16, 64, 8)), (256, Tile(16, 32, 4)))
 _EIGHT_BITS_PREFILL: Final[dict[Generation, _BY_HEAD_SIZE]] = {
     "ampere": ((64, Tile(64, 64, 4)), (128, Tile(64, 64, 8)), (256, Tile(64, 16, 8))),
     "hopper": ((64, Tile(128, 64, 4)), (128, Tile(128, 64, 8)), (256, Tile(128, 32, 8))),
 }
-# Numbers of four bytes are not for the tensor cores, and take twice the registers.
+# float32 does not use the tensor cores, and takes twice the registers.
 _WIDE: Final[_BY_HEAD_SIZE] = ((64, Tile(16, 32, 4)), (256, Tile(16, 32, 8)))
-# Latents of up to 512 numbers and an end to rotate: results take most of the registers.
+# Latents of up to 512 numbers and a rotated end: the results take most of the registers.
 _FEW_LATENT: Final = Tile(16, 32, 8, 2)
 _LATENT: Final = Tile(32, 32, 8, 2)
 _WIDE_LATENT: Final = Tile(16, 16, 8, 2)
-MOST_PARTS: Final = 32  # that a tile's keys are divided into
-_MOST, _MOST_LATENT = 256, 512 + 64  # numbers of a head
+MOST_PARTS: Final = 32  # into which a tile's keys are divided
+_MOST, _MOST_LATENT = 256, 512 + 64  # numbers of the largest head
 
 
 def fits_kernels(shape: KVShape) -> bool:
-    """Return whether a tile holds keys and values of a shape, which are of one width."""
+    """Return whether the kernels hold heads of a shape; keys and values must be equally wide."""
     if any(size.key_dim != size.value_dim for size in shape.sizes):
         return False
     return shape.head_dim <= (_MOST_LATENT if shape.same else _MOST)
 
 
 def choose_latent_tile(dtype: torch.dtype, heads: int, *, decodes: bool) -> Tile:
-    """Return the tile for latents."""
+    """Return the tile of attention over latents."""
     half = _FEW_LATENT if decodes and heads <= _FEW_LATENT.lanes else _LATENT
     return _WIDE_LATENT if dtype.itemsize > 2 else half
 
@@ -75,8 +75,7 @@ def choose_tile(
 ) -> Tile:
     """Return the tile for heads of up to 256 numbers.
 
-    `decodes`: how many rows there are if each has one query, 0 if not; `eight_bits`: K and V have
-    so many.
+    `decodes`: the number of rows if each has one query, else 0; `eight_bits`: of K and V.
     """
     half = _PREFILL[generation]
     if decodes:
@@ -88,5 +87,5 @@ def choose_tile(
 
 
 def pad_dim(head_dim: int) -> int:
-    """Return the power of two that holds a head, and that tensor cores take."""
+    """Return the power of two that holds a head; at least 16, for tensor cores."""
     return max(16, 1 << (head_dim - 1).bit_length())

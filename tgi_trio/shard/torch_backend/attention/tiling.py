@@ -1,4 +1,4 @@
-"""The tiles that a step's (query, head) pairs are cut into, found by the host or on the device."""
+"""Cutting a step's (query, head) pairs into tiles, on the host or on the device."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from numpy.typing import NDArray
 from tgi_trio.shard.torch_backend.attention.tiling_kernel import list_tiles
 from tgi_trio.shard.torch_backend.staging import Staging
 
-_MOST_LISTED: Final = 32  # tiles of a program
-_LEAST_ROWS: Final = 64  # that a kernel is made for
-_BESIDE: Final = 4096  # pairs of a tile and a row that it looks at
+_MOST_LISTED: Final = 32  # tiles that a program lists
+_LEAST_ROWS: Final = 64  # that the kernel is compiled for
+_BESIDE: Final = 4096  # (tile, row) pairs that a program compares
 
 
 class Tiles(NamedTuple):
-    """Of every tile, int32 [tiles] each."""
+    """The row and the first pair of each tile, int32 [tiles] each."""
 
     rows: torch.Tensor
-    starts: torch.Tensor  # first (query, head) pair, counted from the row's first
+    starts: torch.Tensor  # first (query, head) pair, counted within the row
 
 
 class Share(NamedTuple):
-    """Rows by how many (query, head) pairs of a KV head they have."""
+    """Which rows are meant, by their number of (query, head) pairs for a KV head."""
 
-    above: int = 0  # more than these
-    upto: int = 0  # no more than these; 0: any
+    above: int = 0  # rows with more
+    upto: int = 0  # rows with no more; 0: no limit
 
     def of(self, pairs: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return rows' pairs, 0 for those of the others."""
+        """Return the rows' pairs, with 0 for rows that are not meant."""
         mine = pairs > self.above
         if self.upto:
             mine &= pairs <= self.upto
@@ -45,15 +45,15 @@ class Tiling(Protocol):
     """Cuts the rows of a step into tiles."""
 
     def tiles(self, lanes: int, group: int, share: Share = EVERY) -> Tiles:
-        """Return tiles of `lanes` pairs of `group` heads of some rows; made once for each kind."""
+        """Return tiles of `lanes` pairs, with `group` heads to a KV head; computed once a kind."""
         ...
 
 
 @dataclass(slots=True)
 class HostTiling:
-    """Tiles of rows that the host knows: as many as there are."""
+    """Tiles computed by the host, for a step that is launched: as many as there are."""
 
-    counts: NDArray[np.int32]  # [R] queries of each row
+    counts: NDArray[np.int32]  # [R]: queries of each row
     staging: Staging
     _made: dict[tuple[int, int, Share], Tiles] = field(default_factory=dict)
 
@@ -67,22 +67,22 @@ class HostTiling:
     def _cut(self, lanes: int, group: int, share: Share) -> Tiles:
         found = split_pairs(share.of(self.counts * group), lanes)
         if not len(found[0]):
-            return Tiles(*map(torch.from_numpy, found))  # nothing that anybody launches
+            return Tiles(*map(torch.from_numpy, found))  # for which nothing is launched
         uploaded = self.staging.upload(found)
-        # Each kind keeps its own: what is uploaded next takes their place.
+        # Copies, because the next upload overwrites the staging memory.
         return Tiles(uploaded[0].clone(), uploaded[1].clone())
 
 
 @dataclass(slots=True)
 class DeviceTiling:
-    """Tiles of rows that change with every replay of a recording: as many as there may be."""
+    """Tiles computed by each replay of a recording, on the device: as many as there may be."""
 
     query_starts: torch.Tensor  # int32 [R + 1]
     tokens: int
     _made: dict[tuple[int, int, Share], Tiles] = field(default_factory=dict)
 
     def tiles(self, lanes: int, group: int, share: Share = EVERY) -> Tiles:
-        """See `Tiling`; one tile at least."""
+        """See `Tiling`; at least one tile."""
         kind = (lanes, group, share)
         if kind not in self._made:
             self._made[kind] = self._list(*kind)
@@ -91,7 +91,7 @@ class DeviceTiling:
     def _list(self, lanes: int, group: int, share: Share) -> Tiles:
         rows = len(self.query_starts) - 1
         count = count_tiles(self.tokens, rows, lanes, group, share)
-        found = self.query_starts.new_empty(count)  # memory of their own is aligned
+        found = self.query_starts.new_empty(count)  # two allocations, so that both are aligned
         tiles = Tiles(found, torch.empty_like(found))
         padded = max(_LEAST_ROWS, 1 << (rows - 1).bit_length())
         block = count_listed(padded)
@@ -108,21 +108,21 @@ class DeviceTiling:
             ROWS=padded,
             BLOCK=block,
         )
-        # `attend_tile` reads tiles before it waits for the kernel before it: that is to be one
-        # which is launched as others are, behind which all that was listed is seen.
+        # `attend_tile` reads tiles before it waits for the preceding kernel. That must be a kernel
+        # without programmatic dependent launch, after which everything listed is visible.
         found.new_zeros(1)
         return tiles
 
 
 def count_listed(rows: int) -> int:
-    """Return how many tiles a program lists beside so many rows, both powers of two."""
+    """Return how many tiles a program lists, for so many rows; both are powers of two."""
     return max(1, min(_MOST_LISTED, _BESIDE // rows))
 
 
 def count_tiles(tokens: int, rows: int, lanes: int, group: int, share: Share) -> int:
-    """Return how many tiles some rows may have of so many tokens of so many rows, at least one.
+    """Return the most tiles that so many tokens in so many rows can have, at least one.
 
-    Each row has one in part.
+    Each row may have one partial tile.
     """
     pairs = tokens * group
     parts = min(rows, tokens, pairs // (share.above + 1))
@@ -135,7 +135,7 @@ def split_pairs(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return int32 (row, first pair within the row) of tiles of at most `lanes` pairs.
 
-    The tiles that see the most keys come first: what begins last should not take longest.
+    Tiles with the most keys come first, so that what begins last does not take longest.
     """
     tiles = -(-pairs // lanes)
     rows = np.repeat(np.arange(len(pairs), dtype=np.int32), tiles)

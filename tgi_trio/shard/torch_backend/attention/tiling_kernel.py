@@ -1,4 +1,4 @@
-"""Which tiles the rows of a step are cut into, found on the device: a recording outlives its rows.
+"""Cutting the rows of a step into tiles on the device, for CUDA graphs that outlive those rows.
 
 Imported only where Triton is installed.
 """
@@ -11,23 +11,23 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["rows", "tiles"])
 def list_tiles(
-    tile_rows,  # int32 [tiles], as are the next: see `attend_tile`
+    tile_rows,  # int32 [tiles], as is the next: see `attend_tile`
     tile_starts,
     query_starts,  # int32 [rows + 1]
     rows,
-    tiles,  # as many as there may be, or more
+    tiles,  # at least as many as there may be
     GROUP: tl.constexpr,  # query heads of a KV head
     LANES: tl.constexpr,  # pairs of a tile
-    ABOVE: tl.constexpr,  # rows of no more pairs have tiles elsewhere
-    UPTO: tl.constexpr,  # and so have those of more than these; 0: none have
+    ABOVE: tl.constexpr,  # only rows with more pairs than these
+    UPTO: tl.constexpr,  # and no more than these; 0: no limit
     ROWS: tl.constexpr,  # a power of two, not below `rows`
     BLOCK: tl.constexpr,  # tiles of a program
 ):
     """Find the row and the first pair of some tiles.
 
-    Later rows, and of a row later pairs, come first: prompts stand behind those who decode, and
-    what begins last should not take longest. Tiles that are left over begin behind all pairs there
-    are, so they have nothing to do.
+    Later rows and later pairs of a row come first: prompts come after decodes in a step, and what
+    begins last should not take longest. Surplus tiles begin after the last pair, so they have
+    nothing to do.
     """
     row = tl.arange(0, ROWS)
     there = row < rows
