@@ -1,7 +1,7 @@
-"""A server whose ranks are on several machines: what each of its parts runs.
+"""A server whose ranks run on several nodes: the commands of each node.
 
-The first part is the server with its own share of the ranks; every other runs the rest of them, a
-process each, which call the first (`rank`). No part serves without the others.
+The first node runs the server and its share of the ranks. Every other node runs its share as a
+process per rank (`tgi-trio rank`), which connects to the first node. All nodes are needed to serve.
 """
 
 from __future__ import annotations
@@ -12,34 +12,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Divided:
-    """How a server is cut."""
+    """How a server's ranks are divided among nodes."""
 
-    nodes: int  # parts, at least 2
-    ranks: int  # of all of them; each part has as many
-    rank_words: tuple[str, ...] = ()  # of each `rank`, but for whose it is and which
+    nodes: int  # at least 2
+    ranks: int  # on all nodes together; each has equally many
+    rank_words: tuple[str, ...] = ()  # arguments of every `rank` command beside leader and number
 
     @property
     def share(self) -> int:
-        """The number of ranks of a part."""
+        """The number of ranks of one node."""
         return self.ranks // self.nodes
 
     def leader_words(self, address: str) -> list[str]:
-        """Return what the server is told beside its own words; `address`: for ranks to call."""
+        """Return the arguments that the server gets beside its own.
+
+        `address`: to which the ranks of the other nodes connect.
+        """
         afar = self.ranks - self.share
         ranks = ["--num-shard", str(self.ranks), "--remote-ranks", str(afar)]
         return [*ranks, "--rank-address", address]
 
     def commands(self, part: int, leader: str) -> list[list[str]]:
-        """Return the command of each rank of a part but the first (1 and up)."""
+        """Return the commands of a node's ranks; `part`: the node's number, 1 and up."""
         own = range(part * self.share, (part + 1) * self.share)
         told = ["--leader", leader, *self.rank_words]
         return [["rank", *told, "--rank", str(rank)] for rank in own]
 
 
 def share_devices(visible: str, ranks: int) -> list[str]:
-    """Return which devices each of `ranks` ranks sees, of those that are visible, by commas.
+    """Return for each of `ranks` ranks its share of the `visible` devices (separated by commas).
 
-    Each sees all of them where they cannot be shared out evenly.
+    Every rank gets all of them if they cannot be divided evenly.
     """
     devices = [device for device in visible.split(",") if device]
     each, rest = divmod(len(devices), ranks)
@@ -49,7 +52,7 @@ def share_devices(visible: str, ranks: int) -> list[str]:
 
 
 def find_problems(nodes: int, ranks: int, gpus: float) -> Sequence[str]:
-    """Return what is wrong with a division, a sentence each; `gpus`: set aside for a server."""
+    """Return what is wrong with a division, a sentence each; `gpus`: reserved for one server."""
     problems = []
     if ranks % nodes:
         problems.append(f"--num-shard must be a multiple of --nodes-per-replica {nodes}: {ranks}")

@@ -1,10 +1,9 @@
-"""Whole events of a replica's stream, and the token ids that they complete.
+"""Cuts a replica's event stream into whole events, and records the token ids behind them.
 
-A replica tells a front of ids by comment lines (docs/cluster.md): `:i 0:17,4` stands before the
-last event that those tokens of choice 0 bring. Clients never see the line; what it says is kept, so
-that another replica can be told what a client has. That holds only if a client gets exactly the
-events whose ids are kept: what has no such line yet is held back, and forgotten when its replica is
-lost.
+A replica sends ids to the front as comment lines (docs/cluster.md): `:i 0:17,4` precedes the last
+event of those tokens of choice 0. The front removes these lines and remembers the ids, so that it
+can tell another replica where to resume. What it remembers has to match what the client has got:
+events without such a line yet are held back, and dropped if their replica is lost.
 """
 
 from __future__ import annotations
@@ -14,40 +13,40 @@ _END = b"\n\n"  # of an event
 
 
 class BadStream(Exception):
-    """What came is no stream of events as replicas write them; the text says why."""
+    """The data is not an event stream as replicas write it; the text says why."""
 
 
 class EventCutter:
-    """One client's stream, whichever replicas it comes from."""
+    """One client's stream, from one replica or from several in succession."""
 
     def __init__(self, longest: int, told: bool) -> None:
-        """`longest`: bytes that may be held back; `told`: the replicas tell of ids."""
+        """`longest`: bytes that may be held back; `told`: whether replicas send ids."""
         self._longest = longest
         self._told = told
-        self._rest = b""  # of an event that is not whole
-        self._held: list[bytes] = []  # whole events that no line has come for
+        self._rest = b""  # the beginning of an incomplete event
+        self._held: list[bytes] = []  # whole events whose ids have not come yet
         self._held_size = 0  # bytes
-        self._ids: dict[bytes, bytearray] = {}  # choice -> ids, by commas
-        self._ended: set[bytes] = set()  # choices that get nothing more
+        self._ids: dict[bytes, bytearray] = {}  # choice -> ids, separated by commas
+        self._ended: set[bytes] = set()  # choices that have ended
 
     @property
     def emitted(self) -> bytes:
-        """What has been completed so far, as `x-tgi-emitted` has it: `0:17,4;1:5!`."""
+        """The ids of all events returned so far, in the form of `x-tgi-emitted`: `0:17,4;1:5!`."""
         return b";".join(
             b"%b:%b%b" % (choice, bytes(ids), b"!" if choice in self._ended else b"")
             for choice, ids in self._ids.items()
         )
 
     def start_again(self) -> None:
-        """Go on with another replica: it sends anew what was held back."""
+        """Drop what is held back: the replica that resumes the stream sends it again."""
         self._rest = b""
         self._held.clear()
         self._held_size = 0
 
     def cut(self, data: bytes) -> bytes:
-        """Return the events that are a client's by now, without their ids.
+        """Return the events that the client may get now, without the lines of ids.
 
-        Raises BadStream for too much that has to be held back, and for ids that cannot be read.
+        Raises BadStream if too much has to be held back, or if ids cannot be parsed.
         """
         if data.startswith(MARK) and self._told and not (self._rest or self._held):
             line, _, event = data.partition(b"\n")
@@ -68,7 +67,7 @@ class EventCutter:
         return events
 
     def finish(self) -> bytes:
-        """Return the events that no line has come for; the stream has ended as it should."""
+        """Return the events that are still held back; for a stream that ended properly."""
         held = b"".join(self._held)
         self.start_again()
         return held
@@ -91,7 +90,7 @@ class EventCutter:
         return b"".join(kept)
 
     def _note(self, line: bytes) -> None:
-        """Keep what a line says, e.g. `0:17,4` or, as the last of a choice, `0:17!`."""
+        """Record a line's ids, e.g. `0:17,4`; `0:17!` if the choice ends there."""
         choice, colon, ids = line.strip().partition(b":")
         last = ids.endswith(b"!")
         if last:

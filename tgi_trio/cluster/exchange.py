@@ -1,4 +1,4 @@
-"""One request on its way at one replica."""
+"""One request to one replica, and its answer."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class AnswerTooLarge(Exception):
 
 
 class Exchange:
-    """A request and its answer; to be closed in any case."""
+    """A request and its answer; the caller always has to close it."""
 
     def __init__(self, connections: Connections, hear: Callable[[], None]) -> None:
-        """`hear` is called whenever bytes have come."""
+        """`hear` is called whenever bytes have arrived."""
         self._connections = connections
         self._hear = hear
         self._connection: Connection | None = None
         self._reader = AnswerReader()
-        self._early = b""  # of the body, which came with the head
+        self._early = b""  # the part of the body that arrived with the head
 
     async def ask(self, request: bytes) -> AnswerHead:
         """Send a request and return the head of its answer. Raises ReplicaLost.
 
-        A kept connection may have ended meanwhile, which says nothing of the replica: the request
-        goes out once more, on a fresh one.
+        If a kept-alive connection turns out to be closed, the request is sent once more on a fresh
+        one: servers close idle connections, so that says nothing about the replica.
         """
         connection = self._connection = await self._connections.take()
         try:
@@ -58,18 +58,18 @@ class Exchange:
 
     @property
     def begun(self) -> bool:
-        """Whether the replica has got any of the request."""
+        """Whether the replica may have received any of the request."""
         return self._connection is not None
 
     @property
     def whole(self) -> bool:
-        """Whether all of the body was returned."""
+        """Whether all of the body has been returned."""
         return self._reader.whole and not self._early
 
     async def next(self) -> bytes:
-        """Return a part of the body, perhaps an empty one. Raises ReplicaLost.
+        """Return the next part of the body, possibly empty. Raises ReplicaLost.
 
-        Not to be called once the answer is `whole`.
+        Must not be called once the answer is `whole`.
         """
         if self._early:
             early, self._early = self._early, b""
@@ -81,9 +81,9 @@ class Exchange:
         return part
 
     async def follow(self, take: Callable[[bytes], bool]) -> None:
-        """Give `take` the parts of the body as they come, until it returns False or all are given.
+        """Call `take` with parts of the body as they arrive, until it returns False or at the end.
 
-        Raises ReplicaLost and what `take` raises. It must not block.
+        Raises ReplicaLost and what `take` raises; `take` must not block.
         """
         reader, hear = self._reader, self._hear
 
@@ -107,7 +107,10 @@ class Exchange:
         return bytes(body)
 
     def close(self) -> None:
-        """Give the connection back, to be kept if the answer is whole. Synchronous, idempotent."""
+        """Return the connection to its pool, which keeps it if the answer was read to its end.
+
+        Synchronous, idempotent.
+        """
         connection, self._connection = self._connection, None
         if connection is not None:
             self._connections.give_back(connection, self._reader.keep_alive)

@@ -1,7 +1,8 @@
-"""Fronts tell each other what they sent where, over UDP: no leader, no store, nobody waits.
+"""Fronts tell each other over UDP which request went to which replica.
 
-Every front names its peers. What it sends goes to all of them a few times a second, and what it
-hears it learns. A front that is new or was away knows little, and knows more with every request.
+Every front is configured with its peers and sends them its news ten times a second; what it
+receives goes into its own routing. There is no leader and no shared store, and nothing waits. A
+front that has just started knows little, and learns with every request.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from tgi_trio.router.telemetry.metrics import Metrics
 
 Address: TypeAlias = tuple[str, int]  # of UDP: numeric host, port
 
-INTERVAL_S: Final = 0.1  # 1 s costs a hit in twenty-five (bench.cluster.routing --feed)
+INTERVAL_S: Final = 0.1  # at 1 s one prefix hit in 25 is lost (bench.cluster.routing --feed)
 _MOST_BYTES: Final = 65_535
 
 log = logging.getLogger("tgi_trio.cluster.feed")
 
 
 class Feed:
-    """One front's end. `tell` costs microseconds and never waits."""
+    """Sends and receives news for one front. `tell` takes microseconds and never waits."""
 
     def __init__(
         self, routing: Routing, socket: trio.socket.SocketType, secret: bytes, metrics: Metrics
     ) -> None:
-        """`socket`: bound, of UDP; `metrics`: those of a front."""
-        # Set by who looks them up, None before the first look; this front may be among them.
+        """`socket`: a bound UDP socket; `metrics`: the front's."""
+        # Set by `follow_peers`; None before the first look-up. This front may be among them.
         self.peers: tuple[Address, ...] | None = None
         self._routing = routing
         self._socket = socket
@@ -41,15 +42,15 @@ class Feed:
         self._metrics = metrics
         self._sender = os.urandom(SENDER_BYTES)
         self._outbox = Outbox(secret, self._sender)
-        self._warned = False  # of datagrams that were refused: whoever sends may send many
+        self._warned = False  # one warning only: whoever sends bad datagrams may send many
 
     def tell(self, replica: str, chain: Chain) -> None:
-        """Have the peers hear that a request went there; what comes before the first look waits."""
+        """Queue the news that a request went to `replica`; kept until peers are first looked up."""
         if self.peers != ():
             self._outbox.put(Sent(replica, chain))
 
     async def run(self, interval: float = INTERVAL_S) -> None:
-        """Send and hear until cancelled."""
+        """Send and receive until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear)
             while True:
@@ -63,14 +64,14 @@ class Feed:
             for peer in self.peers:
                 try:
                     await self._socket.sendto(datagram, peer)
-                except OSError:  # nobody there, no way there: a hint less
+                except OSError:  # unreachable: news are only hints, so it is not sent again
                     self._metrics.inc("tgi_front_news_unsent")
                 else:
                     self._metrics.inc("tgi_front_news_sent")
 
     async def _hear(self) -> None:
         while True:
-            with contextlib.suppress(ConnectionError):  # a peer that was not there, said late
+            with contextlib.suppress(ConnectionError):  # ICMP: an earlier datagram reached nobody
                 datagram, sender = await self._socket.recvfrom(_MOST_BYTES)
                 self._learn(datagram, sender)
 
@@ -83,7 +84,7 @@ class Feed:
             self._warned = True
             self._metrics.inc("tgi_front_news_refused")
             return
-        if heard.sender == self._sender:  # a name of all fronts names this one as well
+        if heard.sender == self._sender:  # a DNS name of all fronts includes this one
             return
         self._metrics.inc("tgi_front_news_heard")
         for replica, chain in heard.items:

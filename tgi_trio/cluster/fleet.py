@@ -1,8 +1,8 @@
-"""The replicas of a front: who is there, who is busy, and the connections to them.
+"""The replicas of a front: their health, their load, and the connections to them.
 
-`Members` judges who is there and `Routing` who gets a request. Here their judgement meets the
-network: every replica is asked how it is, and when one is dead its connections are closed, so that
-whoever waits on them goes elsewhere.
+`Members` decides which replicas are alive and `Routing` which one gets a request; both are pure.
+This file connects them with the network: it polls every replica's `/health`, and closes a dead
+replica's connections, so that the requests on them move to another one.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from tgi_trio.cluster.routing import Routing
 
 log = logging.getLogger(__name__)
 
-_LOAD: Final = re.compile(rb"([0-9]{1,9})/([0-9]{1,9})")  # requests there / that run at once
+_LOAD: Final = re.compile(rb"([0-9]{1,9})/([0-9]{1,9})")  # requests / slots
 
 
 class Replica:
-    """One replica, from being named to being gone."""
+    """One replica, from being named until it is forgotten."""
 
     def __init__(self, member: Member) -> None:
         self.name = member.name
-        self.running = 0  # requests of clients
-        self.asking = trio.CancelScope()  # around the task that asks how it is
-        self.look = trio.Event()  # there is a reason to ask now
-        self.asked = trio.Event()  # it has said once how it is, or nobody could be asked
-        self.refuses = False  # it last said that it does not know this front
+        self.running = 0  # clients' requests
+        self.asking = trio.CancelScope()  # of the task that polls its health
+        self.look = trio.Event()  # set to poll at once
+        self.asked = trio.Event()  # set once the first poll has ended, in whatever way
+        self.refuses = False  # its last answer was a 403: it does not know this front's secret
         self._member = member
         self._connections = Connections(member.name)
 
     def exchange(self) -> Exchange:
-        """Begin a request."""
+        """Return an exchange for one request."""
         return Exchange(self._connections, self._hear)
 
     def hang_up(self) -> None:
-        """Close every connection: who waits on one is told that it is lost."""
+        """Close every connection; whoever waits on one gets ReplicaLost."""
         self._connections.close()
 
     def _hear(self) -> None:
@@ -67,9 +67,9 @@ class Fleet:
         tell: Callable[[str, Chain], None] | None = None,
         secret: bytes = b"",
     ) -> None:
-        """`timeout`: seconds of silence until a replica is dead; `tell`: other fronts (`Feed`).
+        """`timeout`: seconds of silence after which a replica is dead; `tell`: `Feed.tell`.
 
-        `secret`: by which replicas know a front, and tell it their load; empty: they do not.
+        `secret`: shown to replicas, which then report their load; empty: they report none.
         """
         self._tell_fronts = tell
         headers = [(b"x-tgi-front", secret)] if secret else []
@@ -80,7 +80,7 @@ class Fleet:
         self._nursery: trio.Nursery | None = None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Ask all replicas how they are, until cancelled; named ones are asked from here on."""
+        """Poll the health of all replicas, also of those named later, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             for replica in self._replicas.values():
                 self._nursery.start_soon(self._ask_after, replica)
@@ -96,16 +96,16 @@ class Fleet:
     # ---- who is there ---------------------------------------------------------------------------
 
     def name(self, name: str) -> None:
-        """Have a replica."""
+        """Add a replica."""
         self.members.name(name, trio.current_time())
 
     def dismiss(self, name: str) -> None:
-        """Send nothing new to a replica; it is forgotten once what it has is done."""
+        """Send a replica no new requests, and forget it once those it has are done."""
         self.members.dismiss(name)
 
     @property
     def replicas(self) -> list[Replica]:
-        """All of them, whatever their state."""
+        """All replicas, whatever their state."""
         return list(self._replicas.values())
 
     @property
@@ -132,7 +132,7 @@ class Fleet:
             case MemberState.SUSPECT | MemberState.LEAVING if name in routing:
                 routing.suspend(name)
             case MemberState.DEAD | MemberState.GONE if name in routing:
-                routing.remove(name)  # what it had cached is most probably gone with it
+                routing.remove(name)  # its prefix cache is most probably gone
         match state:
             case MemberState.DEAD:
                 replica.hang_up()
@@ -144,13 +144,13 @@ class Fleet:
                 self._tell(replica, MemberEvent.EMPTY)
 
     def _tell(self, replica: Replica, event: MemberEvent) -> None:
-        if self._replicas.get(replica.name) is replica:  # not another one that came after it
+        if self._replicas.get(replica.name) is replica:  # the name may be another one's by now
             self.members.tell(replica.name, event, trio.current_time())
 
     # ---- how they are ---------------------------------------------------------------------------
 
     async def _ask_after(self, replica: Replica) -> None:
-        """Ask a replica how it is at every interval, and at once when there is a reason."""
+        """Poll a replica's health at every interval, and at once when `look` is set."""
         with replica.asking:
             while True:
                 following = trio.current_time() + self.members.interval
@@ -161,12 +161,12 @@ class Fleet:
                     await replica.look.wait()
 
     async def hear_all(self) -> None:
-        """Wait until every replica that is there now has been asked once how it is."""
+        """Wait until the first poll of every present replica has ended."""
         for replica in self.replicas:
             await replica.asked.wait()
 
     async def _ask(self, replica: Replica) -> None:
-        # An answer that is late is an answer: it is waited for as long as silence may last.
+        # A late answer still counts, so it is waited for until the replica would be dead.
         exchange = replica.exchange()
         try:
             with trio.move_on_after(self.members.timeout):
@@ -197,16 +197,16 @@ class Fleet:
     # ---- requests -------------------------------------------------------------------------------
 
     def candidates(self, chain: Chain) -> Iterator[Replica]:
-        """Yield replicas for a request, the best first, that are up when it is their turn."""
+        """Yield replicas for a request, the best first; skips those that are no longer up."""
         for name in self._routing.order(chain):
             member = self.members.find(name)
             if member is not None and member.state is MemberState.UP:
                 yield self._replicas[name]
 
     def begin(self, replica: Replica, chain: Chain) -> Callable[[], None]:
-        """Count a request that goes to a replica; returns what is to be called, once, at its end.
+        """Count a request to a replica; returns a function to be called once, when it has ended.
 
-        The replica is to be up, as `candidates` has it, with no waiting in between.
+        To be called right after `candidates` has yielded the replica, so that it is still up.
         """
         replica.running += 1
         self._routing.sent(replica.name, chain)
@@ -222,7 +222,7 @@ class Fleet:
             self._tell(replica, MemberEvent.EMPTY)
 
     def lose(self, replica: Replica, error: ReplicaLost, under_way: bool) -> None:
-        """Note that a request was lost at a replica; `under_way`: it had got it."""
+        """Note that a replica lost a request; `under_way`: it may have received some of it."""
         if isinstance(error, NobodyListens):
             self._tell(replica, MemberEvent.CLOSED)
         elif under_way:
@@ -230,7 +230,7 @@ class Fleet:
             replica.look.set()
 
     def check(self) -> None:
-        """Raise AssertionError where the books contradict each other; for tests."""
+        """Raise AssertionError if members, routing and replicas disagree; for tests."""
         self._routing.check()
         assert {each.name for each in self.members} == self._replicas.keys()
         up = sum(each.state is MemberState.UP for each in self.members)

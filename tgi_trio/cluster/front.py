@@ -1,4 +1,4 @@
-"""The front as an ASGI application: its own few routes, and everything else at a replica."""
+"""The front as an ASGI application: a few routes of its own, all others proxied to a replica."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from tgi_trio.router.telemetry.metrics import Metrics
 
 access = logging.getLogger("tgi_trio.access")  # one line per request, at INFO
 
-BODY_SECONDS: Final = 60.0  # that a client may take to send its body
+BODY_SECONDS: Final = 60.0  # a client may take this long to send its body
 STREAM: Final = StreamLimits(backlog=1 << 20, silence=15.0)
 
-# What belongs to one connection: the other side has its own.
+# Hop-by-hop headers, and those that each connection sets anew.
 _OF_A_HOP: Final = frozenset(
     (
         *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade"),
         *(b"transfer-encoding", b"content-length", b"host", b"expect", b"date"),
     )
 )
-# Said between fronts and replicas alone, so a client's are left out.
+# Headers between fronts and replicas; a client's are removed.
 _INTERNAL: Final = b"x-tgi-"
 
-_OPEN_POSTS: Final = frozenset({"/chat_tokenize"})  # that need no key, as at the server
+_OPEN_POSTS: Final = frozenset({"/chat_tokenize"})  # no key needed, as at the server
 
-# Names of adapters are each replica's own.
+# Refused: they would load an adapter at one replica only.
 _AT_REPLICAS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 _SHAPES: Final[Sequence[tuple[str, ErrorShape]]] = (
@@ -61,25 +61,25 @@ _SHAPES: Final[Sequence[tuple[str, ErrorShape]]] = (
 
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
-    """What flags decide about the front."""
+    """The front's settings, as flags give them."""
 
-    secret: bytes = b""  # by which replicas know a front; empty: streams end with their replica
-    api_keys: tuple[str, ...] = ()  # empty: no key is asked for
+    secret: bytes = b""  # shared with the replicas; empty: streams end with their replica
+    api_keys: tuple[str, ...] = ()  # empty: no key is needed
     cors_allow_origin: tuple[str, ...] = ()  # empty: any
     payload_limit: int = 2_000_000  # bytes of a body
     max_concurrent_requests: int = 4096
 
 
 class Front:
-    """One application in front of a fleet."""
+    """The application in front of a fleet."""
 
     def __init__(self, fleet: Fleet, metrics: Metrics, settings: FrontSettings) -> None:
         self.fleet = fleet
         self.settings = settings
         self.metrics = metrics
         self.running = 0
-        self.draining = False  # nothing new is taken
-        self._idle = trio.Event()  # set when a drain has come to its end
+        self.draining = False  # new requests are refused
+        self._idle = trio.Event()  # set when the last running request has ended
         self._ids = RequestIds()
         self._cors = Cors(settings.cors_allow_origin)
         self._seeds = random.SystemRandom()
@@ -87,7 +87,7 @@ class Front:
         metrics.before_render(self._refresh)
 
     async def drain(self) -> None:
-        """Take nothing new, and wait until all that runs has ended."""
+        """Graceful drain: refuse new requests, and wait until the running ones have ended."""
         self.draining = True
         while self.running:
             self._idle = trio.Event()
@@ -109,19 +109,19 @@ class Front:
         return self._ids.name(headers)
 
     def cors_headers(self, headers: dict[bytes, bytes]) -> list[Header]:
-        """Return what browsers want to see of an answer that is the front's own."""
+        """Return the CORS headers for an answer of the front's own."""
         return self._cors.headers(headers)
 
     async def answer_itself(
         self, method: str, path: str, headers: dict[bytes, bytes], body: bytes
     ) -> tuple[int, bytes, bytes] | None:
-        """Return status, type and body where the front has the route itself."""
+        """Return status, content type and body; None if the route is not the front's own."""
         if method == "GET" and path in ("/health", "/ready") and self.draining:
             return 503, b"application/json", b'{"ready":false,"why":"the front shuts down"}'
         return await self._own.answer(method, path, headers, body)
 
     def seal(self) -> tuple[Header, ...]:
-        """Return the headers that let a request go on elsewhere; none without a secret."""
+        """Return the headers that make a stream resumable elsewhere; none without a secret."""
         if not self.settings.secret:
             return ()
         return (
@@ -131,7 +131,7 @@ class Front:
         )
 
     def refuse(self, method: str, path: str, headers: dict[bytes, bytes]) -> Problem | None:
-        """Return why a request goes to no replica."""
+        """Return why a request is not sent to a replica; None if it is."""
         settings = self.settings
         asks_for_key = method == "POST" and path not in _OPEN_POSTS
         if asks_for_key and not is_authorized(headers, settings.api_keys):
@@ -162,7 +162,7 @@ class Front:
 
 
 class _Request:
-    """One request on its way through the front."""
+    """One request through the front."""
 
     def __init__(self, front: Front, scope: Any, receive: Receive, send: Send) -> None:
         self._front = front
@@ -201,7 +201,7 @@ class _Request:
         self._serving.cancel()
 
     async def _read_body(self) -> bytes | None:
-        """Return the body; None if it was refused, or the client left."""
+        """Return the body; None if it was refused, or the client disconnected."""
         limit = self._front.settings.payload_limit
         announced = self._headers.get(b"content-length", b"0")
         pieces, size = [], 0
@@ -236,7 +236,7 @@ class _Request:
         front.running += 1
         relay = Relay(front.fleet, self._asked(body), self._metrics)
         self._metrics.inc("tgi_front_requests")
-        status = 499  # what is logged of a client that left first
+        status = 499  # logged if the client disconnects first
         try:
             status = await self._relay(relay)
         finally:
@@ -257,7 +257,7 @@ class _Request:
         return Asked(self._method, self._target, headers, body, self._id, seal, self._began)
 
     async def _relay(self, relay: Relay) -> int:
-        """Give out what a replica answers; returns the status."""
+        """Send the client a replica's answer; returns the status."""
         began = trio.current_time()
         try:
             answer = await relay.start()
@@ -284,7 +284,7 @@ class _Request:
         if body.failed:
             await self._transport.abort()
             return
-        self._transport.on_leave(None)  # who has all of an answer may go
+        self._transport.on_leave(None)  # a client that has all of its answer may disconnect
         await self._send({"type": "http.response.body", "body": rest, "more_body": False})
 
     async def _pump(self, relay: Relay, body: EventBody) -> None:
@@ -296,7 +296,7 @@ class _Request:
         else:
             body.finish(b"")
 
-    # ---- answers of the front's own -------------------------------------------------------------
+    # ---- the front's own answers ----------------------------------------------------------------
 
     def _problem(self, error: Unserved) -> Problem:
         return Problem(error.status, str(error), "unavailable", 1.0)
@@ -324,7 +324,7 @@ class _Request:
     async def _reply(
         self, status: int, headers: list[Header], body: bytes, own: bool = True
     ) -> None:
-        """Send a whole answer; `own`: it is the front's, so that nobody has named it yet."""
+        """Send a whole answer; `own`: the front's, which gets the CORS headers and the id here."""
         if own:
             headers += self._front.cors_headers(self._headers)
             headers.append((b"x-request-id", self._id.encode("latin-1")))

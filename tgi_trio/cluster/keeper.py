@@ -1,7 +1,7 @@
-"""Servers kept by Ray: the only file that knows it.
+"""Keeps servers running on a Ray cluster; the only file that uses Ray.
 
-Ray says on which machine a server runs, starts it there and notices when it or its machine is gone.
-No byte of a request goes through it. Fronts learn who serves from a file (`--replicas-file`).
+Ray chooses the machine of each server, starts it there, and notices when it or its machine fails.
+No request goes through Ray. Fronts learn the servers' addresses from a file (`--replicas-file`).
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from tgi_trio.errors import ConfigurationError
 
 log = logging.getLogger("tgi_trio.cluster.keeper")
 
-_ANSWER_S: Final = 10.0
-LOOK_S: Final = 0.25  # the longest that a death or a start goes unnoticed, and a signal unheard
-PLACED_WITHIN_S: Final = 60.0  # then the log says that no machine has room
+_ANSWER_S: Final = 10.0  # timeout of the first connection to a cluster
+LOOK_S: Final = 0.25  # the most by which deaths, starts and signals are noticed late
+PLACED_WITHIN_S: Final = 60.0  # after this the log warns that no machine has room
 
 
 class _RayReplica(ReplicaHost):
-    """A host that asks Ray for its machine's address."""
+    """Ray's actor class of a server: a `ReplicaHost` at the address of its node."""
 
     def serve(self, words: Sequence[str], divided: Divided | None) -> Iterator[Said]:
-        """Be `run` at this machine's address."""
+        """Yield what `run` yields, at this node's address."""
         import ray
 
         yield from self.run(ray.util.get_node_ip_address(), words, divided)
 
 
 class _RayRanks:
-    """Ranks of a server that is on another machine."""
+    """Ray's actor class of the ranks whose server runs on another node."""
 
     def serve(self, commands: Sequence[Sequence[str]]) -> Iterator[Said]:
-        """Be `run_ranks`."""
+        """Run the ranks until one ends; yields once, when all are started."""
         for _ in run_ranks(commands):
             yield Placed()
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What Ray sets aside for a server, in equal parts where it is divided."""
+    """What Ray reserves for a server, in equal parts for each node if it is divided."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -60,25 +60,25 @@ class Resources:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """What each part has, as Ray says it."""
+        """The resources of each node's part, in Ray's form."""
         nodes = 1 if self.divided is None else self.divided.nodes
         return [{"CPU": self.cpus / nodes, "GPU": self.gpus / nodes} for _ in range(nodes)]
 
 
 @dataclass
 class _Replica:
-    """A server, wherever its parts are."""
+    """A server, on one node or several."""
 
     actor: Any  # of the server itself
-    since: float
-    group: Any = None  # Ray's placement group of a divided one
+    since: float  # when it was requested, monotonic seconds
+    group: Any = None  # Ray's placement group, if it is divided
     ranks: list[Any] = field(default_factory=list)  # actors of its other parts
-    there: bool = False  # on a machine
-    warned: bool = False
+    there: bool = False  # Ray has started it on a machine
+    warned: bool = False  # that no machine has room
 
 
 class Keeper:
-    """Does what `Keeping` decides, until told to stop."""
+    """Carries out what `Keeping` decides."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Keeper:
         replicas_file: Path,
         front: KeptFront | None = None,
     ) -> None:
-        """`words`: of the servers; `front`: before them, None: somebody else has one."""
+        """`words`: the servers' arguments; `front`: the front to keep as well, or None."""
         self._front = front
         self._keeping = Keeping(scaling)
         self._words = tuple(words)
@@ -96,16 +96,16 @@ class Keeper:
         self._file = replicas_file
         self._written: list[str] | None = None
         self._placed: dict[str, _Replica] = {}
-        self._streams: dict[Any, str] = {}  # of what each server yields: its name
+        self._streams: dict[Any, str] = {}  # what an actor yields -> the name of its server
 
     def close(self) -> None:
-        """Have every server finish what it has, and `run` return once they all have."""
+        """Drain all servers; `run` returns once they have ended. Called by signal handlers."""
         self._keeping.close()
         if self._front is not None:
             self._front.close()
 
     def run(self) -> None:
-        """Keep servers; returns after `close`. Raises OSError if the file cannot be written."""
+        """Keep servers until `close`. Raises OSError if the file cannot be written."""
         closed = False
         while not closed or self._placed or not (self._front is None or self._front.ended):
             for action in self._keeping.decide(time.monotonic()):
@@ -125,7 +125,7 @@ class Keeper:
         from ray.util import placement_group
 
         divided, group = self._resources.divided, None
-        if divided is not None:  # close together: each step of a rank waits for all
+        if divided is not None:  # PACK: close together, since each step of a rank waits for all
             group = placement_group(self._resources.bundles, strategy="PACK", name=name)
         actor = self._actor(_RayReplica, group, 0)
         replica = self._placed[name] = _Replica(actor, time.monotonic(), group)
@@ -133,7 +133,7 @@ class Keeper:
         log.info("%s is to be placed", name)
 
     def _place_ranks(self, name: str, leader: str) -> None:
-        """Start the parts of a divided server that call the one at `leader`."""
+        """Start the other parts of a divided server, whose ranks connect to `leader`."""
         replica, divided = self._placed[name], self._resources.divided
         for part in range(1, divided.nodes if divided else 1):
             actor = self._actor(_RayRanks, replica.group, part)
@@ -141,7 +141,7 @@ class Keeper:
             self._listen(name, actor, divided.commands(part, leader) if divided else [])
 
     def _actor(self, kind: type, group: Any, part: int) -> Any:
-        """Return a new actor for a part of a server."""
+        """Return a new actor for a part of a server; it is started once a machine has room."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -153,14 +153,14 @@ class Keeper:
                 num_cpus=bundle["CPU"],
                 num_gpus=bundle["GPU"],
                 max_restarts=0,
-                max_concurrency=2,  # `stop` while `serve` runs
+                max_concurrency=2,  # `stop` is called while `serve` runs
                 scheduling_strategy=place,
             )
             .remote()
         )
 
     def _listen(self, name: str, actor: Any, *told: Any) -> None:
-        """Have an actor serve, and hear what it says."""
+        """Call an actor's `serve`, whose reports `_hear` takes."""
         self._streams[actor.serve.options(num_returns="streaming").remote(*told)] = name
 
     def _stop(self, name: str) -> None:
@@ -171,10 +171,10 @@ class Keeper:
         else:
             import ray
 
-            ray.kill(placed.actor)  # a call would wait for a machine, too
+            ray.kill(placed.actor)  # calling `stop` would wait for a machine as well
 
     def _hear(self) -> None:
-        """Wait a moment for news of any server, and take them."""
+        """Wait up to LOOK_S for reports of any server, and handle them."""
         import ray
 
         if not self._streams:
@@ -183,7 +183,7 @@ class Keeper:
         ready, _ = ray.wait(list(self._streams), timeout=LOOK_S, fetch_local=False)
         for stream in ready:
             name = self._streams.get(stream)
-            if name is None:  # it was another part of a server that is gone
+            if name is None:  # another part of the same server has just ended it
                 continue
             try:
                 self._take(name, ray.get(next(stream)))
@@ -203,11 +203,11 @@ class Keeper:
                 self._placed[name].there = True
                 if ranks_at is not None:
                     self._place_ranks(name, ranks_at)
-                if self._keeping.phase(name) is Phase.STOPPING:  # told so before it was anywhere
+                if self._keeping.phase(name) is Phase.STOPPING:  # decided before it was placed
                     self._placed[name].actor.stop.remote()
 
     def _end(self, name: str, why: str) -> None:
-        """Forget a server, and end what is left of it: no part is of use without the others."""
+        """Forget a server, and kill what is left of it: no part is of use without the others."""
         import ray
         from ray.util import remove_placement_group
 
@@ -233,7 +233,7 @@ class Keeper:
                 )
 
     def _write(self) -> None:
-        """Write who serves; a front that reads meanwhile has the old list or the new one."""
+        """Write the serving addresses, atomically: fronts read the old list or the new one."""
         addresses = self._keeping.addresses
         if addresses == self._written:
             return
@@ -244,7 +244,7 @@ class Keeper:
 
 
 def connect(address: str) -> None:
-    """Join a Ray cluster; ConfigurationError where Ray is not installed or not there."""
+    """Join a Ray cluster. Raises ConfigurationError if Ray or the cluster is missing."""
     try:
         import ray
     except ImportError:
@@ -262,7 +262,7 @@ def connect(address: str) -> None:
 
 
 def _ask(address: str) -> None:
-    """Raise OSError or ValueError where nobody listens at host:port; Ray would try for minutes."""
+    """Raise OSError or ValueError if nobody listens at host:port; Ray would try for minutes."""
     if address != "auto":
         host, _, port = address.rpartition(":")
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S):
@@ -277,13 +277,13 @@ def keep(
     replicas_file: Path,
     front: KeptFront | None = None,
 ) -> None:
-    """Keep servers on the Ray cluster at `address`, and a front, until SIGTERM or SIGINT.
+    """Keep servers, and perhaps a front, on the Ray cluster at `address` until SIGTERM or SIGINT.
 
-    Raises ConfigurationError as `connect` does, and for a file that cannot be written.
+    Raises ConfigurationError as `connect` does, and if the file cannot be written.
     """
     connect(address)
     keeper = Keeper(scaling, words, resources, replicas_file, front)
-    for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets its own
+    for number in (signal.SIGTERM, signal.SIGINT):  # after `connect`: Ray installs handlers too
         signal.signal(number, lambda *_: keeper.close())
     try:
         keeper.run()

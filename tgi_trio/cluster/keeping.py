@@ -1,8 +1,9 @@
-"""Which servers are kept: started, replaced, told to leave. Pure: told the time, does nothing.
+"""Decides which servers to start, replace and stop. Pure: it is told the time and returns actions.
 
-A server that ends is replaced at once; one that ends before it ever served is tried again after a
-pause that doubles, since what was wrong with it is most probably still wrong. One that is to leave
-is no longer named first, so that fronts send it nothing new, and told to stop a little later.
+A server that ends is replaced at once. If it never served, the next attempt waits for a pause that
+doubles with each failure, since what was wrong is most probably still wrong. A server that is to
+go first leaves the list of addresses, so that fronts send it no new requests, and is told to stop
+a little later.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from typing import Final, TypeAlias
 
 from tgi_trio.cluster.scaling import ReplicaLoad, Scaling
 
-NOTICE_S: Final = 3.0  # from leaving the list to being told to stop: fronts look every second
+NOTICE_S: Final = 3.0  # from leaving the list to being stopped; fronts read it every second
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 
-IDLE: Final = ReplicaLoad(waiting=0, running=0, kv_used=0.0)  # of a server that has just started
+IDLE: Final = ReplicaLoad(waiting=0, running=0, kv_used=0.0)  # assumed until the first report
 
 
 class Phase(enum.Enum):
-    """Where a server stands; when it has ended it is forgotten."""
+    """A server's state; one that has ended is forgotten."""
 
     STARTING = "starting"
     SERVING = "serving"
-    LEAVING = "leaving"  # not named any more
+    LEAVING = "leaving"  # no longer in the list of addresses
     STOPPING = "stopping"  # told to stop
 
 
@@ -38,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Stop:
-    """Tell a server to finish what it has, and to end."""
+    """Tell a server to drain and end."""
 
     name: str
 
@@ -55,19 +56,19 @@ class _Server:
 
 
 class Keeping:
-    """All servers of a cluster. Methods that name one raise KeyError for one that has ended."""
+    """All servers of a cluster. Methods raise KeyError for the name of one that has ended."""
 
     def __init__(self, scaling: Scaling) -> None:
         self._scaling = scaling
         self._servers: dict[str, _Server] = {}  # the oldest first
         self._started = 0
-        self._failures = 0  # starts in a row that came to nothing
-        self._not_before = float("-inf")
+        self._failures = 0  # consecutive servers that ended before they served
+        self._not_before = float("-inf")  # when the next one may be started
         self.closing = False
 
     @property
     def addresses(self) -> list[str]:
-        """Where requests may go."""
+        """The addresses to which requests may go."""
         return [one.address for one in self._servers.values() if one.phase is Phase.SERVING]
 
     @property
@@ -76,7 +77,7 @@ class Keeping:
         return list(self._servers)
 
     def phase(self, name: str) -> Phase:
-        """Return where a server stands."""
+        """Return a server's state."""
         return self._servers[name].phase
 
     def serves(self, name: str, address: str) -> None:
@@ -99,15 +100,16 @@ class Keeping:
             self._not_before = now + pause
 
     def close(self) -> None:
-        """Have all servers leave, and start no other."""
+        """Stop all servers, and start no more."""
         self.closing = True
 
     def decide(self, now: float) -> list[Action]:
-        """Return what is to be done now; each thing is said once, and taken as done."""
+        """Return what is to be done now; each action is returned once and taken as done."""
         actions: list[Action] = []
         wanted = self._wanted(now)
         there = [n for n, s in self._servers.items() if s.phase in (Phase.STARTING, Phase.SERVING)]
-        # Who has not begun to serve goes first, then the youngest: its cache is the smallest.
+        # Surplus servers: first those that do not serve yet, then the youngest, whose prefix cache
+        # is the smallest.
         spare = sorted(there, key=lambda name: self.phase(name) is Phase.STARTING)[wanted:]
         for name in spare:
             one = self._servers[name]
@@ -118,7 +120,7 @@ class Keeping:
                 one.phase = Phase.STOPPING
                 actions.append(Stop(name))
         if now >= self._not_before:
-            # After a failure one alone tries.
+            # After a failure only one server at a time is tried.
             missing = wanted - len(there)
             for _ in range(min(1, missing) if self._failures else missing):
                 self._started += 1

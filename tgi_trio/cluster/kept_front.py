@@ -1,7 +1,7 @@
-"""The front before a cluster's servers: one address for all of them, as long as they are kept.
+"""Keeps a front running in front of a cluster's servers, beside the keeper.
 
-A process of its own, so that no request waits for the keeper. It reads the servers' file, ends with
-the keeper, and is started again when it ends before that.
+The front is a process of its own, so that no request waits for the keeper. It reads the servers'
+addresses from the file, ends with the keeper, and is restarted if it ends earlier.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Final, Protocol
 
 log = logging.getLogger("tgi_trio.cluster.kept_front")
 
-# Seconds before it is started again, by how often it has ended within STABLE_AFTER of its start.
+# Seconds before a restart, by the number of consecutive ends within STABLE_AFTER of a start.
 BACK_OFF: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
-STABLE_AFTER: Final = 60.0
+STABLE_AFTER: Final = 60.0  # seconds
 
 
 class Process(Protocol):
-    """What is needed of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that is used."""
 
     def poll(self) -> int | None: ...
     def send_signal(self, sig: int) -> None: ...
@@ -32,7 +32,7 @@ class Process(Protocol):
 def front_words(
     bind: str, replicas_file: Path, secret_file: Path | None, more: Sequence[str] = ()
 ) -> list[str]:
-    """Return the words of `front` before the servers of a file; `more`: of its log."""
+    """Return the command line of a front for the servers in a file; `more`: logging flags."""
     words = ["front", "--bind", bind, "--replicas-file", str(replicas_file), *more]
     return words if secret_file is None else [*words, "--cluster-secret-file", str(secret_file)]
 
@@ -40,25 +40,25 @@ def front_words(
 def start_front(words: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start the front, which dies with this process.
 
-    In a group of its own: Ctrl-C is the keeper's to hear, who tells the front once.
+    It has a process group of its own, so that Ctrl-C reaches the keeper alone, which passes it on.
     """
     argv = [sys.executable, "-m", "tgi_trio.cluster.kept_server", str(os.getpid()), *words]
     return subprocess.Popen(argv, process_group=0)
 
 
 class KeptFront:
-    """Has a front run from the first `look` to `close`."""
+    """Keeps a front running from the first `look` until `close`."""
 
     def __init__(self, start: Callable[[], Process]) -> None:
         self._start = start
         self._process: Process | None = None
         self._since = 0.0  # when it was started, seconds
-        self._again = 0.0  # when it is to be started
-        self._ends = 0  # within STABLE_AFTER of a start, in a row
+        self._again = 0.0  # when it may be started again, seconds
+        self._ends = 0  # consecutive ends within STABLE_AFTER of a start
         self._closing = False
 
     def look(self, now: float) -> None:
-        """Start it, or start it again, if it is not there; `now`: seconds."""
+        """Start the front if it is not running and may be started; `now`: seconds."""
         if self._process is not None and (code := self._process.poll()) is not None:
             self._process = None
             if not self._closing:
@@ -71,12 +71,12 @@ class KeptFront:
             self._since = now
 
     def close(self) -> None:
-        """Have it take nothing new, and end when what it has is done. Idempotent."""
+        """Have the front drain and end. Idempotent."""
         if self._process is not None and not self._closing:
             self._process.send_signal(signal.SIGTERM)
         self._closing = True
 
     @property
     def ended(self) -> bool:
-        """Whether it is not there any more, as `look` has seen it."""
+        """Whether the front was not running at the last `look`."""
         return self._process is None

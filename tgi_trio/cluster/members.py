@@ -1,13 +1,13 @@
-"""Who is there: every replica of the front and its state. No clock, no I/O.
+"""Failure detection: the state of each of the front's replicas. No clock, no I/O.
 
-Two levels of doubt. A replica that has said nothing for `late` seconds is SUSPECT: it gets no new
-requests, and nothing that runs there is given up. Only after `timeout` seconds without a byte on
-any of its connections it is DEAD, and its requests go elsewhere. On a machine under load answers
-come late while tokens still flow, so patience with the living must not cost those who wait for the
-dead; a refused connection needs no patience at all.
+There are two levels of suspicion. A replica that has been silent for `late` seconds is SUSPECT: it
+gets no new requests, and those that run there go on. Only after `timeout` seconds without a byte on
+any of its connections is it DEAD, and its requests move to other replicas. Two levels, because
+under load health checks are answered late while tokens still flow: new requests should not wait for
+a replica that may be dead, nor running ones be moved off one that is only slow. A refused
+connection means DEAD at once.
 
-Time that passed while nobody called `tick` was the front's own: it could not have heard anything,
-and no replica is blamed for it.
+Time in which nobody called `tick` (the front itself did not run) does not count as silence.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from dataclasses import dataclass
 
 
 class MemberState(enum.Enum):
-    """Where a replica stands."""
+    """A replica's state."""
 
-    NEW = "new"  # named, and never heard yet
+    NEW = "new"  # named, has not answered yet
     UP = "up"  # serves
-    SUSPECT = "suspect"  # late, or not well: no new requests, what runs there runs on
-    DEAD = "dead"  # silent or gone: what ran there runs elsewhere
-    LEAVING = "leaving"  # no longer named: no new requests, what runs there may end
+    SUSPECT = "suspect"  # late or unwell: no new requests, running ones go on
+    DEAD = "dead"  # silent or gone: its requests move to other replicas
+    LEAVING = "leaving"  # no longer named: no new requests, running ones may finish
     GONE = "gone"  # forgotten
 
-    # enum's own __hash__ is Python code; identity is what a table lookup needs
+    # enum's own __hash__ is slow Python code; table look-ups need identity only
     __hash__ = object.__hash__
 
 
 class MemberEvent(enum.Enum):
     """What can happen to a replica."""
 
-    WELL = "well"  # it says that it serves
-    UNWELL = "unwell"  # it answers, and says that it does not serve now
+    WELL = "well"  # its health check says that it serves
+    UNWELL = "unwell"  # its health check says that it does not serve now
     CUT = "cut"  # a connection ended in the middle of an answer
     LATE = "late"  # nothing was heard for `late` seconds
     SILENT = "silent"  # nothing was heard for `timeout` seconds
     CLOSED = "closed"  # nobody listens there
     NAME = "name"  # it is named again
     DISMISS = "dismiss"  # it is no longer named
-    EMPTY = "empty"  # nothing runs there any more
+    EMPTY = "empty"  # no request runs there any more
 
     __hash__ = object.__hash__
 
@@ -91,7 +91,7 @@ TRANSITIONS: Mapping[tuple[MemberState, MemberEvent], MemberState] = {
 
 
 class IllegalMemberEvent(Exception):
-    """A bug of ours: an event came in a state that has no row for it."""
+    """A bug of ours: the table has no row for this event in this state."""
 
     def __init__(self, state: MemberState, event: MemberEvent) -> None:
         super().__init__(f"a replica that is {state.name} cannot be told {event.name}")
@@ -111,24 +111,24 @@ def next_state(state: MemberState, event: MemberEvent) -> MemberState:
 class Member:
     """One replica."""
 
-    name: str  # its address, as it was named
+    name: str  # its address
     state: MemberState
-    heard: float  # when its last byte came, seconds
+    heard: float  # when its last byte arrived, seconds
 
 
-OnChange = Callable[[Member, MemberState], None]  # with the state that it was in
+OnChange = Callable[[Member, MemberState], None]  # the member and its previous state
 
 
 class Members:
-    """The replicas that a front knows. All times are seconds of one clock, the caller's."""
+    """The replicas that a front knows. All times are seconds of the caller's clock."""
 
     def __init__(self, timeout: float, on_change: OnChange) -> None:
-        """`timeout`: seconds of silence until a replica is dead.
+        """`timeout`: seconds of silence after which a replica is dead.
 
-        `on_change` is called, synchronously, whenever a state has become another one.
+        `on_change` is called, synchronously, whenever a replica's state has changed.
         """
         self.timeout = timeout
-        self.interval = timeout / 8  # at which replicas are to be asked how they are
+        self.interval = timeout / 8  # between two health checks of a replica
         self.late = 2.5 * self.interval  # two answers are missing
         self._on_change = on_change
         self._members: dict[str, Member] = {}
@@ -141,7 +141,7 @@ class Members:
         return len(self._members)
 
     def find(self, name: str) -> Member | None:
-        """Return a replica."""
+        """Return a replica; None if there is none of that name."""
         return self._members.get(name)
 
     def count(self, state: MemberState) -> int:
@@ -149,7 +149,7 @@ class Members:
         return sum(member.state is state for member in self._members.values())
 
     def name(self, name: str, now: float) -> None:
-        """Have a replica. One that is there already stays as it is, unless it was leaving."""
+        """Add a replica. One that is present stays as it is; one that was leaving is NEW again."""
         member = self._members.get(name)
         if member is None:
             member = self._members[name] = Member(name, _NEW, now)
@@ -159,13 +159,13 @@ class Members:
             self._move(member, MemberEvent.NAME)
 
     def dismiss(self, name: str) -> None:
-        """Send no more requests to a replica; unknown ones and leaving ones may be named."""
+        """Remove a replica, once its requests are done. Unknown and leaving ones are ignored."""
         member = self._members.get(name)
         if member is not None and member.state is not _LEAVING:
             self._move(member, MemberEvent.DISMISS)
 
     def tell(self, name: str, event: MemberEvent, now: float) -> None:
-        """Note what has happened to a replica; nothing if it is gone by now."""
+        """Apply an event to a replica; ignored if it is gone by now."""
         member = self._members.get(name)
         if member is None:
             return
@@ -174,7 +174,7 @@ class Members:
         self._move(member, event)
 
     def tick(self, now: float) -> None:
-        """Look for silence. To be called at every `interval`."""
+        """Look for silent replicas. To be called at every `interval`."""
         away = 0.0 if self._ticked is None else now - self._ticked
         self._ticked = now
         blameless = away - self.interval if away > 2 * self.interval else 0.0

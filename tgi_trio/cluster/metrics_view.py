@@ -8,9 +8,9 @@ from collections.abc import Mapping
 def label_series(pages: Mapping[str, bytes]) -> bytes:
     """Return the series of several pages in Prometheus' text form, each with a label `replica`.
 
-    `pages`: replica -> its page. Families keep the order in which they are first met, and each has
-    its help and type once, as the format demands. Nothing is added up: that is for whoever reads
-    them to ask for, since of a gauge such as a part of something there is no sum.
+    `pages`: replica -> its page. Families are in the order in which they first appear, each with
+    one HELP and one TYPE, as the format demands. Nothing is summed up, which is left to Prometheus'
+    queries, since the sum of a gauge such as a fraction means nothing.
     """
     comments: dict[bytes, list[bytes]] = {}  # family -> its lines of help and type
     series: dict[bytes, list[bytes]] = {}

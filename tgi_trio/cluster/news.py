@@ -1,12 +1,12 @@
-"""What fronts tell each other, as datagrams: which requests went where.
+"""The datagrams in which fronts tell each other which request went to which replica.
 
-Hints, nothing more: a datagram that is lost costs a prefix hit, so none is sent again or answered.
-Each stands for itself, is small enough not to be cut into pieces on its way, and is signed with the
-cluster's secret; what is not, or is of another version, is dropped whole.
+They are hints: a lost datagram costs a prefix hit, so none is acknowledged or sent again. Each is
+complete in itself, small enough not to be fragmented, and signed with the cluster's secret. One
+with a wrong signature or another version is dropped whole.
 
-A datagram is SIGNATURE_BYTES of keyed BLAKE2b over the rest, a byte of version, SENDER_BYTES of
-chance by which a front knows what it has sent itself, and items. An item is a byte of length and a
-replica's name, a byte of how many hashes and the hashes.
+Layout: SIGNATURE_BYTES of keyed BLAKE2b over the rest; a version byte; SENDER_BYTES, random, by
+which a front recognises its own datagrams; items. An item is a length byte and a replica's name, a
+count byte and that many hashes of HASH_BYTES.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from tgi_trio.cluster.prefix_chain import HASH_BYTES, Chain
 VERSION: Final = 2
 SIGNATURE_BYTES: Final = 16
 SENDER_BYTES: Final = 8
-DATAGRAM_BYTES: Final = 1200  # fits wherever IPv6 does
-MOST_ITEMS: Final = 4096  # that wait to be sent; the oldest are forgotten
-LONGEST_NAME: Final = 255  # bytes of a replica's
+DATAGRAM_BYTES: Final = 1200  # fits IPv6's minimum MTU
+MOST_ITEMS: Final = 4096  # queued at most; then the oldest are dropped
+LONGEST_NAME: Final = 255  # bytes of a replica's name
 
 
 class Sent(NamedTuple):
-    """A request went to a replica."""
+    """One item: a request with this prefix chain went to this replica."""
 
     replica: str
     chain: Chain
 
 
 class Heard(NamedTuple):
-    """One datagram."""
+    """A decoded datagram."""
 
     sender: bytes
     items: list[Sent]
 
 
 class Outbox:
-    """News until they are sent; bounded, since a front that nobody hears must not grow."""
+    """Items until they are sent; bounded, so that memory stays bounded if nothing can be sent."""
 
     def __init__(self, secret: bytes, sender: bytes) -> None:
-        """`sender`: SENDER_BYTES that no other front has."""
+        """`sender`: SENDER_BYTES, unique to this front."""
         self._secret = secret
         self._head = bytes([VERSION]) + sender
         self._items: deque[bytes] = deque(maxlen=MOST_ITEMS)
@@ -54,7 +54,7 @@ class Outbox:
         return len(self._items)
 
     def put(self, item: Sent) -> None:
-        """Have an item sent; ValueError for a replica's name of more than `LONGEST_NAME` bytes."""
+        """Queue an item. Raises ValueError for a name of more than `LONGEST_NAME` bytes."""
         name = item.replica.encode()
         if len(name) > LONGEST_NAME:
             raise ValueError(f"a replica's name has {len(name)} bytes; {LONGEST_NAME} are the most")
@@ -63,7 +63,7 @@ class Outbox:
         )
 
     def datagrams(self) -> Iterator[bytes]:
-        """Yield what waits, in as few datagrams as it fits; afterwards nothing waits."""
+        """Yield all queued items in as few datagrams as they fit; leaves the queue empty."""
         room = DATAGRAM_BYTES - SIGNATURE_BYTES
         while self._items:
             body = bytearray(self._head)
@@ -73,7 +73,7 @@ class Outbox:
 
 
 def read(datagram: bytes, secret: bytes) -> Heard:
-    """Return what a datagram says; ValueError where it is not ours, or not whole."""
+    """Decode a datagram. Raises ValueError if it is not signed, of our version and complete."""
     signature, body = datagram[:SIGNATURE_BYTES], datagram[SIGNATURE_BYTES:]
     if not hmac.compare_digest(signature, _sign(body, secret)):
         raise ValueError("a datagram is not signed with the cluster's secret")
@@ -86,7 +86,7 @@ def read(datagram: bytes, secret: bytes) -> Heard:
 
 
 def _sign(body: bytes | bytearray, secret: bytes) -> bytes:
-    # A key may have 64 bytes; a secret is a line of a file and may be longer.
+    # BLAKE2b takes keys of at most 64 bytes; the secret may be longer.
     key = blake2b(secret, digest_size=32).digest()
     return blake2b(body, key=key, digest_size=SIGNATURE_BYTES).digest()
 

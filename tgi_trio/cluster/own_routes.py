@@ -1,4 +1,4 @@
-"""What the front answers itself: how it is, its metrics and its replicas'."""
+"""The front's own routes: health, metrics (its own and its replicas'), and its list of replicas."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tgi_trio.cluster.replica_http import ReplicaLost, check_address, request_by
 from tgi_trio.router.telemetry.metrics import CONTENT_TYPE, Metrics
 
 _METRICS: Final = request_bytes(b"GET", b"/metrics", [], b"")
-_METRICS_SECONDS: Final = 5.0  # that a replica may take to show its metrics
-_METRICS_AT_ONCE: Final = 32  # replicas that are asked beside each other
+_METRICS_SECONDS: Final = 5.0  # timeout for one replica's metrics
+_METRICS_AT_ONCE: Final = 32  # replicas that are asked concurrently
 _JSON: Final = b"application/json"
 
 REPLICAS: Final = "/cluster/replicas"
@@ -25,10 +25,10 @@ OwnAnswer = tuple[int, bytes, bytes]  # status, content type, body
 
 
 class OwnRoutes:
-    """The routes that no replica is asked for."""
+    """The routes that the front answers without a replica."""
 
     def __init__(self, fleet: Fleet, metrics: Metrics, secret: bytes) -> None:
-        """`secret`: whoever shows it as `x-tgi-front` may name and dismiss replicas."""
+        """`secret`: a request with it in `x-tgi-front` may add and remove replicas."""
         self._fleet = fleet
         self._metrics = metrics
         self._secret = secret
@@ -36,7 +36,7 @@ class OwnRoutes:
     async def answer(
         self, method: str, path: str, headers: dict[bytes, bytes], body: bytes
     ) -> OwnAnswer | None:
-        """Return the answer; None where a replica is to answer."""
+        """Return the answer; None if the route is the replicas'."""
         match method, path:
             case "GET" | "HEAD", "/live":
                 return 200, _JSON, b'{"live":true}'
@@ -60,7 +60,7 @@ class OwnRoutes:
     # ---- replicas by name -----------------------------------------------------------------------
 
     def _administer(self, method: str, secret: bytes, body: bytes) -> OwnAnswer:
-        """Show the replicas, or have others: `{"add": ["host:port"], "remove": [...]}`."""
+        """List the replicas, or change them: `{"add": ["host:port"], "remove": [...]}`."""
         if not self._secret:
             return _refusal(403, "the front has no --cluster-secret-file: its replicas stay")
         if not hmac.compare_digest(secret, self._secret):
@@ -82,7 +82,7 @@ class OwnRoutes:
     # ---- metrics --------------------------------------------------------------------------------
 
     async def _metrics_of_replicas(self) -> bytes:
-        """Return the metrics of all replicas that answer, each series with its replica's name."""
+        """Return the metrics of all replicas that answer, with a label `replica` in each series."""
         found: dict[str, bytes] = {}
         room = trio.CapacityLimiter(_METRICS_AT_ONCE)
 
@@ -105,14 +105,14 @@ class OwnRoutes:
                 text = await exchange.rest()
                 return text if head.status == 200 else None
         except (ReplicaLost, AnswerTooLarge):
-            return None  # its state among the front's own metrics tells why
+            return None  # why is seen from its state, which is among the front's own metrics
         finally:
             exchange.close()
         return None
 
 
 def _read_change(body: bytes) -> tuple[list[str], list[str]]:
-    """Return who joins and who leaves. Raises ValueError that says what is allowed."""
+    """Return the addresses to add and to remove. Raises ValueError that says what is allowed."""
     try:
         asked = orjson.loads(body)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Other fronts by name: where they are now, looked up again for as long as this one runs.
+"""Looks up the addresses of the other fronts by name, again and again.
 
-A name may have many addresses, such as that of a headless Service of Kubernetes, which has all
-fronts and among them this one; and fronts that start anew have others.
+A name may have many addresses: that of a headless Service in Kubernetes has those of all fronts,
+this one included. They change when fronts are restarted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tgi_trio.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 10.0  # between two looks
-_PATIENCE: Final = 5.0  # seconds for the names' server
+LOOK_SECONDS: Final = 10.0  # between two look-ups
+_PATIENCE: Final = 5.0  # timeout of a look-up, seconds
 
 
 def split_peer(text: str, flag: str) -> tuple[str, int]:
@@ -35,7 +35,7 @@ def split_peer(text: str, flag: str) -> tuple[str, int]:
 
 
 def bind_feed(address: str) -> socket.socket:
-    """Return a socket of UDP bound to `host:port`. Raises ConfigurationError."""
+    """Return a UDP socket bound to `host:port`. Raises ConfigurationError."""
     host, port = split_peer(address, "--peer-bind")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
@@ -57,10 +57,10 @@ async def follow_peers(
     take: Callable[[tuple[Address, ...]], None],
     seconds: float = LOOK_SECONDS,
 ) -> None:
-    """Give `take` the addresses of the `peers`, names and ports, until cancelled.
+    """Look up the `peers` (name, port) every `seconds` and give `take` the addresses.
 
-    `family`: AF_INET or AF_INET6, as the feed's socket has it. A name that has none now is one that
-    may have some later: it is warned of once, until it is found.
+    Runs until cancelled. `family`: that of the feed's socket, AF_INET or AF_INET6. A name without
+    an address may have one later: there is one warning until it is found.
     """
     missing: set[Address] = set()
     while True:

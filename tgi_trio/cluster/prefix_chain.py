@@ -1,8 +1,8 @@
-"""A request's prefix chain: one hash for each part of its prompt, from its beginning on.
+"""A request's prefix chain: hashes of growing prefixes of its prompt.
 
-Two requests whose prompts begin alike have chains that begin alike, and where the longer common
-part ends the replica's prefix cache ends as well. Prompts are not tokenised here: their bytes as
-the body spells them are near enough, for a client spells the turns of a conversation alike.
+Two prompts with a common prefix have chains with a common prefix, as long as what a replica's
+prefix cache could reuse. Prompts are not tokenised here. Their bytes in the JSON body are a good
+enough key, since a client serialises the earlier turns of a conversation the same way each time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Chain: TypeAlias = tuple[bytes, ...]  # hashes of growing prefixes, the shortest
 
 HASH_BYTES: Final = 8
 
-# Up to so many bytes of a prompt, a hash every so many. Far from the beginning parts are larger:
-# a chain stays short enough for a decision to take microseconds, and is never longer than LONGEST.
+# (up to this many bytes of the prompt, a hash every so many bytes). Later parts are larger, which
+# keeps chains short (LONGEST at most), so that a routing decision takes microseconds.
 _STEPS: Final = (
     (4 << 10, 256),
     (16 << 10, 1 << 10),
@@ -25,8 +25,8 @@ _STEPS: Final = (
     (256 << 10, 16 << 10),
 )
 
-# What a prompt is made of, in every dialect. A quote within a string is written `\"`, so text in
-# which such a word stands in quotes is not found.
+# The keys of prompts in all APIs. A quote within a JSON string is escaped as `\"`, so a key's name
+# in quotes within a prompt does not match.
 _PROMPT: Final = re.compile(rb'"(?:messages|inputs|prompt|input|system|instructions|tools)"\s*:')
 
 
@@ -38,15 +38,15 @@ def _ends() -> Iterator[int]:
             yield end
 
 
-_ENDS: Final = tuple(_ends())  # bytes of a prompt that each hash covers
+_ENDS: Final = tuple(_ends())  # bytes of the prompt that each hash covers
 LONGEST: Final = len(_ENDS)
 
 
 def prefix_chain(body: bytes | bytearray | memoryview) -> Chain:
-    """Return the chain of a request's JSON body; empty for a prompt of less than 256 bytes.
+    """Return the chain of a request's JSON body; empty if the prompt is shorter than 256 bytes.
 
-    The prompt begins at the first key that holds a part of one, so that what is said of sampling
-    before it does not tell conversations apart. A body without such a key counts from its start.
+    Hashing starts at the first key of a prompt, so that sampling parameters before it make no
+    difference. In a body without such a key it starts at the beginning.
     """
     found = _PROMPT.search(body)
     prompt = memoryview(body)[found.start() if found else 0 :]
@@ -57,6 +57,6 @@ def prefix_chain(body: bytes | bytearray | memoryview) -> Chain:
         if end > len(prompt):
             break
         whole.update(prompt[start:end])
-        chain.append(whole.digest())  # of all bytes up to here; the hash goes on
+        chain.append(whole.digest())  # of all bytes so far; the hash can be updated further
         start = end
     return tuple(chain)

@@ -1,4 +1,4 @@
-"""The front as a program: from its settings to its exit."""
+"""Runs a front: starts its parts, serves, and drains on a signal."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from tgi_trio.signals import SIGNALS
 log = logging.getLogger(__name__)
 
 BACKLOG: Final = 4096  # connections that may wait to be accepted
-FIRST_ANSWERS: Final = 1.0  # seconds that replicas have to say how they are before it listens
-GRACE: Final = 1.0  # seconds; what runs was waited for when the listeners are told to stop
+FIRST_ANSWERS: Final = 1.0  # seconds to wait for replicas' first health checks before listening
+GRACE: Final = 1.0  # seconds; short, since running requests have been drained before
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramSettings:
-    """What flags decide about a front that runs."""
+    """A front program's settings, as flags give them."""
 
     front: FrontSettings
-    replicas: tuple[str, ...]  # addresses that never leave
-    replicas_file: Path | None  # of those that may
+    replicas: tuple[str, ...]  # addresses that are always served
+    replicas_file: Path | None  # further ones, which may change
     replica_timeout: float  # seconds
-    graceful_timeout: float  # seconds for requests that run at the first signal
-    keys: Keys = field(default_factory=Keys)  # where those of `front` come from
+    graceful_timeout: float  # seconds that running requests have after the first signal
+    keys: Keys = field(default_factory=Keys)  # the source of `front.api_keys`
     certfile: Path | None = None
     keyfile: Path | None = None
     json_output: bool = False
@@ -55,7 +55,7 @@ class ProgramSettings:
 
 
 class FrontProgram:
-    """One run of the front."""
+    """One run of a front."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class FrontProgram:
         sockets: Sequence[socket.socket],
         feed: socket.socket | None = None,
     ) -> None:
-        """`sockets` are bound, and do not listen yet; `feed`: that of UDP, where there are peers.
+        """`sockets`: bound, not listening yet; `feed`: the bound UDP socket, if there are peers.
 
-        Raises ConfigurationError when the file of replicas cannot be read.
+        Raises ConfigurationError if the file of replicas cannot be read.
         """
         self._settings = settings
         self._sockets = sockets
@@ -75,9 +75,9 @@ class FrontProgram:
         self._named = [] if path is None else read_replicas(path)
 
     async def run(self, early: Sequence[int] = ()) -> None:
-        """Serve until a signal says stop; the second one stops at once.
+        """Serve until a signal: the first one drains, the second one stops at once.
 
-        `early`: signals that came before this one could receive any.
+        `early`: signals that arrived before this method could receive any.
         """
         with trio.open_signal_receiver(*SIGNALS) as signals:
             if early:
@@ -125,7 +125,7 @@ class FrontProgram:
 
         nursery.start_soon(watch_keys, settings.keys, settings.front.api_keys, take_keys)
         await nursery.start(fleet.run)
-        # Who asks a front that has just begun would be told that no replica is there.
+        # Before the first health checks the front would answer that there is no replica.
         with trio.move_on_after(FIRST_ANSWERS):
             await fleet.hear_all()
         if settings.replicas_file is not None:
@@ -153,7 +153,7 @@ class FrontProgram:
             shutdown.set()
 
     def _take_names(self, fleet: Fleet, names: list[str]) -> None:
-        """Have the names that the file has now; those of flags and of the API stay."""
+        """Apply the file's new list; replicas of flags and of the API stay."""
         for name in names:
             fleet.name(name)
         for name in set(self._named).difference(names, self._settings.replicas):
@@ -161,7 +161,7 @@ class FrontProgram:
         self._named = names
 
     def _tell(self, addresses: Sequence[str]) -> None:
-        """Say where the front listens: the line that scripts wait for."""
+        """Print where the front listens; scripts wait for this line."""
         line = f"Front at {' and '.join(addresses)}"
         if self._settings.json_output:
             say_record(line, addresses=list(addresses))

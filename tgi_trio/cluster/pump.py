@@ -1,13 +1,13 @@
-"""Sockets that are read without a turn of trio's loop.
+"""Reads streams' sockets without a turn of trio's event loop.
 
-A token comes every few milliseconds, and all that a front does for it is to read it and to write
-it. A turn of trio's loop for that, with a task to wake, costs more than both, most of all from
-caches that have gone cold since the last token. So while streams are under way the front waits
-itself: before trio waits for its sockets, `Pump` waits for trio's and the streams', in an epoll set
-that has trio's as one of its members. What has come for a stream is taken on the spot; trio gets
-its turn as soon as there is anything for it: one of its sockets, a deadline, a task that was woken.
+A token arrives every few milliseconds, and the front only reads and writes it. A turn of trio's
+loop with a task to wake costs more than that, above all since the CPU's caches have gone cold since
+the last token. So while streams are running, `Pump` does the waiting: called by trio just before it
+would wait for I/O, it polls an epoll set of the streams' sockets, with trio's own epoll set nested
+in it. Data of a stream is handled on the spot. Trio gets its turn as soon as there is anything for
+it: one of its sockets is ready, a deadline is due, or a task was woken.
 
-While streams are under way `trio.testing.wait_all_tasks_blocked` may not return.
+While streams are running, `trio.testing.wait_all_tasks_blocked` may not return.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from typing import Any, Final
 
 import trio
 
-_AT_ONCE: Final = 64  # sockets that one look at the set tells of
+_AT_ONCE: Final = 64  # sockets that one poll returns at most
 
 
 class Pump(trio.abc.Instrument):
-    """Takes what comes for streams, between two turns of trio's loop."""
+    """Handles streams' data between two turns of trio's loop."""
 
     def __init__(self, trios: select.epoll, runnable: deque[Any]) -> None:
-        """`trios`: what trio waits with; `runnable`: its tasks that wait for their turn."""
+        """`trios`: trio's own epoll set; `runnable`: trio's queue of runnable tasks."""
         self._trios = trios.fileno()
         self._runnable = runnable
         self._token = trio.lowlevel.current_trio_token()
         self._set = select.epoll()
         self._set.register(self._trios, select.EPOLLIN)
-        self._drains: dict[int, _Drain] = {}  # by the socket's number
+        self._drains: dict[int, _Drain] = {}  # by file descriptor
 
     async def drain(self, sock: socket.socket, take: Callable[[], bool]) -> None:
-        """Call `take` whenever `sock` has something to read, until it returns False.
+        """Call `take` whenever `sock` is readable, until it returns False. It must not block.
 
-        Raises what `take` raises, which must not block, and ClosedResourceError when the socket is
-        closed here meanwhile (`notify_closing`).
+        Raises what `take` raises, and ClosedResourceError if the socket is closed meanwhile
+        (`notify_closing`).
         """
         number, drain = sock.fileno(), _Drain(take)
         self._add(number, drain)
@@ -52,7 +52,7 @@ class Pump(trio.abc.Instrument):
             raise drain.error
 
     def notify_closing(self, sock: socket.socket) -> None:
-        """End the drain of a socket that is about to be closed, if there is one."""
+        """End the drain, if any, of a socket that is about to be closed."""
         drain = self._drains.get(sock.fileno())
         if drain is not None:
             drain.error = trio.ClosedResourceError("the socket was closed here")
@@ -68,7 +68,7 @@ class Pump(trio.abc.Instrument):
 
     def _remove(self, number: int, drain: _Drain) -> None:
         if self._drains.get(number) is not drain:
-            return  # it has ended, and the number may be another's by now
+            return  # it has ended, and the descriptor may belong to another socket by now
         del self._drains[number]
         self._set.unregister(number)
         if not self._drains:
@@ -79,7 +79,7 @@ class Pump(trio.abc.Instrument):
         drain.ended.set()
 
     def before_io_wait(self, timeout: float) -> None:
-        """Wait for streams and for trio, at most `timeout` seconds. Called by trio."""
+        """Wait for streams and for trio, at most `timeout` seconds. Called by trio (Instrument)."""
         until = time.monotonic() + timeout
         left = timeout
         while True:
@@ -95,7 +95,7 @@ class Pump(trio.abc.Instrument):
             left = until - time.monotonic()
             if self._runnable or left <= 0:
                 break
-        # Trio would wait as long again, but for this, which writes to a socket that is trio's own.
+        # Without this trio would now wait for `timeout` again: it writes to trio's wake-up socket.
         self._token.run_sync_soon(_nothing, idempotent=True)
 
     def _take(self, number: int) -> None:
@@ -105,7 +105,7 @@ class Pump(trio.abc.Instrument):
         try:
             if drain.take():
                 return
-        except Exception as error:  # it is raised where the drain is waited for
+        except Exception as error:  # `drain` raises it
             drain.error = error
         self._end(number, drain)
 
@@ -122,14 +122,14 @@ class _Drain:
 
 
 def _nothing() -> None:
-    """Run in trio's loop, so that it turns."""
+    """Do nothing, in a turn of trio's loop."""
 
 
 _PUMP: Final = trio.lowlevel.RunVar[Pump | None]("pump")
 
 
 def current_pump() -> Pump | None:
-    """Return the pump of this run of trio; None where trio is not built as it is known here."""
+    """Return the pump of this run of trio; None if trio's internals are not as expected."""
     try:
         return _PUMP.get()
     except LookupError:

@@ -1,4 +1,4 @@
-"""What runs on a machine that has ranks of a server, and not the server."""
+"""Runs the ranks of a node whose server is on another node."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Final
 
 from tgi_trio.cluster.divided import share_devices
 
-LOOK_S: Final = 0.2  # between two looks at whether all of them are there
+LOOK_S: Final = 0.2  # between two checks that all ranks are running
 _DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def run_ranks(commands: Sequence[Sequence[str]]) -> Iterator[None]:
     """Start a process for each command; yields once, when all are started.
 
-    Ends when one of them has ended, and the others with it: each ends only where something is
-    wrong with it. Devices that this process sees are shared out among them.
+    As soon as one of them ends, which happens only if something is wrong, the others are killed and
+    the iterator ends. The devices that this process sees are divided among them.
     """
     shares: Sequence[str | None] = [None] * len(commands)
     if visible := os.environ.get(_DEVICES):

@@ -1,9 +1,10 @@
-"""One client's request, at whichever replicas it takes.
+"""Serves one client's request from one replica, or from several after failures.
 
-A replica that is full (429) or does not serve now (503) is passed over; its answer is kept for the
-case that all say so. A replica that is lost is passed over as well: either nothing of its answer
-had been given out, or it was a stream whose ids are known, and another goes on behind them.
-A request that saw several replicas lost is given up, since it may be what ends them.
+If a replica is full (429) or does not serve now (503), the next one is tried; the client gets such
+an answer only if all replicas give one. If a replica is lost, the request is retried elsewhere:
+from the beginning if the client has got nothing yet, otherwise a stream is resumed behind the ids
+that the client has. A request that has lost MOST_LOST replicas fails, since it may be what crashes
+them.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from tgi_trio.router.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-MOST_LOST: Final = 3  # replicas that one request may see lost
-MOST_HELD: Final = 1 << 24  # bytes of a stream that are no whole events with ids yet
-RESUME_SECONDS: Final = 30.0  # that a stream may wait for a replica to go on with it
-RESUME_PAUSE: Final = 0.1  # seconds between two rounds of asking all of them
+MOST_LOST: Final = 3  # lost replicas after which a request fails
+MOST_HELD: Final = 1 << 24  # bytes of a stream that may be held back until their ids come
+RESUME_SECONDS: Final = 30.0  # a stream may wait this long for a replica that resumes it
+RESUME_PAUSE: Final = 0.1  # seconds between two rounds over all replicas
 
-PASSED_OVER: Final = frozenset({429, 503})  # statuses with which another replica is asked
+PASSED_OVER: Final = frozenset({429, 503})  # statuses after which the next replica is tried
 
 
 class Unserved(Exception):
-    """No replica answers; the text says why."""
+    """No replica can serve the request; the text says why."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -44,38 +45,38 @@ class Unserved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client asks."""
+    """A client's request."""
 
     method: str
     target: bytes
-    headers: list[Header]  # without those of one hop
+    headers: list[Header]  # without hop-by-hop headers
     body: bytes
     request_id: str
-    internal: tuple[Header, ...] = ()  # mark and seed, by which a stream can go on elsewhere
+    internal: tuple[Header, ...] = ()  # `Front.seal`: secret, seed and time; empty: not resumable
     began: float = 0.0  # trio clock, seconds
 
     def at(self, emitted: bytes | None) -> bytes:
-        """Return the request as it goes to a replica now; `emitted`: what the client has."""
+        """Return the bytes to send to a replica now; `emitted`: the ids that the client has."""
         more = [] if emitted is None else [(b"x-tgi-emitted", emitted)]
-        if self.internal:  # a deadline counts from when the client asked
+        if self.internal:  # deadlines count from when the front got the request
             waited = trio.current_time() - self.began
             more.append((b"x-tgi-waited", b"%d" % (1e3 * waited)))
         headers = [*self.headers, *self.internal, *more]
-        # What HEAD leaves out is left out towards the client.
+        # For HEAD, the body is left out on the way to the client.
         method = "GET" if self.method == "HEAD" else self.method
         return request_bytes(method.encode(), self.target, headers, self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a request: a whole body, or the beginning of a stream."""
+    """A replica's answer: a whole body, or the beginning of a stream."""
 
     head: AnswerHead
-    body: bytes | None  # None: a stream, which `Relay.pump` goes on with
+    body: bytes | None  # None: a stream, for `Relay.pump`
 
 
 class Relay:
-    """See the module's docstring. To be closed in any case."""
+    """See the module's docstring. The caller always has to close it."""
 
     def __init__(self, fleet: Fleet, asked: Asked, metrics: Metrics) -> None:
         self._fleet = fleet
@@ -83,14 +84,14 @@ class Relay:
         self._metrics = metrics
         self._chain = prefix_chain(asked.body)
         self._cutter = EventCutter(MOST_HELD, told=bool(asked.internal))
-        self._given = False  # events of the stream have been given out
-        self._lost = 0  # replicas
+        self._given = False  # whether the client has got events of the stream
+        self._lost = 0  # replicas lost while they had the request
         self._exchange: Exchange | None = None
-        self._end: Callable[[], None] | None = None  # of the request at its present replica
-        self.replica: Replica | None = None  # that has it, or had it last
+        self._end: Callable[[], None] | None = None  # uncounts it at its present replica
+        self.replica: Replica | None = None  # the present or last one
 
     def close(self) -> None:
-        """Leave the replica, which ends what runs there. Synchronous, idempotent."""
+        """Leave the replica, which cancels the request there. Synchronous, idempotent."""
         exchange, self._exchange = self._exchange, None
         end, self._end = self._end, None
         if exchange is not None:
@@ -99,7 +100,10 @@ class Relay:
             end()
 
     async def start(self) -> Answer:
-        """Return the first answer that is one. Raises Unserved."""
+        """Return the first answer other than 429 and 503, else the best of those.
+
+        Raises Unserved if there is none.
+        """
         refusal: Answer | None = None
         for replica in self._fleet.candidates(self._chain):
             answer = await self._attempt(replica)
@@ -133,7 +137,7 @@ class Relay:
             raise Unserved(502, f"The replica's answer is too large: {error}") from None
 
     def _lose(self, replica: Replica, error: ReplicaLost) -> None:
-        """Leave a replica that is lost. Raises Unserved if it was one too many."""
+        """Leave a lost replica. Raises Unserved if it was the last that the request may lose."""
         begun = self._exchange is not None and self._exchange.begun
         self.close()
         self._fleet.lose(replica, error, under_way=begun)
@@ -148,9 +152,9 @@ class Relay:
     # ---- a stream -------------------------------------------------------------------------------
 
     async def pump(self, body: EventBody) -> None:
-        """Write all events of the stream that `start` has begun, unless the client leaves.
+        """Write all events of the stream that `start` has begun, unless the client disconnects.
 
-        `body.finish` is the caller's. Raises Unserved when nobody can go on with the stream.
+        `body.finish` is left to the caller. Raises Unserved if no replica can resume the stream.
         """
         while self._exchange is not None and self.replica is not None:
             try:
@@ -165,7 +169,10 @@ class Relay:
                 raise Unserved(502, f"The replica's stream cannot be read: {error}") from None
 
     async def _write_events(self, exchange: Exchange, body: EventBody) -> None:
-        """Write what one replica sends, to its end or the client's. Raises as its parts do."""
+        """Write one replica's events until it ends or the client disconnects.
+
+        Raises ReplicaLost and BadStream.
+        """
         cut, write = self._cutter.cut, body.write
 
         def take(part: bytes) -> bool:
@@ -179,7 +186,7 @@ class Relay:
         write(self._cutter.finish())
 
     async def _resume(self) -> None:
-        """Have another replica go on. Raises Unserved."""
+        """Resume the stream at another replica. Raises Unserved."""
         if self._given and not self._asked.internal:
             raise Unserved(
                 502, "The replica was lost; with --cluster-secret-file another would go on"

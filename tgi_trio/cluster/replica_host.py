@@ -1,6 +1,6 @@
-"""What runs on a replica's machine: it starts the server there, and says how it does.
+"""Starts a server on its machine and reports on it to the keeper.
 
-Nothing here knows Ray, which makes an actor of this class and carries what `run` yields.
+Nothing here uses Ray: `keeper.py` makes an actor of this class, and Ray delivers what `run` yields.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Final, TypeAlias
 from tgi_trio.cluster.divided import Divided
 from tgi_trio.cluster.scaling import ReplicaLoad
 
-LOOK_S: Final = 0.2  # between two looks at whether it serves
+LOOK_S: Final = 0.2  # between two checks whether it serves
 LOAD_S: Final = 5.0  # between two reports of its load
-_ANSWER_S: Final = 5.0
+_ANSWER_S: Final = 5.0  # timeout of the server's answers
 
 
 @dataclass(frozen=True)
 class Placed:
-    """It is on a machine."""
+    """It has been started on a machine."""
 
-    ranks_at: str | None = None  # the address that ranks of other machines are to call
+    ranks_at: str | None = None  # the address to which ranks of other nodes connect
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class ReplicaHost:
     def run(
         self, host: str, words: Sequence[str], divided: Divided | None = None
     ) -> Iterator[Said]:
-        """Start the server with these words of a command line; ends when its process has ended.
+        """Run the server with the arguments `words`, until its process ends.
 
-        `divided`: the part with the server runs here. Yields `Placed` and, when it serves, `Serves`
-        once each, and then its load every few seconds.
+        `divided`: set if other nodes have ranks of it. Yields `Placed` at once, `Serves` when it
+        answers, and then its load every LOAD_S seconds.
         """
         with ExitStack() as held:
             ranks_at = None
@@ -70,12 +70,12 @@ class ReplicaHost:
             )
             try:
                 yield from _follow(server, _address(host, port))
-            finally:  # nobody listens any more, or it has ended
+            finally:  # it has ended, or the caller has closed this iterator
                 server.kill()
                 server.wait()
 
     def stop(self) -> None:
-        """Have the server finish what it has and end; it takes as long as its own flag allows."""
+        """Have the server drain and end, within its own --graceful-termination-timeout."""
         if self._server is not None:
             self._server.terminate()
 
@@ -92,7 +92,7 @@ def _follow(server: subprocess.Popen[bytes], address: str) -> Iterator[Said]:
 
 
 def read_load(page: str) -> ReplicaLoad:
-    """Return what a server's `/metrics` say of its load; what they do not name counts as 0."""
+    """Return a server's load from its `/metrics` page; missing metrics count as 0."""
     found = {
         name: float(value)
         for name, _, value in (line.partition(" ") for line in page.splitlines())
@@ -108,7 +108,7 @@ def read_load(page: str) -> ReplicaLoad:
 
 
 def _waited(server: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait so long; return whether the process has ended."""
+    """Wait up to `seconds`; return whether the process has ended."""
     try:
         server.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -117,7 +117,7 @@ def _waited(server: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _get(url: str) -> str | None:
-    """Return a page; None where there is none, or not now."""
+    """Return a page; None if it cannot be fetched."""
     try:
         with urllib.request.urlopen(url, timeout=_ANSWER_S) as answer:
             page: bytes = answer.read()

@@ -1,7 +1,7 @@
-"""HTTP/1.1 as a front speaks it to a replica: kept connections, and answers read as they come.
+"""The front's HTTP/1.1 client: pooled keep-alive connections, and answers read incrementally.
 
-A token of each stream passes here, so an answer is read from the socket that trio's wraps, that of
-a stream by `Pump`, and httptools tells body from framing.
+Every token of every stream passes through here, so answers are read from the socket beneath trio's,
+streams by `Pump`; httptools removes the framing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tgi_trio.router.http.wire.headers import Header, header_block
 from tgi_trio.router.http.wire.transport import inner_socket
 
 UNIX = "unix:"
-CONNECT_SECONDS = 1.0  # a replica that does not take a connection within so long is passed over
+CONNECT_SECONDS = 1.0  # timeout of connecting to a replica
 
 _HUNG_UP = "it hung up in the middle of an answer"
 _MOST_RECEIVED = 1 << 16  # bytes taken from the socket at once
@@ -34,12 +34,12 @@ class ReplicaLost(Exception):
 
 
 class NobodyListens(ReplicaLost):
-    """The replica's machine says that no program has its port."""
+    """The connection was refused: no program listens at the replica's address."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What comes ahead of an answer's body."""
+    """An answer's status and headers."""
 
     status: int
     headers: list[Header]  # names in lower case
@@ -50,19 +50,19 @@ class AnswerHead:
 
 
 class AnswerReader:
-    """Bytes of one answer in, its head and parts of its body out."""
+    """Parses one answer: bytes in, its head and parts of its body out."""
 
     def __init__(self) -> None:
         self.head: AnswerHead | None = None
         self.whole = False
-        self.keep_alive = False  # the connection is good for another request
+        self.keep_alive = False  # whether the connection can be used for another request
         self._parser = httptools.HttpResponseParser(self)
         self._headers: list[Header] = []
-        self._size = 0  # bytes that came before the head was whole
+        self._size = 0  # bytes fed before the head was complete
         self._body: list[bytes] = []
 
     def feed(self, data: bytes) -> bytes:
-        """Return what `data` has of the body. Raises ReplicaLost for what is no HTTP."""
+        """Return the part of the body in `data`. Raises ReplicaLost if it is not HTTP."""
         if self.head is None:
             self._size += len(data)
         try:
@@ -89,7 +89,7 @@ class AnswerReader:
         self._body.append(piece)
 
     def on_message_complete(self) -> None:
-        """Called by the parser, which can say only here whether the connection stays."""
+        """Called by the parser, which knows only now whether the connection stays open."""
         self.whole = True
         self.keep_alive = self._parser.should_keep_alive()
 
@@ -98,7 +98,7 @@ class Connection:
     """One connection to a replica, for one request at a time."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
-        self.fresh = True  # nothing was asked on it yet
+        self.fresh = True  # not used for any request yet
         self.idle_since = 0.0  # trio clock, seconds
         self._stream = stream
         self._plain: socket.socket | None = inner_socket(stream.socket)
@@ -112,7 +112,7 @@ class Connection:
             raise ReplicaLost(f"it takes no request: {error}") from None
 
     async def receive(self) -> bytes:
-        """Return what has come, which is never nothing. Raises ReplicaLost."""
+        """Return received bytes, at least one. Raises ReplicaLost."""
         try:
             data = await self._receive()
         except (OSError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -126,8 +126,8 @@ class Connection:
         if plain is None:
             return bytes(await self._stream.receive_some(_MOST_RECEIVED))
         while True:
-            # Waited for first: between two tokens there is never anything to be read. A socket that
-            # was closed meanwhile has no number, which is a ValueError.
+            # Wait before the first recv: right after a token there is never anything to read. A
+            # closed socket has the descriptor -1, which raises ValueError.
             await trio.lowlevel.wait_readable(plain)
             try:
                 return plain.recv(_MOST_RECEIVED)
@@ -135,9 +135,10 @@ class Connection:
                 continue
 
     async def follow(self, take: Callable[[bytes], bool]) -> None:
-        """Give `take` what comes until it returns False. Raises ReplicaLost and what `take` raises.
+        """Call `take` with received bytes until it returns False.
 
-        It is called between two turns of trio's loop: it must not block.
+        `take` is called between two turns of trio's loop and must not block. Raises ReplicaLost and
+        what `take` raises.
         """
         plain, pump = self._plain, self._pump
         if plain is None or pump is None:
@@ -160,7 +161,7 @@ class Connection:
             raise ReplicaLost(f"its connection broke: {error}") from None
 
     def close(self) -> None:
-        """Hang up; who waits for bytes is told that it is lost. Synchronous, idempotent."""
+        """Close it; whoever waits for bytes gets ReplicaLost. Synchronous, idempotent."""
         if self._plain is not None and self._pump is not None:
             self._pump.notify_closing(self._plain)
         self._stream.socket.close()
@@ -168,16 +169,16 @@ class Connection:
 
 @dataclass(slots=True)
 class Connections:
-    """All connections to one replica."""
+    """The pool of connections to one replica."""
 
     address: str  # host:port, [host]:port or unix:/path
     idle: deque[Connection] = field(default_factory=deque)  # the longest idle first
     busy: set[Connection] = field(default_factory=set)
 
     async def take(self, fresh: bool = False) -> Connection:
-        """Return a connection, for `give_back`; a kept one unless it shall be `fresh`.
+        """Return a connection, an idle one unless `fresh`; to be returned by `give_back`.
 
-        Raises ReplicaLost when there is none to be had within `CONNECT_SECONDS`.
+        Raises ReplicaLost if none can be made within `CONNECT_SECONDS`.
         """
         now = trio.current_time()
         while self.idle and not fresh:
@@ -197,7 +198,7 @@ class Connections:
         self.busy.discard(connection)
         now = trio.current_time()
         while self.idle and now - self.idle[0].idle_since >= _LONGEST_IDLE:
-            self.idle.popleft().close()  # the last one is taken first: this one may never be
+            self.idle.popleft().close()  # `take` uses the newest: the oldest might stay for ever
         if known and reusable and len(self.idle) < _MOST_KEPT:
             connection.idle_since = now
             self.idle.append(connection)
@@ -205,7 +206,7 @@ class Connections:
             connection.close()
 
     def close(self) -> None:
-        """Hang up everywhere: who waits for bytes is told that the replica is lost."""
+        """Close all connections; whoever waits for bytes gets ReplicaLost."""
         for connection in [*self.idle, *self.busy]:
             connection.close()
         self.idle.clear()
@@ -215,7 +216,7 @@ class Connections:
 def request_bytes(
     method: bytes, target: bytes, headers: list[Header], body: bytes, host: str = "replica"
 ) -> bytes:
-    """Return a request as it goes out; raises ValueError for a header that breaks out."""
+    """Return the bytes of a request. Raises ValueError for a header that holds a line break."""
     lines = header_block(
         [(b"host", host.encode()), *headers, (b"content-length", b"%d" % len(body))]
     )
@@ -223,7 +224,7 @@ def request_bytes(
 
 
 def check_address(text: str) -> None:
-    """Raise ValueError, which says what is allowed, for what is no replica's address."""
+    """Raise ValueError, which says what is allowed, if `text` is not a replica's address."""
     host, _, port = text.rpartition(":")
     named = bool(host) and (":" not in host or (host[0] == "[" and host[-1] == "]"))
     is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= 65535
@@ -249,7 +250,7 @@ async def _connect(address: str) -> trio.SocketStream:
 
 
 def _refused(error: OSError) -> bool:
-    """Whether every attempt was refused; trio gathers those of one name in a group."""
+    """Whether every attempt was refused; trio groups the errors of a name's addresses."""
     causes = error.__cause__
     if isinstance(causes, BaseExceptionGroup):
         return all(isinstance(each, ConnectionRefusedError) for each in causes.exceptions)

@@ -1,4 +1,4 @@
-"""Replicas that join and leave by a file: an address a line."""
+"""The file of replicas' addresses, one a line, which is watched for changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LARGEST: Final = 1 << 22  # bytes
 
 
 def read_replicas(path: Path) -> list[str]:
-    """Return the addresses in a file; empty lines and what follows a `#` do not count.
+    """Return the addresses in a file; empty lines and comments (`#`) are skipped.
 
     Raises ConfigurationError, which names the line.
     """
@@ -44,9 +44,9 @@ def read_replicas(path: Path) -> list[str]:
 
 
 async def watch_replicas(path: Path, take: Callable[[list[str]], None]) -> None:
-    """Give `take` the addresses whenever the file has changed, until cancelled.
+    """Call `take` with the addresses whenever the file has changed, until cancelled.
 
-    While it cannot be read, or has a line that is none, the replicas stay as they are.
+    While the file cannot be read, or has a bad line, the replicas stay as they are.
     """
 
     def read_again() -> None:

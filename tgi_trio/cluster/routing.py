@@ -1,10 +1,11 @@
-"""Which replica gets a request: pure, without a clock, without input or output.
+"""Prefix-aware routing: chooses the replica for a request. Pure: no clock, no I/O.
 
-The replica that has seen the longest part of the prompt, since it has that part's KV; unless it is
-so much busier than another that waiting there would cost more. Whoever has no such replica goes to
-the less busy of two drawn at random: with loads that are always a little old, picking the best of
-all would send everybody to the same one (Mitzenmacher, "How Useful Is Old Information?", 2000).
-Nothing here looks at all replicas, so a decision costs the same for ten and for ten thousand.
+A request goes to the replica that was sent the longest prefix of its prompt, since that one has the
+prefix in its KV cache, unless it is so much busier than others that waiting there would cost more.
+Otherwise it goes to the less busy of two drawn at random (power of two choices): known loads are
+always a little old, and choosing the least busy of all would send everybody to the same replica
+(Mitzenmacher, "How Useful Is Old Information?", 2000). A decision never looks at all replicas, so
+it costs the same for ten and for ten thousand.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import Final
 
 from tgi_trio.cluster.prefix_chain import Chain
 
-HEADS: Final = 1 << 17  # prefixes that are remembered: some 250 bytes each
-OWNERS: Final = 4  # replicas that are remembered for a prefix
-CHOICES: Final = 8  # replicas that `order` names at most
-SLACK: Final = 0.25  # of its slots a replica with the prefix may be busier by than one without
-SLOTS: Final = 8.0  # of a replica that has not yet said how many it has
+HEADS: Final = 1 << 17  # prefixes remembered at most, some 250 bytes each
+OWNERS: Final = 4  # replicas remembered for one prefix at most
+CHOICES: Final = 8  # replicas that `order` returns at most
+SLACK: Final = 0.25  # pressure by which a replica with the prefix may be busier than one without
+SLOTS: Final = 8.0  # assumed until a replica reports its number of slots
 
 
 class Replica:
-    """One replica as a front sees it, from being added to being removed."""
+    """One replica as the front sees it, from `add` to `remove`."""
 
     __slots__ = (
         "at",
@@ -39,59 +40,59 @@ class Replica:
 
     def __init__(self, name: str, ours: int) -> None:
         self.name = name
-        self.at = -1  # its place among those that get requests; -1: it gets none
+        self.at = -1  # its index in `Routing._open`; -1: it gets no new requests
         self.ours = ours  # requests that this front has there
-        self.ours_then = 0  # the same when it last reported
-        self.elsewhere = 0  # requests that other fronts sent there since it last reported
-        self.reported = 0  # requests that it had then, running and waiting
-        self.reports = False  # whether it has ever said so
+        self.ours_then = 0  # the same at its last report
+        self.elsewhere = 0  # requests that other fronts have sent there since its last report
+        self.reported = 0  # its requests, running and waiting, at its last report
+        self.reports = False  # whether it has ever reported
         self.slots = SLOTS
 
     def pressure(self) -> float:
-        """Return how busy it must be by now, in parts of what it runs at once."""
+        """Return its estimated present load: requests per slot."""
         since = self.reported + self.ours - self.ours_then + self.elsewhere
         return (since if since > self.ours else self.ours) / self.slots
 
 
 class Routing:
-    """Replicas, how busy they are and which prefixes they were sent.
+    """The replicas, their loads, and the prefixes that they were sent.
 
-    Memory is bounded by `heads`: the prefixes that were not asked for the longest are forgotten.
-    `draw` is where chance comes from. Methods that name a replica raise KeyError for one that is
-    not there, but for those that may come late: `report`, `learn` and `finished`.
+    At most `heads` prefixes are remembered, the least recently used are dropped. `draw` is the
+    source of randomness. Methods that take a replica raise KeyError for an unknown one, except
+    those that may be called late: `report`, `learn` and `finished`.
     """
 
     def __init__(self, draw: random.Random, heads: int = HEADS) -> None:
         self._draw = draw.random
         self._heads = heads
         self._replicas: dict[str, Replica] = {}
-        self._open: list[Replica] = []  # those that get requests
-        self._left: dict[str, int] = {}  # requests of ours at replicas that were removed
+        self._open: list[Replica] = []  # those that get new requests
+        self._left: dict[str, int] = {}  # our unfinished requests at replicas that were removed
         self._owners: OrderedDict[bytes, tuple[Replica, ...]] = OrderedDict()  # newest last
 
     def __contains__(self, replica: str) -> bool:
         return replica in self._replicas
 
     def __len__(self) -> int:
-        """Return how many replicas get requests."""
+        """Return how many replicas get new requests."""
         return len(self._open)
 
     def add(self, replica: str) -> None:
-        """Let a replica have requests. Its cache is taken for empty; ValueError if it is there."""
+        """Add a replica, with an empty cache. Raises ValueError if it is present already."""
         if replica in self._replicas:
             raise ValueError(f"replica {replica} is there already")
         self._replicas[replica] = Replica(replica, self._left.pop(replica, 0))
         self.readmit(replica)
 
     def remove(self, replica: str) -> None:
-        """Forget a replica and what it was sent; requests that are still there may yet finish."""
+        """Forget a replica and its prefixes; `finished` may still be called for its requests."""
         self.suspend(replica)
         gone = self._replicas.pop(replica)
         if gone.ours:
             self._left[replica] = gone.ours
 
     def suspend(self, replica: str) -> None:
-        """Send a replica nothing new, and remember what it has."""
+        """Send a replica no new requests, but keep its prefixes."""
         one = self._replicas[replica]
         if one.at < 0:
             return
@@ -102,14 +103,14 @@ class Routing:
         one.at = -1
 
     def readmit(self, replica: str) -> None:
-        """Let a suspended replica have requests again."""
+        """Send a suspended replica requests again."""
         one = self._replicas[replica]
         if one.at < 0:
             one.at = len(self._open)
             self._open.append(one)
 
     def report(self, replica: str, *, requests: int, slots: int) -> None:
-        """Take what a replica says of itself: its requests, and how many it runs at once."""
+        """Take a replica's report: its requests, running and waiting, and its number of slots."""
         one = self._replicas.get(replica)
         if one is None:
             return
@@ -120,14 +121,14 @@ class Routing:
         one.slots = max(1.0, slots)
 
     def order(self, chain: Chain) -> list[str]:
-        """Return replicas for a request, the best first, and others to try when one is full.
+        """Return replicas for a request: the best first, then others to try if it is full.
 
-        At most eight, each once; all there are if they are no more. Empty when none gets requests.
+        At most CHOICES, each once; empty if no replica gets requests.
         """
         if not self._open:
             return []
         chosen = list(self._drawn())
-        # Of two drawn at random the less busy; the others stay as they were drawn.
+        # Power of two choices: the less busy of the first two goes first.
         if len(chosen) > 1 and chosen[1].pressure() < chosen[0].pressure():
             chosen[0], chosen[1] = chosen[1], chosen[0]
         owner = self._owner(chain, chosen[0].pressure() + SLACK)
@@ -136,13 +137,13 @@ class Routing:
         return [one.name for one in chosen]
 
     def sent(self, replica: str, chain: Chain) -> None:
-        """Note that this front sent a request there; `finished` is called once for each."""
+        """Note that this front sent a request there; `finished` has to be called at its end."""
         one = self._replicas[replica]
         one.ours += 1
         self._remember(one, chain)
 
     def finished(self, replica: str) -> None:
-        """Note that such a request has ended, however it did; ValueError if there was none."""
+        """Note that a request has ended, in any way. Raises ValueError if there was none."""
         one = self._replicas.get(replica)
         if one is not None:
             if not one.ours:
@@ -160,7 +161,8 @@ class Routing:
     def learn(self, replica: str, chain: Chain) -> None:
         """Note that another front sent a request there.
 
-        It is counted until the replica's next report; one that never reports would have it forever.
+        It counts towards the load until the replica's next report, which then includes it; it does
+        not count if the replica never reports.
         """
         one = self._replicas.get(replica)
         if one is not None:
@@ -168,7 +170,7 @@ class Routing:
             self._remember(one, chain)
 
     def check(self) -> None:
-        """Raise AssertionError where the books contradict each other; for tests."""
+        """Raise AssertionError if the tables contradict each other; for tests."""
         for at, one in enumerate(self._open):
             assert one.at == at and self._replicas[one.name] is one
         for name, one in self._replicas.items():
@@ -181,19 +183,19 @@ class Routing:
             assert 0 < len(owners) <= OWNERS and len(set(owners)) == len(owners)
 
     def _drawn(self) -> Iterator[Replica]:
-        """Yield up to eight different replicas in an order of chance."""
+        """Yield up to CHOICES different replicas in random order."""
         there = self._open
         count = len(there)
         seen: set[int] = set()
         for _ in range(min(CHOICES, count)):
             at = int(self._draw() * count)
-            while at in seen:  # the next free one: few are taken, and drawing again has no bound
+            while at in seen:  # linear probing: drawing again would have no bound
                 at = (at + 1) % count
             seen.add(at)
             yield there[at]
 
     def _owner(self, chain: Chain, limit: float) -> Replica | None:
-        """Return who has the longest part of a chain, among those no busier than `limit`."""
+        """Return the owner of the longest prefix among those with at most `limit` pressure."""
         for head in reversed(chain):
             best: Replica | None = None
             lowest = limit
@@ -212,7 +214,7 @@ class Routing:
                 owners[head] = (one,)
                 continue
             owners.move_to_end(head)
-            if known[-1] is not one:  # the newest last, and none that has been removed
+            if known[-1] is not one:  # moved to the end; removed replicas are dropped
                 kept = [k for k in known if k is not one and self._replicas.get(k.name) is k]
                 owners[head] = (*kept[1 - OWNERS :], one)
         while len(owners) > self._heads:

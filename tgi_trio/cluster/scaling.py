@@ -1,9 +1,9 @@
-"""How many replicas are wanted: pure, told the time, between two bounds and patient both ways.
+"""Autoscaling: decides how many replicas are wanted, between two bounds. Pure: it is told the time.
 
-More are wanted when requests wait, or KV memory fills, for `up_after` seconds on end: a queue that
-goes away by itself is no reason, since a replica takes longer to start than most queues last. Fewer
-are wanted when the others could hold everything with room to spare for `down_after` seconds on end:
-a replica that leaves takes its prefix cache with it. One comes or goes at a time.
+One more is wanted once requests have queued, or KV memory has been nearly full, for `up_after`
+seconds without a break: a replica takes longer to start than most queues last. One fewer is wanted
+once the others could have held everything, with room to spare, for `down_after` seconds without a
+break: a replica that stops takes its prefix cache with it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-FULL: Final = 0.8  # of KV memory, on average: more replicas
-ROOMY: Final = 0.5  # of the others' KV memory, if one were gone: fewer
+FULL: Final = 0.8  # mean share of KV memory in use above which one more is wanted
+ROOMY: Final = 0.5  # share of the others' KV memory, were one gone, below which one fewer is
 UP_AFTER_S: Final = 30.0
 DOWN_AFTER_S: Final = 600.0
 
 
 class ReplicaLoad(NamedTuple):
-    """How busy one replica is."""
+    """One replica's load."""
 
     waiting: int  # requests in its queue
     running: int  # sequences in its batch
-    kv_used: float  # part of its KV memory that requests hold, 0 to 1; cached prefixes are free
+    kv_used: float  # share of KV memory that requests hold, 0 to 1; cached prefixes count as free
 
 
 @dataclass
 class Scaling:
-    """Keeps `wanted` between `low` and `high`; ValueError where they are no bounds."""
+    """Keeps `wanted` between `low` and `high`. Raises ValueError unless 1 <= low <= high."""
 
     low: int
     high: int
@@ -44,13 +44,13 @@ class Scaling:
 
     @property
     def text(self) -> str:
-        """The bounds, as they are written."""
+        """The bounds, as a flag gives them."""
         return f"{self.low}:{self.high}"
 
     def observe(self, now: float, loads: Collection[ReplicaLoad]) -> int:
-        """Take the loads of the replicas that serve; return how many replicas are wanted.
+        """Take the loads of the serving replicas; return how many replicas are wanted.
 
-        While fewer serve than are wanted nothing is concluded: those that start will help.
+        The number does not change while fewer serve than are wanted: some are still starting.
         """
         if len(loads) < self.wanted:
             self._busy_since = self._idle_since = None
@@ -83,4 +83,4 @@ class Scaling:
 
     def _want(self, count: int) -> None:
         self.wanted = count
-        self._busy_since = self._idle_since = None  # what comes of it is to be seen first
+        self._busy_since = self._idle_since = None  # see the effect before changing it again
