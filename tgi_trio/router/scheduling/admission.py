@@ -14,13 +14,13 @@ from tgi_trio.router.scheduling.sequence import Sequence
 
 
 class AdmissionVerdict(enum.Enum):
-    """Whether a waiting sequence can go to the shard now."""
+    """Whether a waiting sequence can be admitted now, or why not."""
 
     ADMITTED = "admitted"
-    NO_ROOM = "no room"  # too few blocks can be had
-    NOT_ITS_TURN = "not its turn"  # enough prompt tokens will be computed before its own
-    NO_PIXELS = "no pixels"  # its images must be decoded first
-    SHARES_SOON = "shares soon"  # its prefix is being computed for another sequence: wait for that
+    NO_ROOM = "no room"  # too few blocks are available
+    NOT_ITS_TURN = "not its turn"  # enough prompt tokens are to be computed before its own
+    NO_PIXELS = "no pixels"  # its images are not decoded yet
+    SHARES_SOON = "shares soon"  # another sequence is computing its prefix, which it can then share
 
 
 class Admission:
@@ -41,17 +41,17 @@ class Admission:
         self._memory = memory
         self._isolation = isolation
         self._pins = pins
-        self.behind = 0  # waiting sequences that wait for other prompts, not for memory
-        # State of queue and memory when a look at the queue found room for no sequence.
+        self.behind = 0  # waiting sequences that wait for other prompts rather than for memory
+        # (queue's version, available blocks) at the last pass in which nothing but memory lacked;
+        # (-1, 0) after other passes.
         self._no_room_at = (-1, 0)
 
     def admit(self, now: float) -> list[Sequence]:
-        """Move the sequences that can go, in queue order, and return them.
+        """Move the sequences that can be admitted, in queue order, and return them.
 
-        One that cannot go yet may be passed by later ones that can, within limits, so that a large
-        request neither blocks small ones for ever nor starves: one that lacks blocks is passed
-        `skip_limit` times at most, and one whose turn has not come by as many prompt tokens as it
-        has itself.
+        To avoid head-of-line blocking, later sequences may pass one that cannot go yet. To avoid
+        starvation there are limits: one that lacks blocks is passed at most `skip_limit` times, one
+        whose turn has not come by at most as many prompt tokens as it has itself.
         """
         queue, batch, skip_limit = self._queue, self._batch, self._limits.skip_limit
         queue.rank(now)
@@ -67,14 +67,14 @@ class Admission:
         room = self._available
         anyone_has_turn = batch.has_turn(1)
         may_go = anyone_has_turn and places != 0 and not self._is_full
-        # A copy, since a sequence that is admitted leaves the queue. In nearly every step, nearly
-        # every sequence takes the shortest way through this loop, so that is kept short.
+        # A copy, since admitted sequences leave the queue. In nearly every step nearly every
+        # sequence is passed over at `short_at`, so that path is kept short.
         for sequence in list(queue) if may_go else ():
             if places is not None and sequence not in self._isolation:
                 held_back += 1
                 continue
             if room <= sequence.short_at:
-                verdict = AdmissionVerdict.NO_ROOM  # as before: not worth a try
+                verdict = AdmissionVerdict.NO_ROOM  # as before: too little has become available
             else:
                 verdict = self._try(sequence, room, without_turn)
             if verdict is AdmissionVerdict.ADMITTED:
@@ -110,9 +110,10 @@ class Admission:
     def _remember(
         self, *, lacking_room: int, lacking_turn: int, seen: int, anyone_has_turn: bool
     ) -> None:
-        """Keep what a look at the queue has found: for the step budget, and for the next look.
+        """Keep the results of a pass over the queue, for the step budget and for the next pass.
 
-        `seen`: sequences that were looked at and not admitted; the others have no turn either.
+        `seen`: sequences that were looked at and not admitted. The rest of the queue was not looked
+        at; it waits for a turn unless somebody still has one.
         """
         unseen = len(self._queue) - seen
         self.behind = lacking_turn + (0 if anyone_has_turn else unseen)
@@ -121,19 +122,19 @@ class Admission:
 
     @property
     def _is_full(self) -> bool:
-        """Whether no further sequence may enter, however small."""
+        """Whether no further sequence can be admitted, however short."""
         return self._batch.is_full or not self._memory.has_slots
 
     @property
     def _available(self) -> int:
-        """Blocks that new sequences may have, after those for members that grow."""
+        """Blocks for new sequences; one for each member of the batch is kept for its growth."""
         headroom = 0 if self._limits.reserve else len(self._batch)
         return self._memory.available - headroom
 
     def _try(
         self, sequence: Sequence, available: int, without_turn: list[Sequence]
     ) -> AdmissionVerdict:
-        """Grant `sequence` its blocks if it can go now; `available` are to be had."""
+        """Grant `sequence` its blocks if it can be admitted; `available`: blocks."""
         limits, memory = self._limits, self._memory
         match = memory.match(sequence)
         if match is not None and match.claimed:
@@ -141,14 +142,15 @@ class Admission:
         tokens = sequence.length
         if not self._batch.has_turn(tokens - memory.count_cached(match), without_turn):
             return AdmissionVerdict.NOT_ITS_TURN
-        # Growth went first: when a member still lacks a block, none is available here.
+        # Members of the batch were extended before: if one still lacks blocks, none is available.
         wanted = sequence.need
         if not limits.reserve:
             wanted = min(wanted, tokens + limits.grant_tokens)
         lacking = memory.price(match, wanted) - available
         if lacking > 0:
-            # To try again for every block that comes back would cost more than it finds, and to
-            # wait for all of them would be too long: its prefix may be cached by then.
+            # Try again once half of the lacking blocks have been freed. Trying after every freed
+            # block would cost more than it finds; waiting for all of them would be too long, since
+            # its prefix may be cached by then.
             sequence.short_at = available + lacking // 2
             return AdmissionVerdict.NO_ROOM
         if not self._pins.pin(sequence):
@@ -159,7 +161,7 @@ class Admission:
 
 
 def _passes(sequence: Sequence, without_room: list[Sequence], without_turn: list[Sequence]) -> None:
-    """Note that `sequence`, which was just admitted, has passed those that go on waiting."""
+    """Note that `sequence`, just admitted, has passed those that were looked at before it."""
     for other in without_room:
         other.skipped += 1
     for other in without_turn:

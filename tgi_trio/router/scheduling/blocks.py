@@ -1,22 +1,22 @@
-"""Which KV blocks are free."""
+"""The free list of KV blocks."""
 
 from __future__ import annotations
 
 
 class BlockAllocator:
-    """Hands out block ids 1 .. total and takes them back, both O(1) a block.
+    """Allocates and frees the block ids 1 .. total, in O(1) per block.
 
-    Every block has exactly one owner: the free list here, one sequence, or the prefix cache.
-    Sharing is the cache's affair (it counts who uses its nodes), so no counts are needed here.
+    Every block has exactly one owner: this free list, one sequence, or the prefix cache. Shared
+    blocks are the prefix cache's, which counts their users; no reference counts are needed here.
     Block 0 is the shard's scratch block and is never handed out.
     """
 
     def __init__(self, total: int) -> None:
-        """`total` blocks can be handed out."""
+        """`total`: number of blocks. Raises ValueError for less than one."""
         if total < 1:
             raise ValueError(f"a block allocator needs at least one usable block, not {total}")
         self.total = total
-        # Taken from the end: low ids first, and what was freed last is used first.
+        # Taken from the end: low ids first, and the last freed first.
         self._free = list(range(total, 0, -1))
         self._is_free = bytearray(b"\1" * (total + 1))
         self._is_free[0] = 0
@@ -27,7 +27,7 @@ class BlockAllocator:
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Return `count` blocks; raises ValueError when fewer are free."""
+        """Return `count` blocks. Raises ValueError if fewer are free."""
         if count > len(self._free):
             raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
         if count <= 0:
@@ -40,7 +40,7 @@ class BlockAllocator:
         return taken
 
     def give(self, blocks: list[int]) -> None:
-        """Take `blocks` back; raises ValueError for one that is free already or was never ours."""
+        """Free `blocks`. Raises ValueError for one that is free already or out of range."""
         is_free = self._is_free
         for block in blocks:
             if not 0 < block <= self.total or is_free[block]:
@@ -49,11 +49,11 @@ class BlockAllocator:
         self._free.extend(reversed(blocks))
 
     def clear(self) -> None:
-        """Forget every owner: all blocks are free."""
+        """Free all blocks."""
         self.__init__(self.total)  # type: ignore[misc]
 
     def check(self, owned: set[int]) -> None:
-        """Raise AssertionError unless free and `owned` blocks are the whole without overlap."""
+        """Raise AssertionError unless every block is either free or in `owned`."""
         free = set(self._free)
         if len(free) != len(self._free):
             raise AssertionError("a block is in the free list twice")

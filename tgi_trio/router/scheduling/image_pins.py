@@ -1,7 +1,7 @@
-"""Images of sequences: their pixels stay where they are while a shard may read them.
+"""Pins the pixels of sequences' images in shared memory while the shard may read them.
 
-A sequence goes to the shard with the places of all its images. Each is let go when a step says that
-nobody needs it, all that are left when the shard has dropped the sequence.
+A sequence is sent to the shard with the places of all its images. An image is unpinned when a step
+reports that its pixels are no longer needed, the rest when the shard has dropped the sequence.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tgi_trio.router.scheduling.sequence import Sequence
 
 
 class Pixels(Protocol):
-    """What keeps pixels in places of an arena (`images.pixel_store.PixelStore`)."""
+    """A store of pixels in an arena (`images.pixel_store.PixelStore`)."""
 
     def pin(self, image: PromptImage) -> ArenaPlace | None:
-        """Return where the pixels are, until `unpin`; None: they are not there yet."""
+        """Return the pixels' place, which stays valid until `unpin`; None if not decoded yet."""
         ...
 
     def unpin(self, image: PromptImage) -> None: ...
@@ -29,19 +29,19 @@ class ImagePins:
     """Which images of which sequences are pinned."""
 
     def __init__(self) -> None:
-        self._pixels: Pixels | None = None  # no request has any images
+        self._pixels: Pixels | None = None  # None: no request has images
 
     def use(self, pixels: Pixels) -> None:
         """Pin images in `pixels` from now on."""
         self._pixels = pixels
 
     def check(self, request: Request) -> None:
-        """Raise ValueError for a request with images where nothing keeps pixels."""
+        """Raise ValueError for a request with images if there is no store of pixels."""
         if request.images and self._pixels is None:
             raise ValueError("a request has images, and nothing keeps their pixels")
 
     def pin(self, sequence: Sequence) -> bool:
-        """Pin all images of a sequence, or none; False: some are to be decoded first."""
+        """Pin all images of a sequence, or none; False if some are not decoded yet."""
         images = sequence.request.images
         if not images or self._pixels is None:
             return not images
@@ -55,14 +55,14 @@ class ImagePins:
         return False
 
     def take_in(self, step: StepReport, living: dict[int, Sequence]) -> None:
-        """Let go of what a step says is not needed."""
+        """Unpin the images whose pixels a step has reported as no longer needed."""
         for id, which in zip(step.seen_sequence, step.seen_image, strict=True):
             sequence = living.get(id)
             if sequence is not None and sequence.places.pop(which, None) is not None:
                 self._unpin(sequence, which)
 
     def release(self, sequence: Sequence) -> None:
-        """The shard has dropped a sequence, or is gone: let go of all its images."""
+        """Unpin all images of a sequence that the shard has dropped."""
         places, sequence.places = sequence.places, {}
         for which in places:
             self._unpin(sequence, which)

@@ -1,8 +1,8 @@
-"""Images in the keys of the prefix cache, and what of a prompt no step may cut.
+"""Images in the keys of the prefix cache, and the parts of a prompt that one step must compute.
 
-Two images of a size have the same token ids, and their K and V are not the same. So in a key each
-feature token is a negative number: the image's own, given to its content when it is first met. No
-two contents ever share a number, as two hashes of them could.
+Two images of the same size have the same placeholder token ids but different K and V. So in keys an
+image's feature tokens are replaced by a negative number that its content gets at first sight.
+Unlike hashes, numbers cannot collide.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from tgi_trio.model.image_families import Sight
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling.sequence import Sequence
 
-_KEPT: Final = 1 << 14  # images whose numbers are remembered; one forgotten gets another
+_KEPT: Final = 1 << 14  # images whose numbers are remembered; a forgotten one gets a new number
 _NUMBERS: Final = 1 << 31  # negative int32
 
 
 class ImagePrefixes:
-    """Numbers of images, by content."""
+    """Assigns numbers to images by content."""
 
     def __init__(self, sight: Sight) -> None:
-        """`sight`: what of the model's prompts sees itself both ways."""
+        """`sight`: which tokens of the model's prompts attend in both directions."""
         self._sight = sight
-        self._numbers: OrderedDict[bytes, int] = OrderedDict()  # least recently met first
+        self._numbers: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._next = 0
-        self._laps = 0  # how often all numbers have been given
+        self._laps = 0  # how often all numbers have been used up
 
     def enter(self, sequence: Sequence) -> None:
-        """Say of a new sequence with which others it shares prefixes, and what is not to be cut."""
+        """Set a new sequence's `image_numbers`, `salt` and `uncut`."""
         request = sequence.request
         sequence.image_numbers = tuple(self._number(image.key) for image in request.images)
         sequence.uncut = count_uncut(request, self._sight)
         if request.images and self._laps:
             sequence.salt = f"{self._laps} {sequence.salt}"
-        if self._sight == "prompt":  # a token's K and V depend on all of the prompt
+        if self._sight == "prompt":  # K and V of a token depend on the whole prompt
             kind = f"image {_digest(sequence)}" if request.images else "text"
             sequence.salt = f"{kind} {sequence.salt}"
-        elif self._sight == "layers":  # and on all of its images here, those behind it as well
+        elif self._sight == "layers":  # they depend on all images of the prompt, later ones too
             kind = f"image {_digest_images(sequence)}" if request.images else "text"
             sequence.salt = f"{kind} {sequence.salt}"
 
@@ -60,7 +60,7 @@ class ImagePrefixes:
 
 
 def count_uncut(request: Request, sight: Sight) -> int:
-    """Return the most tokens of a prompt that one step has to compute together; 0: any number."""
+    """Return the longest run of prompt tokens that has to be in one step; 0 if there is none."""
     if sight in ("causal", "layers") or not request.images:
         return 0
     if sight == "prompt":
@@ -69,13 +69,13 @@ def count_uncut(request: Request, sight: Sight) -> int:
 
 
 def _digest(sequence: Sequence) -> str:
-    """Return what tells a prompt and its images from all others."""
+    """Return a digest of a prompt and its images."""
     ids = np.ascontiguousarray(sequence.request.prompt_ids, np.int32).tobytes()
     return hashlib.sha256(ids + _digest_images(sequence).encode()).hexdigest()
 
 
 def _digest_images(sequence: Sequence) -> str:
-    """Return what tells the images of a prompt, and their places, from all others."""
+    """Return a digest of a prompt's images and their places."""
     found = hashlib.sha256()
     for image in sequence.request.images:
         found.update(f" {image.first} {image.feature_places} ".encode() + image.key)

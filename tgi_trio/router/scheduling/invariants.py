@@ -1,4 +1,4 @@
-"""Does every sequence stand where its state says?"""
+"""Checks that queue, batch and pending frees hold each sequence as its state demands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_states(
     batch: RunningBatch,
     pending_frees: PendingFrees,
 ) -> None:
-    """Raise AssertionError when states, blocks and the places a sequence is kept in disagree."""
+    """Raise AssertionError if a sequence's state, its blocks and where it is kept disagree."""
     waiting = {sequence.id for sequence in queue}
     count = 0
     for sequence in sequences:

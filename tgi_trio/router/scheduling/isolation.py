@@ -1,12 +1,12 @@
-"""Which sequence brings the shard down: found by bisection, while all others go on.
+"""Finds by bisection the sequence that crashes the shard, while all others go on.
 
-A shard that dies takes no work with it: all sequences are computed again. But one that kills the
-shard would do so again and again. Once may be chance (an operator, a kernel short of memory), so
-after a first death all come back together. A sequence that is on the shard at a second death, and
-has got no further since the first, is a suspect. Suspects come back in groups half as large as the
-one that died with the shard, and no other sequence joins them. A group that gets further is
-cleared, and the next one follows; so is a suspect that was not there when the shard died again. One
-that is alone with the shard when that dies for the `DEATHS`-th time is the culprit.
+When a shard dies, its sequences are computed again, so one that crashes it would do so again and
+again. A single death may be chance (an operator, the kernel's OOM killer), so after the first all
+sequences return together. A sequence that is on the shard at a second death, without progress since
+the first, is a suspect. Suspects return in groups of half the size of the group that died, without
+any other sequence beside them. A group that makes progress is cleared and the next one follows; so
+is a suspect that was not on the shard when it died again. A suspect that is alone on the shard at
+its death number `DEATHS` is the culprit.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Final
 from tgi_trio.router.scheduling.lifecycle import HELD, SequenceState
 from tgi_trio.router.scheduling.sequence import Sequence
 
-DEATHS: Final = 3  # of the shard, with no progress in between, that convict a sequence
-TOKENS: Final = 8  # more tokens than when the shard died: it got further
+DEATHS: Final = 3  # deaths of the shard without progress in between that convict a sequence
+TOKENS: Final = 8  # tokens more than at the shard's death that count as progress
 
 
 class Isolation:
-    """The suspects, and how many of them may be on the shard together."""
+    """The suspects, and how many of them may be on the shard at once."""
 
     def __init__(self) -> None:
         self._suspects: dict[int, Sequence] = {}
         self._group = 0
-        self.explained = False  # the last death is blamed on a sequence, or on one of several
+        self.explained = False  # the last death is blamed on a sequence, found or among suspects
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence.id in self._suspects
 
     def lose(self, held: Iterable[Sequence]) -> Sequence | None:
-        """The shard has died with `held` on it; returns the culprit once it is known."""
+        """Note that the shard died with `held` on it; returns the culprit once it is known."""
         for sequence in self._suspects.values():
             if sequence.state is SequenceState.WAITING:
-                sequence.deaths = 0  # it was somebody else
+                sequence.deaths = 0  # it was not on the shard: another one crashed it
         self._suspects.clear()
         self.explained = False
         for sequence in held:
@@ -58,7 +58,7 @@ class Isolation:
         return None
 
     def places(self) -> int | None:
-        """Return how many suspects may join the batch now; None when there is no suspect left."""
+        """Return how many suspects may join the batch now; None if there are no suspects."""
         if not self._suspects:
             return None
         for sequence in list(self._suspects.values()):
@@ -71,7 +71,7 @@ class Isolation:
         return max(0, self._group - held)
 
     def check(self, sequences: Iterable[Sequence]) -> None:
-        """Raise AssertionError when more suspects are on the shard than may be together."""
+        """Raise AssertionError if more suspects are on the shard than may be at once."""
         known = {sequence.id for sequence in sequences}
         alive = [s for s in self._suspects.values() if s.id in known]
         if sum(sequence.state in HELD for sequence in alive) > self._group:

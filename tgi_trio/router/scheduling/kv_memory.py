@@ -1,9 +1,10 @@
-"""The shard's KV memory: which blocks a sequence has, which of them it shares, who gets them next.
+"""Paged KV memory: sequences' block tables, shared prefixes, and eviction.
 
 Every block has exactly one owner: the free list, one sequence, or the prefix cache. A sequence's
-block table starts with `shared` blocks of the cache, kept in place by its pin; the rest is its own.
-Where the model keeps states, slots for them are granted and come back with the blocks
-(`state_memory.py`): K and V are shared as far as they go, computing starts where a snapshot is.
+block table begins with `shared` blocks of the cache, which its pin protects from eviction; the rest
+is its own. If the model has recurrent states, their slots are granted and freed with the blocks
+(`state_memory.py`): K and V of a whole cached prefix are shared, but computation starts at the last
+block that has a snapshot of the states.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ class KvMemory:
     """Grants blocks to sequences, shares computed ones, and takes them back."""
 
     def __init__(self, blocks: int, block_size: int, caching: bool, state_slots: int = 0) -> None:
-        """`state_slots`: slots that can be granted; 0: the model keeps no states."""
+        """`state_slots`: slots that can be granted; 0: the model has no recurrent states."""
         self.states = StateMemory(state_slots, block_size) if state_slots else None
         self.block_size = block_size
         self._caching = caching
         self._allocator = BlockAllocator(blocks)
         self._cache = PrefixCache(block_size)
-        self._unloaded: set[int] = set()  # adapters that only sequences about to end still use
+        self._unloaded: set[int] = set()  # unloaded adapters whose prefixes are still pinned
 
     @property
     def total(self) -> int:
@@ -38,7 +39,7 @@ class KvMemory:
 
     @property
     def cached(self) -> int:
-        """Blocks that hold a prefix and can be had by evicting it."""
+        """Blocks of cached prefixes that can be evicted."""
         return self._cache.evictable
 
     @property
@@ -58,7 +59,7 @@ class KvMemory:
     # -- granting ------------------------------------------------------------------------------
 
     def match(self, sequence: Sequence) -> Match | None:
-        """Return what the cache holds of a waiting sequence; None if it has to compute all."""
+        """Return the cached prefix of a waiting sequence; None if it must not use the cache."""
         if not self._caching or sequence.wants_prompt_logprobs:
             return None
         key = sequence.key = sequence.key or sequence.token_bytes()
@@ -69,7 +70,7 @@ class KvMemory:
         return match
 
     def count_cached(self, match: Match | None) -> int:
-        """Return how many tokens a sequence whose prefix is `match` need not compute."""
+        """Return how many tokens need not be computed thanks to `match`."""
         if match is None:
             return 0
         usable = len(match.blocks) if self.states is None else self.states.usable(match.blocks)
@@ -81,17 +82,17 @@ class KvMemory:
         return self.states is None or self.states.has_room
 
     def price(self, match: Match | None, tokens: int) -> int:
-        """Return how many available blocks it takes to admit a sequence of `tokens` tokens.
+        """Return how many fewer blocks are `available` once a sequence of `tokens` is admitted.
 
-        Blocks of `match` are shared; those of them that could be evicted are not available then.
+        Blocks of `match` are shared, but those that were evictable are no longer available then.
         """
         blocks = -(-tokens // self.block_size)
         return blocks - len(match.blocks) + match.evictable if match else blocks
 
     def admit(self, sequence: Sequence, match: Match | None, tokens: int) -> None:
-        """Give a waiting sequence a block table for `tokens` tokens, those of `match` shared.
+        """Give a waiting sequence a block table for `tokens` tokens that shares `match`.
 
-        Raises ValueError when less is available than its `price`.
+        Raises ValueError if less than its `price` is available.
         """
         blocks = match.blocks if match else []
         wanted = self.blocks_for(tokens) - len(blocks)
@@ -107,7 +108,7 @@ class KvMemory:
         self._claim(sequence)
 
     def extend(self, sequence: Sequence, tokens: int) -> list[int]:
-        """Grant blocks towards `tokens` tokens in all, as many as can be had; returns them."""
+        """Grant blocks for `tokens` tokens in all, or as many as are available; returns them."""
         granted = self._take(min(self.count_lacking(sequence, tokens), self.available))
         sequence.blocks += granted
         return granted
@@ -117,16 +118,16 @@ class KvMemory:
         return max(0, -(-tokens // self.block_size) - len(sequence.blocks))
 
     def make_free(self, count: int) -> None:
-        """Evict until `count` blocks are free or nothing is left to evict.
+        """Evict until `count` blocks are free or nothing evictable is left.
 
-        Whoever takes several lots of blocks calls this first: one eviction costs less than many.
+        To be called before granting blocks to several sequences: one eviction is cheaper than many.
         """
         short = count - self._allocator.free
         if short > 0:
             self._give_evicted(self._cache.evict(short))
 
     def _give_evicted(self, blocks: list[int]) -> None:
-        """Take blocks back that were the cache's."""
+        """Free blocks that the cache has evicted."""
         if self.states is not None:
             self.states.forget_blocks(blocks)
         self._allocator.give(blocks)
@@ -136,7 +137,7 @@ class KvMemory:
         return self._allocator.take(count)
 
     def count_reclaimable(self, sequence: Sequence) -> int:
-        """Return how many blocks become available when `sequence` lets go of its own."""
+        """Return how many blocks become available when `sequence` is released."""
         blocks = len(sequence.blocks) - sequence.shared
         node = sequence.node
         while node is not None and node.pins == 1:
@@ -147,7 +148,7 @@ class KvMemory:
     # -- sharing -------------------------------------------------------------------------------
 
     def publish(self, sequence: Sequence) -> None:
-        """Let others use the blocks and states of a prompt that have been computed so far."""
+        """Put the computed full blocks of a prompt, and its snapshots, into the prefix cache."""
         self._publish_blocks(sequence)
         if self.states is not None and sequence.states is not None:
             shared = sequence.blocks[: sequence.shared]
@@ -163,8 +164,8 @@ class KvMemory:
         self._unclaim(sequence)
         tokens = key[sequence.shared * self._block_bytes : full * self._block_bytes]
         if self._cache.continues(node, tokens):
-            # Somebody published the same first. The shard reads our copy, so the table stays as
-            # it is; `release` sorts the copies out.
+            # Another sequence has published the same tokens first. The shard reads our copy, so the
+            # block table stays as it is; `release` frees the duplicates.
             return
         own = sequence.blocks[sequence.shared : full]
         sequence.node, _ = self._cache.insert(node, tokens, own)
@@ -172,16 +173,16 @@ class KvMemory:
         self._claim(sequence)
 
     def settle(self, sequence: Sequence) -> None:
-        """The prompt is computed and published: the rest waits for the end."""
+        """Note that the prompt is computed and published; what follows is published at the end."""
         sequence.key = None
         if self.states is not None and sequence.states is not None:
             self.states.settle(sequence.states)
 
     def release(self, sequence: Sequence, sound: bool = True) -> None:
-        """Take every block of `sequence` back: no step touches them any more.
+        """Take back all blocks of `sequence`, which no step uses any more.
 
-        What it computed goes to the cache, prompt and generated tokens alike, unless it failed
-        (`sound` is False): then its numbers are not to be trusted.
+        Computed full blocks go to the prefix cache, those of generated tokens too, unless the
+        sequence failed (`sound` is False): then their contents cannot be trusted.
         """
         self._unclaim(sequence)
         if self.states is not None and sequence.states is not None:
@@ -204,9 +205,9 @@ class KvMemory:
             self.evict_adapter(adapter)
 
     def evict_adapter(self, adapter: int) -> None:
-        """Free the prefixes of an adapter that no sequence will ask for again.
+        """Free the prefixes of an adapter that will not be used again.
 
-        What sequences still use goes as they end.
+        Those that sequences still use are freed as these end.
         """
         blocks, left = self._cache.evict_adapter(adapter)
         self._give_evicted(blocks)
@@ -216,12 +217,12 @@ class KvMemory:
             self._unloaded.discard(adapter)
 
     def forget(self, sequence: Sequence) -> None:
-        """Clear what `sequence` says about its blocks; they are accounted for already."""
+        """Clear the block table of `sequence`, whose blocks have been freed already."""
         sequence.blocks, sequence.shared = [], 0
         sequence.node = sequence.key = sequence.claim = sequence.states = None
 
     def clear(self) -> None:
-        """Forget all blocks and prefixes: the shard that held them is gone."""
+        """Free all blocks and prefixes; for a shard that has died."""
         self._allocator.clear()
         self._cache.clear()
         if self.states is not None:
@@ -233,7 +234,7 @@ class KvMemory:
         return self.block_size * TOKEN_BYTES
 
     def _claim(self, sequence: Sequence) -> None:
-        """Announce the block that `sequence` computes next, so that others wait to share it."""
+        """Announce the block that `sequence` computes next, so that others wait and share it."""
         if sequence.node is None or sequence.key is None:
             return
         if sequence.shared >= sequence.length // self.block_size:

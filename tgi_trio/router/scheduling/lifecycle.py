@@ -1,6 +1,6 @@
-"""The life of a sequence as one literal table; whatever is not in it raises.
+"""The states of a sequence as one table of transitions; whatever is not in it raises.
 
-`docs/architecture.md` draws its table and its diagram from here.
+The table and the diagram in `docs/architecture.md` are generated from it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 
 class SequenceState(enum.Enum):
-    """Where a sequence stands."""
+    """A sequence's state."""
 
     WAITING = "waiting"  # in the queue; owns no block
     PREFILLING = "prefilling"  # sent to the shard; its tokens are being computed
@@ -19,7 +19,7 @@ class SequenceState(enum.Enum):
     LEAVING = "leaving"  # over for its client; a step may still touch its blocks
     FINISHED = "finished"  # owns nothing, is forgotten
 
-    # enum's own __hash__ is Python code; identity is what a table lookup needs
+    # enum's own __hash__ is slow Python code; table look-ups need identity only
     __hash__ = object.__hash__
 
 
@@ -27,9 +27,9 @@ class Event(enum.Enum):
     """What can happen to a sequence."""
 
     ADMIT = "admit"  # the scheduler sends it in a PREFILL
-    COMPUTE = "compute"  # a step reports its whole prompt computed
+    COMPUTE = "compute"  # a step has computed the whole prompt
     END = "end"  # a step reports EOS or the length limit: the shard has dropped it
-    FAIL = "fail"  # the shard reports that it failed alone: the shard has dropped it
+    FAIL = "fail"  # the shard reports that its step failed: the shard has dropped it
     LEAVE = "leave"  # the client left, a stop string was hit or the deadline passed
     PREEMPT = "preempt"  # its blocks are needed by an older sequence
     ACKNOWLEDGE = "acknowledge"  # a step answers the FILTER that names it
@@ -74,7 +74,7 @@ HELD = frozenset(
 
 
 class IllegalTransition(Exception):
-    """A bug of ours: an event came in a state that has no row for it."""
+    """A bug of ours: the table has no row for this event in this state."""
 
     def __init__(self, state: SequenceState, event: Event) -> None:
         super().__init__(f"a sequence that is {state.name} cannot {event.name}")

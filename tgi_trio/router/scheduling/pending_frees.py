@@ -1,4 +1,4 @@
-"""Sequences that the shard is told to drop: named in a FILTER, gone when it is acknowledged.
+"""Sequences that the shard is told to drop, from the decision until their FILTER is acknowledged.
 
 Until then a step may still read and write their blocks, so they keep them.
 """
@@ -12,7 +12,7 @@ from tgi_trio.router.scheduling.sequence import Sequence
 
 
 class PendingFrees:
-    """LEAVING and PREEMPTED sequences and the FILTERs that name them."""
+    """LEAVING and PREEMPTED sequences, and the FILTERs that name them."""
 
     def __init__(self) -> None:
         self._members: dict[int, Sequence] = {}
@@ -24,19 +24,19 @@ class PendingFrees:
 
     @property
     def members(self) -> Iterable[Sequence]:
-        """Everyone who is on the way out."""
+        """All sequences that are being dropped."""
         return self._members.values()
 
     @property
     def owe_filter(self) -> bool:
-        """Whether someone is still to be named."""
+        """Whether a sequence has not been named in a FILTER yet."""
         if self._unnamed:
-            # One that has ended by itself meanwhile is unknown to the shard.
+            # The shard no longer knows those that have ended by themselves meanwhile.
             self._unnamed = [s for s in self._unnamed if s.id in self._members]
         return bool(self._unnamed)
 
     def add(self, sequence: Sequence) -> None:
-        """`sequence` is to be dropped by the shard."""
+        """Have the shard drop `sequence`."""
         self._members[sequence.id] = sequence
         self._unnamed.append(sequence)
 
@@ -47,26 +47,26 @@ class PendingFrees:
         return [sequence.id for sequence in named]
 
     def discard(self, sequence: Sequence) -> bool:
-        """`sequence` has ended by itself on the shard; returns whether it was on the way out."""
+        """Note that `sequence` has ended by itself; returns whether it was being dropped."""
         return self._members.pop(sequence.id, None) is not None
 
     def acknowledge(self, number: int) -> list[Sequence]:
-        """Commands up to `number` are applied: return who is gone now."""
+        """Return the sequences that the shard has dropped with the commands up to `number`."""
         gone: list[Sequence] = []
         while self._sent and self._sent[0][0] <= number:
-            # Ids are not named twice while their first FILTER is out, so membership is enough to
-            # tell who ended by itself before the FILTER came.
+            # An id is named in one FILTER at a time, so those no longer among the members have
+            # ended by themselves before the FILTER arrived.
             gone += [s for s in self._sent.popleft()[1] if self.discard(s)]
         return gone
 
     def clear(self) -> None:
-        """Forget everybody: the shard is gone."""
+        """Forget all sequences; for a shard that has died."""
         self._members.clear()
         self._unnamed.clear()
         self._sent.clear()
 
     def check(self) -> None:
-        """Raise AssertionError when someone waits for a FILTER that nobody sends."""
+        """Raise AssertionError if a sequence waits for a FILTER that will not be sent."""
         named = {s.id for s in self._unnamed}
         for _, group in self._sent:
             named |= {s.id for s in group}

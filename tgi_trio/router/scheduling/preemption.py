@@ -1,11 +1,10 @@
-"""More blocks for those who run; who gives way when there are none.
+"""Extends running sequences with blocks, and preempts the youngest ones if there are none.
 
-A sequence asks for blocks `ask_tokens` before it needs them. The oldest is served first.
-What cannot be served from free blocks or evicted prefixes is taken from the youngest member: it
-is pushed out, its blocks come back with the acknowledgement, and it is computed again later from
-its prompt and the tokens it has. Nobody gives way to someone younger: who finds no one younger
-sits steps out, keeping what is computed, until an older one ends. The oldest always advances, so
-everyone ends.
+A sequence is granted more blocks `ask_tokens` before it needs them, the oldest sequence first. If
+neither free blocks nor evictable prefixes are left, the youngest member is preempted: its blocks
+come back with the acknowledgement, and it is recomputed later from its prompt and its generated
+tokens. No sequence is preempted for a younger one. If there is no younger one, a sequence pauses
+with its blocks until an older one ends. So the oldest always advances, and every sequence ends.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.running_batch import RunningBatch
 from tgi_trio.router.scheduling.sequence import Sequence
 
-seniority = attrgetter("priority", "order")  # the youngest has most of it
+seniority = attrgetter("priority", "order")  # sort key: the oldest first, the youngest last
 
 
 def extend_blocks(
     batch: RunningBatch, memory: KvMemory, limits: SchedulingLimits
 ) -> list[ExtendRow]:
-    """Grant blocks to members that near the end of theirs, oldest first."""
+    """Grant blocks to members that will soon need them, the oldest first."""
     rows = []
     ahead = limits.grant_tokens
     wishes = [
@@ -45,13 +44,13 @@ def extend_blocks(
 def victims(
     batch: RunningBatch, memory: KvMemory, limits: SchedulingLimits, dropped: Iterable[Sequence]
 ) -> list[Sequence]:
-    """Return the members to push out so that all older ones that starve can go on.
+    """Return the members to preempt so that older ones that lack blocks can go on.
 
-    `dropped` are sequences whose blocks are on their way back.
+    `dropped`: sequences that are being dropped already, whose blocks will come back.
     """
     needy = sorted(batch.starving.values(), key=seniority)
     coming = memory.available + sum(memory.count_reclaimable(sequence) for sequence in dropped)
-    members: list[Sequence] = []  # sorted when the first block lacks
+    members: list[Sequence] = []  # sorted only once a block is lacking
     chosen: list[Sequence] = []
     for sequence in needy:
         tokens = min(sequence.need, sequence.computed + limits.ask_tokens + 1)

@@ -1,13 +1,13 @@
-"""Computed KV blocks that may be used again: a radix tree over token ids, in whole blocks.
+"""The prefix cache: a radix tree of computed KV blocks, keyed by token ids, in whole blocks.
 
-A node is a run of blocks with the tokens they were computed for; a path from a root spells a
-prefix. Children are found by the tokens of their first block, not by a hash of them, so two
-prefixes can never be taken for one another. One root per namespace (adapter, cache salt).
+A node is a run of blocks with the tokens for which they were computed; a path from a root spells a
+prefix. Children are looked up by the tokens of their first block rather than by a hash, so two
+prefixes cannot collide. There is one root per namespace (adapter, cache salt).
 
-A sequence that uses a prefix pins its last node, and with it the path to the root. What nobody
-pins may be evicted: least recently used first, and always leaves before what they build on.
-A cached block is never written again: a match leaves at least one token of the prompt, and the
-block it falls into, to be computed in a block of the sequence's own.
+A sequence that uses a prefix pins the prefix's last node and all above it. Unpinned nodes may be
+evicted, least recently used first and leaves before their parents. Cached blocks are never written
+again: a match leaves at least the last token of a prompt to be computed, in a block of the
+sequence's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Namespace: TypeAlias = tuple[int, str]  # (adapter, cache salt)
 
 
 class Node:
-    """A run of cached blocks. `pins` counts the sequences that use it or something below it."""
+    """A run of cached blocks. `pins` counts the sequences that use it or a node below it."""
 
     __slots__ = ("blocks", "children", "claims", "key", "namespace", "parent", "pins")
 
@@ -32,7 +32,7 @@ class Node:
         self.key = b""  # tokens of `blocks`
         self.blocks: list[int] = []
         self.children: dict[bytes, Node] = {}  # by the tokens of their first block
-        self.claims: dict[bytes, int] = {}  # next block's tokens: sequences computing it now
+        self.claims: dict[bytes, int] = {}  # tokens of the next block -> sequences computing it
         self.pins = 0
 
     def __repr__(self) -> str:
@@ -42,28 +42,28 @@ class Node:
 class Match(NamedTuple):
     """The longest cached prefix of a key."""
 
-    node: Node | None  # deepest node on it; None: the namespace has no root yet
+    node: Node | None  # its deepest node; None: the namespace has no root yet
     used: int  # blocks of `node` that match
     blocks: list[int]  # all matching blocks, from the start of the key
-    evictable: int  # how many of them nobody pins
-    claimed: bool  # the next block is being computed by a sequence right now
+    evictable: int  # how many of them are unpinned
+    claimed: bool  # another sequence is computing the next block now
 
 
 class PrefixCache:
-    """The tree, its pins and its order of eviction."""
+    """The tree, its pins, and the order of eviction."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
         self._roots: dict[Namespace, Node] = {}
-        # Nodes nobody pins, least recently used first. A child always comes before its parent:
-        # unpinning walks upwards, and whatever pins a child pins its parent too.
+        # Unpinned nodes, least recently used first. A child always comes before its parent, since
+        # unpinning walks upwards and a pin of a child pins its parent too.
         self._unpinned: OrderedDict[Node, None] = OrderedDict()
         self.evictable = 0  # blocks of unpinned nodes
         self.pinned = 0  # blocks of pinned nodes
 
     def match(self, namespace: Namespace, key: bytes, most: int) -> Match:
-        """Return the longest cached prefix of `key`, of at most `most` blocks; changes nothing."""
+        """Return the longest cached prefix of `key`, at most `most` blocks. Changes nothing."""
         node = self._roots.get(namespace)
         blocks: list[int] = []
         used = evictable = 0
@@ -85,13 +85,13 @@ class PrefixCache:
         return Match(node, used, blocks, evictable, claimed)
 
     def _common(self, node: Node, key: bytes, at: int, most: int) -> int:
-        """Return how many blocks of `node` equal the key from block `at`; the first one does."""
+        """Return how many blocks of `node` match `key` from block `at` on; the first one does."""
         size = self._block_bytes
         limit = min(len(node.blocks), most - at)
         start = at * size
         if limit == len(node.blocks) and key.startswith(node.key, start):
             return limit
-        low, high = 1, limit  # `low` blocks are known to be equal
+        low, high = 1, limit  # bisection: `low` blocks are known to be equal
         while low < high:
             middle = (low + high + 1) // 2
             if key.startswith(node.key[low * size : middle * size], start + low * size):
@@ -101,7 +101,7 @@ class PrefixCache:
         return low
 
     def pin(self, namespace: Namespace, match: Match) -> Node:
-        """Pin what matched and return its last node; the sequence gives it back with `unpin`."""
+        """Pin a match and return its last node, which the sequence passes to `unpin` later."""
         node = match.node
         if node is None:
             node = self._roots[namespace] = Node(namespace, None)
@@ -111,7 +111,7 @@ class PrefixCache:
         return node
 
     def unpin(self, node: Node) -> None:
-        """Give a pin back."""
+        """Remove a pin from `node` and all above it."""
         here: Node | None = node
         while here is not None:
             here.pins -= 1
@@ -125,7 +125,7 @@ class PrefixCache:
             here = here.parent
 
     def _pin_path(self, node: Node, above: Node | None) -> None:
-        """Pin `node` and what it stands on, up to but without `above`."""
+        """Pin `node` and its ancestors up to, but not including, `above`."""
         here: Node | None = node
         while here is not above and here is not None:
             if not here.pins and here.parent is not None:
@@ -136,7 +136,7 @@ class PrefixCache:
             here = here.parent
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut `node` after `at` blocks; return the new upper part. The caller pins it at once."""
+        """Split `node` after `at` blocks; returns the new upper part, which the caller must pin."""
         size = self._block_bytes
         parent = node.parent
         if parent is None:
@@ -153,8 +153,8 @@ class PrefixCache:
     def insert(self, node: Node, tokens: bytes, blocks: list[int]) -> tuple[Node, list[int]]:
         """Publish `blocks`, computed for `tokens`, below `node`, which the caller has pinned.
 
-        Returns the node that ends the run, pinned in place of `node`, and those of `blocks` that
-        are not needed because the same tokens were published before: they stay the caller's.
+        Returns the node at the end of the run, to which the pin of `node` has moved, and those of
+        `blocks` that stay the caller's because the same tokens had been published before.
         """
         size = self._block_bytes
         top, at = node, 0
@@ -170,7 +170,7 @@ class PrefixCache:
         if at < len(blocks):
             tail, tail_blocks = tokens[at * size : len(blocks) * size], blocks[at:]
             if node is top and node.pins == 1 and node.parent is not None and not node.children:
-                # Our own leaf grows: one node per prompt, however many chunks it came in.
+                # Extend the caller's own leaf: one node per prompt, however many chunks it has.
                 node.key += tail
                 node.blocks += tail_blocks
                 self.pinned += len(tail_blocks)
@@ -185,21 +185,21 @@ class PrefixCache:
         return node, spare
 
     def continues(self, node: Node, tokens: bytes) -> bool:
-        """Whether a block with the first of `tokens` is published right below `node`."""
+        """Whether a block with the first of `tokens` is published as a child of `node`."""
         return tokens[: self._block_bytes] in node.children
 
     def claim(self, node: Node, following: bytes) -> None:
-        """Say that the block `following` (its tokens) after `node` is being computed."""
+        """Announce that the block with the tokens `following` after `node` is being computed."""
         node.claims[following] = node.claims.get(following, 0) + 1
 
     def unclaim(self, node: Node, following: bytes) -> None:
-        """Take a claim back."""
+        """Withdraw a claim."""
         node.claims[following] -= 1
         if not node.claims[following]:
             del node.claims[following]
 
     def evict(self, count: int) -> list[int]:
-        """Remove up to `count` blocks that nobody pins and return them."""
+        """Remove up to `count` unpinned blocks and return them."""
         evicted: list[int] = []
         while len(evicted) < count and self._unpinned:
             node = next(iter(self._unpinned))
@@ -216,7 +216,7 @@ class PrefixCache:
         return evicted
 
     def discard(self, node: Node) -> list[int]:
-        """Remove `node` if nobody uses it or builds on it; return its blocks."""
+        """Remove `node` if it is unpinned and a leaf; returns its blocks."""
         if node not in self._unpinned or node.children:
             return []
         self._remove(node)
@@ -224,14 +224,14 @@ class PrefixCache:
         return node.blocks
 
     def evict_adapter(self, adapter: int) -> tuple[list[int], bool]:
-        """Remove what nobody pins of an adapter's prefixes.
+        """Remove the unpinned prefixes of an adapter.
 
-        Returns its blocks, and whether something is left that is pinned.
+        Returns their blocks, and whether pinned ones are left.
         """
         evicted: list[int] = []
         left = False
         for root in [root for root in self._roots.values() if root.namespace[0] == adapter]:
-            for node in reversed(list(_below(root))):  # children before what they build on
+            for node in reversed(list(_below(root))):  # children before their parents
                 if node in self._unpinned:
                     evicted += node.blocks
                     self._remove(node)
@@ -250,7 +250,7 @@ class PrefixCache:
             self._drop_root_if_bare(parent)
 
     def _drop_root_if_bare(self, root: Node) -> None:
-        # Salts come from clients: a namespace without blocks must not stay.
+        # Clients choose salts, so roots without blocks must not accumulate.
         if not root.pins and not root.children:
             del self._roots[root.namespace]
 
@@ -264,9 +264,9 @@ class PrefixCache:
             yield from _below(root)
 
     def check(self, pinned: Iterable[Node]) -> None:
-        """Raise AssertionError when tree, pins, counts or eviction order are wrong.
+        """Raise AssertionError if tree, pins, counts or eviction order are wrong.
 
-        `pinned` has a node for every pin that was not given back.
+        `pinned`: a node for every pin that has not been removed.
         """
         pins: dict[Node, int] = {}
         for leaf in pinned:

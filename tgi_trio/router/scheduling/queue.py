@@ -1,4 +1,4 @@
-"""Sequences that wait to be sent to the shard."""
+"""The queue of sequences that wait to be sent to the shard."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from tgi_trio.router.scheduling.ttft import TtftTarget
 
 Key: TypeAlias = tuple[int, int, int]
 
-_BEFORE_ALL = -(1 << 62)  # in the place of a priority
+_BEFORE_ALL = -(1 << 62)  # a priority before every other
 
 
 class WaitingQueue:
     """Waiting sequences in the order in which they are to be admitted.
 
-    That order is: those that are owed a turn; then by priority (lower is sooner), within it by
-    `Rank`, within that by arrival, or by first admission for those that were on the shard before.
+    The order: first those that are owed a turn, then by priority (lower goes first), then by
+    `Rank`, then by arrival; sequences that were on the shard before are in the order in which they
+    were first admitted.
 
-    A late sequence (`TtftTarget`) lets those go first that can still be in time. Neither lateness
-    nor priorities starve any: none is admitted more than `patience` admissions later than by order
-    of arrival alone (a turn is owed to it then).
+    Sequences that are late (`TtftTarget`) come after those that can still be in time. Neither
+    lateness nor priorities starve a sequence: after `patience` admissions more than it would have
+    waited for in order of arrival, it is owed a turn.
     """
 
     def __init__(self, limits: SchedulingLimits, ttft_target: TtftTarget) -> None:
@@ -33,8 +34,8 @@ class WaitingQueue:
         self._ttft_target = ttft_target
         self._keys: list[Key] = []  # parallel to _sequences; sorted, no two alike
         self._sequences: list[Sequence] = []
-        # By arrival: those that were never on the shard and are owed no turn; of these, those that
-        # are in time.
+        # In order of arrival: those that were never on the shard and are owed no turn, and among
+        # these those that are in time.
         self._patient: OrderedDict[int, Sequence] = OrderedDict()
         self._in_time: OrderedDict[int, Sequence] = OrderedDict()
         self._admissions = 0
@@ -49,17 +50,17 @@ class WaitingQueue:
 
     @staticmethod
     def key(sequence: Sequence) -> Key:
-        """Return what a sequence is sorted by."""
+        """Return a sequence's sort key."""
         rank = sequence.rank
         if rank is Rank.OWED:
             return (_BEFORE_ALL, rank, sequence.arrival)
         number = sequence.order if rank is Rank.RETURNING else sequence.arrival
         if rank is Rank.RETURNING and not sequence.order:
-            number = sequence.arrival - NEVER  # from another server: it was admitted long ago
+            number = sequence.arrival - NEVER  # resumed from another server: before all others
         return (sequence.priority, rank, number)
 
     def add(self, sequence: Sequence) -> None:
-        """Put `sequence` where it belongs."""
+        """Insert `sequence` in order."""
         if sequence.order or sequence.emitted:
             sequence.rank = Rank.RETURNING
         else:
@@ -68,7 +69,7 @@ class WaitingQueue:
         self._insert(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take `sequence` out; raises KeyError when it is not here."""
+        """Remove `sequence`. Raises KeyError if it is not here."""
         self._take(sequence)
         self._patient.pop(sequence.id, None)
         self._in_time.pop(sequence.id, None)
@@ -82,12 +83,12 @@ class WaitingQueue:
         self.version += 1
 
     def admit(self, sequence: Sequence) -> None:
-        """Take out `sequence`, whose turn it is; raises KeyError when it is not here."""
+        """Remove `sequence`, which is being admitted. Raises KeyError if it is not here."""
         self.remove(sequence)
         self._admissions += 1
 
     def rank(self, now: float) -> None:
-        """Move the sequences that have become late by now, or are owed a turn."""
+        """Re-rank the sequences that are late by now, or are owed a turn."""
         late = now - self._ttft_target.longest_wait
         while self._in_time and (first := next(iter(self._in_time.values()))).queued < late:
             del self._in_time[first.id]
@@ -113,7 +114,7 @@ class WaitingQueue:
             self._in_time.pop(sequence.id, None)
 
     def check(self) -> None:
-        """Raise AssertionError when order or accounting is wrong."""
+        """Raise AssertionError if order or accounting is wrong."""
         ranks = {s.id: s.rank for s in self._sequences}
         if self._patient.keys() != {id for id, rank in ranks.items() if rank >= Rank.IN_TIME}:
             raise AssertionError("turns are kept for others than those that may be passed")

@@ -1,4 +1,4 @@
-"""The parts of a step's report that few rows have, cut per token and per row."""
+"""Splits the rarer columns of a step's report by token and by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sequences the shard works on, and how much of it is still prefill."""
+"""The running batch: the sequences on the shard, and how many of their tokens are still prefill."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class RunningBatch:
         self._limits = limits
         self._memory = memory
         self.members: dict[int, Sequence] = {}
-        self.starving: dict[int, Sequence] = {}  # members near the end of their blocks
+        self.starving: dict[int, Sequence] = {}  # members that soon need more blocks
         self.prefilling: dict[int, Sequence] = {}  # members whose prompt is being computed
-        self.running: dict[int, Sequence] = {}  # members that generate: all others
-        self.pending_tokens = 0  # of `prefilling`, not yet computed
-        # Tokens that may still pass every one of `prefilling`, or fewer: some may have gone on.
+        self.running: dict[int, Sequence] = {}  # all other members: they generate
+        self.pending_tokens = 0  # uncomputed prompt tokens of `prefilling`
+        # A lower bound of the tokens that may still pass every one of `prefilling`.
         self._patience = NEVER
 
     def __len__(self) -> int:
@@ -29,17 +29,18 @@ class RunningBatch:
 
     @property
     def is_full(self) -> bool:
-        """Whether nobody else may enter, however small."""
+        """Whether `max_batch_size` is reached."""
         most = self._limits.max_batch_size
         return most is not None and len(self.members) >= most
 
     def has_turn(self, tokens: int, queued: Iterable[Sequence] = ()) -> bool:
         """Whether a prompt of `tokens` uncomputed tokens may be sent to the shard now.
 
-        The shard computes the prompt with the fewest tokens left first. So a prompt waits while
-        those that would be computed before it have `max_batch_prefill_tokens`. And a longer prompt,
-        in the batch or among the `queued` ones that would be passed, lets shorter ones pass until
-        together they are as long as itself, or as a full step: it takes about twice as long then.
+        The shard computes the prompt with the fewest remaining tokens first. So a prompt waits
+        while those that would be computed before it have `max_batch_prefill_tokens` tokens. And a
+        longer prompt, in the batch or among the `queued` ones that would be passed, lets shorter
+        ones pass only until these are together as long as itself or a full step, so that it takes
+        about twice as long at worst.
         """
         most = self._limits.max_batch_prefill_tokens
         if tokens > self._patience or self.pending_tokens >= most:
@@ -61,7 +62,7 @@ class RunningBatch:
         return max(sequence.length, self._limits.token_budget) - sequence.overtaken
 
     def enter(self, sequence: Sequence) -> None:
-        """Take in a sequence whose blocks have been granted."""
+        """Add a sequence whose blocks have been granted."""
         sequence.advance(Event.ADMIT)
         sequence.target = sequence.length
         sequence.prompt_logprobs_reported = 0
@@ -77,17 +78,17 @@ class RunningBatch:
         self.watch(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Take out a sequence that ends, leaves or is preempted; before its state changes."""
+        """Remove a sequence that ends, leaves or is preempted; called before its state changes."""
         del self.members[sequence.id]
         self.starving.pop(sequence.id, None)
-        sequence.extend_at = NEVER  # steps from before its FILTER must not ask for blocks
+        sequence.extend_at = NEVER  # steps that run before its FILTER must not ask for blocks
         if self.prefilling.pop(sequence.id, None) is not None:
             self.pending_tokens -= sequence.target - sequence.computed
         else:
             del self.running[sequence.id]
 
     def prefill(self, sequence: Sequence, computed: int, sampled: bool) -> None:
-        """Note that a step computed a chunk of a prompt; with its first token a sequence runs."""
+        """Note that a step computed a chunk of a prompt; `sampled`: the last one, with a token."""
         done = sequence.target if sampled else min(computed, sequence.target)
         self.pending_tokens -= done - sequence.computed
         sequence.computed = done
@@ -110,7 +111,7 @@ class RunningBatch:
         self.starving.pop(sequence.id, None)
 
     def clear(self) -> None:
-        """Forget everybody: the shard is gone."""
+        """Forget all sequences; for a shard that has died."""
         self.members.clear()
         self.starving.clear()
         self.prefilling.clear()
@@ -119,7 +120,7 @@ class RunningBatch:
         self._patience = NEVER
 
     def check(self) -> None:
-        """Raise AssertionError when the accounting is wrong."""
+        """Raise AssertionError if the accounting is wrong."""
         prefilling = {s.id for s in self.members.values() if s.state is SequenceState.PREFILLING}
         if prefilling != self.prefilling.keys():
             raise AssertionError(f"{prefilling} prefill, {list(self.prefilling)} are noted")

@@ -1,10 +1,10 @@
-"""Continuous batching: which sequence is computed when, and with which blocks.
+"""Continuous batching: decides which sequence is computed when, and with which KV blocks.
 
-The scheduler is told what happened (`add`, `abort`, `commit`, ...) and asked what to send
-(`schedule`). It reads no clock and does no input or output.
+The scheduler is pure: it is told what happened (`add`, `abort`, `commit`, ...) and asked which
+commands to send (`schedule`). It reads no clock and does no I/O.
 
-The rule that makes cancellation exact: a sequence that is dropped keeps its blocks until a step
-acknowledges the FILTER that names it. Before that, a step may still write into them.
+Cancellation is exact because of one rule: a sequence that is dropped keeps its blocks until a step
+acknowledges the FILTER that names it. Until then a running step may still write to them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tgi_trio.router.scheduling.ttft import TtftTarget
 
 
 class Scheduler:
-    """Owns every sequence from its arrival to its end, the queue, and the KV blocks."""
+    """Owns the queue, the running batch, the KV blocks, and every sequence until its end."""
 
     def __init__(self, limits: SchedulingLimits) -> None:
         self.limits = limits
@@ -61,7 +61,7 @@ class Scheduler:
         )
         self._step_budget = StepBudget(limits)
         self._drain = DrainRate()
-        self._deadlines: list[tuple[float, int]] = []  # heap; entries of ended ones go lazily
+        self._deadlines: list[tuple[float, int]] = []  # heap; ended sequences are removed lazily
         self._arrivals = 0
         self._admissions = 0
         self._number = 0  # of the last command
@@ -74,7 +74,7 @@ class Scheduler:
         )
 
     def use_pixels(self, pixels: Pixels) -> None:
-        """Have `pixels` keep those of requests' images; `schedule` again when some are ready."""
+        """Set where images' pixels are kept; `schedule` has to be called when some are decoded."""
         self._pins.use(pixels)
 
     # -- what happened -------------------------------------------------------------------------
@@ -82,9 +82,9 @@ class Scheduler:
     def add(self, sequence_id: int, request: Request, now: float) -> None:
         """Put a validated request into the queue.
 
-        Raises Overloaded when the queue is full or the deadline cannot be met, ValidationError
-        when the request can never fit (which validation against the same limits rules out),
-        ValueError when the id is in use, or when there are images and nothing keeps their pixels.
+        Raises Overloaded if the queue is full or the deadline cannot be met, ValidationError if the
+        request can never fit into memory (validation against the same limits rules that out), and
+        ValueError if the id is in use, or if there are images but `use_pixels` was not called.
         """
         limits, queued = self.limits, self._queue.tokens
         if sequence_id in self._sequence_table.living:
@@ -123,10 +123,10 @@ class Scheduler:
         self.counters["added"] += 1
 
     def abort(self, sequence_id: int, now: float) -> bool:
-        """End a sequence whose client has left, whatever its state; False if there is none.
+        """Cancel a sequence in any state; returns False if there is none. Idempotent.
 
-        Idempotent. A queued one is gone at once; one on the shard is named in the next FILTER, and
-        its blocks are free once that is acknowledged.
+        A queued one is forgotten at once. One on the shard is named in the next FILTER, and its
+        blocks are free once that is acknowledged.
         """
         sequence = self._sequence_table.find_listening(sequence_id)
         if sequence is None:
@@ -139,7 +139,7 @@ class Scheduler:
         self._sequence_table.leave(sequence)
 
     def finish(self, sequence_id: int, now: float) -> None:
-        """End a sequence that is complete (a stop string was hit): `abort`, counted as success."""
+        """End a sequence at a stop string: as `abort`, but counted as success."""
         sequence = self._sequence_table.find_listening(sequence_id)
         if sequence is None:
             return
@@ -157,11 +157,11 @@ class Scheduler:
         return expired
 
     def evict_adapter(self, adapter: int, now: float) -> None:
-        """Free the cached prefixes of an adapter that no request will ever have again."""
+        """Free the cached prefixes of an adapter number that will not be used again."""
         self._memory.evict_adapter(adapter)
 
     def commit(self, step: StepReport, now: float) -> list[Progress]:
-        """Take in what a step did; return the progress of every row whose client still listens."""
+        """Apply a step's report; returns the progress of every row whose client still listens."""
         self._sequence_table.ended.clear()
         self._sequence_table.acknowledge(step.acknowledged)
         if step.seen_sequence:
@@ -170,7 +170,7 @@ class Scheduler:
         return self._reports.apply_step(step, now)
 
     def fault(self, faults: list[Fault], acknowledged: int, now: float) -> list[int]:
-        """Drop sequences that failed alone; return those whose clients must be told."""
+        """End the sequences that a step failed on; returns those whose clients must be told."""
         self._sequence_table.acknowledge(acknowledged)
         failed = []
         for fault in faults:
@@ -184,10 +184,9 @@ class Scheduler:
         return failed
 
     def shard_lost(self, now: float) -> list[int]:
-        """Forget all blocks and queue what was on the shard again, with the tokens it has.
+        """The shard has died: forget all blocks, and queue its sequences again with their tokens.
 
-        Returns the sequence that brought the shard down, if one is found (`Isolation` says how):
-        it has failed.
+        Returns the sequence that crashed the shard if `Isolation` has found it; it has failed.
         """
         self._step_budget = StepBudget(self.limits)
         self._number = 0
@@ -202,7 +201,7 @@ class Scheduler:
     # -- what to send --------------------------------------------------------------------------
 
     def schedule(self, now: float) -> list[Command]:
-        """Return the commands to send now, in order; empty when nothing changes."""
+        """Return the commands to send now, in order; empty if there are none."""
         extended = self._grow() if self._batch.starving else []
         commands: list[Command] = []
         if self._sequence_table.pending_frees.owe_filter:
@@ -251,7 +250,7 @@ class Scheduler:
     # -- questions -----------------------------------------------------------------------------
 
     def find(self, sequence_id: int) -> Sequence | None:
-        """Return a sequence that lives or has ended since the last commit."""
+        """Return a sequence that has not ended, or has ended since the last commit."""
         return self._sequence_table.living.get(sequence_id) or self._sequence_table.ended.get(
             sequence_id
         )
@@ -268,7 +267,7 @@ class Scheduler:
 
     @property
     def next_deadline(self) -> float | None:
-        """When `expire` has something to do next."""
+        """The earliest deadline of a sequence that has not ended; None without any."""
         heap = self._deadlines
         while heap:
             if self._sequence_table.find_listening(heap[0][1]) is not None:
@@ -278,7 +277,7 @@ class Scheduler:
 
     @property
     def loss_explained(self) -> bool:
-        """Whether the last death of the shard is blamed on one of the sequences on it."""
+        """Whether the last death of the shard is blamed on its sequences (`Isolation`)."""
         return self._isolation.explained
 
     @property
@@ -307,13 +306,13 @@ class Scheduler:
 
     @property
     def state_slots(self) -> StateSlots:
-        """Slots for states; none of any kind where the model keeps no states."""
+        """Counts of slots for recurrent states; all 0 if the model has none."""
         states = self._memory.states
         if states is None:
             return StateSlots(0, 0, 0)
         return StateSlots(states.total, states.free, states.snapshots)
 
     def check(self) -> None:
-        """Raise AssertionError when any invariant is broken. For tests and idle moments."""
+        """Raise AssertionError if any invariant is broken; for tests and idle moments."""
         self._sequence_table.check()
         self._isolation.check(self._sequence_table.living.values())

@@ -1,4 +1,4 @@
-"""One decoding stream as the scheduler sees it."""
+"""One sequence (a prompt and its generated tokens) as the scheduler sees it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NEVER = 1 << 62  # a token count no sequence reaches
 
 
 class Rank(enum.IntEnum):
-    """Who goes first among those that wait."""
+    """The order among waiting sequences of one priority."""
 
-    OWED = 0  # passed by as many as `patience` allows
-    RETURNING = 1  # pushed out or lost with the shard: somebody reads its stream
+    OWED = 0  # has been passed as often as `patience` allows
+    RETURNING = 1  # preempted, or lost with the shard: its client is reading a stream already
     IN_TIME = 2
     LATE = 3  # its first token cannot be in time any more
 
@@ -75,7 +75,7 @@ class Sequence:
         self.state = SequenceState.WAITING
         self.priority = request.priority
         self.arrival = arrival  # number in order of arrival
-        self.order = 0  # number in order of first admission, from 1; kept over preemptions
+        self.order = 0  # number in order of first admission, from 1; kept when preempted
         self.deadline = request.deadline
         self.prompt_length = len(request.prompt_ids)
         # The last token's K and V are never computed: nothing attends to them.
@@ -85,23 +85,23 @@ class Sequence:
         self.started: float | None = None  # first sent to the shard
         self.cached = 0  # prompt tokens found in the prefix cache at the first admission
         # Set by ImagePrefixes.
-        self.salt = request.cache_salt  # sequences share prefixes only within one
+        self.salt = request.cache_salt  # prefixes are shared only among sequences of equal salt
         self.image_numbers: tuple[int, ...] = ()  # of its images, in the prefix cache's keys
-        self.uncut = 0  # tokens of the prompt that a step computes together or not at all, at most
+        self.uncut = 0  # longest run of prompt tokens that has to be computed in one step
         # Set by Isolation.
-        self.deaths = 0  # of the shard while it was there, without getting further in between
-        self.emitted_at_death = 0  # tokens it had at the last of them
+        self.deaths = 0  # deaths of the shard with it there, without progress in between
+        self.emitted_at_death = 0  # generated tokens at the last of them
         # Set by the queue.
         self.rank = Rank.IN_TIME
-        self.turn = 0  # admissions before its own, by the order of arrival
+        self.turn = 0  # admissions before its own in order of arrival
         # Set by admission and growth.
         self.skipped = 0  # how often a later request was admitted before this one
-        self.short_at = -1  # available blocks that are not worth another try since it did not fit
-        self.overtaken = 0  # tokens of shorter prompts sent while its own was being computed
-        self.extend_at = NEVER  # `computed` at which more blocks are asked for
+        self.short_at = -1  # it did not fit: up to so many available blocks it is not tried again
+        self.overtaken = 0  # tokens of shorter prompts that were sent before its own was computed
+        self.extend_at = NEVER  # value of `computed` at which more blocks are granted
         # Set while the shard knows it.
         self.computed = 0  # tokens whose KV is in the blocks
-        self.target = 0  # tokens to compute before the next one is sampled
+        self.target = 0  # value of `computed` at which the next token is sampled
         self.prompt_logprobs_reported = 0  # by the shard since it was last admitted
         self.prompt_logprobs_delivered = 0  # to the client
         # Set by ImagePins.
@@ -109,20 +109,20 @@ class Sequence:
         # Set by KvMemory.
         self.blocks: list[int] = []  # block table
         self.shared = 0  # leading blocks that belong to the prefix cache
-        self.node: Node | None = None  # its pin: the cache's node that ends the shared blocks
-        self.key: bytes | None = None  # its tokens, while the prompt is being computed
-        self.claim: bytes | None = None  # tokens of the block it computes next, as announced
-        self.cached_at_start = 0  # tokens found in the prefix cache at this admission
-        self.states: StateHold | None = None  # slots of its states, where the model keeps any
+        self.node: Node | None = None  # its pin: the cache's node at the end of the shared blocks
+        self.key: bytes | None = None  # its tokens as bytes, while the prompt is being computed
+        self.claim: bytes | None = None  # tokens of the block that it has announced to compute
+        self.cached_at_start = 0  # tokens found in the prefix cache at the last admission
+        self.states: StateHold | None = None  # its slots, if the model has recurrent states
 
     @property
     def length(self) -> int:
-        """Known tokens: prompt and generated."""
+        """Number of known tokens: prompt and generated."""
         return self.prompt_length + len(self.emitted)
 
     @property
     def namespace(self) -> Namespace:
-        """Within which sequences prefixes are shared."""
+        """Sequences share prefixes only within a namespace."""
         return (self.request.sampling.adapter, self.salt)
 
     @property
@@ -138,9 +138,9 @@ class Sequence:
         return np.concatenate([self.request.prompt_ids, np.array(self.emitted, dtype=np.int32)])
 
     def token_bytes(self) -> bytes:
-        """Return all known tokens as the bytes of int32: what the prefix cache compares.
+        """Return all known tokens as int32 bytes: the key in the prefix cache.
 
-        Those of an image are the image's number instead, below 0.
+        An image's feature tokens are replaced by the image's number, as a negative value.
         """
         ids = np.ascontiguousarray(self.request.prompt_ids, dtype=np.int32)
         if self.image_numbers:
@@ -153,7 +153,7 @@ class Sequence:
         return prompt + array("i", self.emitted).tobytes() if self.emitted else prompt
 
     def prefill_row(self) -> PrefillRow:
-        """Return what the shard must know to compute this sequence from its `computed` on."""
+        """Return the row from which the shard computes this sequence, from `computed` on."""
         stopping, emitted = self.request.stopping, len(self.emitted)
         return PrefillRow(
             sequence=self.id,
@@ -172,7 +172,7 @@ class Sequence:
         )
 
     def _state_grant(self) -> StateGrant | None:
-        """Return what the shard is told of its slots, None where the model keeps no states."""
+        """Return the slots that the shard uses for its states; None if the model has none."""
         if self.states is None:
             return None
         behind = self.computed < self.cached_at_start
@@ -185,7 +185,7 @@ class Sequence:
         return sampling
 
     def new_prompt_logprobs(self, reported: list[float]) -> list[float]:
-        """Return what of `reported` the client does not have yet: a replay reports all again."""
+        """Return the part of `reported` that the client lacks: a replay reports all again."""
         known = self.prompt_logprobs_delivered - self.prompt_logprobs_reported
         self.prompt_logprobs_reported += len(reported)
         new = reported[max(0, known) :]
@@ -193,7 +193,7 @@ class Sequence:
         return new
 
     def advance(self, event: Event) -> None:
-        """Follow the table; raises IllegalTransition."""
+        """Move to the next state. Raises IllegalTransition."""
         self.state = next_state(self.state, event)
 
     def __repr__(self) -> str:

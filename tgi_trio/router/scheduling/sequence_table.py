@@ -1,8 +1,4 @@
-"""Every sequence, from its arrival to its end: one that changes its state changes its place here.
-
-A sequence that is dropped keeps its blocks until a step acknowledges the FILTER that names it
-(`PendingFrees`). Before that, a step may still write into them.
-"""
+"""All sequences, and the moves between queue, running batch and pending frees as states change."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from tgi_trio.router.scheduling.sequence import Sequence
 
 
 class SequenceTable:
-    """All sequences, and the moves of one between queue, batch and pending frees."""
+    """All sequences, and their moves between queue, batch and pending frees."""
 
     def __init__(
         self, queue: WaitingQueue, batch: RunningBatch, memory: KvMemory, pins: ImagePins
@@ -27,21 +23,21 @@ class SequenceTable:
         self._batch = batch
         self._memory = memory
         self.pending_frees = PendingFrees()
-        self.living: dict[int, Sequence] = {}  # by id, all that have not finished
-        self.ended: dict[int, Sequence] = {}  # finished since the last commit, for questions
+        self.living: dict[int, Sequence] = {}  # by id; all that have not finished
+        self.ended: dict[int, Sequence] = {}  # finished since the last commit, for `find`
 
     def enter(self, sequence: Sequence) -> None:
-        """Take in a new sequence, which waits."""
+        """Add a new sequence to the queue."""
         self.living[sequence.id] = sequence
         self._queue.add(sequence)
 
     def find_listening(self, sequence_id: int) -> Sequence | None:
-        """Return a sequence whose client still wants tokens."""
+        """Return a sequence whose client still wants tokens; None otherwise."""
         sequence = self.living.get(sequence_id)
         return None if sequence is None or sequence.state is SequenceState.LEAVING else sequence
 
     def leave(self, sequence: Sequence) -> None:
-        """End a sequence of which its client wants no more."""
+        """End a sequence of which the client wants no more tokens."""
         if sequence.state is SequenceState.WAITING:
             self._queue.remove(sequence)
             sequence.advance(Event.LEAVE)
@@ -52,13 +48,13 @@ class SequenceTable:
             self.drop(sequence, Event.LEAVE)
 
     def drop(self, sequence: Sequence, event: Event) -> None:
-        """Have the shard drop a member of the batch; its blocks come back once it has done so."""
+        """Have the shard drop a member of the batch; its blocks are freed once it has."""
         self._batch.leave(sequence)
         sequence.advance(event)
         self.pending_frees.add(sequence)
 
     def end(self, sequence: Sequence, event: Event, sound: bool = True) -> None:
-        """End a sequence that the shard has dropped by itself: its blocks are free at once."""
+        """End a sequence that the shard has dropped by itself: its blocks are freed at once."""
         if not self.pending_frees.discard(sequence):
             self._batch.leave(sequence)
         sequence.advance(event)
@@ -67,7 +63,7 @@ class SequenceTable:
         self._forget(sequence)
 
     def acknowledge(self, number: int) -> None:
-        """Free the blocks of sequences that commands up to `number`, now applied, have dropped."""
+        """Free the blocks of the sequences that commands up to `number` have dropped."""
         for sequence in self.pending_frees.acknowledge(number):
             self._memory.release(sequence)
             self._pins.release(sequence)
@@ -75,7 +71,7 @@ class SequenceTable:
             self._requeue(sequence)
 
     def lose(self, culprit: Sequence | None) -> int:
-        """The shard is gone: `culprit` fails, its others wait again; return how many these are."""
+        """The shard has died: fail `culprit`, queue its other sequences again; returns how many."""
         self._memory.clear()
         self._batch.clear()
         self.pending_frees.clear()
@@ -90,7 +86,7 @@ class SequenceTable:
         return again
 
     def _requeue(self, sequence: Sequence) -> bool:
-        """Queue a sequence that has left the shard again, unless it is finished; return whether."""
+        """Queue a sequence that is off the shard again; returns False if it is finished instead."""
         if sequence.state is SequenceState.FINISHED:
             self._forget(sequence)
             return False

@@ -1,4 +1,4 @@
-"""What the scheduler says: commands for the shard, progress for the clients."""
+"""The scheduler's output: commands for the shard, and progress for the clients."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Prefill:
     rows: list[PrefillRow]
 
 
-# Of one PREFILL: a frame may take half of a ring, and a single row is much smaller than the rest.
+# Largest PREFILL: a frame may take half of a ring, and a single row is much smaller than the rest.
 _PREFILL_BYTES = 2**19
-_IMAGE_BYTES = 64  # of an image's columns, but for its runs
+_IMAGE_BYTES = 64  # of an image's columns, without its runs
 
 
 def prefills(rows: Iterable[PrefillRow], number: Callable[[], int]) -> Iterator[Prefill]:
-    """Yield the rows in order in as few commands as frames have room for; `number` counts them."""
+    """Yield the rows in order, in as few commands as fit frames; `number` numbers commands."""
     part: list[PrefillRow] = []
     size = 0
     for row in rows:
@@ -63,7 +63,7 @@ def prefills(rows: Iterable[PrefillRow], number: Callable[[], int]) -> Iterator[
 
 
 def _bytes(row: PrefillRow) -> int:
-    """Return at least what the columns of changing length take for a row."""
+    """Return an upper bound of the bytes that a row takes in columns of variable length."""
     sampling = row.sampling
     images = sum(_IMAGE_BYTES + 8 * len(image.runs) for image in row.images)
     # A character takes 4 bytes at most.
@@ -76,7 +76,7 @@ Top: TypeAlias = tuple[int, float]  # token id, log-probability
 
 
 class Progress(NamedTuple):
-    """What one step brought one sequence. A tuple, because there is one per row and step."""
+    """One sequence's result of one step. A tuple for speed: there is one per row and step."""
 
     sequence_id: int
     token_ids: list[int]
@@ -84,5 +84,5 @@ class Progress(NamedTuple):
     tops: ListLike[ListLike[Top]]  # per token, best first; empty when none was asked for
     finish: Finish
     prompt_logprobs: ListLike[float]  # the next ones in prompt order; NaN for the first token
-    prompt_tops: ListLike[ListLike[Top]]  # per value, best first; empty when none was asked for
+    prompt_tops: ListLike[ListLike[Top]]  # per logprob, best first; empty when none was asked for
     first: bool  # these are the sequence's first tokens

@@ -1,14 +1,14 @@
-"""Slots of states: two for every sequence on the shard, and snapshots that prefixes start from.
+"""Slots for recurrent states: two for every sequence on the shard, and snapshots for prefix reuse.
 
-A model whose layers keep a state per sequence (short convolutions, delta rules, scans) cannot go on
-behind a cached prefix with its K and V alone: it needs the states as they were there. A snapshot is
-a slot that holds them, behind a block of the prefix cache, and goes with that block. It is taken
-where a prompt has its last full block, and where it leaves what the cache holds already: that is
-what others will have in common with it.
+Layers with a state per sequence (short convolutions, delta rules, scans) cannot resume behind a
+cached prefix from K and V alone: they need the states at that position. A snapshot is a slot with
+these states; it belongs to the block of the prefix cache at whose end they were taken, and is
+evicted with it. A prompt takes snapshots at the end of its last full block and where it diverges
+from what is cached, since other prompts are likely to share it up to there.
 
-Every slot has exactly one owner: the free list, one sequence, or one snapshot. Who computes a
-prompt pins the snapshot it starts from and those it takes, for as long as a step may read them.
-What nobody pins may be evicted, least recently used first.
+Every slot has exactly one owner: the free list, one sequence, or one snapshot. A sequence in
+prefill pins the snapshot from which it starts and those that it takes, as long as a step may read
+them. Unpinned snapshots may be evicted, least recently used first.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Final, NamedTuple
 from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.router.scheduling.blocks import BlockAllocator
 
-SLOTS_EACH: Final = 2  # of a sequence: a step reads one and writes the other
-LEAST_SAVED: Final = 4  # blocks that a snapshot must spare whoever starts from it
+SLOTS_EACH: Final = 2  # per sequence: a step reads one and writes the other
+LEAST_SAVED: Final = 4  # blocks of computation that a snapshot must save
 
 
 class StateSlots(NamedTuple):
-    """How many slots there are; what is neither free nor a snapshot is a sequence's."""
+    """Counts of slots; those that are neither free nor snapshots belong to sequences."""
 
     total: int
     free: int
@@ -36,7 +36,7 @@ class StateSlots(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """States behind a cached block. `pins` counts the sequences that may still read it."""
+    """States at the end of a cached block. `pins` counts the sequences that may still read it."""
 
     block: int
     slot: int
@@ -45,25 +45,25 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Save:
-    """A snapshot to come: it is written by the step that ends at `position`."""
+    """A planned snapshot, written by the step that ends at `position`."""
 
     position: int
     slot: int
-    block: int | None  # of the cache already; None: it is computed by the sequence itself
+    block: int | None  # already in the cache; None: computed by the sequence itself
 
 
 @dataclass(slots=True)
 class StateHold:
-    """What one sequence has."""
+    """One sequence's slots and snapshots."""
 
     slots: tuple[int, int]
     source: Snapshot | None
     saves: list[Save]
-    taken: list[Snapshot] = field(default_factory=list)  # of its own, pinned while it prefills
+    taken: list[Snapshot] = field(default_factory=list)  # its own, pinned during its prefill
     prefilling: bool = True
 
     def grant(self, held_length: int) -> StateGrant:
-        """Return what the shard is told; `held_length`: tokens whose K and V it does not write."""
+        """Return the shard's form; `held_length`: leading tokens whose K and V are not written."""
         return StateGrant(
             slots=self.slots,
             source=self.source.slot if self.source else 0,
@@ -73,17 +73,17 @@ class StateHold:
 
 
 class StateMemory:
-    """Grants slots, keeps snapshots by the block that they stand behind."""
+    """Grants slots, and keeps snapshots by their cached blocks."""
 
     def __init__(self, slots: int, block_size: int) -> None:
-        """`slots` can be handed out; raises ValueError when no sequence could ever have its own."""
+        """`slots`: how many can be granted. Raises ValueError if too few for one sequence."""
         if slots < SLOTS_EACH:
             raise ValueError(f"a sequence needs {SLOTS_EACH} slots for states; there are {slots}")
         self._block_size = block_size
         self._allocator = BlockAllocator(slots)
         self._by_block: dict[int, Snapshot] = {}
         self._idle: OrderedDict[Snapshot, None] = OrderedDict()  # least recently used first
-        self._coming: Counter[int] = Counter()  # cached blocks that a snapshot is being made for
+        self._coming: Counter[int] = Counter()  # cached blocks whose snapshot is being computed
 
     @property
     def total(self) -> int:
@@ -110,9 +110,10 @@ class StateMemory:
     # -- prefixes ------------------------------------------------------------------------------
 
     def usable(self, blocks: ListLike[int]) -> int:
-        """Return how many leading blocks of a cached prefix a sequence can start behind now.
+        """Return behind how many leading blocks of a cached prefix a sequence can start now.
 
-        Those up to the last that has a snapshot; none where its own slots would be lacking then.
+        That is up to the last block with a snapshot; 0 if pinning it would leave too few slots for
+        the sequence.
         """
         for count in range(len(blocks), 0, -1):
             snapshot = self._by_block.get(blocks[count - 1])
@@ -122,16 +123,16 @@ class StateMemory:
         return 0
 
     def is_coming(self, blocks: ListLike[int]) -> bool:
-        """Whether somebody makes the snapshot behind these cached blocks right now."""
+        """Whether a sequence is computing the snapshot at the end of these cached blocks."""
         return bool(blocks) and blocks[-1] in self._coming
 
     # -- granting ------------------------------------------------------------------------------
 
     def admit(self, cached: ListLike[int], length: int, saving: bool) -> tuple[StateHold, int]:
-        """Return the slots of a sequence, and behind how many of its `cached` blocks it starts.
+        """Grant a sequence its slots; returns also behind how many `cached` blocks it starts.
 
-        `length`: its tokens; `saving`: whether snapshots of it are worth anything. Raises
-        ValueError unless there is room.
+        `length`: its tokens; `saving`: whether to take snapshots of it. Raises ValueError unless
+        `has_room`.
         """
         start = self.usable(cached)
         source = self._by_block[cached[start - 1]] if start else None
@@ -154,14 +155,14 @@ class StateMemory:
         return hold, start
 
     def publish(self, hold: StateHold, computed: int, blocks: ListLike[int]) -> None:
-        """Let others start from the snapshots that are taken.
+        """Let other sequences start from the snapshots that have been taken.
 
-        `computed`: tokens; `blocks`: those of the sequence that are in the cache.
+        `computed`: tokens computed; `blocks`: the sequence's blocks that are in the cache.
         """
         for save in [save for save in hold.saves if save.position <= computed]:
             end = save.position // self._block_size
             if end > len(blocks):
-                continue  # somebody published the same first, and has the snapshot of it
+                continue  # another sequence has published the same first, with its snapshot
             block = blocks[end - 1]
             if block in self._by_block:
                 continue
@@ -171,7 +172,7 @@ class StateMemory:
             hold.taken.append(snapshot)
 
     def settle(self, hold: StateHold) -> None:
-        """The prompt is computed: no step reads snapshots for this sequence any more."""
+        """Unpin snapshots: the prompt is computed, so no step reads them for this sequence."""
         if not hold.prefilling:
             return
         hold.prefilling = False
@@ -185,7 +186,7 @@ class StateMemory:
         hold.saves.clear()
 
     def release(self, hold: StateHold, sound: bool) -> None:
-        """Take everything back; unless `sound`, what nobody else uses of its snapshots goes."""
+        """Take back a sequence's slots; unless `sound`, evict its snapshots that are unpinned."""
         self.settle(hold)
         if not sound:
             for snapshot in hold.taken:
@@ -194,13 +195,13 @@ class StateMemory:
         self._allocator.give(list(hold.slots))
 
     def forget_blocks(self, blocks: Iterable[int]) -> None:
-        """Blocks have left the cache: so do their snapshots, which nobody pins."""
+        """Evict the snapshots of evicted blocks, which are unpinned."""
         for block in blocks:
             if (snapshot := self._by_block.get(block)) is not None:
                 self._evict(snapshot)
 
     def clear(self) -> None:
-        """Forget everything: the shard that held it is gone."""
+        """Free all slots; for a shard that has died."""
         self._allocator.clear()
         self._by_block.clear()
         self._idle.clear()
@@ -228,7 +229,7 @@ class StateMemory:
     def _no_longer_coming(self, save: Save) -> None:
         if save.block is not None:
             self._coming[save.block] -= 1
-            self._coming += Counter()  # drops what is zero
+            self._coming += Counter()  # drops zero counts
 
     # -- invariants ----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""How large a step may be, and how fast the queue drains."""
+"""The token budget of a step (chunked prefill), and how fast the queue drains."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.running_batch import RunningBatch
 
-_ROUND = 16  # tokens; a budget that moves less is not worth a command
-_LEAST_SHARE = 16  # prompts always get at least this part of the token budget
+_ROUND = 16  # tokens; smaller changes of the budget are not worth a command
+_LEAST_SHARE = 16  # prompts always get at least 1 / 16 of the token budget
 _WEIGHT = 0.1  # of the newest sample in a moving average
-_GROWTH = 1.25  # a share grows by this factor at most, from one step to the next
-_MARGIN = 0.8  # of the allowed time is aimed at: steps of one size do not take the same time
-_FLAT = 1.25  # times what the fewest prompt tokens take: others take hardly longer
-_FORGOTTEN = 256  # steps with prompts after which what took longer is tried again
+_GROWTH = 1.25  # largest factor by which a share grows from one step to the next
+_MARGIN = 0.8  # share of the allowed time to aim at, since equal steps vary in time
+_FLAT = 1.25  # on the plateau steps take at most this many times the smallest steps' time
+_FORGOTTEN = 256  # steps with prompts after which a size that took longer is tried again
 
 
 class PrefillShare:
-    """How many prompt tokens fit into a step, learned from how long steps take."""
+    """How many prompt tokens fit into a step's time limit, learned from measured steps."""
 
     def __init__(self, first: int, least: float, most: int) -> None:
         """Begin with `first` tokens and stay within `least` and `most`."""
@@ -27,37 +27,40 @@ class PrefillShare:
         self._most = float(most)
 
     def adapt(self, tokens: int, took_ns: float, base_ns: float, limit_ns: float) -> None:
-        """A step with `tokens` prompt tokens took `took_ns`, `base_ns` of it without them."""
+        """Learn from a step with `tokens` prompt tokens.
+
+        It took `took_ns`; without prompts a step takes `base_ns`; `limit_ns` is the time allowed.
+        """
         extra = took_ns - base_ns
         fitting = tokens * (limit_ns - base_ns) / extra if extra > 0.0 else self._most
         if took_ns > limit_ns:
             self.tokens = max(self._least, min(self.tokens, fitting))
-        elif tokens >= 0.75 * self.tokens:  # what rode along says something about the limit
+        elif tokens >= 0.75 * self.tokens:  # a much smaller step says little about the limit
             grown = min(self.tokens * _GROWTH, fitting, self._most)
             self.tokens = max(self.tokens, grown)
 
 
 class Plateau:
-    """How many prompt tokens make a step hardly longer than the fewest do.
+    """How many prompt tokens a step can have at hardly more than the time of the fewest.
 
-    There are such on a device where the host takes longer to launch a step with a prompt, of any
-    length, than the device takes to compute it. Sizes of steps are grouped by powers of two.
+    On a device the host may take longer to launch a step with a prompt, of any length, than the
+    device takes to compute it: then more tokens cost no time. Sizes are grouped by powers of two.
     """
 
     def __init__(self, least: float) -> None:
-        """Steps of up to twice `least` tokens count as those with the fewest."""
+        """`least`: steps of up to about twice as many tokens form the smallest size."""
         self._first = math.ceil(math.log2(2 * least))
         self._took_ns: dict[int, float] = {}  # moving averages, by power of two
-        self._seen: dict[int, int] = {}  # when that was
+        self._seen: dict[int, int] = {}  # value of `_steps` at the last sample of a size
         self._steps = 0
 
     @property
     def floor_ns(self) -> float:
-        """What a step with the fewest prompt tokens takes; 0: not known yet."""
+        """Time of a step of the smallest size; 0: not known yet."""
         return self._took_ns.get(self._first, 0.0)
 
     def note(self, tokens: int, took_ns: float) -> None:
-        """A step with `tokens` prompt tokens took `took_ns`."""
+        """Note that a step with `tokens` prompt tokens took `took_ns`."""
         size = max(self._first, (tokens - 1).bit_length())
         before = self._took_ns.get(size)
         self._took_ns[size] = took_ns if before is None else before + _WEIGHT * (took_ns - before)
@@ -65,7 +68,7 @@ class Plateau:
         self._seen[size] = self._steps
 
     def tokens(self, most: int) -> int:
-        """Return how many, or how many to try next; 0: any more than the fewest take longer."""
+        """Return the plateau's prompt tokens, or more to try; 0 if larger steps take longer."""
         size = self._first
         while 1 << size < most:
             took = self._took_ns.get(size + 1)
@@ -79,20 +82,20 @@ class Plateau:
 
 
 class StepBudget:
-    """The standing token budget of a step.
+    """The token budget of a step, which stays in force until it is changed.
 
-    Decode rows come first in every step; this decides how many prompt tokens may ride along.
+    Decode rows come first in every step; the budget limits the prompt tokens beside them.
 
-    - While no sequence generates: the full `token_budget`.
-    - While some do: as many as make a step at most `stretch` times as long as one without a
-      prompt, learned from the steps' own times. Where even the fewest take longer than that, as
-      many as take hardly longer than the fewest.
-    - While `max_batch_prefill_tokens` are on the shard and further requests wait behind them, at
-      least `waiting_served_ratio` for each sequence that generates: as many as fit into
-      `target_itl`, up to `max_batch_prefill_tokens`; clients were promised no shorter steps. While
-      fewer wait, the same for one step after every `max_waiting_tokens`. Requests that wait for
-      memory do not count: larger steps give them none.
-    - For a prompt with images whose tokens are computed together: at least as many as those are.
+    - While no sequence generates, a step has the full `token_budget`.
+    - While some generate, prompts may make a step at most `stretch` times as long as one without
+      prompts, as measured. If even the fewest prompt tokens take longer, a step has as many as take
+      hardly longer than the fewest (`Plateau`).
+    - Under pressure, prompts may fill a step up to `target_itl` and `max_batch_prefill_tokens`,
+      since clients were promised no shorter steps. That is while requests wait behind the
+      `max_batch_prefill_tokens` on the shard, at least `waiting_served_ratio` per generating
+      sequence; while fewer wait, for one step after every `max_waiting_tokens`. Requests that wait
+      for memory do not count, since larger steps would not help them.
+    - A run of image tokens that has to be computed in one step fits the budget in any case.
     """
 
     def __init__(self, limits: SchedulingLimits) -> None:
@@ -100,17 +103,17 @@ class StepBudget:
         least = max(1.0, budget / _LEAST_SHARE)
         self._limits = limits
         self._plateau = Plateau(least)
-        self._decode_ns = 0.0  # of a step without prompts, moving average; 0: not known yet
+        self._decode_ns = 0.0  # time of a step without prompts, moving average; 0: unknown yet
         self._unhurried = PrefillShare(budget, least, budget)
         self._pressed_share = PrefillShare(
             budget, least, max(budget, limits.max_batch_prefill_tokens)
         )
-        self._behind = 0  # requests that wait behind prompts
-        self._waited = 0  # steps during which any waited, since one step last had more tokens
+        self._behind = 0  # requests that wait behind other prompts
+        self._waited = 0  # steps in which any waited, modulo max_waiting_tokens + 1
         self._budget = budget
 
     def observe(self, step: StepReport) -> None:
-        """Learn from a step."""
+        """Learn from a step's report."""
         limits = self._limits
         self._waited = (self._waited + 1) % (limits.max_waiting_tokens + 1) if self._behind else 0
         if not step.decode_rows or not step.forward_ns:
@@ -128,11 +131,11 @@ class StepBudget:
             )
 
     def budget(self, batch: RunningBatch, behind: int) -> int:
-        """Return the tokens a step may compute now, while `behind` requests wait for prompts."""
+        """Return the token budget; `behind`: requests that wait behind other prompts."""
         limits = self._limits
         self._behind = behind
         if not batch.prefilling:
-            return self._budget  # nothing rides along: leave it
+            return self._budget  # no prompts: it does not matter, so do not send a change
         budget = limits.token_budget
         if batch.running and self._decode_ns:
             pressed = self._is_pressed(len(batch.running))
@@ -176,5 +179,5 @@ class DrainRate:
         return tokens / self._rate if self._rate else 0.0
 
     def retry_after(self, tokens: int) -> float:
-        """Return seconds to tell a client that is refused, between 1 and 60."""
+        """Return the seconds of `retry-after` for a refused client, between 1 and 60."""
         return min(60.0, max(1.0, self.seconds_for(tokens)))

@@ -1,4 +1,4 @@
-"""What a step did, row by row: the sequences' progress, and who has ended."""
+"""Applies steps' reports to the sequences, row by row, and returns their progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FINISHES = tuple(Finish(value) for value in range(len(Finish)))
 
 
 class StepReports:
-    """Takes in the reports of steps."""
+    """Applies steps' reports."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class StepReports:
         find, starving = self._batch.running.get, self._batch.starving
         ids, logprobs = step.token_ids, step.logprobs
         out: list[Progress] = []
-        # A NamedTuple's own constructor takes twice as long.
+        # `tuple.__new__` takes half the time of the NamedTuple's own constructor.
         append, new = out.append, tuple.__new__
         end = 0
         for id, computed, count, finish in zip(
@@ -52,7 +52,7 @@ class StepReports:
         ):
             running = find(id)
             if running is not None and count == 1 and not finish:
-                # Nearly every row of nearly every step. What follows is the same, only faster.
+                # Fast path for nearly every row of nearly every step; `_row` would do the same.
                 running.computed = computed
                 if computed >= running.extend_at:
                     starving[id] = running
@@ -72,7 +72,7 @@ class StepReports:
         return out
 
     def _rich(self, step: StepReport, now: float) -> list[Progress]:
-        """As `apply_step`, with the alternatives and prompt log-probabilities someone asked for."""
+        """As `apply_step`, for steps with alternatives or prompt log-probabilities."""
         tops, prompts = tops_per_token(step), prompt_logprobs_per_row(step)
         prompt_tops = prompt_tops_per_row(step)
         out: list[Progress] = []
@@ -109,7 +109,7 @@ class StepReports:
         prompt_tops: list[list[Top]] | tuple[()],
         now: float,
     ) -> Progress | None:
-        """Take in one row of a step; None when it brings its client nothing."""
+        """Apply one row of a step; returns None if there is nothing new for its client."""
         if sequence.state is not SequenceState.RUNNING:
             if not self._takes_part(sequence, finish):
                 return None
@@ -133,10 +133,10 @@ class StepReports:
         return Progress(sequence.id, tokens, logprobs, tops, done, new_prompts, new_tops, first)
 
     def _takes_part(self, sequence: Sequence, finish: int) -> bool:
-        """Whether a row of a sequence that is not RUNNING is to be taken in."""
+        """Whether to apply a row of a sequence that is not RUNNING."""
         if sequence.state is SequenceState.LEAVING:
             if finish:  # it ended by itself before its FILTER came
                 self._sequence_table.end(sequence, Event.END)
             return False
-        # No step can know a WAITING one: a row of a confused shard.
+        # No step can have a WAITING sequence, except for a faulty shard.
         return sequence.state is not SequenceState.WAITING

@@ -1,12 +1,12 @@
-"""Record what a scheduler is told and what it answers; play it again as a test.
+"""Records the calls of a scheduler with their results, and replays them as a test.
 
-A trace is JSON lines: the limits, then one line per call with its arguments and what came out.
-Replaying feeds the calls to a fresh scheduler, compares every answer and checks the invariants
-after every call, so a trace from production is a regression test as it stands.
+A trace is JSON lines: the limits, then one line per call with its arguments and its result.
+Replaying makes the same calls on a fresh scheduler, compares every result, and checks the
+invariants after every call. So a trace from production is a regression test as it is.
 
-Prompts are in it as token ids. `veil` (an odd number) replaces every id by a product modulo 2^31:
-equal ids stay equal and different ones different, which is all that scheduling sees. Of images
-their places are there, a hash of the key with the veil, and whether pixels were there when asked.
+Prompts are recorded as token ids. `veil` (an odd number) disguises them: every id is multiplied by
+it modulo 2^31, which keeps equal ids equal and different ones different; scheduling sees no more.
+Of images, the trace has their places, a hash of key and veil, and whether pixels were available.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TraceMismatch(Exception):
 
 
 class _NotedPixels:
-    """Pixels that note whether those asked for were there."""
+    """A store of pixels that records whether those asked for were available."""
 
     def __init__(self, pixels: Pixels) -> None:
         self._pixels = pixels
@@ -70,10 +70,10 @@ class _NotedPixels:
 
 
 class _PlayedPixels:
-    """Pixels that are there when a trace says so."""
+    """A store of pixels that are available when the trace says so."""
 
     def __init__(self) -> None:
-        self.found: deque[bool] = deque()  # answers to come
+        self.found: deque[bool] = deque()  # recorded answers, for the coming questions
 
     def pin(self, image: PromptImage) -> ArenaPlace | None:
         if not self.found:

@@ -1,18 +1,18 @@
-"""Which requests are late: they have waited too long to get their first token in time."""
+"""Decides which requests are late: too late for their first token to be in time."""
 
 from __future__ import annotations
 
 _WEIGHT = 0.1  # of the newest sample in the moving average
-_TIMES = 3.0  # target, in times of what a prompt takes, where none is set
-_LEAST_S = 1.0  # shortest target where none is set
+_TIMES = 3.0  # without a set target: the target is this many times a prompt's time
+_LEAST_S = 1.0  # without a set target: the shortest target, seconds
 
 
 class TtftTarget:
-    """How long a request may wait before it is late, and those go first that can be in time.
+    """How long a request may wait in the queue until it is late.
 
-    It is half of the target for first tokens; the other half is for computing the prompt. Where
-    no target is set, a multiple of the time that prompts take here (from admission to first token,
-    a moving average) stands in for it.
+    That is half of the target for first tokens; the other half is for computing the prompt. If no
+    target is set, it is a multiple of the time that prompts take on this server (from admission to
+    first token, as a moving average).
     """
 
     def __init__(self, target: float | None) -> None:
