@@ -1,7 +1,7 @@
-"""How long the current turn of the router's event loop has lasted: streams wait until it ends.
+"""Spreads long computations over turns of the router's event loop, so that streams need not wait.
 
-A turn is everything that is ready between two looks at the sockets. Requests that become ready
-together would all begin in the same turn, each for a millisecond or two.
+A turn is everything that runs between two polls of the sockets. Without this, requests that become
+ready together would all be prepared in the same turn, a millisecond or two each.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final
 
 import trio
 
-_MOST_S: Final = 1e-3  # age of a turn from which on nothing long is begun in it
-_TURNS: Final = 64  # turns to wait at most
+_MOST_S: Final = 1e-3  # age of a turn from which no long computation is begun in it
+_TURNS: Final = 64  # most turns that a computation is put off
 
 
 class LoopPace(trio.abc.Instrument):
-    """The pace of the loop in which `watching` runs; elsewhere `breathe` never waits."""
+    """Measures the turns of the loop in which `watching` runs; elsewhere `breathe` never waits."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock`: in seconds."""
@@ -28,7 +28,7 @@ class LoopPace(trio.abc.Instrument):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Time the turns of this loop for the length of the block."""
+        """Measure the turns of this loop within the block."""
         trio.lowlevel.add_instrument(self)
         try:
             yield
@@ -41,9 +41,9 @@ class LoopPace(trio.abc.Instrument):
         self._began = self._clock()
 
     async def breathe(self) -> None:
-        """Call before a long computation: return at once in a young turn, else in a later one.
+        """Wait for a young turn; to be called before a long computation.
 
-        It is a checkpoint only where it waits.
+        It is a trio checkpoint only if it has to wait.
         """
         for _ in range(_TURNS):
             if self._clock() - self._began < _MOST_S:

@@ -1,4 +1,4 @@
-"""A generation as the router sees it: what was asked, what comes back."""
+"""The router's types for one generation: its request, tokens, timings and outcome."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ class FinishReason(enum.Enum):
 
 
 class Expression(Protocol):
-    """A regular expression as an automaton (`text/regexes.py`); sets of positions are bits."""
+    """A regular expression as an automaton (`text/regexes.py`); sets of positions are bit masks."""
 
     text: str  # as the client wrote it
-    first: int  # positions that a match may begin with
-    last: int  # those it may end with
+    first: int  # positions with which a match may begin
+    last: int  # positions with which it may end
 
     def taking(self, character: str) -> int:
-        """Return the positions that take a character."""
+        """Return the positions that accept a character."""
 
     def after(self, positions: int) -> int:
-        """Return all positions that may come behind these."""
+        """Return all positions that may follow these."""
 
 
 class Reading(Protocol):
-    """One answer as it is read (`text/answer.py`)."""
+    """The incremental parser of one answer (`text/answer.py`)."""
 
     @property
     def calls(self) -> int:
-        """Calls begun so far."""
+        """Number of calls begun so far."""
 
     @property
     def complete(self) -> bool:
-        """Whether there are calls, and all of them whole."""
+        """Whether there are calls, and all of them are complete."""
 
     @property
     def thinking(self) -> bool:
@@ -57,29 +57,29 @@ class Reading(Protocol):
         """Whether the next text can only be content or calls."""
 
     def push(self, text: str) -> Delta:
-        """Return what became certain with `text`."""
+        """Parse `text`; returns what has become certain with it."""
 
     def finish(self) -> Delta:
-        """Return what is left to tell, now that no text will follow."""
+        """Return what is certain at the end of the text."""
 
 
 class AnswerForm(Protocol):
-    """How the answer to a chat is to be read."""
+    """How the answers to a chat are to be parsed."""
 
     @property
     def marks(self) -> Mapping[int, str]:
-        """Texts of the tokens, by id, that are a part of the form though special."""
+        """Token id -> text, of special tokens that are part of the form."""
 
     def read(self) -> Reading:
-        """Begin to read one answer."""
+        """Return a parser for one answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoppingCriteria:
-    """When a generation ends. EOS and length are the shard's to see, strings the router's.
+    """When a generation ends. The shard checks EOS and length, the router strings.
 
-    Where an answer is read (`Request.answer`), strings and expressions end what it says alone: they
-    may stand in thoughts and in calls. Token ids end it anywhere.
+    If the answer is parsed (`Request.answer`), strings and expressions are looked for in its
+    content alone, not in thoughts and calls. Token ids end it anywhere.
     """
 
     max_new_tokens: int
@@ -97,13 +97,13 @@ class Request:
     prompt_ids: NDArray[np.int32]  # [prompt_length]
     sampling: SamplingParameters
     stopping: StoppingCriteria
-    priority: int = 0  # lower is sooner
+    priority: int = 0  # lower goes first
     deadline: float | None = None  # trio clock, seconds
-    cache_salt: str = ""  # sequences share prefixes only within one salt
+    cache_salt: str = ""  # prefixes are shared only among requests of equal salt
     name: str = ""  # the client's request id, for logs
-    answer: AnswerForm | None = None  # None: the answer is its text
-    images: tuple[PromptImage, ...] = ()  # in the order of their places among the ids
-    emitted: tuple[int, ...] = ()  # tokens that its client has got from another server
+    answer: AnswerForm | None = None  # None: the answer is not parsed
+    images: tuple[PromptImage, ...] = ()  # in order of their positions in the prompt
+    emitted: tuple[int, ...] = ()  # tokens that the client has got from another server
 
 
 @dataclass(slots=True)
@@ -114,26 +114,26 @@ class Token:
     text: str  # incremental text; "" while a character is incomplete or text is held back
     logprob: float
     special: bool
-    top: Sequence[Token] = ()  # likelier choices, where they were asked for
+    top: Sequence[Token] = ()  # the likeliest tokens, if requested
 
 
 @dataclass(slots=True)
 class ReadToken(Token):
-    """A token of an answer that is read; its text is the token's own, marks included."""
+    """A token of a parsed answer; `text` is the token's own text, marks included."""
 
-    delta: Delta = field(default_factory=Delta)  # what became certain with it
-    thought: bool = False  # it belongs to a thought, to its marks, or to the space behind them
-    silent: bool = False  # it is markup, or not certain yet what it is
-    end: Delta | None = None  # of the last one: what the answer's end made certain
+    delta: Delta = field(default_factory=Delta)  # what has become certain with it
+    thought: bool = False  # part of a thought, of its marks, or of the space behind them
+    silent: bool = False  # markup, or not certain yet what it is
+    end: Delta | None = None  # last token only: what has become certain at the end
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """How an answer that was read ended."""
+    """How a parsed answer ended."""
 
-    called: bool  # there are calls, and all of them whole
+    called: bool  # it has calls, and all of them are complete
     thinking: bool  # it ended within a thought
-    thought_tokens: int  # of all tokens, those of thoughts and their marks
+    thought_tokens: int  # number of tokens in thoughts and their marks
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a generation ended well."""
+    """The result of a generation that ended without an error."""
 
     reason: FinishReason
     text: str  # generated text, special tokens left out
@@ -158,8 +158,8 @@ class Outcome:
     prompt_tokens: int
     cached_tokens: int
     seed: int | None  # None when greedy
-    tail: str = ""  # end of `text` that no token carried: it was held back until the end
+    tail: str = ""  # end of `text` that was held back until the end, in no token's text
     matched: str | int | None = None  # the stop string, expression or token id that ended it
-    prompt_logprobs: tuple[float, ...] = ()  # NaN for the first; empty unless asked for
-    prompt_tops: tuple[Sequence[tuple[int, float]], ...] = ()  # alternatives of each; likewise
-    answer: AnswerEnd | None = None  # where the answer was read
+    prompt_logprobs: tuple[float, ...] = ()  # NaN for the first token; empty unless requested
+    prompt_tops: tuple[Sequence[tuple[int, float]], ...] = ()  # alternatives for each of these
+    answer: AnswerEnd | None = None  # None: the answer was not parsed

@@ -1,8 +1,8 @@
 """The engine: admission, dispatch and fan-out between clients' streams and the shard.
 
-Everything that changes state here is synchronous: submit, leave, one step's commit. The only
-awaits are for the next reply and, during a wide fan-out, a checkpoint every `FAN_OUT` streams,
-so that cancellation can never find the books half written.
+All changes of state are synchronous (submit, leave, one step's commit), so cancellation never finds
+them half made. The only awaits are for the next reply and, during a wide fan-out, a checkpoint
+every `FAN_OUT` streams.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ from tgi_trio.router.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# Deliveries between two checkpoints: 512 socket writes would hold the loop for 3 ms.
+# Deliveries between two checkpoints: 512 socket writes would block the loop for 3 ms.
 FAN_OUT = 128
-# Frames taken in one turn. A router that is slower than its shard would otherwise take ever more
-# of them, and its other tasks, new connections among them, would wait for ever longer turns.
+# Frames handled in one turn at most. Otherwise a router slower than its shard would handle ever
+# more at once, and other tasks, such as new connections, would wait for ever longer.
 FRAMES_PER_TURN = 8
 
 
 class PixelSource(Pixels, Protocol):
-    """Pixels that are decoded again when somebody wants to pin them."""
+    """A store of pixels that decodes an image again if it is to be pinned and was dropped."""
 
     def on_ready(self, callback: Callable[[bytes], None]) -> None:
         """Have `callback` called with the key of each image whose pixels are ready."""
         ...
 
     def on_lost(self, callback: Callable[[bytes, str], None]) -> None:
-        """Have `callback` called with the key of each image that cannot be had, and why."""
+        """Have `callback` called with the key of each image that cannot be decoded, and why."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """How much the engine lets in."""
+    """How many requests the engine admits."""
 
     max_concurrent_requests: int
     retry_after: float = 1.0  # seconds, sent with a 429
 
 
 class Engine:
-    """Streams on one side, a scheduler and at most one attached shard link on the other."""
+    """Connects clients' streams with the scheduler and, while a shard runs, with its link."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Engine:
         adapters: AdapterRegistry | None = None,
         pixels: PixelSource | None = None,
     ) -> None:
-        """`pixels`: what keeps those of requests' images; None: no request may have any."""
+        """`pixels`: the store of images' pixels; None: no request may have images."""
         self.scheduler = scheduler(limits)
         if pixels is not None:
             self.scheduler.use_pixels(pixels)
@@ -93,7 +93,7 @@ class Engine:
         self._next_id = 1  # sequence ids are never reused, not even across shard restarts
         self._permits = 0
         self._draining = False
-        self._closed = ""  # why nothing can be served any more; set by the supervisor
+        self._closed = ""  # why nothing can be served any more; empty: it can
         self._link: ShardLink | None = None
         self._idle = trio.Event()  # set whenever the last permit is returned while draining
         self._deadline_news = trio.Event()
@@ -102,10 +102,10 @@ class Engine:
 
     @contextmanager
     def permit(self, count: int = 1) -> Iterator[None]:
-        """Hold `count` of the `max_concurrent_requests` permits, taken without waiting.
+        """Hold `count` of the `max_concurrent_requests` permits, without waiting for them.
 
-        Taken before validation and held for the whole generation (TGI, spec 2.1). Raises
-        Overloaded when they are not free, Unavailable when nothing is served any more.
+        They are taken before validation and held for the whole generation, as in TGI. Raises
+        Overloaded if they are not free, Draining during shutdown, Unavailable after `close`.
         """
         if self._closed:
             raise Unavailable(self._closed)
@@ -123,7 +123,7 @@ class Engine:
 
     @property
     def requests(self) -> int:
-        """How many requests hold a permit: from before their validation to their end."""
+        """How many permits are held."""
         return self._permits
 
     def submit(
@@ -131,9 +131,8 @@ class Engine:
     ) -> TokenStream:
         """Queue a validated request and return its stream; never awaits.
 
-        `output`: text that already holds the tokens its client got from another server, if any.
-
-        Raises Overloaded when the queue's bounds are reached.
+        `output`: the state of its text, if the client has tokens from another server already.
+        Raises Overloaded if the queue is full.
         """
         now = self._clock()
         id = self._next_id
@@ -150,7 +149,7 @@ class Engine:
         return stream
 
     def leave(self, stream: TokenStream) -> None:
-        """The client has left: free what it holds. Idempotent, synchronous, legal at any time."""
+        """Cancel a stream whose client has left. Synchronous, idempotent, allowed at any time."""
         if self._streams.pop(stream.id, None) is None or stream.end is not None:
             return
         sequence = self.scheduler.find(stream.id)
@@ -170,7 +169,7 @@ class Engine:
     # ---- shutting down ----------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Admit nothing new from now on."""
+        """Admit no new requests from now on."""
         self._draining = True
         if self._permits == 0:
             self._idle.set()
@@ -184,13 +183,13 @@ class Engine:
         await self._idle.wait()
 
     def close(self, why: str) -> None:
-        """Fail everything and refuse what comes: no shard will be started again."""
+        """Fail all requests, present and future: no shard will be started again."""
         self._closed = why
         self._adapters.close(why)
         self.fail_all(why)
 
     def fail_all(self, message: str) -> None:
-        """End every stream with one error."""
+        """End every stream with an error."""
         now = self._clock()
         for id in list(self._streams):
             self.scheduler.abort(id, now)
@@ -200,9 +199,10 @@ class Engine:
     # ---- the shard side -----------------------------------------------------------------------
 
     async def serve(self, link: ShardLink) -> None:
-        """Drive one incarnation of the shard group until cancelled (it died, or we stop).
+        """Serve with one incarnation of the shard group until cancelled (it died, or we stop).
 
-        On entry everything unfinished is queued again and replayed from prompt + emitted ids.
+        Then all unfinished sequences are queued again, to be replayed from prompt and emitted ids
+        by the next incarnation.
         """
         self._link = link
         self.last_step_at = self._clock()
@@ -210,7 +210,7 @@ class Engine:
             self._adapters.attach(link.send_frame)
             self._dispatch()
             while True:
-                # Control comes back from the shard's process (`Reporter.send`).
+                # Here control returns from the shard's process (`Reporter.send`).
                 await link.wait()
                 await self._turn(link)
         finally:
@@ -230,7 +230,7 @@ class Engine:
         return any(stream.generated for stream in self._streams.values())
 
     def _evict_adapter(self, number: int) -> None:
-        """Nobody will have this adapter again: its prefixes make room."""
+        """Free the cached prefixes of an adapter number that will not be used again."""
         self.scheduler.evict_adapter(number, self._clock())
         self._dispatch()
 
@@ -246,7 +246,7 @@ class Engine:
             self._dispatch()
 
     def _lose_image(self, key: bytes, why: str) -> None:
-        """Fail the requests that wait for an image; those on the shard have it."""
+        """Fail the queued requests with an image; those on the shard have its pixels already."""
         for id, stream in list(self._streams.items()):
             images = stream.request.images
             if any(image.key == key for image in images) and self.scheduler.is_queued(id):
@@ -265,12 +265,12 @@ class Engine:
             if isinstance(command, Prefill):
                 self._metrics.count_prefill(len(command.rows), joins=not was_idle)
         if was_idle:
-            self.last_step_at = now  # a shard without work owes no step
+            self.last_step_at = now  # while it had no work, no step was due
 
     async def _turn(self, link: ShardLink) -> None:
-        """Take the replies that are there: commit, dispatch, then deliver to the streams.
+        """Handle the replies that have arrived: commit, dispatch, then deliver to the streams.
 
-        Frames that queued up while the router was busy are delivered as one piece per stream.
+        If several steps have queued up, each stream gets their tokens in one delivery.
         """
         link.flush()
         news: dict[int, list[Progress]] = {}
@@ -297,8 +297,8 @@ class Engine:
             if taken == FRAMES_PER_TURN:
                 break
         self._dispatch()
-        # One timestamp for a whole group: separate ones would have to be fetched from memory,
-        # stream by stream, when the next step replaces them.
+        # One timestamp object for a whole group: separate ones would be cache misses, stream by
+        # stream, when the next step replaces them.
         delivered, now = 0, self._clock()
         for id, progress_list in news.items():
             self._deliver(id, progress_list, now)
@@ -309,7 +309,7 @@ class Engine:
         self._dispatch()  # stop strings may have made room
 
     def _note_start(self, id: int) -> None:
-        """Keep what the scheduler forgets when a sequence ends."""
+        """Keep a sequence's start and cached tokens, which the scheduler forgets at its end."""
         stream, sequence = self._streams.get(id), self.scheduler.find(id)
         if stream is not None and sequence is not None:
             stream.timings.started = sequence.started
@@ -329,7 +329,7 @@ class Engine:
             self._metrics.observe_tokens(stream.timings, len(tokens), now)
         if reason is None:
             if tokens:
-                stream.deliver(tokens, None)  # into what `stream_events` has attached
+                stream.deliver(tokens, None)  # to the sink that `stream_events` has attached
             return
         if reason is FinishReason.STOP_SEQUENCE:
             self.scheduler.finish(id, now)
@@ -338,7 +338,7 @@ class Engine:
     def _outcome(
         self, stream: TokenStream, reason: FinishReason, tokens: Sequence[Token]
     ) -> Outcome:
-        """Return how a generation ended, with the last of its tokens."""
+        """Return the outcome of a generation; `tokens`: the last ones, not delivered yet."""
         request = stream.request
         matched: str | int | None = None
         if reason is FinishReason.STOP_SEQUENCE:
@@ -361,11 +361,11 @@ class Engine:
         )
 
     def _fail(self, id: int, message: str) -> None:
-        """This sequence is given up; the others go on."""
+        """End one stream with an error."""
         self._end(id, [], GenerationError(message))
 
     def _end(self, id: int, tokens: list[Token], end: Outcome | BaseException) -> None:
-        """The one terminal event of a stream that did not leave by itself."""
+        """Deliver the single terminal event of a stream, unless its client has left."""
         stream = self._streams.pop(id, None)
         if stream is None:
             return

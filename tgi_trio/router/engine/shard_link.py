@@ -27,10 +27,10 @@ def encode_command(command: Command) -> bytes:
 
 
 class ShardLink:
-    """Sends in order and never blocks: what the ring has no room for waits here.
+    """Sends commands in order without blocking: those for which the ring has no room wait here.
 
-    The backlog needs no bound of its own: it holds no more than the scheduler may have admitted
-    and not yet seen computed (`max_batch_prefill_tokens`).
+    The backlog is bounded by the scheduler, which admits no more than `max_batch_prefill_tokens`
+    prompt tokens that are not computed yet.
     """
 
     def __init__(self, end: CommandChannel) -> None:
@@ -38,23 +38,23 @@ class ShardLink:
         self._backlog: deque[bytes] = deque()
 
     def send(self, command: Command) -> None:
-        """Send now, or as soon as the ring has room."""
+        """Send a command now, or as soon as the ring has room."""
         self.send_frame(encode_command(command))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send a command that is encoded already; adapters' come here directly."""
+        """Send an encoded command, as those of adapters are."""
         self._backlog.append(frame)
         # Control passes to the shard's process, which takes the frame between two steps
         # (`Worker._drain`); its answers come to `Engine.serve`.
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, in order, as far as the ring has room."""
+        """Send waiting frames, in order, as far as the ring has room."""
         while self._backlog and self._end.try_send(self._backlog[0]):
             self._backlog.popleft()
 
     def replies(self) -> Iterator[Frame]:
-        """Yield every reply that is there; each is valid until the next is asked for."""
+        """Yield the replies that have arrived; each is valid until the next one is requested."""
         while (view := self._end.try_receive()) is not None:
             try:
                 yield Frame(view)
@@ -62,5 +62,5 @@ class ShardLink:
                 self._end.release()
 
     async def wait(self) -> None:
-        """Sleep until there may be replies. Every reply also means that the ring has room."""
+        """Sleep until there may be replies; they also mean that the ring has room again."""
         await self._end.wait()

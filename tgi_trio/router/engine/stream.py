@@ -34,7 +34,7 @@ class StreamEnd(enum.Enum):
 
 
 class TokenStream:
-    """Tokens of one request. Iterate it, or `attach` a sink that the engine calls at each step."""
+    """One request's tokens. Iterate it, or `attach` a sink that the engine calls at each step."""
 
     __slots__ = (
         "_failure",
@@ -69,7 +69,7 @@ class TokenStream:
         self.timings = timings
         self.end: StreamEnd | None = None
         self.prompt_logprobs: list[float] = []  # set by the engine as the prefill reports them
-        # Alternatives of each, where they are asked for.
+        # Alternatives for each of these, if requested.
         self.prompt_tops: list[Sequence[tuple[int, float]]] = []
         self.generated = len(request.emitted)  # tokens delivered so far, here or elsewhere
         self.cached_tokens = 0  # prompt tokens from the prefix cache; set by the engine
@@ -94,7 +94,7 @@ class TokenStream:
 
     @property
     def outcome(self) -> Outcome:
-        """How it ended; raises what the iteration raised, or GenerationError while unfinished."""
+        """How it ended. Raises the generation's error, or GenerationError while unfinished."""
         if self._failure is not None:
             raise self._failure
         if self._outcome is None:
@@ -129,11 +129,12 @@ class TokenStream:
             return
 
     def take(self, progress: Progress, tokens: list[Token]) -> FinishReason | None:
-        """Append a step's tokens, up to the one that ends the generation; return why it does.
+        """Append a step's tokens, up to the one that ends the generation; returns why it ends.
 
-        Tokens are taken as if each had come in a step of its own. The shard's finish reason belongs
-        to the last one: a stop string that is complete before it counts, and one that is complete
-        with it does not (TGI's order: length, EOS, stop strings). Called by the engine only.
+        The result is as if each token had come in a step of its own. The shard's finish reason
+        belongs to the last token. So a stop string that is complete at an earlier token wins over
+        it, but not one that is complete at the last (TGI's order: length, EOS, stop strings).
+        Called by the engine only.
         """
         if progress.prompt_logprobs:
             self.prompt_logprobs += progress.prompt_logprobs

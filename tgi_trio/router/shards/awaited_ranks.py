@@ -1,6 +1,6 @@
-"""Ranks of other machines that connect to this one, and wait until a group is started.
+"""Accepts the connections of ranks on other machines, which then wait until a group is started.
 
-`python -m tgi_trio rank` calls twice for each incarnation (`rank_link.py`).
+`python -m tgi_trio rank` makes two connections for each incarnation (`rank_link.py`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ log = logging.getLogger(__name__)
 
 
 class AwaitedRanks:
-    """A `RankSource` that waits for the ranks to call."""
+    """A `RankSource` that waits until the ranks have connected."""
 
     def __init__(
         self, listeners: Sequence[socket.socket], secret: bytes, ranks: Sequence[int]
     ) -> None:
-        """`listeners` are bound; `ranks`: the numbers of those that are to connect."""
+        """`listeners`: bound sockets; `ranks`: the numbers of the ranks that are to connect."""
         self.ranks = tuple(ranks)
         self._door = Door(listeners, secret, self._receive)
         self._callers: dict[int, Contact] = {}
         self._arrival = trio.Event()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Let callers in until cancelled."""
+        """Accept connections until cancelled."""
         try:
             await self._door.run(task_status)
         finally:
@@ -41,7 +41,7 @@ class AwaitedRanks:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that have not connected, or have left again."""
+        """The ranks that have not connected, or have disconnected again."""
         for rank in [rank for rank, each in self._callers.items() if each.link and each.frames]:
             if not self._callers[rank].connected:
                 self._callers.pop(rank).close()
@@ -59,11 +59,11 @@ class AwaitedRanks:
             self._arrival = trio.Event()
 
     def take(self, rank: int) -> Contact:
-        """Return a rank's caller, no longer ours; raises KeyError for one that is missing."""
+        """Hand over a rank's connections to the caller. Raises KeyError if it is missing."""
         return self._callers.pop(rank)
 
     async def _receive(self, said: Message, link: RankLink) -> None:
-        """Have a rank wait; whoever is none of those that are to come is told so."""
+        """Keep a rank's connection; refuse one that is not an expected rank's."""
         if not isinstance(said, Join) or said.rank not in self.ranks:
             wanted = ", ".join(map(str, self.ranks))
             await link.say(Refused(f"ranks of other machines are here: {wanted}"))
@@ -73,7 +73,7 @@ class AwaitedRanks:
     def _seat(self, join: Join, link: RankLink) -> None:
         caller = self._callers.get(join.rank)
         if caller is None or caller.session != join.session:
-            if caller is not None:  # its machine has started anew
+            if caller is not None:  # the rank's program has been restarted
                 caller.close()
             caller = self._callers[join.rank] = Contact(join.session)
         if join.carries_frames:

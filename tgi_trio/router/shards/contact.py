@@ -1,7 +1,7 @@
-"""A rank on another machine that can be started: the two connections to that machine.
+"""The two connections to another machine on which a rank can be started.
 
-Either that machine has called (`awaited_ranks.py`), or it listens and has been called
-(`shard_calls.py`). From here on both are the same.
+Either that machine has connected to us (`awaited_ranks.py`), or we have connected to it
+(`shard_calls.py`); from here on there is no difference.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tgi_trio.router.shards.rank_link import RankLink
 
 @dataclass(slots=True)
 class Contact:
-    """Who has come, or has been reached, until it is complete and then until its rank has ended."""
+    """A machine's connections, from the first one until its rank has ended."""
 
-    session: str  # what tells its connections from others'
+    session: str  # random; tells which two connections belong together
     link: RankLink | None = None
     frames: trio.SocketStream | None = None
 
     @property
     def connected(self) -> bool:
-        """Whether both connections are there, and nobody has closed the first."""
+        """Whether both connections exist and the other end has not closed the link."""
         return self.link is not None and self.frames is not None and not _closed(self.link.stream)
 
     @property
     def own_host(self) -> str:
-        """The address of this machine on the way to the other."""
+        """This machine's address on the connection to the other."""
         return self._both[0].own_host
 
     @property
@@ -46,7 +46,7 @@ class Contact:
         return self.link, self.frames
 
     def close(self) -> None:
-        """Close what there is."""
+        """Close both connections, as far as they exist."""
         if self.link is not None:
             self.link.stream.socket.close()
         if self.frames is not None:
@@ -54,9 +54,9 @@ class Contact:
 
 
 class RankSource(Protocol):
-    """Where the ranks that run on other machines come from, for as long as the server runs."""
+    """Provides the connections to ranks on other machines, as long as the server runs."""
 
-    ranks: tuple[int, ...]  # which of the group's they are
+    ranks: tuple[int, ...]  # their numbers in the group
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep contacts until cancelled."""
@@ -67,12 +67,12 @@ class RankSource(Protocol):
         ...
 
     def take(self, rank: int) -> Contact:
-        """Return a rank's contact, no longer ours; raises KeyError for one that is missing."""
+        """Hand over a rank's contact to the caller. Raises KeyError if it is missing."""
         ...
 
 
 def _closed(stream: trio.SocketStream) -> bool:
-    """Return whether the other end has closed; nothing is said there while it waits."""
+    """Return whether the other end has closed; it sends nothing while it waits."""
     with socket.socket(fileno=os.dup(stream.socket.fileno())) as own:
         try:
             return not own.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)

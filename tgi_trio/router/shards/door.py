@@ -1,5 +1,5 @@
-"""Where machines of the cluster call: nothing they say is looked at before they have proven
-that they know its secret."""
+"""Accepts connections from machines of the cluster, which must first prove that they know its
+secret; nothing else that they send is read before that."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ log = logging.getLogger(__name__)
 
 _UNKNOWN: Final = 32  # callers at a time that have not yet shown who they are
 
-# (its first message, its connection) -> whoever takes it has done so; raises PeerError for one that
-# is not wanted
+# Takes over a connection, given its first message; raises PeerError if it is not wanted.
 Receive = Callable[[Message, RankLink], Awaitable[None]]
 
 
 class Door:
-    """Lets callers in, and hands on those that know the secret."""
+    """Accepts connections, and passes on those that know the secret."""
 
     def __init__(self, listeners: Sequence[socket.socket], secret: bytes, receive: Receive) -> None:
-        """`listeners` are bound."""
+        """`listeners`: bound sockets; `receive`: takes over authenticated connections."""
         self._listeners = listeners
         self._secret = secret
         self._receive = receive
@@ -37,7 +36,7 @@ class Door:
         self._told = ""  # the last complaint: who is sent away may call again and again
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Let callers in until cancelled."""
+        """Accept connections until cancelled."""
         async with trio.open_nursery() as nursery:
             for listener in self._listeners:
                 listener.listen(_UNKNOWN)
@@ -59,7 +58,7 @@ class Door:
                 nursery.start_soon(self._let_in, stream, address)
 
     async def _let_in(self, stream: trio.SocketStream, peer: str) -> None:
-        """Learn who calls, and hand it on; whoever is none of ours is sent away."""
+        """Authenticate a connection and pass it on, or close it."""
         link = RankLink(stream, peer)
         try:
             try:

@@ -1,8 +1,7 @@
-"""What supervision needs of a shard group, wherever its ranks run.
+"""The interface of a shard group to the supervisor, wherever its ranks run.
 
-`local_group.LocalGroup` is one whose rank 0 is on this machine. Its ranks are child processes here,
-or run on other machines; nothing above this line knows of pages, descriptors or process ids that
-mean something here alone.
+`local_group.LocalGroup` implements it: its ranks are child processes of this one or run on other
+machines. Control pages, descriptors and other things of one machine do not appear in the interface.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from tgi_trio.ipc.startup import WarmupRequest
 
 
 class Group(Protocol):
-    """The running shards of one incarnation. They live and die together."""
+    """The running shards of one incarnation, which live and die together."""
 
     @property
     def end(self) -> CommandChannel:
-        """The router's end of the way to rank 0: commands down, steps up."""
+        """The router's end of the channel to rank 0: commands out, steps in."""
         ...
 
     @property
@@ -29,15 +28,15 @@ class Group(Protocol):
 
     @property
     def pids(self) -> Sequence[int]:
-        """Process ids in rank order, as far as they mean something on this machine."""
+        """Process ids, in rank order, of the ranks on this machine."""
         ...
 
     def vitals(self, rank: int) -> Vitals:
-        """Return what a rank last said of itself: heartbeat, phase, step."""
+        """Return a rank's last heartbeat, phase and step."""
         ...
 
     def describe(self, rank: int) -> str:
-        """Return who a rank is and what it does, for error messages."""
+        """Return a rank's number, process and phase, for error messages."""
         ...
 
     async def wait_for_death(self) -> None:
@@ -49,9 +48,9 @@ class Group(Protocol):
         ...
 
     async def end_all(self, patient: bool) -> str:
-        """End every rank and wait for it; return what is to be said of those that died first.
+        """End every rank and wait for it; returns the reports of those that had died by themselves.
 
-        Of all of them when none did. `patient`: let one that is crashing finish first.
+        Of all ranks if none had. `patient`: give a crashing rank time to exit by itself.
         """
         ...
 
@@ -61,7 +60,7 @@ class Rank(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Its process id, where it means something on this machine."""
+        """Its process id; None if it runs on another machine."""
         ...
 
     @property
@@ -70,27 +69,27 @@ class Rank(Protocol):
     def describe(self) -> str: ...
 
     async def wait_for_death(self) -> None:
-        """Return when it has died; while `pump_output` runs."""
+        """Return when it has died; `pump_output` has to be running."""
         ...
 
     async def wait_for_end(self) -> None:
-        """Return when its process has ended altogether; when nothing else runs any more."""
+        """Return when its process has ended; without `pump_output` beside it."""
         ...
 
     @property
     def has_ended(self) -> bool: ...
 
     def kill(self) -> None:
-        """Have it end now; harmless when it has ended."""
+        """Kill it; harmless if it has ended."""
         ...
 
     async def finish(self) -> str:
-        """Wait until it has ended and return what is to be said of it."""
+        """Wait until it has ended and return the report of its end."""
         ...
 
     async def pump_output(self) -> None: ...
 
 
-# (what the KV cache is sized for, number of the incarnation) -> the group, which leaving the block
-# ends. Called once per incarnation.
+# Called once per incarnation with what the KV cache is sized for and the incarnation's number;
+# leaving the context ends the group.
 StartGroup = Callable[[WarmupRequest, int], AbstractContextManager[Group]]

@@ -1,4 +1,4 @@
-"""The life of a shard group as one literal table, from which docs/operations.md is drawn."""
+"""The states of a shard group as one table; the diagram in docs/operations.md is made from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class ShardState(enum.Enum):
-    """Where a shard group is."""
+    """A shard group's state."""
 
     SPAWNED = "spawned"  # processes exist, no HELLO yet
     LOADING = "loading"  # reading weights
@@ -18,7 +18,7 @@ class ShardState(enum.Enum):
 
 
 class ShardEvent(enum.Enum):
-    """What moves it."""
+    """What can happen to a shard group."""
 
     HELLO = "hello"
     LOADED = "loaded"

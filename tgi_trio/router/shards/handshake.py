@@ -1,4 +1,4 @@
-"""The first conversation with a shard: HELLO, INFO, WARMUP. See docs/protocol.md."""
+"""The handshake with a new shard: HELLO, INFO, WARMUP. See docs/protocol.md."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from tgi_trio.ipc.startup import (
     encode_warmup,
 )
 
-SEND_TIMEOUT = 10.0  # seconds; the ring is empty at this point, so this is never waited for
+SEND_TIMEOUT = 10.0  # seconds; not needed in practice, since the ring is still empty
 
 Record = TypeVar("Record")
 
 
 async def hello(end: CommandChannel, incarnation: int, world_size: int = 1) -> None:
-    """Exchange HELLO; raises ProtocolMismatch when the shard reads the wire differently."""
+    """Exchange HELLO. Raises ProtocolMismatch if the shard has another wire format."""
     ours = Hello.of_this_process(0, world_size, incarnation)
     await end.send(encode_hello(ours), SEND_TIMEOUT)
     await _receive(end, Kind.HELLO, lambda frame: decode_hello(frame, end.describe_peer()))
 
 
 async def info(end: CommandChannel) -> ShardInfo:
-    """Ask for the model's facts; the answer comes when the weights are loaded."""
+    """Ask for the facts of the model; the answer comes once the weights are loaded."""
     await end.send(encode(Kind.INFO, {"command": 0}, {}), SEND_TIMEOUT)
     return await _receive(end, Kind.INFO_REPLY, decode_info)
 
 
 async def load_adapter(end: CommandChannel, order: AdapterOrder) -> AdapterReport:
-    """Have the shard load an adapter; return what has come of it."""
+    """Have the shard load an adapter; returns its report."""
     await end.send(encode_adapter(0, order), SEND_TIMEOUT)
     return await _receive(end, Kind.ADAPTER_REPLY, decode_adapter_reply)
 
@@ -58,9 +58,9 @@ async def warm_up(end: CommandChannel, request: WarmupRequest) -> WarmupResult:
 
 
 async def _receive(end: CommandChannel, kind: Kind, decode: Callable[[Frame], Record]) -> Record:
-    """Wait for a frame of `kind` and return what it says; acknowledgements are skipped.
+    """Wait for a frame of `kind` and decode it; acknowledgements are skipped.
 
-    Without a limit of its own: the supervisor watches over death and signals meanwhile.
+    There is no timeout here: the supervisor watches for the shard's death and signals meanwhile.
     """
     while True:
         while (view := end.try_receive()) is None:

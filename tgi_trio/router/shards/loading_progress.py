@@ -1,9 +1,9 @@
-"""How far the shards have come with reading the weights, as a bar or as lines of the log.
+"""Shows how much of the weights the shards have read, as a progress bar or as log lines.
 
-The kernel knows it: a shard maps the checkpoint's files, and /proc/PID/smaps says how much of each
-mapping has been touched. The CPU kernels' loader lets go of a file as it packs it; what it packs
-into are the mappings that ask for huge pages. So no backend has to count, and a shard that hangs
-shows as a bar that stands still.
+The kernel knows: shards map the checkpoint's files, and /proc/PID/smaps tells how much of each
+mapping is resident. (The CPU kernels' loader unmaps a file while it packs it; the packed weights
+are in mappings that ask for huge pages.) So no backend has to report progress, and the bar of a
+shard that hangs stands still.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import trio
 
 log = logging.getLogger(__name__)
 
-_PATIENCE: Final = 1.0  # seconds; a load that is over by then needs no bar
-_PERIOD: Final = 0.2  # seconds between two looks
-_LINE_PERIOD: Final = 10.0  # seconds between two lines where there is no terminal
+_PATIENCE: Final = 1.0  # seconds; a shorter load needs no bar
+_PERIOD: Final = 0.2  # seconds between two updates of the bar
+_LINE_PERIOD: Final = 10.0  # seconds between two log lines, without a terminal
 _SUFFIXES: Final = (".safetensors", ".gguf")
 
 
@@ -30,7 +30,7 @@ def checkpoint_bytes(folder: Path) -> int:
 
 
 def count_touched_bytes(pid: int) -> int:
-    """Return how many bytes of weights a process has read; 0 when it is gone."""
+    """Return how many bytes of weights a process has read; 0 if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
     except OSError:
@@ -67,7 +67,7 @@ async def show_loading(
     from tqdm import tqdm  # few starts come this far
 
     async def touched() -> int:
-        # Ranks read different parts of the same files. A large smaps takes milliseconds to make.
+        # Ranks read different parts of the same files. Reading a large smaps takes milliseconds.
         return min(
             total, sum([await trio.to_thread.run_sync(count_touched_bytes, p) for p in pids()])
         )

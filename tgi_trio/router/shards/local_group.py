@@ -1,8 +1,7 @@
-"""The shard group that this router leads: a child process for each rank, with shared memory between
-them, and connections to ranks on other machines. A group of one may be on another machine.
+"""The shard group of this router: child processes that share memory, and ranks on other machines.
 
-The router talks to rank 0; the others follow it. A group lives and dies together: its ranks compute
-every step in common, so whichever of them ends takes the others along.
+The router talks to rank 0 alone, which leads the others. The ranks compute every step together, so
+when one of them ends, the whole group is ended. A group of one rank may be on another machine.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from tgi_trio.router.shards.remote_rank import RemoteRank
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
 from tgi_trio.sockets import address_text
 
-_LAST_GASP = 0.2  # seconds for a crash to finish by itself: its exit code says more than SIGKILL
-_PLANS_IN_A_RING = 4  # a follower is a step behind at most; the rest is room to wrap around
+_LAST_GASP = 0.2  # seconds for a crashing rank to exit: its exit code says more than SIGKILL's
+_PLANS_IN_A_RING = 4  # a follower is at most one step behind; the rest is room for wrapping around
 
 
 class LocalGroup:
@@ -56,10 +55,10 @@ class LocalGroup:
     ) -> StartGroup:
         """Return a function that starts groups of `settings.world_size` ranks.
 
-        `spin_us`: how long a reader of a ring stays awake, if there are cores to spare. The arena
-        of images is the router's own, one for all groups: rank 0 inherits its descriptor. `source`:
-        where the last ranks come from, if some run on other machines; all of them must have
-        connected. `waiting`: processes that become ranks, as long as there are any.
+        `spin_us`: how long a reader of a ring spins before it sleeps, if there are cores to spare.
+        `source`: provides the last ranks, if some run on other machines; all of them must have
+        connected. `waiting`: pre-started processes, which are used first. The arena of images is
+        the router's, one for all groups; rank 0 inherits its descriptor.
         """
         affordable = affordable_spin_us(spin_us, shards=settings.world_size)
 
@@ -84,7 +83,7 @@ class LocalGroup:
         source: RankSource | None = None,
         waiting: WaitingShards | None = None,
     ) -> Iterator[LocalGroup]:
-        """Start every rank; leaving the block kills what is left. Main thread only."""
+        """Start every rank; leaving the context kills those that still run. Main thread only."""
         with ExitStack() as stack:
             bell = stack.enter_context(ReplyBell())
             leading = Endpoints.create(0, incarnation, reply_bell=bell.fd, spin_us=spin_us)
@@ -124,7 +123,7 @@ class LocalGroup:
                 inherited += fds if rank == 0 else []
                 start = ShardInstance.spawn(argv, own, endpoints, inherited, waiting)
                 ranks.append(stack.enter_context(start))
-            for endpoints in channels:  # not before: rank 0 inherits all of them
+            for endpoints in channels:  # only now, since rank 0 inherits all of them
                 endpoints.release_child_ends()
             ranks += remote.ranks if remote else []
             yield cls(ranks, stack.enter_context(RouterEnd(leading, bell)))
@@ -134,7 +133,7 @@ class LocalGroup:
     def start_remote(
         cls, settings: ShardSettings, request: WarmupRequest, incarnation: int, source: RankSource
     ) -> Iterator[LocalGroup]:
-        """Start a group of one rank, which is on another machine; leaving the block ends it."""
+        """Start a group of one rank on another machine; leaving the context ends it."""
         contact = source.take(0)
         own = replace(settings, rank=0, image_arena=-1)
         largest = _plan_ring_bytes(request)
@@ -173,9 +172,9 @@ class LocalGroup:
         await _first_of([rank.wait_for_death for rank in self._ranks])
 
     async def end_all(self, patient: bool) -> str:
-        """End every rank and wait for it; return the reports of those that had ended by themselves.
+        """End every rank and wait for it; returns the reports of those that had died by themselves.
 
-        Of all ranks if none had. `patient`: let one that is crashing finish first.
+        Of all ranks if none had. `patient`: give a crashing rank time to exit by itself.
         """
         if patient:
             with trio.move_on_after(_LAST_GASP):
@@ -202,13 +201,13 @@ async def _first_of(waits: Sequence[Callable[[], Awaitable[None]]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _RemoteRanks:
-    """The ranks on other machines, and what those on this one have to know of them."""
+    """The ranks on other machines, and what the ranks on this machine need for them."""
 
     ranks: list[RemoteRank]
-    settings: ShardSettings  # of all ranks, with where they meet
-    rendezvous: int  # descriptor of what rank 0 listens on
-    specs: list[str]  # rank 0's ends to them
-    fds: list[int]  # that it inherits for those
+    settings: ShardSettings  # of all ranks, with the address at which they meet
+    rendezvous: int  # descriptor of the socket on which rank 0 listens
+    specs: list[str]  # of rank 0's channels to them
+    fds: list[int]  # inherited by rank 0 for these channels
 
 
 def _start_remote_ranks(
@@ -218,7 +217,7 @@ def _start_remote_ranks(
     request: WarmupRequest,
     incarnation: int,
 ) -> _RemoteRanks:
-    """Start the ranks that `source` has; closing `stack` ends them."""
+    """Start the ranks of `source`; closing `stack` ends them."""
     contacts = [source.take(rank) for rank in source.ranks]
     meeting = stack.enter_context(_listen(contacts[0].own_host))
     remote = _RemoteRanks(
@@ -235,13 +234,13 @@ def _start_remote_ranks(
 
 
 def _listen(host: str) -> socket.socket:
-    """Return the socket on which rank 0 listens for the others, at an address of this machine."""
+    """Return the socket on which rank 0 listens for the other ranks, at this machine's `host`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family)
 
 
 def _plan_ring_bytes(request: WarmupRequest) -> int:
-    """Return the size of a ring, in bytes, that holds a few of the largest plans."""
+    """Return the size in bytes of a ring with room for a few of the largest plans."""
     rows, tokens = request.max_batch_size, max(request.max_prefill_tokens, request.max_batch_size)
     entries = rows * -(-request.max_total_tokens // BLOCK_SIZE)
     images = {"features": tokens, "rotary": 3 * tokens, "limits": tokens}

@@ -1,8 +1,8 @@
 """`python -m tgi_trio rank`: runs one rank of a group whose leader is on another machine.
 
-It calls the leader, waits to be told what to run, runs that as a child (as the leader runs its
-own), and says how it is doing. When it has ended, for whatever reason, it calls again: the leader
-starts groups anew, and one needs all of its ranks.
+It connects to the leader, waits for the order to start, runs the rank as a child process (as the
+leader runs its own ranks), and reports on it. When the rank has ended, for whatever reason, it
+connects again, since the leader restarts groups and a group needs all of its ranks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S: Final = 1.0  # between two calls of a leader that is not there
+_PAUSE_S: Final = 1.0  # between two attempts to connect
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Which rank of whose group runs here."""
+    """Which rank runs here, and who its leader is."""
 
     host: str  # the leader's
     port: int
@@ -36,7 +36,7 @@ class RankPlace:
 
 
 class RankHost:
-    """The program: incarnations of one rank, one after the other."""
+    """Runs incarnations of one rank, one after the other."""
 
     def __init__(self, place: RankPlace, argv: ShardArgv = real_shard) -> None:
         self._place = place
@@ -45,7 +45,7 @@ class RankHost:
     async def run(self) -> None:
         """Run incarnations until cancelled; main thread only.
 
-        Raises ConfigurationError when the leader does not want this rank, or knows another secret.
+        Raises ConfigurationError if the leader refuses this rank or has another secret.
         """
         told = False
         while True:
@@ -61,7 +61,7 @@ class RankHost:
             await trio.sleep(_PAUSE_S)
 
     async def _incarnation(self) -> None:
-        """Call the leader, run what it wants to its end, and tell it."""
+        """Connect to the leader, run the rank until it ends, and send the report."""
         place, session = self._place, secrets.token_hex(16)
         frames = await self._call(session, frames=True)
         async with frames.stream:

@@ -1,7 +1,6 @@
-"""One incarnation of a rank that another machine leads: a child here, which dies with its group.
+"""Runs one incarnation of a rank led by another machine: a child process that dies with its group.
 
-A process for each: whatever one has allocated, its machine has back when it has ended, and the next
-group begins as on a machine that has just been started.
+Every incarnation has a process of its own, so that whatever it has allocated is freed when it ends.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ from tgi_trio.router.text.tokenizer_files import tokenizer_json
 
 log = logging.getLogger(__name__)
 
-_SMALL_RING: Final = 4096  # bytes: nothing goes through the rings, only the control page is used
+_SMALL_RING: Final = 4096  # bytes; the rings are not used, only the control page is
 
 
 @dataclass(frozen=True, slots=True)
 class OwnModel:
-    """What a machine says itself of the model that a rank of it computes."""
+    """This machine's own settings of the model."""
 
-    path: Path | None = None  # None: where the leader has it
-    trusts_code: bool = False  # whether code that comes with a tokenizer may convert it
+    path: Path | None = None  # None: the same path as on the leader's machine
+    trusts_code: bool = False  # whether code that comes with a tokenizer may be run to convert it
 
 
 async def run_incarnation(
     start: Start, link: RankLink, frames: trio.SocketStream, model: OwnModel, argv: ShardArgv
 ) -> str:
-    """Run the rank until it or its leader has ended; return the report of it. Main thread only."""
+    """Run the rank until it or its leader has ended; returns a report. Main thread only."""
     told = ShardSettings.parse(start.settings)
     folder = model.path or told.model_path
     if (problem := _check_model(folder, start.model)) is not None:
         return problem
     tokenizer = told.tokenizer_file
-    if tokenizer is not None:  # grammars are compiled where tokens are chosen: here
+    if tokenizer is not None:  # rank 0, which compiles grammars: make this machine's own file
         tokenizer = tokenizer_json(folder, None, model.trusts_code)
     with ExitStack() as stack:
         endpoints = stack.enter_context(
@@ -75,7 +74,7 @@ async def run_incarnation(
             nursery.start_soon(shard.pump_output)
             await shard.wait_for_death()
             nursery.cancel_scope.cancel()
-        with trio.move_on_after(BEAT_S):  # one that is crashing says more by itself
+        with trio.move_on_after(BEAT_S):  # a crashing rank's own exit code says more
             await shard.wait_for_end()
         alone, who = shard.has_ended, shard.describe()
         shard.kill()
@@ -84,7 +83,7 @@ async def run_incarnation(
 
 
 def _check_model(folder: Path, digest: str) -> str | None:
-    """Return what is wrong with the model's folder of this machine."""
+    """Return what is wrong with the model's folder on this machine; None if nothing is."""
     try:
         found = config_digest(folder)
     except OSError as error:
@@ -95,7 +94,7 @@ def _check_model(folder: Path, digest: str) -> str | None:
 
 
 async def _end_with(link: RankLink, scope: trio.CancelScope) -> None:
-    """Return never; cancel `scope` when the leader closes its side, or is gone."""
+    """Cancel `scope` when the leader closes its side or is gone; never returns before that."""
     try:
         while True:
             log.warning("the leader said %s, which means nothing here", await link.hear())
@@ -105,7 +104,7 @@ async def _end_with(link: RankLink, scope: trio.CancelScope) -> None:
 
 
 async def _beat(link: RankLink, shard: ShardInstance) -> None:
-    """Say how the rank is doing, again and again."""
+    """Send the rank's vitals every `BEAT_S` seconds."""
     try:
         while True:
             await link.say(Beat(*shard.vitals))

@@ -1,11 +1,11 @@
-"""What the leader of a group and a machine that runs one of its ranks say to each other.
+"""The control connection between a group's leader and a machine that runs one of its ranks.
 
-A rank of another machine has two connections to the leader's. One carries frames between rank 0 and
-this rank, as a ring does. The other is this one: who is there, what to start, how it is doing, how
-it has ended. It lives as long as one incarnation of the rank, and whoever closes it ends that.
-Either machine may be the one that calls (`Join`, `Call`); all else is the same.
+There are two connections between the machines. One carries frames between rank 0 and this rank,
+instead of a ring. The other is this one: it says who connects, what to start, how the rank is
+doing, and how it has ended. It exists as long as one incarnation of the rank; if either side closes
+it, the incarnation ends. Either machine may be the one that connects (`Join`, `Call`).
 
-Its messages are lines of JSON, the structs below: the table of all there are.
+Messages are lines of JSON; the structs below are all there are.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tgi_trio.ipc import peering
 from tgi_trio.ipc.peering import Side
 from tgi_trio.ipc.tcp import prepare_connection
 
-GREETING_S: Final = 10.0  # how long a peer may take to show who it is
-_CONNECT_S: Final = 10.0  # how long a machine may take to answer at all
-BEAT_S: Final = 0.5  # how often a rank's machine says how it is doing
+GREETING_S: Final = 10.0  # timeout of authentication
+_CONNECT_S: Final = 10.0  # timeout of connecting
+BEAT_S: Final = 0.5  # interval of a rank's vitals
 _LONGEST: Final = 2**20  # bytes of a line
 _CHUNK: Final = 2**16
 
 
 class Join(msgspec.Struct, tag="join", frozen=True):
-    """Rank's machine: this connection is that of a rank."""
+    """From the rank's machine: what this connection, which it has made, is for."""
 
     rank: int
     session: str  # of both connections of one incarnation
@@ -40,18 +40,18 @@ class Join(msgspec.Struct, tag="join", frozen=True):
 
 
 class Call(msgspec.Struct, tag="call", frozen=True):
-    """Leader, to a machine that listens: this connection is that of the rank that it runs."""
+    """From the leader: what this connection, which it has made, is for."""
 
     session: str  # as `Join` has it
     carries_frames: bool
 
 
 class Welcome(msgspec.Struct, tag="welcome", frozen=True):
-    """Rank's machine: the connection of a `Call` is taken."""
+    """From the rank's machine: the connection of a `Call` is accepted."""
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
-    """Leader: run the rank now."""
+    """From the leader: run the rank now."""
 
     settings: str  # `ShardSettings.text()`
     incarnation: int
@@ -60,7 +60,7 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
 
 class Beat(msgspec.Struct, tag="beat", frozen=True):
-    """Rank's machine, every `BEAT_S`: what the rank says of itself (`ipc.control.Vitals`)."""
+    """From the rank's machine, every `BEAT_S`: the rank's vitals (`ipc.control.Vitals`)."""
 
     heartbeat: int
     phase: int
@@ -69,13 +69,13 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
 
 
 class Ended(msgspec.Struct, tag="ended", frozen=True):
-    """Rank's machine: the rank has ended; nothing follows."""
+    """From the rank's machine: the rank has ended. Nothing follows."""
 
     report: str  # for the operator
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
-    """Whoever was called: this rank, or this leader, is not wanted; nothing follows."""
+    """From the side that was called: this rank, or leader, is not wanted. Nothing follows."""
 
     why: str
     for_now: bool = False  # whether it may be wanted later
@@ -86,7 +86,7 @@ _DECODER: Final = msgspec.json.Decoder(Message)
 
 
 class RankLink:
-    """One end of the connection, once it is known who is at the other."""
+    """One end of the connection; messages may be exchanged once the peers are authenticated."""
 
     def __init__(self, stream: trio.SocketStream, peer: str) -> None:
         """`peer`: the other machine, for messages."""
@@ -96,19 +96,19 @@ class RankLink:
 
     @property
     def own_host(self) -> str:
-        """The address of this machine that the other one has reached, or has been reached from."""
+        """This machine's address on the connection."""
         host: str = self.stream.socket.getsockname()[0]
         return host
 
     async def say(self, message: Message) -> None:
-        """Send a message; raises PeerGone."""
+        """Send a message. Raises PeerGone."""
         try:
             await self.stream.send_all(msgspec.json.encode(message) + b"\n")
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise self._gone() from error
 
     def say_now(self, message: Message) -> None:
-        """Send the first message, which the kernel has room for; raises PeerGone."""
+        """Send a message without waiting, into the socket's buffer. Raises PeerGone."""
         line = msgspec.json.encode(message) + b"\n"
         with socket.socket(fileno=os.dup(self.stream.socket.fileno())) as own:
             try:
@@ -119,7 +119,7 @@ class RankLink:
             raise PeerGone(self.peer, f"it has taken {sent} of {len(line)} bytes")
 
     async def hear(self) -> Message:
-        """Return the next message; raises PeerGone at the end, ProtocolMismatch for another."""
+        """Return the next message. Raises PeerGone at the end, ProtocolMismatch for a bad one."""
         while b"\n" not in self._rest:
             if len(self._rest) > _LONGEST:
                 raise ProtocolMismatch(self.peer, f"a message of more than {_LONGEST} bytes")
@@ -142,9 +142,9 @@ class RankLink:
 
 
 async def call(host: str, port: int, secret: bytes, message: Join | Call) -> RankLink:
-    """Call another machine, and say who calls once both know the secret; return the connection.
+    """Connect to another machine, authenticate, send the first message; returns the connection.
 
-    Raises OSError when nobody is there, and as `greet` does.
+    Raises OSError if it cannot be reached, and as `greet` does.
     """
     with trio.move_on_after(_CONNECT_S) as patience:
         stream = await trio.open_tcp_stream(host, port)
@@ -161,10 +161,10 @@ async def call(host: str, port: int, secret: bytes, message: Join | Call) -> Ran
 
 
 async def greet(stream: trio.SocketStream, secret: bytes, side: Side, peer: str) -> None:
-    """Prove to the other end that this one knows the secret, and have it prove the same.
+    """Authenticate both ends by challenge and response: each proves that it knows the secret.
 
-    Raises ProtocolMismatch when it does not or speaks otherwise, PeerGone when it leaves or is not
-    done within `GREETING_S` seconds.
+    Raises ProtocolMismatch if the peer does not know it or has another protocol, PeerGone if it
+    disconnects or takes longer than `GREETING_S` seconds.
     """
     with trio.move_on_after(GREETING_S) as patience:
         try:
@@ -203,5 +203,5 @@ async def _receive(stream: trio.SocketStream, size: int, peer: str) -> bytes:
 
 
 def config_digest(folder: Path) -> str:
-    """Return what tells one model's folder from another's: the sha256 of its config.json."""
+    """Return the sha256 of a model's config.json, by which two machines compare their models."""
     return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""A rank on another machine, as its group sees it: what its machine says of it."""
+"""A rank on another machine, as reported by that machine over its `RankLink`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RemoteRank:
     """Implements `Rank`."""
 
     def __init__(self, link: RankLink, rank: int, incarnation: int) -> None:
-        """Use `link` from now on."""
+        """`link`: to the rank's machine; used by this object alone from now on."""
         self.rank = rank
         self.pid: int | None = None  # it means nothing on this machine
         self.vitals = Vitals(0, Phase.STARTING, 0, 0)
@@ -38,9 +38,9 @@ class RemoteRank:
     def start(
         cls, contact: Contact, settings: ShardSettings, incarnation: int, largest: int
     ) -> Iterator[RemoteRank]:
-        """Have the machine of `contact` run the rank of `settings`; leaving the block ends it.
+        """Have the machine of `contact` run the rank of `settings`; leaving the context ends it.
 
-        Its frames' connection is rank 0's to use; here it is closed when the block is left.
+        Rank 0 uses the connection for frames; it is closed here when the context is left.
         """
         if contact.link is None:
             raise ValueError("a contact of one connection cannot be started")
@@ -60,7 +60,7 @@ class RemoteRank:
         )
 
     async def pump_output(self) -> None:
-        """Hear how the rank is doing until it has ended; what it prints is its machine's to log."""
+        """Receive the rank's vitals until it has ended. Its machine logs its output."""
         try:
             while not self._over.is_set():
                 self._note(await self._link.hear())
@@ -73,7 +73,7 @@ class RemoteRank:
         await self._over.wait()
 
     async def wait_for_end(self) -> None:
-        """The same, where nobody else listens."""
+        """Return when the rank has ended; without `pump_output` beside it."""
         await self.pump_output()
 
     @property
@@ -81,14 +81,14 @@ class RemoteRank:
         return self._over.is_set()
 
     def kill(self) -> None:
-        """Have its machine end it: nothing more is said from here."""
+        """Have its machine end it, by closing our side of the link."""
         try:
             self._link.stream.socket.shutdown(trio.socket.SHUT_WR)
-        except OSError as error:  # it has left already
+        except OSError as error:  # it has disconnected already
             log.debug("%s: %s", self._link.peer, error)
 
     async def finish(self) -> str:
-        """Wait until the rank has ended, as long as its machine answers; return what it says."""
+        """Wait until the rank has ended, `GONE_S` seconds at most; returns a report."""
         with trio.move_on_after(GONE_S):
             await self.pump_output()
         return self._report or f"{self.describe()} does not answer any more."
@@ -105,7 +105,7 @@ class RemoteRank:
     def _say_now(self, message: Start) -> None:
         try:
             self._link.say_now(message)
-        except PeerGone as error:  # whoever listens will find it gone
+        except PeerGone as error:  # `pump_output` will find it gone
             log.warning("%s", error)
 
     @property

@@ -1,7 +1,7 @@
-"""Calls shards that listen on other machines (`python -m tgi_trio shard`), until they answer.
+"""Connects to shards that listen on other machines (`python -m tgi_trio shard`).
 
-One that is not there, or serves another router, is called again after a while: it may be starting,
-or starting anew, or the other router may be this one's forerunner.
+If a shard cannot be reached or serves another router, connecting is tried again after a while: it
+may be starting, or the other router may be the previous incarnation of this one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tgi_trio.router.shards.rank_link import GREETING_S, Call, RankLink, Refused
 log = logging.getLogger(__name__)
 
 SCHEME: Final = "tcp://"
-_PAUSES: Final = (0.1, 2.0)  # seconds between two calls: at first, and at most
+_PAUSES: Final = (0.1, 2.0)  # seconds between two attempts: first and longest
 
 
 def split_shard(address: str) -> tuple[str, int]:
@@ -30,15 +30,15 @@ def split_shard(address: str) -> tuple[str, int]:
 
 
 class ShardCalls:
-    """A `RankSource` that calls the machines of the ranks."""
+    """A `RankSource` that connects to the ranks' machines."""
 
     def __init__(self, addresses: Sequence[str], secret: bytes, ranks: Sequence[int]) -> None:
-        """`addresses`: tcp://host:port of the shards that are to be `ranks`, in this order."""
+        """`addresses`: tcp://host:port of the shards for `ranks`, in the same order."""
         self.ranks = tuple(ranks)
         self._addresses = dict(zip(ranks, addresses, strict=True))
         self._secret = secret
         self._contacts: dict[int, Contact] = {}
-        self._answered: set[int] = set()  # the ranks whose machines have been ours before
+        self._answered: set[int] = set()  # ranks whose machines have accepted us before
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep contacts until cancelled."""
@@ -52,9 +52,9 @@ class ShardCalls:
     async def wait_for_all(self) -> None:
         """Return when every rank can be taken.
 
-        Raises ConfigurationError, in a group, for a machine that can never be one of ours: what is
-        there speaks otherwise. One that has been ours is called again even so: it may be half-way
-        through an upgrade.
+        Raises ConfigurationError, in an exception group, if a machine has another protocol or
+        secret. If it has accepted us before, connecting is tried again: it may be in the middle of
+        an upgrade.
         """
         while missing := [rank for rank in self.ranks if not self._is_there(rank)]:
             async with trio.open_nursery() as nursery:
@@ -62,12 +62,12 @@ class ShardCalls:
                     nursery.start_soon(self._call_until_there, rank)
 
     def take(self, rank: int) -> Contact:
-        """Return a rank's contact, no longer ours; raises KeyError for one that is missing."""
+        """Hand over a rank's contact to the caller. Raises KeyError if it is missing."""
         return self._contacts.pop(rank)
 
     def _is_there(self, rank: int) -> bool:
         contact = self._contacts.get(rank)
-        if contact is not None and not contact.connected:  # it has left while others were called
+        if contact is not None and not contact.connected:  # disconnected while others were called
             self._contacts.pop(rank).close()
             contact = None
         return contact is not None
@@ -97,7 +97,7 @@ class ShardCalls:
             pause = min(2 * pause, longest)
 
     async def _call(self, address: str) -> Contact:
-        """Return both connections to a shard that has taken them; raises PeerError and OSError."""
+        """Return both connections, accepted by the shard. Raises PeerError and OSError."""
         host, port = split_shard(address)
         contact = Contact(secrets.token_hex(16))
         try:
@@ -116,9 +116,9 @@ class ShardCalls:
 
 
 async def _hear_welcome(link: RankLink) -> None:
-    """Return when a connection is taken.
+    """Return when a connection is accepted.
 
-    Raises PeerGone when it is not for now, ProtocolMismatch when it never will be.
+    Raises PeerGone if it is refused for now, ProtocolMismatch if it always will be.
     """
     with trio.move_on_after(GREETING_S) as patience:
         answer = await link.hear()

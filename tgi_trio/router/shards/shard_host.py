@@ -1,7 +1,7 @@
-"""`python -m tgi_trio shard`: runs a shard for a router on another machine, which calls.
+"""`python -m tgi_trio shard`: runs a shard for a router on another machine, which connects to it.
 
-It serves one router at a time. What it runs for one is a child, which ends with the connection;
-then the next router may call, or the same one again.
+It serves one router at a time. The shard is a child process that ends with the connection; then the
+next router, or the same one, may connect.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
 
 log = logging.getLogger(__name__)
 
-# Seconds for a router to say what to run, while no other is let in. It may wait for more machines:
-# then it calls again when they are there (`ShardCalls.wait_for_all`).
+# Seconds within which a connected router has to send `Start`; no other is accepted meanwhile. One
+# that waits longer for other machines connects again (`ShardCalls.wait_for_all`).
 _START_S: Final = 60.0
 
 
 class ShardHost:
-    """The program: incarnations of a shard for whoever calls, one after the other."""
+    """Runs incarnations of a shard for the routers that connect, one after the other."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ShardHost:
         model: OwnModel,
         argv: ShardArgv = real_shard,
     ) -> None:
-        """`listeners` are bound."""
+        """`listeners`: bound sockets."""
         self._door = Door(listeners, secret, self._receive)
         self._model = model
         self._argv = argv
@@ -57,7 +57,7 @@ class ShardHost:
                     await self._serve(router, router.link)
 
     async def _receive(self, said: Message, link: RankLink) -> None:
-        """Take a router's connections; whoever else calls is told why not."""
+        """Accept a router's connections; refuse all others."""
         if not isinstance(said, Call):
             await _refuse(link, "a shard is here, and waits for a router that has --shard")
         router = self._router
@@ -73,7 +73,7 @@ class ShardHost:
         await link.say(Welcome())
 
     async def _serve(self, router: Contact, link: RankLink) -> None:
-        """Run what a router wants until either has ended; then the next one may call."""
+        """Run a router's shard until either ends; then the next router may connect."""
         log.info("a router on %s has called", link.peer)
         over = False
         try:
@@ -89,14 +89,14 @@ class ShardHost:
             over = True
         finally:
             if not over:
-                with suppress(PeerGone, OSError):  # it may be who has left
+                with suppress(PeerGone, OSError):  # the router may have disconnected
                     link.say_now(Ended("the program that runs the shard was told to end."))
             router.close()
             self._router = None
         log.info("waiting for a router")
 
     async def _run(self, start: Start, link: RankLink, frames: trio.SocketStream) -> str:
-        """Return the report of an incarnation, or why it cannot be had."""
+        """Run an incarnation; returns its report, or why it could not be run."""
         try:
             return await run_incarnation(start, link, frames, self._model, self._argv)
         except PeerError:
@@ -106,7 +106,7 @@ class ShardHost:
 
 
 async def _hear_start(link: RankLink) -> Start:
-    """Return what a router wants to be run; raises PeerError where it does not say so in time."""
+    """Return the router's `Start`. Raises PeerError if it does not come in time."""
     with trio.move_on_after(_START_S) as patience:
         start = await link.hear()
     if patience.cancelled_caught:
@@ -117,7 +117,7 @@ async def _hear_start(link: RankLink) -> Start:
 
 
 async def _refuse(link: RankLink, why: str, *, for_now: bool = False) -> NoReturn:
-    """Tell a caller why it is not wanted, and raise that as a PeerError."""
+    """Refuse a connection and raise that as a PeerError."""
     await link.say(Refused(why, for_now))
     raise PeerError(link.peer, f"it is not wanted: {why}")
 

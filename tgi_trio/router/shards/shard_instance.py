@@ -1,4 +1,4 @@
-"""One incarnation of a shard: its process, its channel, its last lines of output."""
+"""One incarnation of a shard: its process, its control page, and its last lines of output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("tgi_trio.shard")
 LAST_LINES = 50  # kept for the report of a shard that dies
 MAX_LINE = 4096  # bytes; longer lines of output are cut
 
-# Signals that have a usual cause worth naming. Others are named only.
+# The usual causes of some signals, for reports.
 LIKELY_CAUSES: Mapping[int, str] = {
     signal.SIGKILL: "killed from outside; without an operator that is usually the kernel running "
     "out of memory: use a smaller model or --dtype bfloat16, or lower --max-batch-total-tokens",
@@ -46,7 +46,7 @@ def real_shard(spec: str, settings: str) -> list[str]:
 
 
 class ShardInstance:
-    """A running shard, its vital words, and its last lines of output."""
+    """A running shard process on this machine."""
 
     def __init__(self, process: ShardProcess, page: ControlPage) -> None:
         self.process = process
@@ -65,10 +65,10 @@ class ShardInstance:
         fds: Sequence[int],
         waiting: WaitingShards | None = None,
     ) -> Iterator[ShardInstance]:
-        """Start the process at the lower end of `endpoints`; it inherits `fds`, too.
+        """Start the process at the shard's end of `endpoints`; it inherits `fds` as well.
 
-        A process that is `waiting` is taken instead, if there is any. Leaving the block kills what
-        is left of it. Main thread only.
+        A pre-started process of `waiting` is used instead, if there is one. Leaving the context
+        kills the process if it still runs. Main thread only.
         """
         words = endpoints.spec.text(), settings.text()
         early = None if waiting is None else waiting.take(words, (*endpoints.spec.fds, *fds))
@@ -94,7 +94,7 @@ class ShardInstance:
 
     @property
     def vitals(self) -> Vitals:
-        """What the shard says about itself right now."""
+        """The shard's present heartbeat, phase and step."""
         return self.page.vitals
 
     def describe(self) -> str:
@@ -106,7 +106,7 @@ class ShardInstance:
         await wait_for_death(self.process.pidfd, self.page)
 
     async def wait_for_end(self) -> None:
-        """Return when its process has ended altogether."""
+        """Return when its process has ended."""
         await trio.lowlevel.wait_readable(self.process.pidfd)
 
     @property
@@ -114,7 +114,7 @@ class ShardInstance:
         return self.process.process.poll() is not None
 
     def kill(self) -> None:
-        """SIGKILL it; harmless when it has ended."""
+        """SIGKILL it; harmless if it has ended."""
         self.process.kill()
 
     async def finish(self) -> str:
@@ -131,7 +131,7 @@ class ShardInstance:
                 return
 
     def drain_output(self) -> None:
-        """Read what is still in the pipe of a shard that has died."""
+        """Read the rest of the pipe of a shard that has died."""
         while self._read_output():
             pass
 
