@@ -1,4 +1,4 @@
-"""Adapters on their way to a shard and what becomes of them, as records and as frames."""
+"""Orders to load and drop adapters, and the shard's reports, as records and as frames."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _DIGEST: Final = 32  # bytes of a sha256
 class AdapterOrder:
     """Load an adapter (ADAPTER)."""
 
-    number: int  # never reused: what PREFILL rows name it by
+    number: int  # never reused; PREFILL rows refer to the adapter by it
     folder: Path
-    sha256: bytes = b""  # of the files that were loaded before; b"": they were not
+    sha256: bytes = b""  # of the files as first loaded; b"": not loaded before
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterReport:
-    """What came of it (ADAPTER_REPLY)."""
+    """The outcome of an order (ADAPTER_REPLY)."""
 
     number: int
-    error: str = ""  # why it cannot be served; "": it can
-    nbytes: int = 0  # of memory, on this rank
+    error: str = ""  # why it cannot be served; "": loaded
+    nbytes: int = 0  # memory that it takes on this rank
     rank: int = 0
     sha256: bytes = b""
 

@@ -1,7 +1,7 @@
-"""Rank 0 tells its followers what the next step is: one ring per follower, all of them at once.
+"""Broadcasts rank 0's plan of the next step to the followers, through a ring for each of them.
 
-One ring each, not one ring for all: at command sizes the wake-ups cost more than the copies, and a
-follower that dies stalls only its own ring.
+A ring each rather than one for all: at the size of commands waking readers costs more than copying,
+and a follower that dies stalls only its own ring.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Broadcast:
     """The leader's ends to all followers, in rank order."""
 
     def __init__(self, ends: Sequence[PlanEnd]) -> None:
-        """Use `ends` from now on; their owner closes them."""
+        """`ends`: to all followers; whoever owns them closes them."""
         self.ends = tuple(ends)
 
     def send(self, payload: bytes | memoryview) -> None:
-        """Give every follower `payload`; raises RingFull or PeerGone as its end does.
+        """Send `payload` to every follower. Raises RingFull or PeerGone as their ends do.
 
-        All frames are published before the first bell rings: waking a core takes longer than
-        copying a command, and an awake follower should not wait for its neighbour's bell.
+        All copies are made before the first follower is woken: waking a core takes longer than
+        copying a command.
         """
         for end in self.ends:
             end.reserve(len(payload))[:] = payload

@@ -1,9 +1,9 @@
-"""A channel is two rings and two doorbells: what both of its ends share, and the ends that block.
+"""The ends of a channel (two rings and two doorbells): their common base, and the blocking ends.
 
-The router creates `Endpoints` for each shard and keeps the upper end (`router_end.RouterEnd`, for
-trio). The shard attaches the lower end, `ShardEnd`, by one word on its command line. When several
-ranks form a group, rank 0 attaches `LeaderEnd`s: the upper ends of its followers' channels, without
-an event loop.
+The router creates `Endpoints` for each shard and keeps the upper, commanding end
+(`router_end.RouterEnd`, for trio). The shard attaches the lower end, `ShardEnd`, from a spec on its
+command line. Rank 0 of several ranks attaches a `LeaderEnd` for each follower: the upper end of
+that channel, without an event loop.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class End:
         self.writer = RingWriter(page.ring(writes), ordering.publish, describe_peer)
         self.flag = SleepFlag(page.sleeping(reads), ordering)
         self._bell = Bell(bell_fd, page.sleeping(writes), ordering)
-        # Bound here: one Python call less on the hot path.
+        # Bound methods save a Python call on the hot path.
         self.try_receive: Callable[[], memoryview | None] = self.reader.try_read
         self.release: Callable[[], None] = self.reader.release
         self.empty: Callable[[], bool] = self.reader.empty
@@ -61,9 +61,9 @@ class End:
         self._ring()
 
     def try_send(self, payload: bytes | memoryview) -> bool:
-        """Copy and publish `payload`; False when the ring has no room now. Never blocks.
+        """Copy and publish `payload`; returns False if the ring has no room now. Never blocks.
 
-        Raises ValueError when it can never fit, CorruptRing when the peer broke the ring.
+        Raises ValueError if it can never fit, CorruptRing if the peer has corrupted the ring.
         """
         if not self.writer.try_write(payload):
             return False
@@ -76,7 +76,7 @@ class End:
         return self.page.vitals
 
     def check(self) -> None:
-        """Raise CorruptRing unless both rings' counters can be true."""
+        """Raise CorruptRing if a ring's counters are impossible."""
         self.reader.check()
         self.writer.check()
 
@@ -107,8 +107,8 @@ class BlockingEnd(End):
     def wait(self, timeout: float | None) -> bool:
         """Block until a frame may be there (True), or for `timeout` seconds at most (False).
 
-        Spins for the spec's `spin_us` first. A False without a timeout was a stray ring: ask again.
-        Raises PeerGone when the router has died and everything it sent has been read.
+        Spins for the spec's `spin_us` first. May return False early, after a spurious wake-up.
+        Raises PeerGone when the router has died and everything that it sent has been read.
         """
         try:
             return self._waiter.wait(timeout)
@@ -175,7 +175,7 @@ class ShardEnd(BlockingEnd):
         return end
 
     def beat(self, step: int, phase: int) -> None:
-        """Say "alive, in this phase of this step": three stores, no system call."""
+        """Update heartbeat, phase and step: three stores, no system call."""
         self._heartbeat += 1
         vitals = self._vitals
         vitals[2] = step
@@ -195,7 +195,7 @@ class ShardEnd(BlockingEnd):
         self._vitals[4] = 1
 
     def close(self) -> None:
-        """Let go of the mutex and unmap; the process need not call this before it exits."""
+        """Release the mutex and unmap; not needed before the process exits."""
         if self._mutex is not None:
             self._vitals[4] = 0
             self._mutex.let_go()

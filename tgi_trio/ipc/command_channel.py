@@ -1,4 +1,4 @@
-"""What the router needs of the way to rank 0, whatever carries the frames."""
+"""The router's interface to the channel to rank 0, over shared memory or TCP."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Protocol
 
 
 class CommandChannel(Protocol):
-    """The upper end of a channel: commands down, steps up, in order.
+    """The upper end of a channel: commands out, steps in, each in order.
 
-    `router_end.RouterEnd` is one, over shared memory, `tcp_router_end.TcpRouterEnd` one to another
-    machine.
+    Implemented by `router_end.RouterEnd` over shared memory, and by `tcp_router_end.TcpRouterEnd`
+    to another machine.
     """
 
     @property
     def try_receive(self) -> Callable[[], memoryview | None]:
-        """The next frame, valid until `release`; None when there is none."""
+        """Return the next frame, valid until `release`; None if there is none."""
         ...
 
     @property
@@ -23,15 +23,15 @@ class CommandChannel(Protocol):
 
     @property
     def describe_peer(self) -> Callable[[], str]:
-        """Who is at the other end, and what it does, for error messages."""
+        """Return who is at the other end and in which phase, for error messages."""
         ...
 
     def try_send(self, payload: bytes | memoryview) -> bool:
-        """Send a frame; False when there is no room now. Never blocks."""
+        """Send a frame; returns False if there is no room now. Never blocks."""
         ...
 
     async def send(self, payload: bytes | memoryview, timeout: float) -> None:
-        """Send a frame, waiting `timeout` seconds for room at most; raises RingFull then."""
+        """Send a frame. Raises RingFull if there is no room for it within `timeout` seconds."""
         ...
 
     async def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""The first page of a segment: sizes, where the rings are, and the shard's vital words."""
+"""The control page, the first one of a segment: sizes, the shard's vital words, the alive mutex."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tgi_trio.ipc.segment import Segment
 
 
 class Vitals(NamedTuple):
-    """What the shard last said about itself; four plain loads, so fields may be a beat apart."""
+    """The shard's last report of itself. Fields are loaded one by one: they may be a beat apart."""
 
     heartbeat: int
     phase: int
@@ -24,7 +24,7 @@ class ControlPage:
     """The first page of a segment: sizes, the shard's vital words, the alive mutex."""
 
     def __init__(self, segment: Segment, rank: int) -> None:
-        """Read the sizes. Raises ProtocolMismatch when the segment is not laid out as ours."""
+        """Read the sizes. Raises ProtocolMismatch if the segment has another layout than ours."""
         self.segment = segment
         self.rank = rank
         self._identity = segment.words(layout.offset_of("layout_id"), 5)
@@ -47,7 +47,7 @@ class ControlPage:
     def format(
         cls, segment: Segment, rank: int, incarnation: int, request_bytes: int, reply_bytes: int
     ) -> ControlPage:
-        """Write a fresh control page; by the creator, before anyone else maps the segment."""
+        """Write a new control page; called by the creator before anyone else maps the segment."""
         identity = segment.words(layout.offset_of("layout_id"), 5)
         values = (layout.layout_id(), segment.size, request_bytes, reply_bytes, incarnation)
         for i, value in enumerate(values):
@@ -81,7 +81,7 @@ class ControlPage:
 
     @property
     def vitals(self) -> Vitals:
-        """What the shard says about itself right now."""
+        """The shard's present vitals."""
         heartbeat, phase, step, pid, _ = self.vital_words
         return Vitals(heartbeat, phase, step, pid)
 

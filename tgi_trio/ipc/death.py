@@ -1,4 +1,4 @@
-"""The shard's first act: tie its life to the router's, both ways."""
+"""The first thing a shard does: make its death known to the router, and die with the router."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from tgi_trio.ipc.parent import die_with_parent, guard_death_pipe
 
 
 def start_shard_end(spec_text: str) -> ShardEnd:
-    """Bind this process to the router's life, attach its channel and show that it lives.
+    """Have this process die with the router, attach its channel, and take the alive mutex.
 
-    What a shard's `main` does first, from its main thread. Raises as `die_with_parent` and
+    To be called first, in the shard's main thread. Raises as `die_with_parent` and
     `ShardEnd.attach` do.
     """
     spec = ChannelSpec.parse(spec_text)

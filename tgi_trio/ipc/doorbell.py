@@ -1,8 +1,8 @@
-"""Waking a reader that sleeps, and nobody else. The only place in the project that spins.
+"""Doorbells: wake a reader that sleeps, and only then. The only place in the project that spins.
 
 A reader that finds its ring empty spins for a bounded time, then sets its sleeping word, fences,
-looks at the ring once more and blocks on its eventfd. A writer stores the head, fences, and rings
-only when the sleeping word is set. While both are awake no system call is made.
+looks at the ring once more, and blocks on its eventfd. A writer stores the head, fences, and rings
+only if the sleeping word is set. While both are awake there are no system calls.
 `STATES` is the protocol as a table; `docs/ipc.md` prints it with the reason for each fence.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from tgi_trio.ipc.fence import Fence, Ordering
 from tgi_trio.ipc.layout import ALWAYS, ASLEEP, AWAKE
 
-_MISSES_ALLOWED = 4  # spins in vain before a reader starts to sleep at once
-_LONGEST_SKIP = 256  # waits between two tries once spinning has stopped paying
+_MISSES_ALLOWED = 4  # unsuccessful spins in a row before a reader begins to sleep at once
+_LONGEST_SKIP = 256  # most waits without spinning before it is tried again
 
 # (who, sees or does, sleeping word before, after, why)
 STATES: tuple[tuple[str, str, str, str, str], ...] = (
@@ -97,7 +97,7 @@ STATES: tuple[tuple[str, str, str, str, str], ...] = (
 
 
 class Bell:
-    """The ringing side: wakes the reader at the other end if it sleeps."""
+    """The writer's side: wakes the reader if it sleeps."""
 
     __slots__ = ("_fd", "_fence", "_sleeping")
 
@@ -124,8 +124,8 @@ class Bell:
         try:
             os.eventfd_write(self._fd, 1)
         except BlockingIOError:
-            # The count is at its maximum, so the reader is certain to wake up without us. Only a
-            # broken peer can bring it there; a blocking eventfd would hang us here.
+            # The eventfd's count is at its maximum, so the reader will wake up anyway. Only a
+            # faulty peer can cause that; a blocking eventfd would hang here.
             return
 
 
@@ -135,25 +135,25 @@ class SleepFlag:
     __slots__ = ("_fence", "_sleeping")
 
     def __init__(self, sleeping: memoryview, ordering: Ordering) -> None:
-        """Take the word over: readers with a fence leave ALWAYS."""
+        """`sleeping`: u64 [1]; set to AWAKE by readers with a fence, to ALWAYS by others."""
         self._sleeping = sleeping
         self._fence: Fence | None = ordering.full
         sleeping[0] = ALWAYS if self._fence is None else AWAKE
 
     def set(self) -> None:
-        """Announce the sleep. The caller must look at its ring again before it blocks."""
+        """Announce that the reader sleeps; it must check its ring again before it blocks."""
         if self._fence is not None:
             self._sleeping[0] = ASLEEP
             self._fence()
 
     def clear(self) -> None:
-        """Say that the reader is awake."""
+        """Announce that the reader is awake."""
         if self._fence is not None:
             self._sleeping[0] = AWAKE
 
 
 def drain(fd: int) -> None:
-    """Reset a non-blocking eventfd that may or may not have been rung."""
+    """Reset a non-blocking eventfd, whether it has been rung or not."""
     try:
         os.eventfd_read(fd)
     except BlockingIOError:
@@ -161,9 +161,9 @@ def drain(fd: int) -> None:
 
 
 def spin_while(empty: Callable[[], bool], spin_ns: int) -> bool:
-    """Call `empty` in a tight loop for at most `spin_ns` nanoseconds; True once it is false.
+    """Spin while `empty()`, at most `spin_ns` nanoseconds; returns whether it became false.
 
-    Spinning in Python keeps the GIL: the bound is what other threads and cores rely on.
+    Spinning in Python holds the GIL, so the bound matters to this process's other threads.
     """
     clock = time.perf_counter_ns
     deadline = clock() + spin_ns
@@ -174,31 +174,31 @@ def spin_while(empty: Callable[[], bool], spin_ns: int) -> bool:
 
 
 class AwakeBudget:
-    """How long a reader stays awake before it sleeps: as long as that has paid off lately.
+    """Adaptive spinning: how long a reader spins before it sleeps.
 
-    Staying awake pays when the peer answers within the time. It never does when the peer shares
-    our core (it cannot run before we sleep) or works for longer than that; then every spin is
-    pure loss, ten times the cost of the wake-up it tries to save. After a few misses in a row the
-    reader sleeps at once, and tries again only now and then.
+    Spinning pays if the peer answers within that time. It never does if the peer shares our core,
+    where it cannot run before we sleep, or works for longer; then a spin costs ten times the
+    wake-up that it tries to save. After a few misses in a row the reader sleeps at once, and tries
+    spinning again only now and then.
     """
 
     __slots__ = ("_limit_ns", "_misses", "_skip")
 
     def __init__(self, limit_us: int) -> None:
-        """`limit_us`: the longest time to stay awake; 0 for never."""
+        """`limit_us`: microseconds to spin at most; 0: never spin."""
         self._limit_ns = limit_us * 1000
         self._misses = 0
-        self._skip = 0  # waits that go to sleep at once before the next try
+        self._skip = 0  # waits left without spinning
 
     def take(self) -> int:
-        """Return the nanoseconds to stay awake this time, possibly 0."""
+        """Return the nanoseconds to spin this time, possibly 0."""
         if self._skip:
             self._skip -= 1
             return 0
         return self._limit_ns
 
     def settle(self, paid: bool) -> None:
-        """Say whether staying awake has found a frame; only after a `take()` that was not 0."""
+        """Note whether spinning has found a frame; only after a `take()` that was not 0."""
         if paid:
             self._misses = 0
             return
@@ -208,15 +208,15 @@ class AwakeBudget:
 
 
 def affordable_spin_us(wanted_us: int, shards: int) -> int:
-    """Return `wanted_us` if router and every shard can have a core of their own, otherwise 0.
+    """Return `wanted_us` if router and shards can have a core each, otherwise 0.
 
-    On a shared core a spinning reader keeps the very writer it waits for from running.
+    On a shared core a spinning reader keeps the writer for which it waits from running.
     """
     return wanted_us if len(os.sched_getaffinity(0)) > shards else 0
 
 
 class BlockingWaiter:
-    """The sleeping side of a process without an event loop: one eventfd and one death pipe."""
+    """The reader's side in a process without an event loop: an eventfd and a death pipe."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class BlockingWaiter:
             self._poll.register(death_fd, select.POLLIN)
 
     def wait(self, timeout: float | None) -> bool:
-        """Return True when the ring has a frame, False after `timeout` seconds or a stray ring.
+        """Return True if the ring has a frame, False after `timeout` seconds or a spurious wake-up.
 
         Raises ConnectionResetError when the peer's end of the death pipe has closed.
         """
@@ -258,12 +258,12 @@ class BlockingWaiter:
         for fd, _ in ready:
             if fd == self._bell_fd:
                 drain(fd)
-            elif self._empty():  # what a dead peer has published is still read first
+            elif self._empty():  # frames that a dead peer has published are read first
                 raise ConnectionResetError
         return not self._empty()
 
     def peer_died_within(self, seconds: float) -> bool:
-        """Sleep for `seconds`, or until the peer's end of the death pipe closes: True then."""
+        """Sleep for `seconds`; returns True early if the peer's end of the death pipe closes."""
         if self._death_fd < 0:
             time.sleep(seconds)
             return False

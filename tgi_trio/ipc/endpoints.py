@@ -1,4 +1,4 @@
-"""What a channel consists of, and how a child gets it: descriptors and one word of text."""
+"""The parts of a channel, and how a child process gets them: descriptors and a spec as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_RING_BYTES = 2 * 2**20
 
 @dataclass(frozen=True)
 class ChannelSpec:
-    """What an end needs to attach; travels as text on the command line, `fds` by `pass_fds`."""
+    """What an end needs to attach: text on the command line; `fds` are inherited (`pass_fds`)."""
 
     segment: int  # descriptors
     request_bell: int
@@ -41,7 +41,7 @@ class ChannelSpec:
 
     @classmethod
     def parse(cls, text: str) -> ChannelSpec:
-        """Read `text()` back; raises ValueError when it is not ours."""
+        """Parse what `text()` returns. Raises ValueError."""
         pairs = dict(item.partition("=")[::2] for item in text.split(","))
         names = tuple(cls.__dataclass_fields__)
         if tuple(pairs) != names:
@@ -51,10 +51,10 @@ class ChannelSpec:
 
 
 class Endpoints:
-    """Everything one channel consists of, created by the router. A context manager.
+    """All parts of one channel, created by the router. A context manager.
 
     `spec` is for the child; after the spawn `release_child_ends()` closes what only the child
-    needs. The write end of the death pipe stays open here as long as the router lives.
+    needs. The write end of the death pipe stays open as long as the router lives.
     """
 
     def __init__(self, page: ControlPage, spec: ChannelSpec, death_write: int, bell: int) -> None:
@@ -78,8 +78,8 @@ class Endpoints:
     ) -> Endpoints:
         """Create segment, eventfds and death pipe; `reply_bell` shares an existing eventfd.
 
-        Sizes in bytes, powers of two. `ordering` None: what the litmus has proven on this machine.
-        Raises SegmentError when memory is not to be had.
+        Sizes in bytes, powers of two. `ordering` None: the one that passes the litmus test on this
+        machine. Raises SegmentError if there is no memory.
         """
         layout.check_ring_bytes("request_bytes", request_bytes)
         layout.check_ring_bytes("reply_bytes", reply_bytes)

@@ -64,7 +64,7 @@ def orderings(machine: str | None = None) -> tuple[Ordering, ...]:
 
 
 def ordering_named(name: str) -> Ordering:
-    """Return the ordering a peer has chosen, or the most careful one when it is not to be had."""
+    """Return the ordering that a peer has chosen, or the most conservative one if not available."""
     found = orderings()
     return next((ordering for ordering in found if ordering.name == name), found[-1])
 
@@ -72,7 +72,7 @@ def ordering_named(name: str) -> Ordering:
 def choose_ordering(holds: Callable[[Ordering], bool] | None = None) -> Ordering:
     """Return the first ordering for which `holds` (a self-test such as `litmus.holds`) is true.
 
-    Without a self-test the first one is taken. The last one is taken unseen: there is no other.
+    Without a self-test the first one is chosen. The last one is not tested: there is no other.
     """
     found = orderings()
     for ordering in found[:-1]:
@@ -82,7 +82,7 @@ def choose_ordering(holds: Callable[[Ordering], bool] | None = None) -> Ordering
 
 
 def _lock_fence() -> Fence:
-    # One lock per process end: two ends never contend, so acquire() is always the fast path.
+    # One lock per end of a channel: it is never contended, so acquire() is always the fast path.
     lock = threading.Lock()
     acquire, release = lock.acquire, lock.release  # half the time of a `with`
 

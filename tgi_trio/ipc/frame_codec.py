@@ -1,4 +1,4 @@
-"""Frames as bytes: columns laid out as `frames.SPECS` says, and read again in place."""
+"""Encodes frames as columns in the layout of `frames.SPECS`, and decodes them in place."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def encode(kind: Kind, words: Mapping[str, int], columns: Mapping[str, NDArray[A
         raise ValueError(f"{kind.name} has no column {sorted(columns.keys())}")
     parts[0] = spec.header.pack(kind, *values, *counts)
     try:
-        return b"".join(parts)  # takes the arrays' memory as it is: one copy, not two
-    except TypeError:  # a column with gaps between its items has no such memory
+        return b"".join(parts)  # reads the arrays through the buffer protocol: one copy, not two
+    except TypeError:  # an array that is not contiguous
         return b"".join([p if isinstance(p, bytes) else p.tobytes() for p in parts])
 
 
@@ -67,7 +67,7 @@ def encode(kind: Kind, words: Mapping[str, int], columns: Mapping[str, NDArray[A
 def _row_type(kind: Kind, counts: tuple[int, ...], size: int) -> np.dtype[Any]:
     """Return the structured dtype of a whole frame; raises CorruptFrame unless it has `size`.
 
-    Cached: the frames of steady decoding have the same counts step after step.
+    Cached, since frames of steady decoding have the same counts step after step.
     """
     spec = SPECS[kind]
     first_count = 1 + len(spec.words)
@@ -91,7 +91,7 @@ def _row_type(kind: Kind, counts: tuple[int, ...], size: int) -> np.dtype[Any]:
 
 
 class FrameTemplate:
-    """Encodes one frame after the other with the same counts: only what differs is written.
+    """Encodes frames of equal counts one after the other, writing only what has changed.
 
     The bytes are those of `encode`.
     """
@@ -109,14 +109,14 @@ class FrameTemplate:
         self._names = tuple(columns)
         self._columns = [every[name] for name in columns]
         self._lengths = [len(array) for array in columns.values()]
-        # The arrays whose bytes are in the frame, if they are read-only; None: may have changed.
+        # The read-only arrays whose bytes are in the frame; None: writable, so it may have changed.
         self._there = [fixed_array(array) for array in columns.values()]
 
     def encode(self, words: Mapping[str, int], columns: Mapping[str, NDArray[Any]]) -> bytes | None:
-        """Return the frame as bytes; None for other counts or columns, or in another order.
+        """Return the frame as bytes; None if the columns, their order or the counts are others.
 
         A column that is the same read-only array as in the last frame is not written again. Raises
-        KeyError where a word is missing.
+        KeyError if a word is missing.
         """
         if tuple(columns) != self._names:
             return None
@@ -134,7 +134,7 @@ class FrameTemplate:
 
 
 def fixed_array(array: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the array if it is read-only, and what it is a view of as well; None otherwise."""
+    """Return the array if it and its base are read-only; None otherwise."""
     if array.flags.writeable:
         return None
     base = array.base
@@ -144,8 +144,8 @@ def fixed_array(array: NDArray[Any]) -> NDArray[Any] | None:
 class Frame:
     """A decoded frame: words as ints, columns as read-only numpy views into the ring.
 
-    The views alias the ring and are valid until the reader releases the frame; `column(...)` is
-    cheap and lazy. Copy (`.copy()`, `.tolist()`) what must live longer.
+    The views alias the ring and are valid until the reader releases the frame; copy what must live
+    longer (`.copy()`, `.tolist()`). `column(...)` is cheap.
     """
 
     __slots__ = ("_columns", "_words", "kind", "spec")

@@ -1,11 +1,10 @@
-"""Images on their way to a shard: the arena that holds their pixels, and how they lie in it.
+"""The arena in shared memory through which the router passes images' pixels to a shard.
 
-What a model's image processor makes of one image, not normalised yet, is a *bundle*: a few arrays
-by name. The router writes bundles into an arena, which is one shared segment that outlives shards;
-a PREFILL row says where they are, and a STEP that their pixels are needed no longer.
+A *bundle* is the output of a model's image processor for one image, before normalisation: a few
+named arrays. The router writes bundles into the arena, one shared segment that outlives shards. A
+PREFILL row says where they are, and a STEP reports that their pixels are no longer needed.
 
-A bundle is little-endian, and everything in it begins at a multiple of `ALIGNMENT` bytes from its
-start, which is one itself::
+A bundle is little-endian; it and all its parts begin at multiples of `ALIGNMENT` bytes::
 
     u4 mark, u4 number of arrays
     then each array:  u4 place of its name in `FIELDS`, u4 number of dimensions, u8 each dimension
@@ -68,8 +67,8 @@ class SequenceImage:
     """An image of a sequence, as a PREFILL row names it."""
 
     first: int  # position of its first token in the sequence
-    tokens: int  # what it takes of the sequence, features and all that stands between them
-    runs: tuple[tuple[int, int], ...]  # its feature tokens: (offset from `first`, count), rising
+    tokens: int  # tokens that it takes of the sequence: features and those between them
+    runs: tuple[tuple[int, int], ...]  # its feature tokens: (offset from `first`, count), ascending
     key: bytes  # KEY_BYTES; images of one key have the same features
     place: ArenaPlace
 
@@ -80,26 +79,26 @@ class SequenceImage:
 
     @property
     def features(self) -> int:
-        """How many of its tokens are features."""
+        """Number of feature tokens."""
         return sum(count for _, count in self.runs)
 
     def positions(self) -> NDArray[np.int64]:
-        """Return where its features are in the sequence: int64 [features], rising."""
+        """Return its features' positions in the sequence, ascending: int64 [features]."""
         runs = [np.arange(at, at + count) for at, count in self.runs]
         return self.first + np.concatenate(runs or [np.empty(0, np.int64)])
 
 
 def bundle_bytes(arrays: Mapping[str, NDArray[Any]]) -> int:
-    """Return how many bytes a bundle takes; raises as `write_bundle`, but for values."""
+    """Return the size of a bundle in bytes. Raises as `write_bundle`, except for values."""
     sizes = (_header_bytes(a.ndim) + _align(a.size * _dtype(n).itemsize) for n, a in arrays.items())
     return ALIGNMENT + sum(sizes)
 
 
 def write_bundle(memory: memoryview, arrays: Mapping[str, NDArray[Any]]) -> int:
-    """Write arrays of any numeric dtype; return the bytes used, a multiple of ALIGNMENT.
+    """Write arrays of any numeric dtype; returns the bytes used, a multiple of ALIGNMENT.
 
-    Raises ValueError for names that are not in `FIELDS`, values that the stored dtype does not
-    hold as they are, too many dimensions, and too little memory.
+    Raises ValueError for names that are not in `FIELDS`, values that the stored dtype cannot
+    represent, too many dimensions, and too little memory.
     """
     size = bundle_bytes(arrays)
     if size > len(memory):
@@ -120,9 +119,9 @@ def write_bundle(memory: memoryview, arrays: Mapping[str, NDArray[Any]]) -> int:
 
 
 def read_bundle(memory: memoryview) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a bundle as read-only views of `memory`, which begins with it.
+    """Return the arrays of the bundle at the start of `memory`, as read-only views.
 
-    Raises CorruptFrame for anything but what `write_bundle` writes.
+    Raises CorruptFrame unless it is as `write_bundle` writes it.
     """
     memory = memory.toreadonly()
     if len(memory) < ALIGNMENT:
@@ -144,7 +143,7 @@ def read_bundle(memory: memoryview) -> dict[str, NDArray[Any]]:
 
 
 class ImageArena:
-    """Shared memory for bundles; who gives places in it away is the router. A context manager."""
+    """Shared memory for bundles, in which the router allocates. A context manager."""
 
     def __init__(self, segment: Segment) -> None:
         """The arena owns `segment`."""
@@ -152,12 +151,12 @@ class ImageArena:
 
     @classmethod
     def create(cls, nbytes: int) -> ImageArena:
-        """Make an arena, its pages reserved; raises SegmentError when there is no memory."""
+        """Create an arena with all pages reserved. Raises SegmentError if there is no memory."""
         return cls(Segment.create(_align(nbytes), label="images"))
 
     @classmethod
     def open(cls, fd: int) -> ImageArena:
-        """Map an arena that this process has inherited; owns the descriptor from now on."""
+        """Map an inherited arena; it owns the descriptor from now on."""
         return cls(Segment.open(fd))
 
     @property
@@ -169,7 +168,7 @@ class ImageArena:
         return self._segment.size
 
     def view(self, place: ArenaPlace) -> memoryview:
-        """Return the memory of a place; raises CorruptFrame for one that is not in the arena."""
+        """Return the memory of a place. Raises CorruptFrame if it is not in the arena."""
         end = place.offset + place.nbytes
         if place.offset < 0 or place.offset % ALIGNMENT or place.nbytes < 0 or end > self.nbytes:
             raise CorruptFrame(f"{place} is none of {self.nbytes} bytes of images")

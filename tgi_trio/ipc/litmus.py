@@ -1,9 +1,9 @@
-"""Does the fence work here? The store-load litmus, run by two processes on two cores.
+"""The store-load litmus test: checks on two cores that the memory fence works on this machine.
 
-Each round both sides do `mine = round; fence; seen = other's`. Whoever stores first must be seen by
-the other, so at least one side sees this round's value. When both see the old one, a load has
-overtaken the store before it: the pattern that loses wake-ups. `python -m tgi_trio.ipc.litmus`
-prints a table for every fence of this machine, the broken "none" as the control.
+In each round both sides do `mine = round; fence; seen = other's`. At least one side has to see the
+other's new value. If both see the old one, a load has overtaken the store before it, which is the
+reordering that loses wake-ups. `python -m tgi_trio.ipc.litmus` prints a table for every fence of
+this machine, with "none" as the control.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ log = logging.getLogger(__name__)
 # Word indices in the shared segment. What one side writes is 128 bytes away from everything else.
 _READY, _STORED, _STOP, _RESULTS = (0, 16), (64, 96), 128, 256
 _MODULE = "tgi_trio.ipc.litmus"  # not __name__: the table is printed by a `__main__`
-_PATIENCE_S = 5.0  # a partner that is silent for this long has died
+_PATIENCE_S = 5.0  # silence after which the partner counts as dead
 _ROUNDS: Final = 5_000  # of the self-test, at most
 
 
 class LitmusOutcome(NamedTuple):
-    """What a litmus run saw."""
+    """Counts of a litmus run."""
 
     rounds: int
-    contended: int  # rounds in which at least one side did not see the other: they did overlap
-    reordered: int  # rounds in which neither saw the other: impossible with a working fence
+    contended: int  # rounds in which a side did not see the other's value: they did overlap
+    reordered: int  # rounds in which neither did: impossible with a working fence
 
 
 def holds(ordering: Ordering) -> bool:
-    """Return False when `ordering` lets a load overtake a store; takes a twentieth of a second.
+    """Return whether `ordering` passes the litmus test, which takes a twentieth of a second.
 
-    The start-up self-test for `fence.choose_ordering`. With one core nothing can be shown, and the
-    fence is trusted by what it is. A litmus that cannot run counts as failed.
+    The start-up self-test for `fence.choose_ordering`. With one core nothing can be tested and the
+    fence is trusted. A test that cannot run counts as failed.
     """
     if ordering.full is None:
         return False
@@ -57,18 +57,15 @@ def holds(ordering: Ordering) -> bool:
 
 @cache
 def prove_ordering() -> Ordering:
-    """Return the ordering of this machine: the first whose fence passes the litmus.
-
-    Runs the litmus once per process.
-    """
+    """Return the first ordering whose fence passes the litmus test; tested once per process."""
     return choose_ordering(holds)
 
 
 def run(ordering: Ordering, *, rounds: int, seconds: float) -> LitmusOutcome:
-    """Run the litmus against a child process, for `rounds` or `seconds`, whichever ends first.
+    """Run the test with a child process, for `rounds` or `seconds`, whichever ends first.
 
-    Pins this thread meanwhile; without two cores to use it returns LitmusOutcome(0, 0, 0).
-    Raises TimeoutError when the child does not come or stops.
+    Pins this thread meanwhile. Returns LitmusOutcome(0, 0, 0) without two cores. Raises
+    TimeoutError if the child does not start or stops.
     """
     if len(os.sched_getaffinity(0)) < 2:
         return LitmusOutcome(0, 0, 0)
@@ -86,10 +83,10 @@ def run(ordering: Ordering, *, rounds: int, seconds: float) -> LitmusOutcome:
 
 
 class _Partner:
-    """The other side: a process that has been started, and plays when it is told to."""
+    """The other side of the test: a process that waits until it is told to begin."""
 
     def __init__(self, ordering: Ordering, rounds: int) -> None:
-        """Needs two cores. Raises SegmentError, OSError."""
+        """Start the process; needs two cores. Raises SegmentError, OSError."""
         self.opposite, own = sorted(os.sched_getaffinity(0))[:2]
         self.plays = (ordering.name, rounds)
         with ExitStack() as undo:
@@ -105,9 +102,9 @@ class _Partner:
             self._open = undo.pop_all()
 
     def begin(self) -> memoryview:
-        """Have it play; returns the words of the memory that both sides share."""
+        """Have it begin; returns the words of the shared memory."""
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it has died; whoever waits for it will say so
+            with suppress(BrokenPipeError):  # it has died, which `_check_patience` will report
                 self._process.stdin.write(b"!")
                 self._process.stdin.flush()
         return self._segment.words(0, self._segment.size // 8)
@@ -116,7 +113,7 @@ class _Partner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it, and log what it printed: the traceback of why it ended."""
+        """Kill it, and log what it has printed, such as a traceback."""
         with self._open, suppress(BrokenPipeError), self._process:
             self._process.kill()
             if self._process.stderr is not None:
@@ -124,7 +121,7 @@ class _Partner:
                     log.warning("fence test | %s", line)
 
 
-# What `partner_ahead` has started, until it is used.
+# The partner that `partner_ahead` has started, until it is used.
 _EARLY: Final[ContextVar[list[_Partner]]] = ContextVar("partners of the litmus")
 
 
@@ -135,13 +132,13 @@ def _take_early(ordering: Ordering, rounds: int) -> _Partner | None:
 
 @contextmanager
 def partner_ahead() -> Iterator[None]:
-    """Start the other side of the litmus that `prove_ordering` runs within the block, if any.
+    """Start the partner for a `prove_ordering` within the block.
 
-    To start a process takes longer than the litmus itself: something else may be done meanwhile.
+    Starting a process takes longer than the test itself, so other work may be done meanwhile.
     """
     early: list[_Partner] = []
     if len(os.sched_getaffinity(0)) > 1:
-        with suppress(SegmentError, OSError, RuntimeError):  # of whoever needs it, and says why
+        with suppress(SegmentError, OSError, RuntimeError):  # `prove_ordering` will report these
             early.append(_Partner(orderings()[0], _ROUNDS))
     token = _EARLY.set(early)
     try:
@@ -153,7 +150,7 @@ def partner_ahead() -> Iterator[None]:
 
 
 def _side(words: memoryview, me: int, ordering: Ordering, rounds: int) -> Iterator[int]:
-    """Play one side; yield the number of each round that both sides have finished."""
+    """Run one side; yields the number of each round that both sides have finished."""
     mine, other = _STORED[me], _STORED[1 - me]
     results = _RESULTS + me * rounds
     fence = ordering.full
@@ -172,7 +169,7 @@ def _side(words: memoryview, me: int, ordering: Ordering, rounds: int) -> Iterat
 
 
 def _meet(words: memoryview, me: int, ticket: int) -> None:
-    """Wait until the other side is here too; spins, because a sleep would spread the two."""
+    """Wait for the other side (a barrier); spins, so that both go on at the same time."""
     words[_READY[me]] = ticket
     other = _READY[1 - me]
     looks = 0

@@ -1,7 +1,7 @@
-"""Typed ends of the wire: what a frame means, as dataclasses.
+"""Commands and step reports as dataclasses, with their encoding to frames and back.
 
-The router builds commands and reads steps; the shard reads commands and builds steps. Both go
-through `frame_codec.encode` and `frame_codec.Frame`, so this file holds no layout of its own.
+The router encodes commands and decodes steps, the shard the other way round. The layout of frames
+is in `frames.py` alone.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class SamplingParameters:
 
 @dataclass(frozen=True, slots=True)
 class StateGrant:
-    """Where the states of one sequence lie; see `model/mixers.py` for what states are."""
+    """The slots of one sequence's recurrent states (`model/mixers.py`)."""
 
     slots: tuple[int, int]  # a step reads one and writes the other, so that it can be repeated
     source: int = 0  # slot that its first step reads; 0: it starts from nothing
     held_length: int = 0  # leading tokens whose K and V are in the blocks and not to be written
-    saves: tuple[tuple[int, int], ...] = ()  # (tokens behind which, slot to write), rising
+    saves: tuple[tuple[int, int], ...] = ()  # snapshots: (after how many tokens, slot), ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ def encode_filter(command: int, sequences: ListLike[int]) -> bytes:
 
 @dataclass(slots=True)
 class StepReport:
-    """What one shard step did; columns as in the STEP frame.
+    """The report of one step; columns as in the STEP frame.
 
     The router's copy holds plain lists (nothing aliases the ring): at these sizes Python reads
     list items several times faster than numpy scalars.

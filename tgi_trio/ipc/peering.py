@@ -1,9 +1,9 @@
-"""Two machines prove to each other that they know the cluster's secret, before either obeys.
+"""Mutual authentication of two machines by the cluster's secret (challenge and response).
 
-Both say a challenge: what they speak, and a number that nobody has used before. Then the caller
-proves first, and who was called only to a caller that has. A proof is an HMAC-SHA256 over both
-challenges and the side that gives it, so none can be played back, or reflected. What follows on the
-connection is neither encrypted nor signed: machines meet on a network of their own.
+Both send a challenge: their protocol version and a nonce. Then the caller proves that it knows the
+secret, and only if it does, so does the called side. A proof is an HMAC-SHA256 over both challenges
+and the side that gives it, so proofs can be neither replayed nor reflected. What follows on the
+connection is neither encrypted nor signed: the machines need a private network.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ PROOF_BYTES: Final = 32
 
 
 class Side(enum.Enum):
-    """Who proves."""
+    """The side of the connection that gives a proof."""
 
     CALLER = b"caller"
     CALLED = b"called"
 
 
 def make_challenge() -> bytes:
-    """Return the first bytes that a side says: CHALLENGE_BYTES of them, never the same twice."""
+    """Return a new challenge of CHALLENGE_BYTES, the first bytes that a side sends."""
     return _SPEAKS + os.urandom(CHALLENGE_BYTES - len(_SPEAKS))
 
 
 def check_challenge(challenge: bytes, peer: str) -> None:
-    """Raise ProtocolMismatch unless the other side speaks what this one does."""
+    """Raise ProtocolMismatch unless the other side has the same protocol and version."""
     if not challenge.startswith(_MAGIC):
         raise ProtocolMismatch(peer, "it speaks another protocol: is it a tgi-trio?")
     if not challenge.startswith(_SPEAKS):
@@ -46,10 +46,10 @@ def check_challenge(challenge: bytes, peer: str) -> None:
 
 
 def prove(secret: bytes, side: Side, caller: bytes, called: bytes) -> bytes:
-    """Return what shows that `side` knows the secret, given both sides' challenges."""
+    """Return the proof that `side` knows the secret, given both sides' challenges."""
     return hmac.digest(secret, side.value + caller + called, "sha256")
 
 
 def check_proof(proof: bytes, secret: bytes, side: Side, caller: bytes, called: bytes) -> bool:
-    """Return whether `side` knows the secret, in a time that does not tell how nearly."""
+    """Return whether `side`'s proof is right, compared in constant time."""
     return hmac.compare_digest(proof, prove(secret, side, caller, called))

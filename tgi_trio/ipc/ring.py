@@ -1,14 +1,14 @@
-"""A single-producer single-consumer ring of byte frames in shared memory.
+"""A single-producer single-consumer (SPSC) ring of byte frames in shared memory.
 
-A frame is one word with its length, then the bytes, padded to 8. It never wraps: when it does not
-fit before the end, a SKIP word sends the reader to the start. Head and tail count bytes since the
-beginning and never wrap either (2**64 bytes last for centuries), so `head == tail` is empty and
-`head - tail == capacity` is full. No locks: a process that dies mid-write has not stored the head
-yet, so what it wrote does not exist.
+A frame is a word with its length, then the bytes, padded to 8. Frames do not wrap: if one does not
+fit before the end of the ring, a SKIP word sends the reader to the start. Head and tail count bytes
+since the beginning and do not wrap either (2**64 bytes last for centuries), so `head == tail` is
+empty and `head - tail == capacity` is full. There are no locks: a process that dies in the middle
+of writing has not published the head, so its frame does not exist.
 
-Each side keeps its own counter privately and never reads it back: the peer can write garbage into
-shared memory, but it cannot make this side forget where it is. What the peer does write (the other
-counter, the lengths) is checked before it is used.
+Each side keeps its own counter privately and never reads it back from shared memory, where a faulty
+peer could overwrite it. What the peer writes (the other counter, the lengths) is checked before it
+is used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RingMemory:
 
 
 class RingWriter:
-    """The producing side. One per ring, used by one thread."""
+    """The producer. One per ring, used by one thread."""
 
     __slots__ = (
         "_data",
@@ -66,29 +66,29 @@ class RingWriter:
         # Half the ring: such a frame fits an empty ring wherever its head stands.
         self.max_payload = self.capacity // 2 - WORD
         self._head = self._next = memory.head[0]
-        self._tail = memory.tail[0]  # a lower bound of the reader's tail, renewed when it is short
+        self._tail = memory.tail[0]  # a lower bound of the reader's tail, read again when needed
         self.check()
 
     def reserve(self, size: int) -> memoryview | None:
-        """Return `size` writable bytes, 8-byte aligned, or None when there is no room now.
+        """Return `size` writable bytes, 8-byte aligned, or None if there is no room now.
 
-        Nothing is visible to the reader before `commit()`. Reserving again forgets the first
-        reservation. Raises ValueError when `size` can never fit, CorruptRing when the reader's
-        tail is impossible.
+        Nothing is visible to the reader before `commit()`. Reserving again replaces the first
+        reservation. Raises ValueError if `size` can never fit, CorruptRing if the reader's tail is
+        impossible.
         """
         offset = self._place(size)
         return None if offset < 0 else self._data[offset : offset + size]
 
     def commit(self) -> None:
-        """Make what was reserved visible to the reader; without a reservation, do nothing."""
+        """Publish the reserved frame to the reader; does nothing without a reservation."""
         if self._publish is not None:
             self._publish()
-        self._shared_head[0] = self._head = self._next  # last of all: this is the publication
+        self._shared_head[0] = self._head = self._next  # last: this store publishes the frame
 
     def try_write(self, payload: bytes | memoryview) -> bool:
-        """Copy `payload` (u8) in and publish it; False when there is no room now.
+        """Copy `payload` (u8) and publish it; returns False if there is no room now.
 
-        Raises ValueError when it can never fit, CorruptRing when the reader's tail is impossible.
+        Raises ValueError if it can never fit, CorruptRing if the reader's tail is impossible.
         """
         size = len(payload)
         offset = self._place(size)
@@ -101,7 +101,7 @@ class RingWriter:
         return True
 
     def _place(self, size: int) -> int:
-        """Write the length word of the next frame; return where its bytes go, -1 for no room."""
+        """Write the next frame's length word; returns the offset of its bytes, -1 for no room."""
         head = self._head
         capacity = self.capacity
         offset = head & (capacity - 1)
@@ -125,7 +125,7 @@ class RingWriter:
 
     @property
     def free(self) -> int:
-        """Bytes that are free now, by the reader's current tail."""
+        """Number of free bytes, by the reader's present tail."""
         self._refresh_tail()
         return self.capacity - (self._head - self._tail)
 
@@ -138,7 +138,7 @@ class RingWriter:
     def _refresh_tail(self) -> None:
         tail = self._shared_tail[0]
         if self._publish is not None:
-            self._publish()  # the reader is done with the bytes before we write over them
+            self._publish()  # the reader's last loads come before our overwriting stores
         if not self._tail <= tail <= self._head or tail % WORD:
             raise CorruptRing(
                 self._who(),
@@ -148,7 +148,7 @@ class RingWriter:
 
 
 class RingReader:
-    """The consuming side. One per ring, used by one thread."""
+    """The consumer. One per ring, used by one thread."""
 
     __slots__ = (
         "_capacity",
@@ -175,7 +175,7 @@ class RingReader:
         self.check()
 
     def empty(self) -> bool:
-        """Return True when there is nothing to read: one load from shared memory."""
+        """Return whether there is nothing to read: one load from shared memory."""
         return self._shared_head[0] == self._tail
 
     def try_read(self) -> memoryview | None:
@@ -198,7 +198,7 @@ class RingReader:
         if size == SKIP:
             tail += capacity - offset
             offset = 0
-            # A writer skips only together with a frame; a head that ends here is not ours to trust.
+            # A skip is published only with a frame behind it: a head that ends here is corrupt.
             size = self._lengths[0] if tail < head else SKIP
         end = tail + WORD + ((size + 7) & -8)
         offset += WORD
@@ -210,7 +210,7 @@ class RingReader:
         return self._data[offset : offset + size]
 
     def release(self) -> None:
-        """Give the bytes of the frame that was read back to the writer."""
+        """Free the bytes of the frame that was read."""
         if self._publish is not None:
             self._publish()
         self._shared_tail[0] = self._tail = self._next

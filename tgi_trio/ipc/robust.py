@@ -1,8 +1,8 @@
-"""A mutex that the kernel lets go of the moment its owner dies.
+"""A robust mutex, which the kernel releases the moment its owner dies.
 
-A pidfd becomes readable only after the dead process's memory has been taken apart, which takes
-hundreds of milliseconds for gigabytes of weights. Robust mutexes are released before that, so a
-thread that waits for one knows of the death at once, whatever the size of the victim.
+A pidfd becomes readable only after the dead process's memory has been freed, which takes hundreds
+of milliseconds for gigabytes of weights. Robust mutexes are released before that, so a thread that
+waits for one learns of the death at once, however large the process was.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RobustMutex:
             libc.pthread_mutexattr_destroy(attributes)
 
     def hold(self) -> None:
-        """Lock it for the calling thread. Raises OSError when it is not free."""
+        """Lock it for the calling thread. Raises OSError if it is not free."""
         _check("pthread_mutex_trylock", self._libc.pthread_mutex_trylock(self._address))
 
     def let_go(self) -> None:
@@ -59,9 +59,10 @@ class RobustMutex:
         _check("pthread_mutex_unlock", self._libc.pthread_mutex_unlock(self._address))
 
     def wait_for_owner(self, seconds: float) -> bool:
-        """Block this thread (not the GIL) until the owner died or let go: True; False in time.
+        """Block this thread, without the GIL, until the owner has died or released the mutex.
 
-        Afterwards the mutex is free and, if the owner died, never lockable again.
+        Returns False after `seconds`. Afterwards the mutex is free and, if the owner has died,
+        cannot be locked again.
         """
         at = time.time() + seconds  # CLOCK_REALTIME, as pthread_mutex_timedlock wants it
         limit = _Timespec(int(at), int(at % 1 * 1e9))
@@ -71,13 +72,13 @@ class RobustMutex:
         if code != errno.ENOTRECOVERABLE:
             if code != errno.EOWNERDEAD:
                 _check("pthread_mutex_timedlock", code)
-            # Left locked, it would sit in this thread's robust list when the mapping goes.
+            # Left locked, it would still be in this thread's robust list after unmapping.
             self.let_go()
         return True
 
 
 def available() -> bool:
-    """Return whether this libc has robust mutexes; without them a pidfd has to do."""
+    """Return whether this libc has robust mutexes; without them only the pidfd is used."""
     libc = _libc()
     return all(
         hasattr(libc, f"pthread_{name}") for name in ("mutexattr_setrobust", "mutex_timedlock")

@@ -1,4 +1,4 @@
-"""The router's end of a channel: trio, one awaited descriptor for all shards, no blocking."""
+"""The router's end of a channel, for trio: never blocks; one descriptor wakes it for all shards."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from tgi_trio.ipc.channel import ControlPage, End, Endpoints
 from tgi_trio.ipc.doorbell import AwakeBudget, drain, spin_while
 from tgi_trio.ipc.fence import ordering_named
 
-_STARVE_NS = 1_000_000  # a spinning router gives its other tasks a turn at least this often
+_STARVE_NS = 1_000_000  # while it spins, the router runs its other tasks at least this often
 _FULL_POLL_S = 0.001
 
 
 class ReplyBell:
-    """One eventfd for the replies of any number of shards, and the wait on it. A context manager.
+    """One eventfd for the replies of any number of shards. A context manager.
 
-    One task at a time may wait; per wake it drains every end.
+    Only one task at a time may wait; after each wake-up it has to drain every end.
     """
 
     def __init__(self, *, spin_us: int = 0, poll_us: int = 0) -> None:
-        """Choose how long to stay awake before sleeping; both 0 when cores are short.
+        """Choose how long to poll the rings before sleeping; both 0 if cores are scarce.
 
-        `spin_us`: look at the rings in a tight loop; other tasks do not run meanwhile.
-        `poll_us`: look once per turn of the event loop; other tasks do.
+        `spin_us`: microseconds in a tight loop, in which other tasks do not run. `poll_us`:
+        microseconds with one poll per turn of the event loop, in which they do.
         """
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._spin = AwakeBudget(spin_us)
         self._poll = AwakeBudget(poll_us)
         self._ends: list[RouterEnd] = []
         self._asleep = False
-        self._yielded = 0  # perf_counter_ns of the last turn given to other tasks
+        self._yielded = 0  # perf_counter_ns when other tasks last had a turn
 
     def add(self, end: RouterEnd) -> None:
         """Wake up for this end's replies from now on."""
         self._ends.append(end)
-        if self._asleep:  # the task that sleeps has told the other shards to ring, not this one
+        if self._asleep:  # the sleeping task has set the other shards' flags, but not this one's
             os.eventfd_write(self.fd, 1)
 
     def remove(self, end: RouterEnd) -> None:
@@ -46,14 +46,13 @@ class ReplyBell:
         self._ends.remove(end)
 
     def quiet(self) -> bool:
-        """Return True when no end has a reply to read."""
+        """Return whether no end has a reply to read."""
         return all(end.empty() for end in self._ends)
 
     async def wait(self) -> None:
-        """Return when some end may have a reply; a checkpoint, except right after a spin.
+        """Return when some end may have a reply, or earlier; a checkpoint, except after a spin.
 
-        May return early. Sleeps without limit: the caller's scope and `watch.wait_for_death`
-        bound it.
+        Sleeps without a timeout: the caller's cancel scope and `watch.wait_for_death` end it.
         """
         quiet = self._ends[0].empty if len(self._ends) == 1 else self.quiet
         if spin_ns := self._spin.take():
@@ -101,7 +100,7 @@ class ReplyBell:
 
 
 class RouterEnd(End):
-    """The upper end of one shard's channel. A context manager that takes it off its bell."""
+    """The upper end of one shard's channel. A context manager that removes it from its bell."""
 
     def __init__(self, endpoints: Endpoints, bell: ReplyBell) -> None:
         """`endpoints` must have been created with `reply_bell=bell.fd`."""
@@ -118,9 +117,9 @@ class RouterEnd(End):
         bell.add(self)
 
     def reserve(self, size: int) -> memoryview | None:
-        """Return `size` writable bytes, or None when the ring has no room now. Never blocks.
+        """Return `size` writable bytes, or None if the ring has no room now. Never blocks.
 
-        Raises ValueError when it can never fit, CorruptRing when the shard broke the ring.
+        Raises ValueError if they can never fit, CorruptRing if the shard has corrupted the ring.
         """
         return self._reserve(size)
 

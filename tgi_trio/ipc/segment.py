@@ -1,8 +1,8 @@
-"""Nameless shared memory: created, reserved to the last page, and passed on as a descriptor.
+"""Anonymous shared memory: all pages reserved at creation, passed on as a descriptor.
 
-A segment has a name for the microseconds between `shm_open` and `shm_unlink`, so no crash of any
-process can leave one behind, and nobody can attach to it by name. `multiprocessing.shared_memory`
-is not used: its resource tracker unlinks segments that are alive (Python 3.11 and 3.12).
+A segment has a name only for the microseconds between `shm_open` and `shm_unlink`, so no crash can
+leave one behind and nobody can attach to it by name. `multiprocessing.shared_memory` is not used,
+since its resource tracker unlinks segments that are in use (Python 3.11 and 3.12).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Segment:
         self.size = size
         self.kind = kind  # "shm", "memfd" or "inherited"; for logs and tests
         try:
-            # MAP_POPULATE: the first lap of a ring then takes no page faults.
+            # MAP_POPULATE: no page faults in the first pass over a ring.
             self.map = mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError:
             os.close(fd)
@@ -49,10 +49,10 @@ class Segment:
 
     @classmethod
     def create(cls, size: int, *, label: str) -> Segment:
-        """Create `size` zeroed bytes that no later write can find missing.
+        """Create `size` zeroed bytes, reserved so that no later write can fail with SIGBUS.
 
-        Prefers /dev/shm; where that is too small, full or not writable, takes a sealed memfd.
-        Raises SegmentError, which names `label`, when the kernel gives neither.
+        Prefers /dev/shm; if that is too small, full or not writable, uses a sealed memfd. Raises
+        SegmentError, which names `label`, if the kernel gives neither.
         """
         try:
             return cls(_open_shm(size), size, "shm")
@@ -78,8 +78,8 @@ class Segment:
     def words(self, offset: int, count: int = 1) -> memoryview:
         """Return `count` aligned 8-byte words at `offset`.
 
-        Stores through such a view are single machine stores; `struct.pack_into` is not, a reader
-        in another process sees it half done.
+        Stores through such a view are single machine stores; those of `struct.pack_into` are not,
+        so a reader in another process could see them half done.
         """
         if offset % 8:
             raise ValueError(f"offset {offset} is not aligned to 8 bytes")
@@ -95,8 +95,8 @@ class Segment:
             self.buf.release()
             self.map.close()
         except BufferError:
-            # A numpy column or a ring's view still points here. Unmapping now would turn its next
-            # read into SIGSEGV; the last view to go takes the mapping with it.
+            # A numpy column or a ring's view still points here: unmapping now would turn its next
+            # read into SIGSEGV. The mapping goes with the last view.
             return
 
     def __enter__(self) -> Segment:
@@ -123,7 +123,7 @@ def _open_shm(size: int) -> int:
         raise OSError(errno.EFBIG, "shm_open") from error
     shared.unlink()
     try:
-        # ftruncate alone promises nothing: on a full /dev/shm the first touch is SIGBUS.
+        # ftruncate alone reserves nothing: on a full /dev/shm the first write would be SIGBUS.
         os.posix_fallocate(shared.fd, 0, size)
     except OSError:
         shared.close_fd()
@@ -142,7 +142,7 @@ def _open_memfd(size: int) -> int:
     try:
         os.ftruncate(fd, size)
         os.posix_fallocate(fd, 0, size)
-        # Nobody who holds the descriptor can shrink it under our feet, which would be SIGBUS too.
+        # Sealed, so that no holder of the descriptor can shrink it, which would be SIGBUS too.
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
     except OSError:
         os.close(fd)

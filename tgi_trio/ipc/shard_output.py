@@ -1,4 +1,4 @@
-"""Lines of a shard's output that are warnings, marked as sd-daemon(3) has it: `<4>` before them."""
+"""Warnings in a shard's output: lines that begin with `<4>`, as in sd-daemon(3)."""
 
 from __future__ import annotations
 

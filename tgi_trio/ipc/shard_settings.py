@@ -1,7 +1,7 @@
-"""What one shard process is told on its command line: one record, written by the router, read here.
+"""The settings of a shard process, which the router passes on its command line.
 
-The options of the shard's flags travel whole (`ShardOptions`); what the router decides for a shard,
-and its place in the group, stand beside them.
+They are the options from flags (`ShardOptions`), and beside them what the router decides for a
+shard, such as its rank.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class ShardSettings(ShardOptions):
     world_size: int = 1
     followers: tuple[str, ...] = ()  # rank 0 of several: the channel specs of the others
     max_lora_rank: int = 0  # of adapters; 0: none are ever loaded
-    max_loaded_adapters: int = 32  # of those, at a time
-    image_arena: int = -1  # descriptor of the arena of images, for rank 0; -1: it computes none
-    # The largest image that may come, and what makes its pixels (`shard.images.largest` reads it).
+    max_loaded_adapters: int = 32  # adapters in memory at a time
+    image_arena: int = -1  # rank 0: descriptor of the arena of images; -1: no images
+    # The largest image that may come, with its image processor (`shard.images.largest` parses it).
     largest_image: str = ""
-    # With several ranks: descriptor of the file they meet at; over several machines rank 0's of the
-    # socket at which it listens, and `meeting` is that one's address, host:port, for all of them.
+    # Several ranks: descriptor of the file at which they meet. Over several machines: rank 0's
+    # listening socket, whose address `meeting` (host:port) all ranks get.
     rendezvous: int = -1
     meeting: str = ""
-    frames: str = ""  # spec of the connection that this rank's frames take; "": they take its rings
-    local_rank: int = 0  # among those of its machine, which share out its devices
-    local_size: int = 0  # how many those are; 0: all are here
+    frames: str = ""  # spec of the connection for this rank's frames; "": its rings carry them
+    local_rank: int = 0  # among the ranks of its machine, which divide its devices
+    local_size: int = 0  # number of ranks on its machine; 0: all ranks
 
     @classmethod
     def of(cls, options: ShardOptions, *, model_path: Path, **decided: Any) -> ShardSettings:
@@ -52,7 +52,7 @@ class ShardSettings(ShardOptions):
 
     @classmethod
     def parse(cls, text: str) -> ShardSettings:
-        """Read `text()` back; raises ConfigurationError unless it is an object of our fields."""
+        """Parse what `text()` returns. Raises ConfigurationError."""
         hints = get_type_hints(cls)
         try:
             values = dict(json.loads(text))
@@ -65,7 +65,7 @@ class ShardSettings(ShardOptions):
 
 
 def _restore(hint: Any, value: Any) -> Any:
-    """Return a JSON value as the type that a field has: JSON knows neither tuples nor paths."""
+    """Return a JSON value as the field's type: JSON has neither tuples nor paths."""
     if isinstance(value, list):
         return tuple(value)
     if isinstance(value, str) and Path in (hint, *get_args(hint)):

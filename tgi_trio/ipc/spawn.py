@@ -32,11 +32,11 @@ class ShardProcess:
         return self.process.pid
 
     def kill(self) -> None:
-        """SIGKILL it; harmless when it has ended."""
+        """SIGKILL it; harmless if it has ended."""
         self.process.kill()
 
     async def reap(self) -> int:
-        """Wait until the process has ended altogether and return its exit code."""
+        """Wait until the process has ended; returns its exit code."""
         await trio.lowlevel.wait_readable(self.pidfd)
         return self.process.wait()
 
@@ -65,12 +65,12 @@ def spawn_shard(
     stderr: int | IO[bytes] | None = None,
     extra_fds: Sequence[int] = (),
 ) -> ShardProcess:
-    """Start `argv` with the channel's descriptors; the caller puts `endpoints.spec.text()` in it.
+    """Start `argv`, which has to contain `endpoints.spec.text()`; it inherits the descriptors.
 
-    `stdout` and `stderr` as for `subprocess.Popen` (PIPE to read them). `extra_fds` are passed on
-    too: rank 0 gets its followers' channels that way. Blocks for the fork and exec, a few
-    milliseconds. Raises RuntimeError off the main thread: the child asks the kernel to kill it
-    when the thread that spawned it ends, and pool threads end after some idle seconds.
+    `stdout` and `stderr` as for `subprocess.Popen` (PIPE to read them). `extra_fds` are inherited
+    too, such as rank 0's channels to its followers. Blocks for the fork and exec, a few
+    milliseconds. Raises RuntimeError off the main thread: the kernel kills the child when the
+    thread that spawned it ends, and threads of pools end after some idle seconds.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("spawn_shard must run in the main thread: the child dies with it")

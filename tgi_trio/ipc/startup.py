@@ -1,4 +1,4 @@
-"""What is said before the first step: HELLO, INFO and WARMUP, as records and as frames.
+"""The handshake before the first step: HELLO, INFO and WARMUP, as records and as frames.
 
 Both ends of a channel read and write these records, so what one says is what the other hears. A
 field travels as the word or column of its name in the frame's row of `frames.FRAMES`.
@@ -33,7 +33,7 @@ class Hello:
 
     @classmethod
     def of_this_process(cls, rank: int, world_size: int, incarnation: int) -> Hello:
-        """Return what this process says."""
+        """Return this process's HELLO."""
         return cls(rank=rank, world_size=world_size, incarnation=incarnation, pid=os.getpid())
 
 
@@ -55,8 +55,8 @@ class ShardInfo:
     # False where a token's K and V depend on more than the tokens before it (rotary frequencies
     # that change with the length), or are not in the blocks at all (a cache of transformers' own).
     prefix_reuse: bool = True
-    # Query tokens of a step up to which one more costs little: guesses (`StepPlan.drafts`) fill a
-    # step so far and no farther. 0: its plans may have none.
+    # Query tokens of a step up to which one more costs little: drafts (`StepPlan.drafts`) fill a
+    # step up to here. 0: plans may have no drafts.
     draft_budget: int = 0
     # Of a slot of states, see `model/mixers.py`; 0: the model keeps none. A sequence has two.
     state_bytes: int = 0
@@ -69,7 +69,7 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class WarmupRequest:
-    """What the KV cache must be sized for (WARMUP)."""
+    """What the KV cache has to be sized for (WARMUP)."""
 
     max_prefill_tokens: int
     max_total_tokens: int
@@ -85,7 +85,7 @@ class WarmupRequest:
 
 @dataclass(frozen=True, slots=True)
 class WarmupResult:
-    """What the warm-up found (WARMUP_REPLY); bytes, nanoseconds."""
+    """The results of the warm-up (WARMUP_REPLY); bytes, nanoseconds."""
 
     blocks: int  # block 0, which is never handed out, included
     block_size: int

@@ -1,8 +1,8 @@
-"""The ends of a channel between two machines: the ring's frames, over a connection.
+"""The ends of a channel between two machines: the same frames as in a ring, over TCP.
 
-A frame is one word with its length, then the bytes, padded to 8: as it lies in a ring, so both ends
-read it in place. Who is at the other end has been proven before (`peering.py`), and a machine that
-vanishes is the kernel's to notice: it asks the other one's, whatever the processes are busy with.
+A frame is a word with its length, then the bytes, padded to 8, as in a ring, so both ends read it
+in place. The peer has been authenticated before (`peering.py`). The kernels notice when the other
+machine vanishes (TCP keep-alive), whatever the processes are busy with.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final, Protocol
 from tgi_trio.errors import CorruptRing, PeerGone, RingFull
 from tgi_trio.ipc.ring import WORD, pad_size
 
-GONE_S: Final = 4  # seconds without a sign of the other machine after which it counts as gone
-_FIRST_BUFFER: Final = 2**16  # bytes; it grows with the frames that come
-_FULL_POLL_S: Final = 0.5  # how often a blocked writer says that it lives
+GONE_S: Final = 4  # seconds of silence after which the other machine counts as gone
+_FIRST_BUFFER: Final = 2**16  # bytes; grows with the frames received
+_FULL_POLL_S: Final = 0.5  # how often a blocked writer sends a heartbeat
 _PREFIX: Final = "tcp:"
 
 
@@ -27,14 +27,14 @@ _PREFIX: Final = "tcp:"
 class TcpSpec:
     """What an end needs to attach: text on a command line; the descriptor is inherited."""
 
-    socket: int  # descriptor of a connection whose other end is known
+    socket: int  # descriptor of an authenticated connection
     rank: int  # at the lower end
     incarnation: int
     largest: int  # bytes of a frame at most
     full_timeout_ms: int = 30_000  # how long a writer waits for a reader that makes no room
 
     def text(self) -> str:
-        """Return the spec as one word without spaces; no `ChannelSpec` begins as it does."""
+        """Return the spec as one word without spaces; its prefix tells it from a `ChannelSpec`."""
         return _PREFIX + ",".join(f"{name}={value}" for name, value in vars(self).items())
 
     @staticmethod
@@ -44,7 +44,7 @@ class TcpSpec:
 
     @classmethod
     def parse(cls, text: str) -> TcpSpec:
-        """Read `text()` back; raises ValueError when it is not ours."""
+        """Parse what `text()` returns. Raises ValueError."""
         pairs = dict(item.partition("=")[::2] for item in text.removeprefix(_PREFIX).split(","))
         names = tuple(cls.__dataclass_fields__)
         if not cls.is_one(text) or tuple(pairs) != names:
@@ -53,15 +53,15 @@ class TcpSpec:
 
 
 class Optioned(Protocol):
-    """What a socket's options are set on: the standard library's, or trio's."""
+    """A socket of the standard library or of trio."""
 
     def setsockopt(self, level: int, optname: int, value: int, /) -> None: ...
 
 
 def prepare_connection(connection: Optioned) -> None:
-    """Have frames leave at once, and a machine that vanishes be noticed after `GONE_S` seconds.
+    """Send frames without delay, and notice after `GONE_S` seconds that a machine has vanished.
 
-    Both by the kernels alone, so a process that is busy, or stopped, does not count as gone.
+    Both are done by the kernels, so a process that is busy or stopped does not count as gone.
     """
     options = (
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -76,24 +76,24 @@ def prepare_connection(connection: Optioned) -> None:
 
 
 class FrameSocket:
-    """Frames over a connection, without ever blocking: the part that all ends share."""
+    """Frames over a connection, without blocking: the common part of all ends."""
 
     def __init__(
         self, connection: socket.socket, largest: int, describe_peer: Callable[[], str]
     ) -> None:
-        """Take `connection` over; frames of more than `largest` bytes are neither sent nor read."""
+        """Take over `connection`; frames of more than `largest` bytes are refused both ways."""
         connection.setblocking(False)
         self.connection = connection
         self.max_payload = largest
         self.describe_peer = describe_peer
         self._data = memoryview(bytearray(_FIRST_BUFFER))
-        self._start = self._end = 0  # what has come and is not released
+        self._start = self._end = 0  # bounds of the received bytes that are not released
         self._unsent = memoryview(b"")
 
     def try_receive(self) -> memoryview | None:
-        """Return the next frame, valid until `release`; None when it is not there yet.
+        """Return the next frame, valid until `release`; None if it has not arrived completely.
 
-        Raises PeerGone when the other end has closed, CorruptRing for a length that cannot be true.
+        Raises PeerGone if the other end has closed, CorruptRing for an impossible length.
         """
         while self._end - self._start < (wanted := self._wanted()):
             if not self._read(wanted):
@@ -102,19 +102,19 @@ class FrameSocket:
         return self._data[self._start + WORD : self._start + WORD + size]
 
     def release(self) -> None:
-        """Give the frame's bytes back."""
+        """Free the frame's bytes."""
         self._start += pad_size(self._length())
         if self._start == self._end:
             self._start = self._end = 0
 
     def empty(self) -> bool:
-        """Return whether no whole frame has come yet, without asking the kernel."""
+        """Return whether no complete frame has been read yet, without a system call."""
         return self._end - self._start < self._wanted()
 
     def try_send(self, payload: bytes | memoryview) -> bool:
-        """Send a frame; False when the one before has not left yet. Never blocks.
+        """Send a frame; returns False if the previous one is still unsent. Never blocks.
 
-        Raises PeerGone when the other end has closed, ValueError when it is too large.
+        Raises PeerGone if the other end has closed, ValueError if the frame is too large.
         """
         size = len(payload)
         if size > self.max_payload:
@@ -129,7 +129,7 @@ class FrameSocket:
         return True
 
     def flush(self) -> bool:
-        """Send what has not left; return whether nothing is left."""
+        """Send the rest of the last frame; returns whether nothing is left."""
         while self._unsent:
             sent = self._send(lambda: self.connection.send(self._unsent))
             if not sent:
@@ -145,7 +145,7 @@ class FrameSocket:
         return int.from_bytes(self._data[self._start : self._start + WORD], "little")
 
     def _wanted(self) -> int:
-        """Return how many bytes must be there before the next frame can be read."""
+        """Return how many bytes are needed before the next frame can be read."""
         if self._end - self._start < WORD:
             return WORD
         if (size := self._length()) > self.max_payload:
@@ -155,11 +155,11 @@ class FrameSocket:
         return pad_size(size)
 
     def _read(self, wanted: int) -> bool:
-        """Read what is there into room for `wanted` bytes; False when nothing is."""
+        """Read what has arrived, with room for `wanted` bytes; returns False if nothing has."""
         there = self._end - self._start
         if self._start + wanted > len(self._data):
             data = self._data
-            if wanted > len(data):  # a new one: nobody may look at the old any more, but could
+            if wanted > len(data):  # not resized in place: views of the old one may still exist
                 data = memoryview(bytearray(max(wanted, 2 * len(data))))
             data[:there] = bytes(self._data[self._start : self._end])
             self._data, self._start, self._end = data, 0, there
@@ -184,14 +184,14 @@ class FrameSocket:
 
 
 class TcpEnd:
-    """An end in a process without an event loop: rank 0's to a follower, or a shard's own."""
+    """An end in a process without an event loop: rank 0's to a follower, or a shard's."""
 
     def __init__(self, spec: TcpSpec, describe_peer: Callable[[], str]) -> None:
         """Take over the descriptor that `spec` names."""
         self.incarnation = spec.incarnation
         self.describe_peer = describe_peer
         self.writer = FrameSocket(socket.socket(fileno=spec.socket), spec.largest, describe_peer)
-        # Bound here: one Python call less on the hot path.
+        # Bound methods save a Python call on the hot path.
         self.try_receive: Callable[[], memoryview | None] = self.writer.try_receive
         self.release: Callable[[], None] = self.writer.release
         self.try_send: Callable[[bytes | memoryview], bool] = self.writer.try_send
@@ -202,28 +202,28 @@ class TcpEnd:
         self._writable.register(spec.socket, select.POLLOUT)
 
     def wait(self, timeout: float | None) -> bool:
-        """Block until a frame may be there (True), or for `timeout` seconds at most (False).
+        """Block until a frame may have arrived (True), or for `timeout` seconds at most (False).
 
-        It may be that the other end has closed, too: `try_receive` raises then.
+        True may also mean that the other end has closed: `try_receive` raises then.
         """
         if not self.writer.empty():
             return True
         return bool(self._readable.poll(None if timeout is None else timeout * 1000))
 
     def reserve(self, size: int) -> memoryview:
-        """Return `size` writable bytes, which `commit` sends."""
+        """Return `size` writable bytes for `commit` to send."""
         self._reserved = bytearray(size)
         return memoryview(self._reserved)
 
     def commit(self) -> None:
-        """Send what was reserved; waits and raises as `send` does."""
+        """Send the reserved bytes; waits and raises as `send` does."""
         self.send(self._reserved)
 
     def send(self, payload: bytes | bytearray | memoryview) -> None:
-        """Send a frame, waiting for the other end to make room if it must.
+        """Send a frame, waiting until the other end has room if necessary.
 
-        Raises RingFull when it makes none for `full_timeout_ms`, PeerGone when it closes meanwhile,
-        ValueError when the frame is too large.
+        Raises RingFull if it has none for `full_timeout_ms`, PeerGone if it closes meanwhile,
+        ValueError if the frame is too large.
         """
         deadline = time.monotonic() + self._full_timeout
         taken = self.try_send(memoryview(payload))
@@ -243,20 +243,20 @@ class TcpEnd:
         self.writer.close()
 
     def _on_full(self) -> None:
-        """Called about twice a second while the other end makes no room."""
+        """Called about twice a second while the other end has no room."""
 
 
 class TcpShardEnd(TcpEnd):
-    """The lower end: commands come and replies go over a connection, signs of life stay here."""
+    """The lower end: commands and replies go over the connection, vitals stay on this machine."""
 
     def __init__(self, spec: TcpSpec, beat: Callable[[int, int], None]) -> None:
-        """`beat` tells whoever has started this process how it is doing (`ShardEnd.beat`)."""
+        """`beat`: reports vitals to the process that has started this one (`ShardEnd.beat`)."""
         super().__init__(spec, lambda: "the leader" if spec.rank else "the router")
         self._tell = beat
         self._doing = (0, 0)
 
     def beat(self, step: int, phase: int) -> None:
-        """Say "alive, in this phase of this step"."""
+        """Report a heartbeat, step and phase."""
         self._doing = (step, phase)
         self._tell(step, phase)
 
@@ -266,6 +266,6 @@ class TcpShardEnd(TcpEnd):
 
 
 def tcp_leader_end(spec_text: str) -> TcpEnd:
-    """Return rank 0's end to a follower on another machine; raises ValueError for another spec."""
+    """Return rank 0's end to a follower on another machine. Raises ValueError for a bad spec."""
     spec = TcpSpec.parse(spec_text)
     return TcpEnd(spec, lambda: f"rank {spec.rank} (incarnation {spec.incarnation})")

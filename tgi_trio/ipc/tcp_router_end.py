@@ -1,4 +1,4 @@
-"""The router's end of a connection to a shard on another machine: trio, no blocking."""
+"""The router's end of a connection to a shard on another machine, for trio."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tgi_trio.ipc.tcp import FrameSocket
 class TcpRouterEnd:
     """A `CommandChannel` over TCP, as `router_end.RouterEnd` is one over shared memory.
 
-    A connection that has closed is silent, as the ring of a shard that has died: that it is gone
-    comes from those who watch it.
+    A closed connection is merely silent, as the ring of a dead shard is: deaths are noticed
+    elsewhere (`Group.wait_for_death`).
     """
 
     def __init__(self, descriptor: int, largest: int, describe_peer: Callable[[], str]) -> None:
@@ -26,9 +26,9 @@ class TcpRouterEnd:
         self._gone = False
 
     def try_receive(self) -> memoryview | None:
-        """Return the next frame, valid until `release`; None when there is none.
+        """Return the next frame, valid until `release`; None if there is none.
 
-        Raises CorruptRing for a length that cannot be true.
+        Raises CorruptRing for an impossible length.
         """
         try:
             return self._frames.try_receive()
@@ -37,7 +37,7 @@ class TcpRouterEnd:
             return None
 
     def try_send(self, payload: bytes | memoryview) -> bool:
-        """Send a frame; False when the one before has not left yet. Never blocks."""
+        """Send a frame; returns False if the previous one is still unsent. Never blocks."""
         try:
             return not self._gone and self._frames.try_send(payload)
         except PeerGone:
@@ -45,7 +45,7 @@ class TcpRouterEnd:
             return False
 
     async def send(self, payload: bytes | memoryview, timeout: float) -> None:
-        """Send a frame, waiting `timeout` seconds for room at most; raises RingFull then."""
+        """Send a frame. Raises RingFull if there is no room for it within `timeout` seconds."""
         with trio.move_on_after(timeout):
             while not self.try_send(payload):
                 await self._wait_writable()
@@ -56,7 +56,7 @@ class TcpRouterEnd:
         )
 
     async def wait(self) -> None:
-        """Return when there may be a frame to receive, or room for one to send; a checkpoint."""
+        """Return when a frame may have arrived, or may be sent; a checkpoint."""
         await trio.lowlevel.checkpoint()
         if not self._frames.empty():
             return

@@ -1,8 +1,8 @@
-"""Shards that are started before it is known what they are to serve: they import meanwhile.
+"""Pre-started shard processes, which import modules before it is known what they are to serve.
 
-Such a process waits at a socket for what would have been its command line, and for the descriptors
-that it would have inherited, which get the same numbers. If the other end closes before that, it
-ends silently.
+Such a process gets the arguments that would have been on its command line over a socket, with the
+descriptors that it would have inherited, which get the same numbers. If the other end closes first,
+it ends silently.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Final
 from tgi_trio.errors import PeerGone
 from tgi_trio.ipc.parent import die_with_parent
 
-WAIT: Final = "--wait"  # then the descriptor, the parent's process id, what to import
-_PLACES: Final = 256  # numbers of descriptors that are kept free for those that come
-_MOST_FDS: Final = 250  # the kernel's limit is 253 a message
-_PIECE: Final = 1 << 16  # bytes that are read at a time
+WAIT: Final = "--wait"  # followed by the descriptor, the parent's process id, and what to import
+_PLACES: Final = 256  # descriptor numbers below this are kept free for those that are received
+_MOST_FDS: Final = 250  # the kernel's limit is 253 per message
+_PIECE: Final = 1 << 16  # bytes read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Waiting:
     end: socket.socket
 
     def close(self) -> None:
-        """End the process and reap it; it has nothing to lose."""
+        """Kill the process and reap it."""
         self.end.close()
         self.process.kill()
         self.process.wait()
@@ -44,22 +44,21 @@ class _Waiting:
 
 
 class WaitingShards:
-    """Processes that wait; `take` gives the first of them something to do."""
+    """Pre-started processes; `take` turns the first of them into a shard."""
 
     def __init__(self, waiting: Sequence[_Waiting] = ()) -> None:
         self._waiting = list(waiting)
 
     def take(self, words: Sequence[str], fds: Iterable[int]) -> subprocess.Popen[bytes] | None:
-        """Have a process go on as if it had been started with `words` and inherited `fds`.
+        """Have a process go on as if it had been started with arguments `words` and `fds`.
 
-        From then on it belongs to the caller, and so does the pipe of its output. None: no process
-        is left.
+        The process and the pipe of its output belong to the caller then. None: none is left.
         """
         places = sorted(set(fds))
         while self._waiting:
-            found = self._waiting.pop(0)  # so ranks are in the order of their starts
+            found = self._waiting.pop(0)  # the first first: ranks in the order of their starts
             if len(places) <= _MOST_FDS and max(places, default=0) < _PLACES:
-                with suppress(OSError):  # it has died; whoever is started instead says why
+                with suppress(OSError):  # it has died: the next one, or a new process, is used
                     _send(found.end, json.dumps([list(words), places]).encode(), places)
                     found.end.close()
                     return found.process
@@ -76,7 +75,7 @@ class WaitingShards:
 def waiting_shards(count: int, kind: str) -> Iterator[WaitingShards]:
     """Start `count` processes, which import what shards of a `kind` need; see `shard/ahead.py`.
 
-    Leaving the block ends those that have not been taken. Main thread only.
+    Leaving the context ends those that have not been taken. Main thread only.
     """
     shards = WaitingShards()
     try:
@@ -117,11 +116,11 @@ def _send(end: socket.socket, message: bytes, fds: Sequence[int]) -> None:
 def wait_for_words(
     fd: int, parent_pid: int, tasks: Iterable[Callable[[], object]]
 ) -> list[str] | None:
-    """Return the command line that this process gets through `fd`; None: none will come.
+    """Wait for this process's arguments at `fd` and return them; None if the other end closes.
 
-    Does the `tasks` meanwhile, one after the other, until it comes; the rest are left out.
-    Descriptors that come with it get the numbers that they have at the other end, so call this
-    before opening anything that stays open.
+    Meanwhile runs the `tasks` one after the other; those not begun by then are skipped. Received
+    descriptors get the numbers that they have at the other end, so this has to be called before
+    anything that stays open is opened.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # as `shard.process.serve` does
         signal.signal(number, signal.SIG_IGN)
@@ -137,13 +136,13 @@ def wait_for_words(
             if select.select([end], [], [], 0)[0]:
                 break
             task()
-        with suppress(OSError, ValueError):  # the other end has died, in the middle of it perhaps
+        with suppress(OSError, ValueError):  # the other end has died, perhaps while sending
             return _receive(end, kept)
     return None
 
 
 def _keep_places() -> set[int]:
-    """Occupy all numbers of descriptors below `_PLACES`; return those that were free."""
+    """Occupy all free descriptor numbers below `_PLACES`; returns them."""
     kept = set()
     while (place := os.open(os.devnull, os.O_RDONLY)) < _PLACES:
         kept.add(place)

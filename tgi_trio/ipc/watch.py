@@ -1,4 +1,4 @@
-"""The router's eyes on a shard: death through mutex and pidfd, hanging through the heartbeat."""
+"""Watches a shard: its death by robust mutex and pidfd, a hang by its heartbeat."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tgi_trio.ipc.channel import ControlPage
 from tgi_trio.ipc.control import Vitals
 from tgi_trio.ipc.robust import RobustMutex
 
-_HELD_POLL_S = 0.02  # how often to look whether a starting shard holds its mutex yet
-_THREAD_SLICE_S = 1.0  # how soon the waiting thread notices that nobody wants its answer any more
+_HELD_POLL_S = 0.02  # how often to check whether a starting shard holds its mutex yet
+_THREAD_SLICE_S = 1.0  # how soon the waiting thread notices that it is no longer needed
 
 
 async def wait_for_death(pidfd: int, page: ControlPage) -> None:
     """Return when the process behind `pidfd` has died or closed its end of the channel.
 
-    Its memory may still be being taken apart: reap it only after `pidfd` is readable
+    The kernel may still be freeing its memory: reap it only once `pidfd` is readable
     (`spawn.ShardProcess.reap` does). Cancellable at once.
     """
     async with trio.open_nursery() as nursery:
@@ -39,8 +39,8 @@ async def wait_for_death(pidfd: int, page: ControlPage) -> None:
 
 
 async def _wait_for_owner(mutex: RobustMutex) -> None:
-    # Not trio.to_thread: its threads are reused and counted against a limit, and cancelling
-    # `abandon_on_cancel` would leave this one waiting for as long as the shard lives.
+    # Not trio.to_thread: its threads are limited in number, and one that is abandoned on
+    # cancellation would go on waiting as long as the shard lives.
     token = trio.lowlevel.current_trio_token()
     gone = trio.Event()
     abandoned = threading.Event()
@@ -54,7 +54,7 @@ async def _wait_for_owner(mutex: RobustMutex) -> None:
         except trio.RunFinishedError:
             return  # the router has ended meanwhile
 
-    # A daemon: at exit the interpreter must not wait for the slice to end.
+    # A daemon thread: at exit the interpreter must not wait for the end of the slice.
     threading.Thread(target=wait, name="alive-mutex", daemon=True).start()
     try:
         await gone.wait()
@@ -63,7 +63,7 @@ async def _wait_for_owner(mutex: RobustMutex) -> None:
 
 
 class StallDetector:
-    """Decides from heartbeats and a clock that a living shard hangs. Pure; feed it `observe`."""
+    """Decides from heartbeats that a living shard hangs. Pure: `observe` is told the time."""
 
     def __init__(self, limit_s: float, slow_phases: Mapping[int, float] | None = None) -> None:
         """`limit_s`: silence allowed, in seconds; `slow_phases`: other limits by phase."""
@@ -73,7 +73,7 @@ class StallDetector:
         self._since = 0.0
 
     def observe(self, now: float, vitals: Vitals, describe: Callable[[], str]) -> None:
-        """Look at the shard at time `now` (seconds); raises PeerStalled, which names it."""
+        """Take the vitals at time `now` (seconds). Raises PeerStalled, which names the shard."""
         if vitals.heartbeat != self._heartbeat:
             self._heartbeat, self._since = vitals.heartbeat, now
             return

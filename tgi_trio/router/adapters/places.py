@@ -1,4 +1,4 @@
-"""Where a served adapter is, as one literal table."""
+"""The states of a served adapter as one table of transitions."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import enum
 
 
 class Place(enum.Enum):
-    """Where an adapter is."""
+    """An adapter's state."""
 
-    ABSENT = "absent"  # from the shard's memory
-    LOADING = "loading"  # ordered of the shard
-    RESIDENT = "resident"
-    LEAVING = "leaving"  # as resident for requests that have it; new ones wait, others need room
+    ABSENT = "absent"  # not in the shard's memory
+    LOADING = "loading"  # the shard has been told to load it
+    RESIDENT = "resident"  # in the shard's memory
+    LEAVING = "leaving"  # resident for the requests that use it; new ones wait until it is reloaded
 
 
 class PlaceEvent(enum.Enum):
-    """What moves it."""
+    """What can happen to an adapter."""
 
-    ORDER = "order"  # there is room: the shard is to load it
+    ORDER = "order"  # there is room: the shard is told to load it
     LOADED = "loaded"
     FAILED = "failed"  # the shard could not load it
-    YIELD = "yield"  # its requests in hand are its last: another has waited too long
-    STAY = "stay"  # nobody waits for its room any more
-    DROP = "drop"  # the shard is to forget it
+    YIELD = "yield"  # it takes no new requests: another adapter has waited too long for room
+    STAY = "stay"  # no adapter waits for room any more
+    DROP = "drop"  # the shard is told to unload it
 
 
 _P, _E = Place, PlaceEvent

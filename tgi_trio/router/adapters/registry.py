@@ -1,11 +1,11 @@
-"""The served adapters: names for clients, numbers for the shard, and who is in its memory.
+"""The served adapters: their names for clients, their numbers for the shard, and which are loaded.
 
-A number is never given twice, so a name that is loaded again has another one, and with it prefixes
-of its own in the cache. At most `max_loaded` adapters are in the shard's memory. A request for
-another has the one unloaded that nobody has used for longest, never one in use; where all are, it
-waits its turn, and after `PATIENCE` one of them takes no new requests before it has gone and come
-back: however much some are asked for, no other waits for ever. A new incarnation of the shard is
-told of all that are wanted before anything else.
+Numbers are never reused: a name that is loaded again gets a new number, and with it prefixes of its
+own in the cache. At most `max_loaded` adapters are in the shard's memory. A request for another one
+evicts the least recently used adapter, but never one in use. If all are in use, it waits in turn;
+after `PATIENCE` one of them takes no new requests until it has been unloaded, so that adapters in
+constant demand cannot starve the others. A new incarnation of the shard loads all wanted adapters
+before it serves.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tgi_trio.router.adapters.places import Place, PlaceEvent, next_place
 
 Send = Callable[[bytes], None]
 
-PATIENCE: Final = 1.0  # seconds that one waits for room before another has to make it
-LONGEST_WAIT: Final = 600.0  # seconds that a request without a deadline waits
+PATIENCE: Final = 1.0  # seconds that one waits for room before another one has to yield
+LONGEST_WAIT: Final = 600.0  # seconds that a request waits at most
 
 
 @dataclass(slots=True, eq=False)
@@ -36,19 +36,19 @@ class ServedAdapter:
     number: int
     folder: Path
     place: Place = Place.ABSENT
-    users: int = 0  # requests that have it
+    users: int = 0  # requests that use it
     waiting: int = 0  # requests that wait for it
-    used: int = 0  # grows with every use of any
-    sha256: bytes = b""  # of what was loaded first
-    nbytes: int = 0
+    used: int = 0  # sequence number of its last use, for LRU
+    sha256: bytes = b""  # of the files that were loaded first
+    nbytes: int = 0  # in the shard's memory
     failures: int = 0  # loads that failed
-    why: str = ""  # the last one did
-    listed: bool = True  # False: unloaded by name, and gone when its last request is
-    news: trio.Event = field(default_factory=trio.Event)  # set when it comes, fails or may not
+    why: str = ""  # error of the last failure
+    listed: bool = True  # False: unloaded by name, and forgotten after its last request
+    news: trio.Event = field(default_factory=trio.Event)  # set when waiting requests should look
 
     @property
     def idle(self) -> bool:
-        """Whether it is in memory and nobody would miss it."""
+        """Whether it is in memory and no request uses or wants it."""
         return self.place is Place.RESIDENT and not self.users and not self.waiting
 
 
@@ -62,7 +62,7 @@ class AdapterRegistry:
         *,
         grows: bool = False,
     ) -> None:
-        """`folders`: by name. As many as fit are loaded with the model, in this order.
+        """`folders`: by name; the first `max_loaded` are loaded with the model.
 
         `grows`: whether `load` may be called.
         """
@@ -72,10 +72,10 @@ class AdapterRegistry:
         self._uses = itertools.count(1)
         self._by_name: dict[str, ServedAdapter] = {}
         self._by_number: dict[int, ServedAdapter] = {}
-        self._present: dict[int, ServedAdapter] = {}  # that are not absent, by number
-        self._queue: dict[int, ServedAdapter] = {}  # that are waited for and have no room, in turn
+        self._present: dict[int, ServedAdapter] = {}  # all that are not ABSENT, by number
+        self._queue: dict[int, ServedAdapter] = {}  # wanted ones without room, first come first
         self._told: set[int] = set()  # numbers that this incarnation was told to load
-        self._owed: set[int] = set()  # those of them that it is to be told to drop, once attached
+        self._owed: set[int] = set()  # those to be dropped as soon as a shard is attached
         self._send: Send | None = None
         self._on_forgotten: Callable[[int], None] = lambda number: None
         self._closed = ""  # why nothing is served any more
@@ -92,16 +92,16 @@ class AdapterRegistry:
         return tuple(self._by_name)
 
     def serves(self, name: str) -> bool:
-        """Whether `find` finds it."""
+        """Whether there is an adapter of that name."""
         return name in self._by_name
 
     @property
     def loaded(self) -> Sequence[ServedAdapter]:
-        """What is in the shard's memory."""
+        """The adapters in the shard's memory."""
         return [each for each in self._present.values() if each.place is not Place.LOADING]
 
     def find(self, name: str) -> ServedAdapter:
-        """Return the adapter of a name; raises ValidationError, listing what is served."""
+        """Return the adapter of a name. Raises ValidationError, which lists what is served."""
         adapter = self._by_name.get(name)
         if adapter is None:
             served = ", ".join(f"`{each}`" for each in self._by_name) or "none"
@@ -111,10 +111,10 @@ class AdapterRegistry:
     # --- requests -----------------------------------------------------------------------------
 
     async def acquire(self, adapter: ServedAdapter) -> None:
-        """Have an adapter in the shard's memory, and keep it there until `release`.
+        """Wait until an adapter is in the shard's memory, and keep it there until `release`.
 
-        Waits while it is loaded, and while all that are there are in use. Raises ValidationError
-        where it cannot be loaded, Overloaded after LONGEST_WAIT, Unavailable once `close` is.
+        Raises ValidationError if it cannot be loaded, Overloaded after LONGEST_WAIT, and
+        Unavailable after `close`.
         """
         adapter.waiting += 1
         failures, now = adapter.failures, trio.current_time()
@@ -141,12 +141,12 @@ class AdapterRegistry:
             self._tidy(adapter)
 
     def release(self, adapter: ServedAdapter) -> None:
-        """Give back what `acquire` has given."""
+        """Undo one `acquire`."""
         adapter.users -= 1
         self._tidy(adapter)
 
     def close(self, why: str) -> None:
-        """Refuse those that wait, and that would: nothing is served any more."""
+        """Fail present and future waits: nothing is served any more."""
         self._closed = why
         for adapter in self._by_number.values():
             self._wake(adapter)
@@ -154,14 +154,13 @@ class AdapterRegistry:
     # --- by an operator -----------------------------------------------------------------------
 
     async def load(self, name: str, folder: Path, *, replace: bool = True) -> None:
-        """Serve another adapter, once the shard has it.
+        """Load an adapter and serve it by `name`, in place of another one of that name.
 
-        A name that is served already stands for this one from then on. Raises what `acquire` does,
-        and ValidationError where the name has come to be served meanwhile and `replace` is False;
-        what had the name keeps it.
+        Raises what `acquire` raises, and ValidationError if the name has been taken meanwhile and
+        `replace` is False. The name then stays as it was.
         """
         adapter = self._new(name, folder)
-        adapter.listed = False  # until it is there
+        adapter.listed = False  # until it is loaded
         await self.acquire(adapter)
         try:
             if name in self._by_name:
@@ -174,7 +173,7 @@ class AdapterRegistry:
             self.release(adapter)
 
     def unload(self, name: str) -> None:
-        """Serve a name no longer; requests that have it end as ever. Raises ValidationError."""
+        """Stop serving a name; its present requests finish. Raises ValidationError."""
         adapter = self.find(name)
         del self._by_name[name]
         adapter.listed = False
@@ -183,23 +182,23 @@ class AdapterRegistry:
     # --- the shard ----------------------------------------------------------------------------
 
     def on_forgotten(self, call: Callable[[int], None]) -> None:
-        """Have `call` called with the number of every adapter that no request will have again."""
+        """Have `call` called with the number of every adapter that is forgotten."""
         self._on_forgotten = call
 
     def orders(self) -> Sequence[AdapterOrder]:
-        """Return what a new incarnation is to load before anything else."""
+        """Return the adapters that a new incarnation has to load before it serves."""
         self._send = None
         self._told, self._owed = set(self._present), set()
         return [_order(each) for each in self._present.values()]
 
     @property
     def to_come(self) -> int:
-        """How many may come into memory beside those that are there, or are loaded now."""
+        """How many further adapters may come into memory."""
         most = self._max_loaded if self._grows else min(self._max_loaded, len(self._by_number))
         return max(0, most - len(self._present))
 
     def attach(self, send: Send) -> None:
-        """Have orders sent from now on, those that have come up since `orders` at once."""
+        """Send orders through `send` from now on; those since `orders` was called are sent now."""
         self._send = send
         owed, self._owed = self._owed, set()
         for number in sorted(owed):
@@ -207,14 +206,14 @@ class AdapterRegistry:
         self._assign()
 
     def detach(self) -> None:
-        """Keep orders for the next incarnation: this one has ended."""
+        """Send no more orders: this incarnation has ended."""
         self._send = None
 
     def settle(self, report: AdapterReport) -> None:
         """Note the outcome of an order."""
         adapter = self._present.get(report.number)
         if adapter is None:
-            return  # it has been dropped meanwhile
+            return  # dropped meanwhile
         if report.error:
             adapter.failures += 1
             adapter.why = report.error
@@ -249,20 +248,20 @@ class AdapterRegistry:
             self._present[adapter.number] = adapter
 
     def _refuse(self, adapter: ServedAdapter, failures: int) -> None:
-        """Raise for a request that waits in vain; `failures`: as many as it knew of."""
+        """Raise if waiting has become useless; `failures`: the number when the wait began."""
         if self._closed:
             raise Unavailable(self._closed)
         if adapter.failures != failures:
             raise ValidationError(f"the adapter `{adapter.name}` cannot be loaded: {adapter.why}")
 
     def _seek(self, adapter: ServedAdapter) -> None:
-        """Have a place for an adapter that is waited for, now or in its turn."""
+        """Load a wanted adapter, now or in its turn."""
         if adapter.place is Place.ABSENT:
             self._queue.setdefault(adapter.number, adapter)
             self._assign()
 
     def _assign(self) -> None:
-        """Give what room there is, or can be made, to those who wait for it, in turn."""
+        """Load waiting adapters in turn, as long as there is room or it can be made."""
         while self._send is not None and self._queue and self._make_room():
             number = next(iter(self._queue))
             adapter = self._queue.pop(number)
@@ -276,7 +275,7 @@ class AdapterRegistry:
                     self._wake(adapter)
 
     def _make_room(self) -> bool:
-        """Unload what nobody has used for longest, if one must go; return whether one may come."""
+        """Unload the least recently used idle adapter if needed; returns whether there is room."""
         if len(self._present) < self._max_loaded:
             return True
         idle = [each for each in self._present.values() if each.idle]
@@ -285,7 +284,7 @@ class AdapterRegistry:
         return bool(idle)
 
     def _ask_for_room(self, adapter: ServedAdapter) -> None:
-        """Have what nobody has asked for for longest leave, for one that has waited in vain."""
+        """Have the least recently requested adapter in use yield to one that has waited long."""
         leaving = [each for each in self._present.values() if each.place is Place.LEAVING]
         if adapter.number not in self._queue or len(leaving) >= len(self._queue):
             return
@@ -298,7 +297,7 @@ class AdapterRegistry:
             self._move(min(used, key=lambda each: each.used), PlaceEvent.YIELD)
 
     def _tidy(self, adapter: ServedAdapter) -> None:
-        """Do what is due when an adapter has lost a request, of either kind, or its name."""
+        """Unload or forget an adapter if it has lost its last request or its name."""
         if not adapter.waiting:
             self._queue.pop(adapter.number, None)
         if not adapter.users:
@@ -324,24 +323,24 @@ class AdapterRegistry:
             self._send(encode_drop(0, number))
 
     def _forget(self, adapter: ServedAdapter) -> None:
-        """Take an adapter out that has no name any more, nor a request."""
+        """Remove an adapter without a name and without requests."""
         if self._by_number.pop(adapter.number, None) is None:
             return
         if adapter.place is not Place.ABSENT:
             self._drop(adapter)
         else:
-            self._tell_to_drop(adapter.number)  # it remembers why it could not load it
+            self._tell_to_drop(adapter.number)  # the shard remembers why loading has failed
         self._on_forgotten(adapter.number)
 
     def _wake(self, adapter: ServedAdapter) -> None:
-        """Have all that wait for an adapter look again."""
+        """Wake all requests that wait for an adapter, so that they check it again."""
         adapter.news.set()
         adapter.news = trio.Event()
 
     # --- invariants ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise AssertionError unless names, numbers, places and turns agree."""
+        """Raise AssertionError unless names, numbers, states and the queue agree."""
         for name, adapter in self._by_name.items():
             if adapter.name != name or self._by_number.get(adapter.number) is not adapter:
                 raise AssertionError(f"{name} is not known by its number")

@@ -1,7 +1,7 @@
-"""The supervisor of the shard group: starts it, watches it, starts it again.
+"""The supervisor: starts the shard group, watches it, and restarts it after a crash.
 
-A crash is a pause, not an outage: when a link ends, the engine queues every unfinished sequence
-again and replays it into the next incarnation. Streams go on.
+Clients see a crash as a pause: the engine queues every unfinished sequence again and replays it
+into the next incarnation, and streams go on.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the n-th restart in
 
 
 def _describe_first(group: BaseExceptionGroup[BaseException]) -> str:
-    """Return what the first error of a group says."""
+    """Return the message of the first error in a group."""
     first = group.exceptions[0]
     return _describe_first(first) if isinstance(first, BaseExceptionGroup) else str(first)
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """How patient the supervisor is; seconds."""
+    """The supervisor's limits."""
 
-    stall_timeout: float = 60.0  # without heartbeat, or without a step while there is work
-    restart_limit: int = 5  # crashes in a row before it gives up
+    stall_timeout: float = 60.0  # seconds without heartbeat, or without a step while it has work
+    restart_limit: int = 5  # consecutive crashes after which it gives up
 
 
 @dataclass(slots=True)
 class CrashCount:
-    """Crashes in a row, and how long to wait before the next start."""
+    """Counts consecutive crashes, for the back-off before the next start."""
 
     in_a_row: int = 0
 
     def note(self, lived: float, explained: bool) -> float:
-        """Count a crash after `lived` ready seconds; return the seconds to wait.
+        """Count a crash after `lived` seconds of being ready; returns the seconds to wait.
 
-        A shard that has served for longer than that is started at once: rare crashes are no loop.
-        `explained`: a request is to blame, and will be found.
+        A shard that has lived longer than the back-off is restarted at once. `explained`: the crash
+        is blamed on a request, which will be found, so it does not count as one in a row.
         """
         self.in_a_row = 1 if explained or lived > STABLE_AFTER else self.in_a_row + 1
         return max(0.0, BACK_OFF[min(self.in_a_row, len(BACK_OFF)) - 1] - lived)
@@ -69,7 +69,7 @@ class CrashCount:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What the first incarnation reported."""
+    """The first incarnation's reports."""
 
     info: ShardInfo
     memory: WarmupResult
@@ -89,16 +89,16 @@ class Supervisor:
         adapters: AdapterRegistry | None = None,
         gather: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_move` is called with every state that the group enters.
+        """`on_move` is called with every new state of the group.
 
-        `gather` returns once everything that `start` needs is there; None: it always is.
+        `gather` returns once ranks of other machines have connected; None: there are none.
         """
         self.state = ShardState.GONE
-        self.why = "no shard has been started yet"  # any client may read it: no paths, no output
+        self.why = "no shard has been started yet"  # shown to clients: no paths, no output in it
         self.given_up = False  # too many crashes in a row: nothing will be served any more
         self.started: Started | None = None
         self.pids: list[int] = []  # of the latest incarnation, in rank order
-        self.spawned = trio.Event()  # the first processes run
+        self.spawned = trio.Event()  # set when the first processes are running
         self.ended = trio.Event()  # `run` has returned: no shard process is left
         self._engine: Engine | None = None
         self._attached = trio.Event()
@@ -110,7 +110,7 @@ class Supervisor:
         self._adapters = AdapterRegistry() if adapters is None else adapters
         self._gather = gather
         self._stop = trio.Event()
-        self._trouble = ""  # what the supervisor itself found wrong with this incarnation
+        self._trouble = ""  # why the supervisor itself has ended this incarnation
         self._ready_at: float | None = None
 
     @property
@@ -166,7 +166,7 @@ class Supervisor:
                 return
 
     async def _unless_stopped(self, wait: Callable[[], Awaitable[None]]) -> bool:
-        """Wait for something; False when the supervisor is told to stop meanwhile."""
+        """Wait for `wait`; returns False if the supervisor is told to stop meanwhile."""
         self.why = "it waits for ranks of other machines"
         done = False
         async with trio.open_nursery() as nursery:
@@ -196,12 +196,12 @@ class Supervisor:
             self._on_move(self.state)
 
     async def _incarnation(self, number: int, task_status: trio.TaskStatus[Started]) -> str:
-        """Run one incarnation to its end and return the report of it."""
+        """Run one incarnation until it ends; returns the report of its end."""
         self._trouble, self._ready_at = "", None
         with ExitStack() as stack:
             try:
                 group = stack.enter_context(self._start(self._warmup, number))
-            except (OSError, SegmentError) as error:  # there may be memory for it in a while
+            except (OSError, SegmentError) as error:  # there may be enough memory later
                 return f"shard group {number} cannot be started: {error}"
             self.pids = list(group.pids)
             self.spawned.set()
@@ -215,7 +215,7 @@ class Supervisor:
                 async def life() -> None:
                     try:
                         await self._live(group, number, task_status)
-                    # While it loads errors come bare, from the nursery that serves in a group.
+                    # Errors come bare while it loads, but in a group from the nursery that serves.
                     except* PeerError as found:
                         self._trouble = _describe_first(found)
                     except* CorruptFrame as found:
@@ -225,7 +225,7 @@ class Supervisor:
                 async def until_stopped() -> None:
                     await self._stop.wait()
                     if self.state in (ShardState.SPAWNED, ShardState.LOADING, ShardState.WARMING):
-                        scope.cancel()  # nobody waits for this start any more
+                        scope.cancel()  # there is nothing to finish yet
 
                 nursery.start_soon(until_stopped)
                 nursery.start_soon(group.pump_output)
@@ -237,7 +237,7 @@ class Supervisor:
             return f"{self._trouble}\n{report}" if self._trouble else report
 
     async def _live(self, group: Group, number: int, task_status: trio.TaskStatus[Started]) -> None:
-        """From HELLO to the stop signal; cancelled when a shard dies."""
+        """Run the handshake and serve until told to stop; cancelled when a shard dies."""
         end = group.end
         await handshake.hello(end, number, group.world_size)
         self._move(ShardEvent.HELLO, "loading weights")
@@ -254,7 +254,7 @@ class Supervisor:
         self._metrics.gauge("tgi_shard_ready", 1)
         if self.started is None:
             self.started = Started(info, memory)
-            # Neither may change under a replay: later incarnations get what the first one found.
+            # Replays need the same sizes, so later incarnations get those that the first one found.
             self._warmup = replace(
                 self._warmup, blocks=memory.blocks, state_slots=memory.state_slots
             )
@@ -299,7 +299,7 @@ class Supervisor:
                 return
 
     def _why_stalled(self, now: float, group: Group, detectors: list[StallDetector]) -> str:
-        """Return why the group counts as stalled, naming the ranks; "" when it does not."""
+        """Return why the group counts as stalled, naming the ranks; "" if it does not."""
         silent_ranks = []
         for rank, detector in enumerate(detectors):
             try:
