@@ -64,6 +64,10 @@ RULES: dict[str, Rule] = {
         ),
         banned=MODEL,
     ),
+    # Needs the model's whole check: whether its text is computed here.
+    "router.images.served_images": Rule(
+        ours("errors settings model.check model.config router.images.image_model"), only=NOTHING
+    ),
     "router.request": Rule(
         ours("ipc.messages router.delta router.images.prompt_image"), only=ours("numpy")
     ),

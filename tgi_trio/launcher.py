@@ -1,8 +1,8 @@
-"""The root nursery: shard group, engine, HTTP server and signals, from first flag to exit code.
+"""The root nursery: shard group, engine, HTTP server and signals, from settings to exit.
 
-A shard imports what it needs while this module is imported and the model is found
-(`ipc/waiting.py`). It is told the model before the router's engine and HTTP modules are imported,
-so that the model and the web stack load side by side.
+A start is fast because things load side by side. A pre-started shard process imports what it needs
+while this module is imported and the model is looked up (`ipc/waiting.py`). It then loads the model
+while the router's engine and HTTP modules are imported.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
-from tgi_trio.errors import ModelLoadError, TgiTrioError
+from tgi_trio.errors import TgiTrioError
 from tgi_trio.hub import read_pipeline_tag
 from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.waiting import WaitingShards
-from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import read_config
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.images.image_model import ImageModel, find_image_model
+from tgi_trio.router.images.image_model import ImageModel
+from tgi_trio.router.images.served_images import explain_unserved_images, find_served_images
 from tgi_trio.router.shards.awaited_ranks import AwaitedRanks
 from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.group_states import ShardState
@@ -57,13 +56,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HUB_SECONDS = 5.0  # that a start may wait for the hub's answer about a model, while it loads
-# Why images are not served: their pixels reach a shard through memory of the router's machine.
-ELSEWHERE = "the shard is on another machine than the router (--shard, --remote-ranks)"
-# Their features are computed on rank 0, which not all prompts begin on then.
-STAGED = "the model is cut into stages (--pipeline-stages)"
+HUB_SECONDS = 5.0  # timeout of asking the hub about the model, while that loads
 _SKIPPED = "tgi_request_skipped_tokens"
-FAREWELL = 1.0  # seconds for the last error events to be written after a drain ran out of time
+FAREWELL = 1.0  # seconds for writing the last error events after a drain has timed out
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +72,11 @@ class Listeners:
 
 @contextmanager
 def bind(options: Options) -> Iterator[Listeners]:
-    """Hold the addresses for the length of the block, and read the certificate.
+    """Bind all addresses within the block, and check the certificate.
 
-    So a port in use is an error before anything is loaded. The sockets listen only when the server
-    is ready: until then clients are refused, not kept waiting. Raises ConfigurationError.
+    So a port in use is an error before anything is loaded. The sockets listen only once the server
+    is ready: until then connections are refused rather than kept waiting. Raises
+    ConfigurationError.
     """
     check_certificate(options.ssl_certfile, options.ssl_keyfile)
     with (
@@ -92,7 +88,7 @@ def bind(options: Options) -> Iterator[Listeners]:
 
 
 def _log_drafter(settings: Settings) -> None:
-    """Log which drafter guesses for which model: --model-id may name either."""
+    """Log drafter and model, since --model-id may name either."""
     if settings.drafter is None:
         return
     source = "" if settings.draft_model is None else f" of {settings.draft_model}"
@@ -117,45 +113,16 @@ def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
     return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
-    """Return how a model takes images, or why those of one that could are not served.
-
-    The latter is logged, too; text is served all the same. (None, None): the model takes none.
-    """
-    try:
-        model = find_image_model(folder)
-        if model is not None and model_spec(config := read_config(folder)) is None:
-            raise ModelLoadError(
-                f"transformers computes the text of this {config.model_type} as a whole, where "
-                "images have no place"
-            )
-        if model is not None and find_spec("PIL") is None:
-            raise ModelLoadError("they need Pillow, pip install 'tgi-trio[images]'")
-    except ModelLoadError as error:
-        log.warning("images are not served: %s", error)
-        return None, str(error)
-    return model, None
-
-
-def explain_unserved_images(settings: Settings) -> str | None:
-    """Return why settings rule images out, whatever the model; None: they do not."""
-    if settings.ranks_elsewhere == settings.num_shard:
-        return ELSEWHERE
-    if settings.pipeline_stages > 1:
-        return STAGED
-    return None
-
-
 def shard_settings(
     settings: Settings,
     tokenizer: Path,
     arena: ImageArena | None = None,
     images: ImageModel | None = None,
 ) -> ShardSettings:
-    """Return what every rank is told on its command line, except for its place in the group.
+    """Return the settings of every rank, without its number in the group.
 
-    `tokenizer`: the tokenizer.json that grammars are compiled for; `arena`: where pixels are;
-    `images`: how the model takes images, where they are served.
+    `tokenizer`: the tokenizer.json for which grammars are compiled; `arena`: of images' pixels;
+    `images`: how the model takes images, if they are served.
     """
     largest = ""
     if images is not None:
@@ -181,7 +148,7 @@ def _most_adapters(settings: Settings) -> int:
 
 
 def _find_ranks(settings: Settings, listeners: Listeners) -> RankSource | None:
-    """Return where ranks of other machines come from, None where all of them run here."""
+    """Return the source of ranks on other machines; None if all ranks run here."""
     if not settings.ranks_elsewhere or settings.cluster_secret_file is None:
         return None
     secret = read_cluster_secret(settings.cluster_secret_file)
@@ -203,8 +170,9 @@ class Launcher:
         argv: ShardArgv | None = None,
         waiting: WaitingShards | None = None,
     ) -> None:
-        """`argv`: makes a shard's command line; None: that of one that serves a model. `waiting`:
-        processes that become the first shards.
+        """`argv`: returns a shard's command line; None: that of a shard which serves a model.
+
+        `waiting`: pre-started processes for the first shards.
         """
         self._settings = settings
         self._listeners = listeners
@@ -214,13 +182,13 @@ class Launcher:
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
         self._image_model, self._unserved_images = find_served_images(settings.model_path)
-        unserved = explain_unserved_images(settings)
-        if self._image_model is not None and unserved is not None:
-            log.warning("images are not served: %s", unserved)
-            self._image_model, self._unserved_images = None, unserved
+        if self._image_model is not None and (why := explain_unserved_images(settings)) is not None:
+            self._image_model, self._unserved_images = None, why
+        if self._unserved_images is not None:
+            log.warning("images are not served: %s", self._unserved_images)
         self._arena = None
         if self._image_model is not None:
-            self._arena = ImageArena.create(settings.image_memory)  # it outlives every shard
+            self._arena = ImageArena.create(settings.image_memory)  # outlives the shards
         tokenizer = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
         self._adapters = AdapterRegistry(
             settings.adapter_folders,
@@ -246,12 +214,12 @@ class Launcher:
         )
 
     async def run(self, early: Sequence[int] = ()) -> None:
-        """Serve until a signal says stop; the second one stops at once.
+        """Serve until a signal: the first one drains, the second one stops at once.
 
-        `early`: signals that came before they could be received here. Raises ShardCannotStart when
-        no shard comes up.
+        `early`: signals that arrived before they could be received here. Raises ShardCannotStart if
+        no shard can be started.
         """
-        # Around the nursery: signals are received, and raise nothing, until all of it has ended.
+        # Around the nursery, so that signals are received, and kill nothing, until it has ended.
         with trio.open_signal_receiver(*SIGNALS) as signals:
             if early:
                 return
@@ -261,7 +229,7 @@ class Launcher:
                     await self._serve(nursery)
                     nursery.cancel_scope.cancel()
             except BaseExceptionGroup as group:
-                # The operator is to read our error, not the groups that nurseries put around it.
+                # Show the operator our error without the exception groups of the nurseries.
                 if (ours := group.subgroup(TgiTrioError)) is not None:
                     raise _first_leaf(ours) from group
                 raise
@@ -279,7 +247,7 @@ class Launcher:
             self._stopping.set()
 
     def _note_start(self, state: ShardState) -> None:
-        if self._supervisor.started is None:  # later ones are no part of the server's start
+        if self._supervisor.started is None:  # later incarnations are not part of the start
             self._timeline.mark(f"shard {state.value}")
 
     async def _start_supervisor(self, nursery: trio.Nursery) -> None:
@@ -291,13 +259,13 @@ class Launcher:
                 self._settings.model_path,
                 bar_allowed=not self._settings.json_output,
             )
-            if self._settings.ranks_elsewhere < self._settings.num_shard:  # some of it loads here
+            if self._settings.ranks_elsewhere < self._settings.num_shard:  # some load here
                 watching.start_soon(show)
             await nursery.start(supervisor.run)
             watching.cancel_scope.cancel()
 
     async def _ask_hub(self) -> None:
-        """Find out the model's pipeline tag, by which POST / returns the prompt or does not."""
+        """Ask the hub for the model's pipeline tag, by which POST / returns the prompt or not."""
         name, revision = self._settings.model_id, self._settings.revision
         ask = partial(read_pipeline_tag, name, revision, timeout=HUB_SECONDS)
         with trio.move_on_after(HUB_SECONDS) as asking:
@@ -311,7 +279,7 @@ class Launcher:
         if self._ranks is not None:
             await nursery.start(self._ranks.run)
         assembly, images = await self._load(nursery)
-        if supervisor.started is None:  # told to stop before it was ready
+        if supervisor.started is None:  # stopped before it was ready
             return
         settings = self._finish_settings(supervisor.started)
         print_start(settings, supervisor.started)
@@ -349,7 +317,7 @@ class Launcher:
         await supervisor.ended.wait()
 
     async def _load(self, nursery: trio.Nursery) -> tuple[Assembly, ImageService | None]:
-        """Start the shard, and load the router's other parts meanwhile."""
+        """Start the shard, and load the rest of the router meanwhile."""
         async with trio.open_nursery() as start:
             start.start_soon(self._start_supervisor, nursery)
             await self._supervisor.spawned.wait()  # from here on both sides load at once
@@ -365,7 +333,7 @@ class Launcher:
         return assembly, images
 
     def _finish_settings(self, started: Started) -> Settings:
-        """Return the settings with those that depend on the shard; log how the model is served."""
+        """Complete the settings by the shard's reports, and log how the model is served."""
         memory, info = started.memory, started.info
         slots = max(0, memory.state_slots - 1)
         settings = with_kv(self._settings, memory.blocks - 1, memory.block_size, slots)
@@ -385,11 +353,11 @@ class Launcher:
         return settings
 
     async def _drain(self, engine: Engine) -> None:
-        """Wait for the requests under way as long as allowed, and end those that remain."""
+        """Graceful drain: wait for running requests as long as allowed, then end the rest."""
         engine.drain()
         with trio.move_on_after(self._settings.graceful_termination_timeout):
             await engine.wait_drained()
-        self._adapters.close("the server is shutting down")  # to those that wait for one yet
+        self._adapters.close("the server is shutting down")  # ends requests that wait for one
         if engine.active:
             log.warning("%d streams are cut off by --graceful-termination-timeout", engine.active)
             engine.fail_all("the server is shutting down")

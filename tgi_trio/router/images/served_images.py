@@ -1,0 +1,45 @@
+"""Whether a model's images are served, and if not, why."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.check import model_spec
+from tgi_trio.model.config import read_config
+from tgi_trio.router.images.image_model import ImageModel, find_image_model
+from tgi_trio.settings.records import Settings
+
+# Pixels reach a shard through shared memory of the router's machine.
+ELSEWHERE = "the shard is on another machine than the router (--shard, --remote-ranks)"
+# Images' features are computed on rank 0, but with stages prompts do not all begin there.
+STAGED = "the model is cut into stages (--pipeline-stages)"
+
+
+def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
+    """Return how a model takes images, or why they are not served although it takes some.
+
+    Text is served in any case. (None, None): the model takes no images.
+    """
+    try:
+        model = find_image_model(folder)
+        if model is not None and model_spec(config := read_config(folder)) is None:
+            raise ModelLoadError(
+                f"transformers computes the text of this {config.model_type} as a whole, where "
+                "images have no place"
+            )
+        if model is not None and find_spec("PIL") is None:
+            raise ModelLoadError("they need Pillow, pip install 'tgi-trio[images]'")
+    except ModelLoadError as error:
+        return None, str(error)
+    return model, None
+
+
+def explain_unserved_images(settings: Settings) -> str | None:
+    """Return why images cannot be served with these settings, whatever the model; else None."""
+    if settings.ranks_elsewhere == settings.num_shard:
+        return ELSEWHERE
+    if settings.pipeline_stages > 1:
+        return STAGED
+    return None
