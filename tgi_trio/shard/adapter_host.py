@@ -1,4 +1,4 @@
-"""What holds a runner's LoRA adapters: as the loop sees it, whichever backend has them."""
+"""The loop's interface to a runner's LoRA adapters, for every backend."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tgi_trio.ipc.adapters import AdapterOrder
 
 
 class LoadedAdapter(Protocol):
-    """A LoRA adapter that has been read and packed, and takes part in no step yet."""
+    """A LoRA adapter that has been read and packed, but not installed."""
 
     @property
     def sha256(self) -> bytes: ...  # of its files
     @property
-    def rank(self) -> int: ...  # the largest of its modules
+    def rank(self) -> int: ...  # the largest rank of its modules
     @property
     def nbytes(self) -> int: ...
 
@@ -24,25 +24,25 @@ class AdapterHost(Protocol):
     def load(self, order: AdapterOrder) -> LoadedAdapter:
         """Read and pack an adapter; may run in another thread, beside the steps.
 
-        Raises ModelLoadError for one that cannot be served, or has changed since `order.sha256`.
+        Raises ModelLoadError if it cannot be served, or its files differ from `order.sha256`.
         """
         ...
 
     def install(self, number: int, loaded: LoadedAdapter) -> None:
-        """Have steps compute with what this host's `load` returned; between two steps only."""
+        """Make the result of `load` usable by steps; between two steps only."""
         ...
 
     def drop(self, number: int) -> None:
-        """Forget an adapter that no sequence has; between two steps only. Unknown ones are fine."""
+        """Forget an adapter that no sequence uses, if known; between two steps only."""
         ...
 
 
 @runtime_checkable
 class AnnouncingHost(AdapterHost, Protocol):
-    """A host of several ranks: they load at the same time, so that none waits for another."""
+    """A host of several ranks, which load at the same time."""
 
     def announce(self, order: AdapterOrder) -> None:
-        """Have the others begin what `load` is to be called with; between two steps only.
+        """Have the other ranks begin to load what `load` will load here; between two steps only.
 
         `install` or `drop` of its number follows.
         """

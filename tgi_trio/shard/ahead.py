@@ -1,4 +1,4 @@
-"""What a shard can import before it knows its model, which is most of the work of a start."""
+"""Imports of a shard before it knows its model, which are most of the work of a start."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _MODULES: Final[dict[str, Sequence[str]]] = {
 
 
 def tasks_ahead(kind: str) -> Iterator[Callable[[], object]]:
-    """Yield the imports of a `kind` of shard one by one: between two it may be told to begin."""
+    """Yield the imports of a `kind` of shard one by one, so that it can begin between two."""
     hide_devices(os.environ)  # before torch looks
     for name in _MODULES.get(kind, ()):
         yield partial(_import, name)
 
 
 def _import(name: str) -> None:
-    with suppress(ImportError):  # raised again where the module is needed
+    with suppress(ImportError):  # will be raised again when the module is needed
         importlib.import_module(name)

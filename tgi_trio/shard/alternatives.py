@@ -1,4 +1,4 @@
-"""Tokens that are reported beside chosen ones, with their log-probabilities. No torch here."""
+"""Alternatives: the likeliest tokens reported beside chosen ones. No torch here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Alternatives: TypeAlias = ListLike[tuple[int, float]]  # (id, logprob), best fir
 
 @dataclass(slots=True)
 class Listed:
-    """The alternatives of N tokens as columns: those of one token after those of the other."""
+    """The alternatives of N tokens as columns, token after token."""
 
     counts: NDArray[np.int64]  # [N]
     token_ids: NDArray[np.integer[Any]]  # [the sum of them], each token's best first

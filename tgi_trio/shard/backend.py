@@ -1,7 +1,7 @@
-"""Which runner serves a model: the CPU kernels where they fit, torch everywhere else.
+"""Chooses and loads a model's runner: the CPU kernels if they support it, otherwise torch.
 
-torch takes two seconds to import, numba with the kernels a third of one: either is imported only
-where it is to serve.
+torch takes two seconds to import, numba with the kernels a third of a second: each is imported only
+if it is used.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def load_runner(
     ranks: Ranks | None = None,
     fresh_files: frozenset[Path] = frozenset(),
 ) -> Runner:
-    """Load the model of `settings`; `device` is what `choose_device` makes of theirs.
+    """Load the model of `settings` on `device`, which `choose_device` has returned.
 
-    The CPU kernels serve where they fit. With `ranks`, this rank's part is loaded; rank 0 alone
-    chooses tokens. `fresh_files`: as `reading_ahead` yields them. Raises ConfigurationError for
-    settings that cannot be served so, ModelLoadError for a folder that cannot be used.
+    With `ranks`, this rank's part is loaded; rank 0 alone samples. `fresh_files`: as
+    `reading_ahead` yields them. Raises ConfigurationError for settings that cannot be served,
+    ModelLoadError for a folder that cannot be used.
     """
     cores = os.sched_getaffinity(0)
     if settings.speculate == 0:  # nothing is to guess
@@ -67,7 +67,7 @@ def _load_model(
     ranks: Ranks | None,
     fresh_files: frozenset[Path],
 ) -> Runner:
-    """Load the model itself, with the heads that guess for it, if any."""
+    """Load the model itself, with its speculation heads, if any."""
     _check(settings, device, ranks)
     config = read_config(settings.model_path, settings.rope)
     if settings.quantize is not None:
@@ -97,7 +97,7 @@ def _load_model(
 def _add_draft_model(
     runner: LeavesRoom, settings: ShardSettings, folder: Path, device: str, cores: set[int]
 ) -> Runner:
-    """Load a smaller model beside `runner`, whole and on this rank, to guess for it.
+    """Load a draft model beside `runner`, as a whole and on this rank.
 
     `cores`: this thread's, before `runner` was loaded. Raises what loading a model raises.
     """
@@ -149,10 +149,10 @@ def _load_kernels(
     fresh_files: frozenset[Path],
     ranks: Ranks | None,
 ) -> Runner | None:
-    """Load a model with the CPU kernels, or say why torch is to serve it.
+    """Load a model with the CPU kernels, or return why torch has to serve it.
 
-    With `ranks`, this one's part, or stage of a pipeline: all are computed with the kernels, or
-    none. Raises ConfigurationError where the kernels do not fit and torch will not do.
+    With `ranks`, this rank's part, or stage of a pipeline; either all ranks use the kernels or
+    none. Raises ConfigurationError if the kernels do not support the model and torch cannot serve.
     """
     from tgi_trio.shard.numba_backend.loading import load
     from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
@@ -191,7 +191,7 @@ def _load_kernels(
 
 
 def _find_neighbours(ranks: Ranks) -> Neighbours:
-    """Return the other stages of a pipeline, as the kernels see them."""
+    """Return the kernels' interface to the other stages of a pipeline."""
     from tgi_trio.shard.ranks.neighbours import Neighbours
 
     _quieten_torch()
@@ -199,7 +199,7 @@ def _find_neighbours(ranks: Ranks) -> Neighbours:
 
 
 def _find_portions(ranks: Ranks, *, together: bool) -> Portions:
-    """Return the others that have a part of every layer, as the kernels see them."""
+    """Return the kernels' interface to the other tensor-parallel ranks."""
     from tgi_trio.shard.ranks.portions import Portions
 
     _quieten_torch()
@@ -207,7 +207,7 @@ def _find_portions(ranks: Ranks, *, together: bool) -> Portions:
 
 
 def _quieten_torch() -> None:
-    """Have torch carry what ranks tell each other, and compute nothing."""
+    """Set up torch for communication among ranks alone: it computes nothing."""
     import torch
 
     torch.set_num_threads(1)
@@ -227,13 +227,13 @@ def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
 
 
 def _refuse_rounding(settings: ShardSettings) -> None:
-    """Raise ConfigurationError if activations are to be rounded by torch, on a CPU."""
+    """Raise ConfigurationError if torch would have to round activations, on a CPU."""
     if settings.activations == 8:
         raise ConfigurationError(CPU_ROUNDING)
 
 
 def _grammars(tokenizer: Path | None, config: ModelConfig) -> GrammarMasks | None:
-    """Return what serves grammars, if they are wanted."""
+    """Return the grammars' compiler; None if grammars are disabled."""
     if tokenizer is None:
         return None
     from tgi_trio.grammars.compiler import load_tokenizer

@@ -1,4 +1,4 @@
-"""HELLO, as every shard says and expects it: both ends must read the wire alike."""
+"""The exchange of HELLO, by which both ends check that they have the same wire format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tgi_trio.errors import ProtocolMismatch
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.startup import decode_hello
 
-HELLO_S = 30.0  # how long the other end may take to say HELLO
+HELLO_S = 30.0  # timeout for the other end's HELLO
 _LOOK_S = 1.0
 
 
@@ -25,7 +25,7 @@ class Receiver(Protocol):
 
 
 def expect_hello(end: Receiver, peer: str) -> None:
-    """Wait for the first frame of `peer`; raises ProtocolMismatch unless it is our HELLO."""
+    """Wait for the first frame of `peer`. Raises ProtocolMismatch unless it is a matching HELLO."""
     deadline = time.monotonic() + HELLO_S
     while (view := end.try_receive()) is None:
         if time.monotonic() > deadline:

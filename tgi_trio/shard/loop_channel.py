@@ -1,15 +1,15 @@
-"""What a rank's loop needs of its end of a channel; `ipc.channel.ShardEnd` is one."""
+"""The interface of a channel's lower end to a rank's loop; `ipc.channel.ShardEnd` implements it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
-BEAT_S = 1.0  # an idle shard shows life this often
+BEAT_S = 1.0  # interval of an idle shard's heartbeats
 
 
 class Writer(Protocol):
-    """What the loop needs to know of its outgoing ring."""
+    """The loop's view of its outgoing ring."""
 
     @property
     def max_payload(self) -> int:
@@ -25,29 +25,29 @@ class Channel(Protocol):
 
     @property
     def try_receive(self) -> Callable[[], memoryview | None]:
-        """Returns the next frame, u8, None when there is none; valid until `release` is called."""
+        """Return the next frame, u8, valid until `release`; None if there is none."""
         ...
 
     @property
     def release(self) -> Callable[[], None]:
-        """Gives the bytes of the last frame back."""
+        """Free the bytes of the last frame."""
         ...
 
     def wait(self, timeout: float | None) -> bool:
         """Block until a frame may be there (True), or for `timeout` seconds at most (False).
 
-        Raises PeerGone when the upper end has gone and everything it sent has been read.
+        Raises PeerGone when the upper end is gone and everything that it sent has been read.
         """
         ...
 
     def send(self, payload: bytes | memoryview) -> None:
-        """Write a frame; waits where there is no room for it.
+        """Write a frame, waiting for room if necessary.
 
-        Raises RingFull when none is made in time, PeerGone when the upper end goes meanwhile,
+        Raises RingFull if there is none in time, PeerGone if the upper end goes meanwhile, and
         ValueError for a frame that can never fit.
         """
         ...
 
     def beat(self, step: int, phase: int) -> None:
-        """Show life: the number of the last step, a `Phase`."""
+        """Send a heartbeat with the number of the last step and a `Phase`."""
         ...

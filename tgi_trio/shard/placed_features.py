@@ -1,4 +1,4 @@
-"""Rows of a step whose embeddings are an image's features: which tokens, and what they get."""
+"""Image features in a step: which tokens have them in place of embeddings, and their values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class PlacedFeatures:
-    """N of a step's query tokens and the features that stand in the places of their embeddings.
+    """The features that replace the embeddings of N of a step's query tokens.
 
-    They are in the host's memory whatever the device is, and not scaled: a model that scales its
-    embeddings has scaled them before they are overwritten.
+    They are in the host's memory, whatever the device, and not scaled: a model that scales its
+    embeddings does so before they are overwritten.
     """
 
     places: NDArray[np.int64]  # [N] which of the step's T tokens, ascending
@@ -22,7 +22,7 @@ class PlacedFeatures:
     deep: tuple[NDArray[np.float32], ...] = ()
 
     def between(self, first: int, last: int) -> PlacedFeatures | None:
-        """Return those of tokens `first` up to `last`, counted from `first`; views."""
+        """Return the features of tokens `first` to `last`, with places from `first` on; views."""
         start, stop = np.searchsorted(self.places, (first, last)).tolist()
         if start == stop:
             return None
@@ -30,7 +30,7 @@ class PlacedFeatures:
         return PlacedFeatures(self.places[start:stop] - first, self.rows[start:stop], deep)
 
     def kept(self, tokens: NDArray[np.bool_]) -> PlacedFeatures | None:
-        """Return those of the tokens that `tokens` [T] keeps, counted among the kept."""
+        """Return the features of the tokens kept by the mask `tokens` [T], renumbered."""
         mine = tokens[self.places]
         if not mine.any():
             return None

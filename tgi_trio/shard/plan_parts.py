@@ -1,4 +1,4 @@
-"""Parts of a plan, and what it says of its rows: cut, filled in, asked."""
+"""Functions on plans: slicing, filling in tokens, removing guesses, and queries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tgi_trio.shard.contract import StepPlan
 
 
 def slice_plan(plan: StepPlan, start: int, stop: int) -> StepPlan:
-    """Return rows `start` to `stop` of a plan as a plan of their own; arrays are views."""
+    """Return a plan of the rows `start` to `stop` of a plan; its arrays are views."""
     first, last = int(plan.query_starts[start]), int(plan.query_starts[stop])
     return StepPlan(
         rows=plan.rows[start:stop],
@@ -34,21 +34,21 @@ def slice_plan(plan: StepPlan, start: int, stop: int) -> StepPlan:
 
 
 def fill_inputs(plan: StepPlan) -> None:
-    """Put the tokens into a plan that the step before has chosen, once that has been settled."""
+    """Fill in the tokens that the previous step has chosen, once that has been settled."""
     if plan.inputs is None:
         return
     if plan.drafts is not None:
-        _leave_out_guesses(plan)  # the runner alone knew them
-    plan.token_ids = plan.token_ids.copy()  # other plans may have the same
+        _leave_out_guesses(plan)  # only the runner knew them
+    plan.token_ids = plan.token_ids.copy()  # other plans may share the array
     for i in np.flatnonzero(plan.inputs >= 0).tolist():
         row = plan.rows[int(np.searchsorted(plan.query_starts, i, side="right")) - 1]
         at = int(plan.positions[i])
-        plan.token_ids[i] = row.token_ids[at] if at < row.length else 0  # it failed there
+        plan.token_ids[i] = row.token_ids[at] if at < row.length else 0  # 0: the row failed there
     plan.inputs = None
 
 
 def _leave_out_guesses(plan: StepPlan) -> None:
-    """Reduce a plan of decodes to their last known tokens."""
+    """Reduce a plan of decodes to the rows' last known tokens."""
     kept = plan.query_starts[:-1]
     plan.token_ids, plan.positions = plan.token_ids[kept], plan.positions[kept]
     plan.kv_slots = plan.kv_slots[kept]

@@ -1,4 +1,4 @@
-"""The life of a shard process: attach, show life, serve, and end with a clear last paragraph."""
+"""The main function of a shard process: attach, serve, and end with a clear error if it fails."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def serve(
     frames: str = "",
     dismiss: Callable[[], object] = lambda: None,
 ) -> int:
-    """Serve the router named by `spec_text` with the runner `factory` makes; return an exit code.
+    """Serve the router at the other end of `spec_text` with the runner that `factory` returns.
 
-    `images`: what computes images, on rank 0; None: nothing does. `frames`: the spec of a
-    connection to another machine, which replaces the rings of `spec_text`'s channel. `dismiss` is
-    called before a process that has failed ends.
+    `images`: makes rank 0's image encoder; None: no images. `frames`: the spec of a connection to
+    another machine, which replaces the rings of `spec_text`'s channel. `dismiss` is called before a
+    process that has failed ends.
 
-    The code is 0 after SHUTDOWN or when the router has died. Otherwise the process exits here, with
-    code 1 and a last paragraph on stderr, which the router shows. Call from the main thread.
+    Returns the exit code 0 after SHUTDOWN or when the router has died. Otherwise the process exits
+    here, with code 1 and an error message on stderr, which the router shows. Main thread only.
     """
     # The router handles these, and drains first. It starts shards in a process group of their own,
     # but a service manager signals every process of a service.
@@ -74,10 +74,10 @@ def serve(
 
 
 def _fail(rank: int, text: str, dismiss: Callable[[], object]) -> NoReturn:
-    """Say why this process ends, and end it; called while the error is being handled.
+    """Print why this process fails, and exit; called while the error is being handled.
 
-    Nothing is taken apart: freeing the memory of a device that is lost would end the process by
-    SIGABRT, with a core dump instead of an exit code.
+    Exits without clean-up: freeing the memory of a lost device would end the process by SIGABRT,
+    with a core dump instead of an exit code.
     """
     paragraph = " ".join(text.split())
     print(f"shard {rank} cannot go on: {paragraph}", file=sys.stderr, flush=True)

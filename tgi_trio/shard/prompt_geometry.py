@@ -1,12 +1,12 @@
-"""What images change of a prompt's tokens: how they turn, how far they see, where a step may end.
+"""What images change in a prompt: rotary positions, attention masks, and where a step may end.
 
-Qwen's families give each token three rotary positions (Wang and others 2024, "Qwen2-VL", 2.1): the
-merged grid of an image begins with the position behind the text before it, its rows and columns
-count on from there, and the text behind it begins after the longer side. So text behind an image
-has positions that lag behind its place in the sequence, by as much to its end.
+Qwen's families give each token three rotary positions (Wang and others 2024, "Qwen2-VL", 2.1, known
+as M-RoPE). An image's merged grid begins at the position after the text before it, its rows and
+columns count from there, and the text behind it begins after the longer side. So text behind an
+image has positions that lag behind its place in the sequence, by a constant up to the next image.
 
-Others let tokens of an image see one another both ways: what their layers make of the first ones
-depends on the last, so a step computes all of them.
+In other families the tokens of an image attend to each other in both directions. What layers make
+of the first ones then depends on the last, so one step has to compute all of them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _MESSAGE_CHARS = 2000  # of a fault's message; longer ones are cut
 
 
 class StepFrames:
-    """Encodes the STEP frames of one step after the other, most of which resemble the last one."""
+    """Encodes STEP frames; keeps a template, since most frames resemble the previous one."""
 
     def __init__(self) -> None:
         self._template: FrameTemplate | None = None

@@ -1,8 +1,7 @@
-"""How fast each pair of a head's dimensions turns: the frequencies of every rotary scaling.
+"""The frequencies of rotary embeddings (RoPE), for every kind of scaling.
 
-No torch in this file: the CPU kernels read it as well. Numbers are float32, as transformers has
-them; a power is the float32 number nearest to it, from which torch's differs in the last bit at
-times.
+No torch in this file: the CPU kernels use it as well. Numbers are float32, as in transformers.
+Powers are rounded to the nearest float32; torch's sometimes differ from that in the last bit.
 """
 
 from __future__ import annotations

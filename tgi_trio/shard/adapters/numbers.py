@@ -1,12 +1,13 @@
-"""An adapter's numbers, cut into what a rank needs: y += B (A x), the scale in B.
+"""A rank's part of an adapter's weights: y += B (A x), with the scale in B.
 
-Columns of A and rows of B are divided as the model's own are (`model/split.py`). Where a linear's
-inputs are divided, every rank has all of B: its delta is part of the partial sum that the ranks add
-up anyway, so adapters need no exchange of their own.
+Columns of A and rows of B are divided as the model's own weights are (`model/split.py`). Where a
+linear's inputs are divided, every rank has all of B: the adapter's output is then in the partial
+sums that the ranks reduce anyway, so adapters need no communication of their own.
 
-An adapter is read beside the steps, in a thread that shares their interpreter and their cores. So
-it is read site by site as these are asked for, and rests between short pieces of work: who wakes up
-often is not interrupted in the middle of a piece, while the steps would wait for it.
+An adapter is read beside the steps, by a thread that shares their interpreter and cores. It reads
+module by module as these are asked for, and sleeps between short pieces of work: the scheduler
+favours a thread that sleeps often, so it is not preempted in the middle of a piece while the steps
+wait for the interpreter.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from tgi_trio.model.matrices import Share
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 
-_PIECE_S: Final = 0.0005  # of work, after which the reader rests
+_PIECE_S: Final = 0.0005  # seconds of work after which the reader sleeps
 _REST_S: Final = 0.0002
 _KINDS: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterPart:
-    """What is added to neighbouring outputs of a linear: B (A x)."""
+    """The addition to a run of a linear's outputs: B (A x)."""
 
     a: Floats  # [r, inputs of this rank]
     b: Floats  # [outputs, r], scaled
@@ -44,10 +45,10 @@ class AdapterPart:
 
 @dataclass(frozen=True, slots=True)
 class AdapterNumbers:
-    """What one rank computes of an adapter."""
+    """One rank's part of an adapter."""
 
     sha256: bytes  # of its files
-    rank: int  # the largest of its modules
+    rank: int  # the largest rank of its modules
     sites: Mapping[Site, tuple[AdapterPart, ...]]  # each is read when it is asked for
 
 
@@ -59,11 +60,11 @@ def read_adapter_numbers(
     max_rank: int,
     expected: bytes = b"",
 ) -> AdapterNumbers:
-    """Read an adapter as far as `share` says.
+    """Read a rank's `share` of an adapter.
 
-    `expected`: the sha256 of what was read before; b"": of anything. Raises ModelLoadError as
-    `read_adapter` and `map_adapter` do, and for a folder whose content has changed; its `sites`
-    raise it for numbers that are infinite or none, naming the tensor.
+    `expected`: the sha256 of the files as read before; b"": any. Raises ModelLoadError as
+    `read_adapter` and `map_adapter` do, and if the files have changed; reading its `sites` raises
+    it for tensors with infinite values or NaN.
     """
     adapter = read_adapter(folder)
     mapped = map_adapter(adapter, spec, max_rank)
@@ -78,7 +79,7 @@ def read_adapter_numbers(
 
 
 class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
-    """What a rank computes of an adapter, site by site, of the content of its file."""
+    """A rank's part of an adapter, read module by module from its mapped file."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         self._rested = time.perf_counter()
 
     def __getitem__(self, site: Site) -> tuple[AdapterPart, ...]:
-        """Raises ModelLoadError for numbers that are infinite or none, naming the tensor."""
+        """Raises ModelLoadError, naming the tensor, for infinite values and NaN."""
         linear = self._mapped[site]
         numbers = {}
         for pair in linear.pairs:
@@ -151,7 +152,7 @@ def _read_tensor(adapter: Adapter, name: str, tensor: StoredTensor, content: byt
 def _cut(
     adapted: AdaptedLinear, numbers: Mapping[str, tuple[Floats, Floats]], share: Share
 ) -> tuple[AdapterPart, ...]:
-    """Return this rank's part; pieces of one pair that are neighbours are one part."""
+    """Return this rank's part, with adjacent pieces of one pair joined."""
     parts: list[AdapterPart] = []
     before: Pair | None = None
     start = 0

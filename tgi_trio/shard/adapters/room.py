@@ -1,4 +1,4 @@
-"""How much memory adapters may come to take that are loaded while the server runs."""
+"""The memory to be set aside for adapters that are loaded while the server runs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.contract import Runner
 
-# Of what is computed with: the kernels' panels are whole, and the least of an allocation is a page.
+# Rounding of what is computed with: the kernels have whole panels, and allocations whole pages.
 _PACKED: Final = 1.25
 
 
 @runtime_checkable
 class KeepsRoom(Runner, Protocol):
-    """A runner that leaves memory for adapters beside its KV cache."""
+    """A runner that sets memory aside for adapters beside its KV cache."""
 
-    bytes_per_adapter: int  # that may come later
+    bytes_per_adapter: int  # set aside for each that may be loaded later
 
 
 def largest_adapter(settings: ShardSettings, dtype: str) -> int:
     """Return the bytes of an adapter of the largest rank, on all linears.
 
-    `dtype`: the model's. On a rank of several it is what one rank alone would need.
+    `dtype`: the model's. With several ranks it is what a single rank would need.
     """
     spec = decoder_spec(read_config(settings.model_path, settings.rope))
     if spec is None:
@@ -35,6 +35,6 @@ def largest_adapter(settings: ShardSettings, dtype: str) -> int:
 
 
 def count_numbers(spec: DecoderSpec, rank: int) -> int:
-    """Return how many numbers an adapter of all linears has."""
+    """Return how many parameters an adapter of all linears has."""
     matrices = {piece.matrix for _, linear in adaptable_linears(spec) for piece in linear.pieces}
     return sum(rank * (matrix.rows + matrix.columns) for matrix in matrices)

@@ -1,4 +1,4 @@
-"""The adapters of a shard: loaded beside the steps, installed between two of them."""
+"""Loads a shard's adapters beside the steps, and installs them between two steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NO_HOST = "this server was started without --lora-adapters and --adapter-update
 
 
 class AdapterLoader:
-    """Loads adapters; knows which ones are installed, are loading, or failed to load, and why."""
+    """Loads adapters, and keeps which are installed, are loading, or have failed and why."""
 
     def __init__(self, host: AdapterHost | None, cores: Set[int] | None = None) -> None:
-        """`cores`: what loads may run on; None: those of the caller."""
+        """`cores`: on which to load; None: the caller's."""
         self._host = host
         self._installed: set[int] = set()
-        self._failed: dict[int, str] = {}  # those of the last orders, until they are dropped
+        self._failed: dict[int, str] = {}  # number -> why, until ordered again or dropped
         self._loading: dict[int, Future[LoadedAdapter]] = {}
         self._thread = LoadingThread(cores)
 
@@ -50,29 +50,29 @@ class AdapterLoader:
         return bool(self._loading)
 
     def finish(self, *, wait: bool = False) -> Iterator[AdapterReport]:
-        """Install what has been loaded; yield a report of each. `wait`: for all that is ordered.
+        """Install what has been loaded; yields a report for each. `wait`: for all orders.
 
-        Call it between two steps only. Raises PeerError where another rank cannot be told.
+        Between two steps only. Raises PeerError if another rank cannot be reached.
         """
         for number, loading in list(self._loading.items()):
             if wait or loading.done():
                 del self._loading[number]
                 report = self._settle(number, loading)
                 if report.error and self._host is not None:
-                    self._host.drop(number)  # other ranks may have been told of it
+                    self._host.drop(number)  # other ranks may be loading it
                 yield report
         if not self._loading:
             self._thread.rest()
 
     def refusal(self, number: int) -> str | None:
-        """Return why a sequence with an adapter cannot be run; None: it can."""
+        """Return why a sequence cannot use an adapter; None if it can."""
         if not number or number in self._installed:
             return None
         why = self._failed.get(number, "it has not been loaded")
         return f"its adapter cannot be used: {why}"
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """End without waiting for loads."""
         self._thread.close()
 
     def _settle(self, number: int, loading: Future[LoadedAdapter]) -> AdapterReport:
@@ -82,7 +82,7 @@ class AdapterLoader:
                 raise ValueError("nothing could have loaded it")
             self._host.install(number, loaded)
         except PeerError:
-            raise  # it is another rank that has failed
+            raise  # another rank has failed
         except Exception as error:
             self._failed[number] = why = _explain(error)
             return AdapterReport(number, why)
@@ -91,7 +91,7 @@ class AdapterLoader:
 
 
 def _explain(error: Exception) -> str:
-    """Return why an adapter could not be loaded; what nobody foresaw is printed, too."""
+    """Return why an adapter could not be loaded; prints the traceback of an unexpected error."""
     match error:
         case TgiTrioError():
             return str(error)

@@ -1,10 +1,10 @@
-"""The running set: what the shard holds, what the next step computes of it, what that step moved.
+"""The shard's running batch: its sequences, the plan of the next step, and their progress.
 
-Commands change the set (`add`, `extend`, `remove`, `clear`), `plan` turns it into one step,
-`expect` moves the sequences by what is known of a step before its tokens are, and `settle` by the
-tokens. So the next step may be planned between the two. The numbers that all this needs are kept
-in arrays, one entry per sequence in admission order: a large decode batch is planned and moved in
-a handful of numpy calls. No torch in this file.
+Commands change the batch (`add`, `extend`, `remove`, `clear`) and `plan` makes a step of it.
+`expect` advances the sequences by what is known before the step's tokens are, `settle` by the
+tokens, so the next step can be planned between the two. The numbers for this are kept in arrays
+with one entry per sequence, in admission order: a large decode batch is planned and advanced in a
+handful of numpy calls. No torch in this file.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Batch:
     ) -> None:
         """`blocks`: KV blocks of the cache, block 0 (never granted) included; 0 = no cache yet.
 
-        `state_slots`: slots for states, slot 0 (never granted) included; 0 = the model keeps none.
-        `draft_budget`: query tokens up to which the drafter's guesses fill a step.
-        `micro_batches`: steps in flight at a time, which share the sequences: `mark_in_flight`.
-        `clock`: in nanoseconds, the clock of the results' times.
+        `state_slots`: slots for states, slot 0 (never granted) included; 0 = the model has none.
+        `draft_budget`: query tokens up to which guesses fill a step.
+        `micro_batches`: steps in flight at a time, among which the sequences are divided.
+        `clock`: nanoseconds, as the results' times.
         """
         self.counts = PlanCounts()
         self._guessing = None if drafter is None else Guessing(drafter, clock)
@@ -86,7 +86,7 @@ class Batch:
     # --- commands -----------------------------------------------------------------------------
 
     def add(self, row: PrefillRow) -> ShardSequence:
-        """Take in one row of a PREFILL command; ValueError says why it cannot be run."""
+        """Add a row of a PREFILL command. Raises ValueError, which says why it cannot be run."""
         self._checks.check_row(row, self._table.place_by_id)
         count = len(row.token_ids)
         token_ids = np.empty(count + min(row.max_new_tokens, _SPARE_TOKENS), np.int32)
@@ -107,7 +107,7 @@ class Batch:
         return sequence
 
     def extend(self, row: ExtendRow) -> None:
-        """Grant more blocks; unknown sequences are skipped. ValueError: no such blocks."""
+        """Grant more blocks; unknown sequences are skipped. Raises ValueError for bad blocks."""
         place = self._table.place_by_id.get(row.sequence)
         if place is not None:
             self._checks.check_blocks(row.block_ids)
@@ -118,17 +118,17 @@ class Batch:
         self._table.shape(self._table.place_by_id[sequence], geometry)
 
     def hold(self, sequence: int, held: bool = True) -> None:
-        """Let a sequence sit steps out, or (`held` False) no longer."""
+        """Leave a sequence out of steps, or (`held` False) take it in again."""
         self._table.hold(self._table.place_by_id[sequence], held)
 
     @property
     def holds(self) -> bool:
-        """Whether any sequence may sit steps out."""
+        """Whether any sequence may be left out of steps."""
         return self._table.holding
 
     @property
     def held(self) -> list[ShardSequence]:
-        """The sequences that sit steps out, in admission order."""
+        """The sequences that are left out of steps, in admission order."""
         table = self._table
         return [table.sequences[i] for i in np.flatnonzero(table.held[: len(table.sequences)])]
 
@@ -146,15 +146,15 @@ class Batch:
     # --- steps --------------------------------------------------------------------------------
 
     def plan(self, token_budget: int) -> StepPlan | None:
-        """Return the next step, or None when no sequence can move; sets `counts`.
+        """Return the next step, or None if no sequence can advance; sets `counts`.
 
-        Decode rows come first. Then come prefill chunks, of the prompts with the fewest tokens left
-        first (a short prompt does not wait for a long one; the router's admission counts on it),
-        until `token_budget` query tokens are taken (at least 1, or a whole span that may not be
-        cut). What is left of the budget, and of the tokens that cost little (`draft_budget`), goes
-        to guesses of the decode rows' next tokens. Rows that are held or at the end of their
-        granted blocks sit out, as do rows whose last token is being chosen. The plan's arrays are
-        copies: commands applied later do not change it.
+        Decode rows come first. Chunks of prompts fill the step up to `token_budget` query tokens
+        (chunked prefill), at least one token or a whole span that must not be cut. Prompts with the
+        fewest remaining tokens go first, so that a short prompt does not wait for a long one, on
+        which the router's admission relies. The rest of the budget, up to `draft_budget` tokens, is
+        for guesses of the decode rows' next tokens. Rows are left out that are held, are at the end
+        of their granted blocks, or whose last token is being chosen. The plan's arrays are copies:
+        later commands do not change it.
         """
         table, n = self._table, len(self._table.sequences)
         guessing = self._guessing
@@ -214,7 +214,7 @@ class Batch:
         return chosen, taken, stalled
 
     def _follow_guesses(self, before: StepPlan, token_budget: int) -> StepPlan | None:
-        """Return the step after one whose guesses are not judged yet; None: read that one first."""
+        """Return the step after one with unverified guesses; None: that one has to end first."""
         followers = Followers.find(self._table, before, token_budget)
         if followers is None or self._guessing is None:
             return None
@@ -229,7 +229,7 @@ class Batch:
         settle_positions(plan, self._table.block_size)
 
     def _plan_alone(self, token_budget: int) -> StepPlan:
-        """Return the next step of the only row, which decodes."""
+        """Return the next step of a single row, which decodes."""
         table, drafts = self._table, 0
         spare = min(token_budget, self._draft_budget) - 1
         if self._guessing is not None and spare > 0:
@@ -240,7 +240,7 @@ class Batch:
         return self._finish_plan(plan_alone(table, drafts), 1)
 
     def _finish_plan(self, plan: StepPlan, rows: int) -> StepPlan:
-        """Complete a plan of a batch of `rows` rows; note whether the next ones will be like it."""
+        """Complete a plan of a batch of `rows` rows; prepares for next plans that are alike."""
         plan.counts = self.counts
         self._steady = None
         if self._micro_batches > 1:
@@ -254,7 +254,7 @@ class Batch:
     def _leads(self, plan: StepPlan) -> bool:
         """Return whether a step with the runner's own guesses may follow a plan at once.
 
-        It may where the plan only decodes and its rows keep no states.
+        It may if the plan only decodes and its rows have no recurrent states.
         """
         if self._guessing is None or not self._guessing.follows or self.guesses_rest:
             return False
@@ -269,18 +269,18 @@ class Batch:
     def is_followed(self, plan: StepPlan) -> bool:
         """Return whether a step may follow the plan before its tokens are known.
 
-        It may, if the runner allows it, while guessing rests, or where the runner makes and judges
-        guesses by itself: the host guesses only for rows whose last token is known.
+        It may, if the runner allows it, while there are no guesses, or if the runner makes and
+        verifies them by itself: the host guesses only for rows whose last token is known.
         """
         return self._guessing is None or self.guesses_rest or plan.leads
 
     def _draft(
         self, chosen: NDArray[np.int64], out: NDArray[np.bool_], spare: int
     ) -> NDArray[np.int64] | None:
-        """Guess the next tokens of rows, except those `out`; return how many, [chosen], or None.
+        """Guess the next tokens of rows, except those `out`; returns how many, [chosen], or None.
 
-        No row gets guesses beyond its granted blocks or its last token; all together get `spare` at
-        most. Nothing is guessed for a step that follows one whose tokens are not known yet.
+        No row gets guesses beyond its granted blocks or its last token, and all rows together get
+        at most `spare`. There are none in a step that follows one with unknown tokens.
         """
         if self._guessing is None or spare <= 0:
             return None
@@ -304,11 +304,11 @@ class Batch:
         self._table.in_flight[self._table.places(plan)] = True
 
     def expect(self, plan: StepPlan) -> None:
-        """Move the plan's rows by what is known before its tokens are; see `Settler.expect`."""
+        """Advance the plan's rows by what is known before its tokens are; see `Settler.expect`."""
         self._settler.expect(plan)
 
     def settle(self, plan: StepPlan, result: StepResult) -> Moved:
-        """Move the plan's rows by its result; see `Settler.settle`."""
+        """Advance the plan's rows by its result; see `Settler.settle`."""
         if self._guessing is not None:
             self._guessing.note(plan, result)
         if self._micro_batches > 1:

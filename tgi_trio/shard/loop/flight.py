@@ -1,4 +1,4 @@
-"""A step that is in flight: launched, or about to be, and not settled."""
+"""A step in flight: launched, or to be launched when it is settled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Flight:
     def gap_after(self, ended: int) -> int:
         """Return the nanoseconds from `ended`, the end of the previous step, to this one's start.
 
-        0 where it was started before that end, or where `ended` is 0: no step came right before.
+        0 if it was started before that end, or if `ended` is 0 (no step came right before).
         """
         gap = self.started - ended
         return gap if gap > 0 and ended else 0

@@ -1,7 +1,7 @@
-"""A step behind one whose guesses nobody has judged yet. No torch here.
+"""Plans a step behind one whose guesses are not verified yet. No torch here.
 
-The runner judges them by itself (`StepPlan.moves`). Until the step before has been settled its rows
-count as if all of their guesses were wrong; each has blocks for all of them being right.
+The runner verifies them by itself (`StepPlan.moves`). Until the previous step has been settled, its
+rows are planned as if all of their guesses were wrong, with blocks for all of them being right.
 """
 
 from __future__ import annotations

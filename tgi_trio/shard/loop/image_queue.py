@@ -1,9 +1,9 @@
-"""The images that wait for their features: the tower runs for one of them between two steps.
+"""The queue of images that wait for their features; the tower runs for one between two steps.
 
-A sequence with images sits out steps until it has all of their features. These stay with it until
-its prompt is computed, so that a step finds them however the prompt is cut, or, where layers of the
-text attend to images, until the sequence has ended; a store keeps them by content besides. Bundles
-of pixels stay in the arena until the router is told that they are not needed any more.
+A sequence is left out of steps until it has the features of all its images. It keeps them until its
+prompt is computed, however that is divided into chunks, or until its end if layers of the text
+attend to images. A store keeps features by content as well. Pixels stay in the arena until the
+router is told that they are no longer needed.
 """
 
 from __future__ import annotations

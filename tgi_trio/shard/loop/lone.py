@@ -1,6 +1,6 @@
-"""A step of a batch that has one row, which decodes. No torch in this file.
+"""Plans the step of a batch of one row, which decodes. No torch in this file.
 
-The general plan's operations on arrays of rows would take longer here than a small model's head.
+The array operations of the general plan would take longer for it than a small model's head.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rows a step leaves to the others that are under way, in a pipeline of stages."""
+"""Divides rows among the micro-batches in flight in a pipeline of stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a step and how many tokens each has, laid out flat as a plan."""
+"""Lays out a step's rows and their tokens as the flat arrays of a plan."""
 
 from __future__ import annotations
 

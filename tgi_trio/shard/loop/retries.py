@@ -1,8 +1,8 @@
-"""What the loop does where launching or computing a step raises: the step is computed in halves.
+"""Retries a step whose launch or computation has raised, by bisection.
 
-It is bisected until the rows that raise alone are known; they fail, and the others get their
-tokens. `soundness.py` decides whether it is the rows at all. With several ranks nothing is retried
-(`GroupBroken`): the other ranks may be in the middle of the step.
+The step is computed in halves until the rows that raise alone are known. They fail, and the others
+get their tokens. `soundness.py` decides whether the rows are at fault at all. With several ranks
+nothing is retried (`GroupBroken`), since the other ranks may be in the middle of the step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the router may ask for a sequence; all else is refused with a sentence that says why."""
+"""Checks the router's PREFILL rows and blocks; refuses bad ones with an error that says why."""
 
 from __future__ import annotations
 

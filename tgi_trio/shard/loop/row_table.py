@@ -1,4 +1,4 @@
-"""The rows of a batch as arrays: one entry per sequence, in admission order. No torch here."""
+"""The batch's sequences as arrays, with one entry for each in admission order. No torch here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What torch's devices have in common, and the one place that knows what they have not.
+"""torch's accelerators behind one interface, and the only place that knows how kinds differ.
 
-`torch.accelerator` speaks for all kinds: which there is, its streams, events and memory. torch
-calls AMD's devices "cuda", too, and they run the same Triton kernels and graphs; Intel's are
-"xpu".
+`torch.accelerator` covers all kinds: which one there is, its streams, events and memory. torch
+calls AMD's devices "cuda" too, and they run the same Triton kernels and graphs; Intel's are "xpu".
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ import torch
 
 from tgi_trio.errors import ConfigurationError
 
-_WITH_KERNELS = ("cuda",)  # kinds for which our Triton kernels are meant, and graphs are recorded
+_WITH_KERNELS = ("cuda",)  # kinds with our Triton kernels and recorded graphs
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Return whether a device is not the host's processor."""
+    """Return whether a device is not the CPU."""
     return device.type != "cpu"
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Return whether our kernels and recordings are for this kind of device."""
+    """Return whether our kernels and recordings support this kind of device."""
     return device.type in _WITH_KERNELS
 
 
@@ -33,7 +32,7 @@ def current_kind() -> str:
 
 
 def count_devices() -> int:
-    """Return how many devices of the kind there is torch sees."""
+    """Return how many devices torch sees."""
     return torch.accelerator.device_count()
 
 
@@ -43,27 +42,27 @@ def current_device(kind: str) -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """Return what its maker calls a device, such as "NVIDIA A10G"; its kind where nobody says."""
+    """Return a device's product name, such as "NVIDIA A10G"; its kind if torch has no name."""
     tell = getattr(_module(device), "get_device_name", None)
     return device.type if tell is None else str(tell(device))
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for everything that has been launched; on a CPU nothing has."""
+    """Wait for everything that has been launched; returns at once on a CPU."""
     if is_accelerator(device):
         torch.accelerator.synchronize(device)
 
 
 def record_event(device: torch.device, *, timed: bool = False) -> torch.Event:
-    """Return an event that is over when the device has done what was launched so far."""
+    """Return an event recorded behind everything that has been launched so far."""
     event = torch.Event(device.type, enable_timing=timed)
     event.record(torch.accelerator.current_stream(device))
     return event
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that this process may still take of a device's memory."""
-    torch.accelerator.empty_cache()  # what torch keeps for later is ours to have
+    """Return the bytes of a device's memory that this process may still allocate."""
+    torch.accelerator.empty_cache()  # what torch's allocator has cached is free for us
     tell = getattr(torch.accelerator, "get_memory_info", None)  # from torch 2.9 on
     free, total = _module(device).mem_get_info(device) if tell is None else tell(device)
     share = getattr(_module(device), "get_per_process_memory_fraction", None)
@@ -82,9 +81,9 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def limit_memory(device: torch.device, share: float) -> None:
-    """Let this process have `share` of a device's memory; `free_bytes` heeds it.
+    """Limit this process to `share` of a device's memory, as `free_bytes` takes into account.
 
-    Raises ConfigurationError for a kind of device that cannot be held to one.
+    Raises ConfigurationError for a kind of device without such a limit.
     """
     if share == 1.0:
         return

@@ -14,7 +14,7 @@ _OWN = Path("/proc/self/cgroup")
 
 
 def read_quota() -> int | None:
-    """Return how many processors' time our groups may have, rounded down; None: no limit."""
+    """Return our groups' CPU quota in processors, rounded down; None: no limit."""
     found = []
     for group in _groups("cpu"):
         pair = _read(group / "cpu.max") or " ".join(
@@ -30,10 +30,10 @@ def read_quota() -> int | None:
 
 
 def free_bytes() -> int | None:
-    """Return the bytes that our groups may still take; None: no limit.
+    """Return the bytes that our groups may still allocate; None: no limit.
 
-    What has been read of files and lies in memory unused counts as free: the kernel takes it back
-    before it kills anybody. That is what Kubernetes calls the working set.
+    Inactive page cache counts as free, since the kernel reclaims it before it kills a process (as
+    in Kubernetes' working set).
     """
     found = []
     for group in _groups("memory"):
@@ -45,7 +45,7 @@ def free_bytes() -> int | None:
 
 
 def _unused_file_bytes(group: Path) -> int:
-    """Return the bytes of files that nobody has used lately, of a group and those within it."""
+    """Return the bytes of inactive page cache of a group and of those within it."""
     told = dict(
         line.split(maxsplit=1) for line in _read(group / "memory.stat").splitlines() if " " in line
     )

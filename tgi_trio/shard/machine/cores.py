@@ -1,4 +1,4 @@
-"""Which processors this process may compute on, and how many threads a model is worth. Linux."""
+"""The processors on which this process may compute, and how many threads suit a model. Linux."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from tgi_trio.model.checkpoint_tensors import weight_bytes
 from tgi_trio.shard.machine.cgroups import read_quota
 
-# Weights that are worth a thread of their own: below that its wake-ups cost more than it saves.
+# Weights per thread at least: with fewer, waking a thread costs more than it saves.
 _BYTES_PER_THREAD = 32 << 20
 
 
 def usable_cores() -> list[int]:
-    """Return one processor of every physical core this process may use, first ones first.
+    """Return one processor of every physical core that this process may use, in order.
 
-    The CPU quota of our control groups counts: threads beyond it would only wait for each other.
+    At most as many as the CPU quota of our control groups: further threads would only wait.
     """
     allowed = sorted(os.sched_getaffinity(0))
     cores: dict[str, int] = {}
@@ -42,10 +42,10 @@ def share_cores(cores: Sequence[int], place: int, ranks: int, count: int = 0) ->
 
 
 def sensible_threads(folder: Path, cores: int) -> int:
-    """Return how many threads a model of this size is worth, up to one a core.
+    """Return how many threads suit a model of this size, at most one per core.
 
-    Every operation of a small model ends before a second thread has been woken for it, and where
-    cores are shared the wait for that thread costs many times the operation itself.
+    Every operation of a small model ends before a second thread is awake, and on shared cores
+    waiting for that thread would cost many times the operation.
     """
     size = weight_bytes(folder)
     return max(1, min(cores, size // _BYTES_PER_THREAD))

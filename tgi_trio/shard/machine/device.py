@@ -1,6 +1,6 @@
-"""Which device a rank computes on, and how much of it. Devices are named as torch names them.
+"""The device on which a rank computes, and its share of it. Devices have torch's names.
 
-torch is imported only where it may see a device: without one the CPU kernels do not need it.
+torch is imported only if there may be a device: without one the CPU kernels do not need it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tgi_trio.errors import ConfigurationError
 
 CPU = "cpu"
 
-# Decodes are padded up to the next one: in steps of eight, then so that a tenth is wasted at most.
+# Decodes are padded to the next of these: multiples of eight, then at most a tenth is wasted.
 _GRAPH_SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 256, 16), *range(256, 513, 32))
 
 
@@ -43,7 +43,7 @@ def choose_device(wanted: str, rank: int = 0, world_size: int = 1) -> str:
 
 
 def name_device(device: str) -> str:
-    """Return what a device's maker calls it, such as "NVIDIA A10G"; empty for a CPU."""
+    """Return a device's product name, such as "NVIDIA A10G"; empty for a CPU."""
     if device == CPU:
         return ""
     import torch
@@ -54,9 +54,9 @@ def name_device(device: str) -> str:
 
 
 def limit_memory(device: str, share: float) -> None:
-    """Let this process have `share` of a device's memory; `device_memory.free_bytes` heeds it.
+    """Limit this process to `share` of a device's memory (see `device_memory.free_bytes`).
 
-    Raises ConfigurationError where that cannot be, unless the share is 1.
+    Raises ConfigurationError if that is not possible and the share is not 1.
     """
     if device == CPU:
         check_device_flags(None, share)

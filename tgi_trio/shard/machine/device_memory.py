@@ -8,9 +8,9 @@ from tgi_trio.shard.machine import accelerator, memory
 
 
 def free_bytes(device: torch.device, ranks: int = 1) -> int:
-    """Return the bytes that can still be had; of the host's memory, one of `ranks` gets its part.
+    """Return the bytes that can still be allocated; the host's memory is divided among `ranks`.
 
-    On a device no more than the share that `device.limit_memory` leaves this process.
+    On a device this is within the share that `device.limit_memory` has set.
     """
     if accelerator.is_accelerator(device):
         return accelerator.free_bytes(device)

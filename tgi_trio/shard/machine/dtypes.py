@@ -1,4 +1,4 @@
-"""Which dtype a model is computed in."""
+"""The dtype in which a model is computed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tgi_trio.settings.records import DTYPES
 
 
 def compute_dtype(wanted: str | None, config: ModelConfig, *, on_cpu: bool) -> str:
-    """Return the dtype to compute in; raises ConfigurationError for one we do not have.
+    """Return the dtype to compute in. Raises ConfigurationError for one that is not supported.
 
     `wanted` None or "auto": the checkpoint's own.
     """
     own = wanted in (None, "auto")
     name = config.dtype or "float32" if own else str(wanted)
     if name == "float16" and own and on_cpu:
-        name = "float32"  # CPUs have no float16 arithmetic to speak of
+        name = "float32"  # most CPUs have no float16 arithmetic
     if name not in DTYPES:
         raise ConfigurationError(
             f"dtype {name!r} cannot be computed in; allowed are {', '.join(DTYPES)} (--dtype)."

@@ -1,4 +1,4 @@
-"""When Python looks for garbage."""
+"""When Python's cyclic garbage collector runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def pause_collection() -> Iterator[None]:
-    """Do not look for cycles of garbage during the block.
+    """Disable the cyclic garbage collector within the block.
 
-    Imports and compilation make objects by the million that are needed until they are done: to look
-    through them again and again is a tenth of the time that compiling takes.
+    Imports and compilation make millions of objects that live until they are done: traversing them
+    again and again is a tenth of the time of compiling.
     """
     if not gc.isenabled():
         yield

@@ -1,10 +1,9 @@
-"""How many tokens the KV cache holds, and how many slots there are for states. No torch here.
+"""Sizes the KV cache and the number of slots for recurrent states. No torch here.
 
-The first shard of a server takes what memory allows. The router plans with that from then on, and
-replays sequences into the same blocks when a shard has ended: the next one must have as many, in a
-machine whose free memory is never the same twice. So the first one leaves a tenth, of which half
-may be taken by those that follow; and a driver may give back what a process held a while after it
-has ended, which is waited for.
+A server's first shard takes what memory allows. The router plans with that size from then on and
+replays sequences after a crash, so later shards need as many blocks, although a machine's free
+memory varies. Therefore the first shard leaves a tenth of the free memory, of which later ones may
+take half. A driver may also free a dead process's memory only after a while, which is waited for.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest
 
 _SHARE: Final = 0.9  # of what is free after the warm-up
-_SHARE_AGAIN: Final = 0.95  # the same, where another shard has taken its share before
-_LOOKS, _LOOK_S = 40, 0.25  # how often what is missing is looked for again, and how far apart
+_SHARE_AGAIN: Final = 0.95  # the same, for later shards of a server
+_LOOKS, _LOOK_S = 40, 0.25  # how often missing memory is checked for again, and the interval
 _HOST_LEAST_TOKENS = 65536
 _HOST_SEQUENCES = 16
-_STATE_SHARE = 0.5  # of what is left for both, at most
-_SLOTS_EACH = 2  # of a sequence, see `StateGrant`
+_STATE_SHARE = 0.5  # largest share of states in the memory for states and KV
+_SLOTS_EACH = 2  # per sequence, see `StateGrant`
 _LEAST_SNAPSHOTS = 8
-DEFAULT_LENGTH = 4096  # where neither the model nor a flag bounds a sequence
+DEFAULT_LENGTH = 4096  # of a sequence, if neither the model nor a flag limits it
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """What a shard keeps of sequences."""
+    """The memory that a shard has for sequences."""
 
     blocks: int  # of K and V, block 0 included, which is never handed out
     state_slots: int  # slot 0 included, which is never handed out; 0: the model keeps none
@@ -38,7 +37,7 @@ class CacheSize:
 
 
 def longest_sequence(request: WarmupRequest, info: ShardInfo) -> int:
-    """Return the tokens that the longest sequence may have."""
+    """Return the number of tokens of the longest allowed sequence."""
     return request.max_total_tokens or info.max_positions or DEFAULT_LENGTH
 
 
@@ -53,19 +52,19 @@ def size_cache(
     adapter: int = 0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> CacheSize:
-    """Return how much of the bytes that `measure_free` returns is taken for sequences.
+    """Return how much of the free bytes (`measure_free`) is taken for sequences.
 
-    As many tokens and slots as an earlier shard of the server has found, where there was one.
-    Otherwise never more tokens than `max_batch_total_tokens`, made whole blocks, where that is
-    given. In a `host`'s memory, which is seldom all ours, enough for sixteen of the longest
-    sequences; in a device's all that fits, up to as many of them as may run at a time; so too where
-    a token takes nothing, as in a model without attention. Slots for the states of all sequences
-    that may run at a time, and for snapshots of half as many prompts, but no more than half of what
-    is left.
+    A later shard of a server takes as many blocks and slots as the first one has found. The first
+    takes at most `max_batch_total_tokens` tokens, rounded up to whole blocks, if that is given. In
+    a `host`'s memory, which other programs use too, it takes enough for sixteen of the longest
+    sequences. On a device, or if a token takes no memory (a model without attention), it takes all
+    that fits, up to the longest sequence times the largest batch. There are slots for the states
+    of as many sequences as may run at once, and for snapshots of half as many prompts, in at most
+    half of the memory.
 
-    `activation`: bytes that the largest step takes; `beside`: bytes that another model keeps of
-    every token; `adapter`: bytes of the largest LoRA adapter that may be loaded later. Raises
-    ConfigurationError when not even one longest sequence fits, or not what was there before.
+    `activation`: bytes that the largest step takes; `beside`: bytes per token that another model
+    keeps; `adapter`: bytes of the largest LoRA adapter that may be loaded later. Raises
+    ConfigurationError if not even one longest sequence fits, or less than the first shard had.
     """
     each = info.kv_bytes_per_token + beside
     if request.blocks:
@@ -99,7 +98,7 @@ def _size_again(
     adapter: int,
     sleep: Callable[[float], None],
 ) -> CacheSize:
-    """Return the size that an earlier shard has found; what is missing is waited for."""
+    """Return the size that the first shard has found, after waiting for missing memory."""
     states = request.state_slots * info.state_bytes
     kv = request.blocks * info.block_size * each
     spare = 0
@@ -120,7 +119,7 @@ def _size_again(
 
 
 def _state_slots(request: WarmupRequest, info: ShardInfo, spare: int) -> int:
-    """Return how many slots for states to allocate, slot 0 included; 0 where none are kept."""
+    """Return how many slots for states to allocate, slot 0 included; 0 without states."""
     if not info.state_bytes:
         return 0
     rows = max(1, request.max_batch_size)
@@ -136,7 +135,7 @@ def _state_slots(request: WarmupRequest, info: ShardInfo, spare: int) -> int:
 
 
 def _wanted_tokens(request: WarmupRequest, info: ShardInfo, *, host: bool) -> int:
-    """Return the tokens that the KV cache should hold, if they fit."""
+    """Return the number of tokens that the KV cache should hold if there is enough memory."""
     if request.max_batch_total_tokens:
         return request.max_batch_total_tokens
     longest = longest_sequence(request, info)
@@ -146,13 +145,13 @@ def _wanted_tokens(request: WarmupRequest, info: ShardInfo, *, host: bool) -> in
 
 
 def _whole(tokens: int, info: ShardInfo) -> int:
-    """Return the blocks that hold so many tokens."""
+    """Return the number of blocks for so many tokens."""
     return -(-tokens // info.block_size)
 
 
 def _spare(request: WarmupRequest, free: int, activation: int, adapter: int, share: float) -> int:
-    """Return the bytes that may be taken for sequences."""
-    largest = max(activation, request.tower_bytes)  # a tower computes between two steps
+    """Return the number of bytes that may be used for sequences."""
+    largest = max(activation, request.tower_bytes)  # a vision tower computes between two steps
     return max(0, int(free * share) - largest - request.adapters_to_come * adapter)
 
 

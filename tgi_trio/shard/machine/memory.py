@@ -1,4 +1,4 @@
-"""How much memory this process may use, and how much it has used at most. Linux; bytes.
+"""The memory that this process may use, and its peak use, in bytes. Linux.
 
 No torch in this file; `device_memory.py` has the same for devices.
 """
@@ -11,7 +11,7 @@ from tgi_trio.shard.machine import cgroups
 
 
 def free_bytes() -> int:
-    """Return the bytes that can still be had, of the host and our control groups."""
+    """Return the bytes that can still be allocated, by the host and by our control groups."""
     free, within = _meminfo_available(), cgroups.free_bytes()
     return free if within is None else min(free, within)
 
@@ -19,7 +19,7 @@ def free_bytes() -> int:
 def reset_peak() -> int:
     """Forget the peak so far; return the bytes held now, from which the next one is counted."""
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the kernel's word for "peak resident size"
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak resident set size
     except OSError:
         return _status_bytes("VmHWM:")  # a sandbox may forbid it: count from the old peak
     return _status_bytes("VmRSS:")

@@ -1,9 +1,9 @@
-"""What the ranks of a group tell each other while they compute: sums, pieces, the least of all.
+"""Collectives among the ranks of a group: all-reduce, all-gather, broadcast, send and receive.
 
-One torch process group per rank and no global one. The ranks of one machine find each other through
-a file without a name that the router creates and passes down, and on a CPU talk over loopback, so
-nothing is left behind however they end. Those of several meet at a socket of rank 0's, and each
-talks from that address of its machine from which rank 0 is reached.
+Each rank has one torch process group, and there is no global one. The ranks of one machine meet at
+an anonymous file that the router creates and passes down, and communicate over loopback on a CPU,
+so nothing is left behind however they end. Ranks on several machines meet at a socket of rank 0,
+and each uses the address of its machine from which rank 0 is reached.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SIOCGIFADDR: Final = 0x8915  # what asks for an interface's address: linux/sock
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the ranks of a group find each other."""
+    """Where the ranks of a group meet."""
 
-    descriptor: int  # of a file; with an address rank 0's, of a socket that listens there
+    descriptor: int  # of a file; with an address: rank 0's socket, which listens there
     address: str = ""  # host:port; "": all ranks are on one machine
 
     @property
@@ -41,7 +41,7 @@ class Meeting:
         return self.address.rpartition(":")[0].strip("[]")
 
     def open_store(self, rank: int, size: int) -> Any:
-        """Return one of torch's stores that all ranks share; raises RuntimeError, in vain."""
+        """Return a torch store that all ranks share. Raises RuntimeError if they do not meet."""
         if not self.address:
             return _c10d.FileStore(f"/proc/self/fd/{self.descriptor}", size)
         port = int(self.address.rpartition(":")[2])
@@ -52,7 +52,7 @@ class Meeting:
 
 
 def own_address(host: str) -> str:
-    """Return this machine's address on the route to `host`, which nothing is sent to."""
+    """Return this machine's address on the route to `host`; sends nothing."""
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
@@ -61,7 +61,7 @@ def own_address(host: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface that has an IPv4 address, "" when none has."""
+    """Return the name of the interface with an IPv4 address; "" if none has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
@@ -74,20 +74,20 @@ def interface_of(address: str) -> str:
 
 
 class ProcessGroup:
-    """This rank's place among `size` ranks that call the same methods in the same order."""
+    """A rank's end of the group; all ranks call the same methods in the same order."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         """`group`: one of torch's process groups; see `connect` and `gloo_group`."""
         self.rank = rank
         self.size = size
         self._group = group
-        self._sending: tuple[torch.Tensor, Any] | None = None  # what may not have left yet
+        self._sending: tuple[torch.Tensor, Any] | None = None  # a send that may not be complete
 
     @classmethod
     def connect(cls, meeting: Meeting, rank: int, size: int, device: torch.device) -> ProcessGroup:
-        """Meet the other ranks; waits for all of them.
+        """Connect to the other ranks, waiting for all of them.
 
-        gloo on a CPU, NCCL on CUDA. Raises RuntimeError when they do not come.
+        Uses gloo on a CPU, NCCL on CUDA. Raises RuntimeError if they do not connect.
         """
         store = meeting.open_store(rank, size)
         address = own_address(meeting.host) if meeting.address else ""
@@ -102,7 +102,7 @@ class ProcessGroup:
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Tell the others nothing in the block, and wait for none: what is given stays as it is."""
+        """Skip communication within the block: collectives return their inputs unchanged."""
         group, self._group = self._group, _Nobody()
         try:
             yield
@@ -110,36 +110,36 @@ class ProcessGroup:
             self._group = group
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of all ranks' `x`, bit for bit the same on each; `x` is overwritten."""
+        """All-reduce: return the sum of all ranks' `x`, bit-identical on each; overwrites `x`."""
         x = x.contiguous()
         self._group.allreduce([x], _at_once(_c10d.AllreduceOptions())).wait()
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return all ranks' `x` [..., n], of one shape, joined in rank order: [..., size * n]."""
+        """All-gather: return all ranks' `x` [..., n] joined in rank order: [..., size * n]."""
         parts = x.new_empty((self.size * len(x), *x.shape[1:]))
         self._group._allgather_base(parts, x.contiguous()).wait()
         return parts.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Return rank 0's `x`, contiguous and of one shape; those of the others are overwritten."""
+        """Broadcast: return rank 0's `x`, contiguous and of one shape; overwrites the others'."""
         self._group.broadcast([x], _at_once(_c10d.BroadcastOptions())).wait()
         return x
 
     def send(self, x: torch.Tensor, to: int) -> None:
-        """Send a rank `x`, which must not change; waits for the one before, not for this one."""
+        """Send `x`, which must not change, to a rank; waits for the previous send to complete."""
         x = x.contiguous()
         sending, self._sending = self._sending, (x, self._group.send([x], to, 0))
         if sending is not None:
             sending[1].wait()
 
     def receive(self, x: torch.Tensor, sender: int) -> torch.Tensor:
-        """Return `x`, overwritten with the next that a rank has sent, of the same shape."""
+        """Receive into `x` the next tensor that a rank sends, of the same shape; returns it."""
         self._group.recv([x], sender, 0).wait()
         return x
 
     def least(self, value: int, device: torch.device) -> int:
-        """Return the least of all ranks' `value`s."""
+        """Return the minimum of all ranks' `value`s."""
         options = _c10d.AllreduceOptions()
         options.reduceOp = _c10d.ReduceOp.MIN
         numbers = torch.full((1,), value, dtype=torch.int64, device=device)
@@ -148,7 +148,7 @@ class ProcessGroup:
 
 
 class _Nobody:
-    """A group whose ranks neither say nor hear anything."""
+    """A group without communication."""
 
     def allreduce(self, tensors: object, options: object) -> _Nobody:
         return self
@@ -170,7 +170,7 @@ class _Nobody:
 
 
 def _at_once(options: Any) -> Any:
-    """Have a collective take its turn in the stream that computes, not in one beside it."""
+    """Run a collective in the computing stream rather than in one of its own."""
     options.asyncOp = False
     return options
 
@@ -184,5 +184,5 @@ def gloo_group(store: Any, rank: int, size: int, address: str = "") -> Any:
     at = {"hostname": address} if address else {"interface": "lo"}
     options._devices = [_c10d.ProcessGroupGloo.create_device(**at)]
     options._timeout = _TIMEOUT
-    options._threads = 1  # collectives follow each other; more threads would only wake up
+    options._threads = 1  # collectives run one after the other; more threads would be useless
     return _c10d.ProcessGroupGloo(store, rank, size, options)

@@ -1,9 +1,9 @@
-"""Numbers that ranks of one machine show each other through shared memory: microseconds, not a
-message's tenth of a millisecond.
+"""An all-gather through shared memory, for ranks on one machine: it takes microseconds, where a
+message takes a tenth of a millisecond.
 
-Every rank writes to a place of its own, says so by the number of the turn, and waits for the
-others'. Two places each are used in turns: who writes the next one but one has seen that all have
-written the next, so they have read the one before.
+Every rank writes to a buffer of its own, publishes the turn's number, and waits for the others'.
+Each has two buffers, used alternately: a rank that writes a buffer again has seen all ranks publish
+the turn in between, so they have read the buffer's old content.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 
-# Machines that show one thread's writes to others in their order.
+# Machines with total store order (TSO).
 _IN_ORDER: Final = ("x86_64", "AMD64")
-_LINE: Final = 8  # int64 in a cache line, which no two ranks write
-_SPINS: Final = 64  # looks between which the core is not given up
-_PATIENCE_S: Final = 1800.0  # a rank that hangs is the supervisor's to notice, as with gloo
-PLACE: Final = 1 << 20  # numbers that a rank shows at a time
+_LINE: Final = 8  # int64 in a cache line; no two ranks write to the same line
+_SPINS: Final = 64  # polls before the thread yields its core
+_PATIENCE_S: Final = 1800.0  # as with gloo: the supervisor notices earlier that a rank hangs
+PLACE: Final = 1 << 20  # numbers in a buffer
 
 
 class Exchange:
@@ -45,14 +45,14 @@ class Exchange:
 
     @staticmethod
     def size_of(ranks: int) -> int:
-        """Return the bytes that so many ranks need; what nobody touches takes none."""
+        """Return the bytes for so many ranks; untouched pages take no memory."""
         return 8 * _LINE * ranks + 2 * ranks * PLACE * 4
 
     @classmethod
     def open(cls, group: Ranks) -> Exchange | None:
-        """Have all ranks of a machine open the same memory; None on all of them where one cannot.
+        """Have all ranks map the same memory; returns None on all of them if one cannot.
 
-        Rank 0 makes a file without a name, which the others find among its descriptors.
+        Rank 0 creates an anonymous file, which the others open through /proc.
         """
         size, mine = cls.size_of(group.size), -1
         place = torch.zeros(2, dtype=torch.int64)
@@ -70,15 +70,15 @@ class Exchange:
             memory = mmap.mmap(found, size)
             os.close(found)
         fits = memory is not None and platform.machine() in _IN_ORDER
-        agreed = group.least(int(fits), torch.device("cpu"))  # all have opened it, too
+        agreed = group.least(int(fits), torch.device("cpu"))  # also a barrier: all have opened it
         if mine >= 0:
             os.close(mine)
         return cls(memory, group.rank, group.size) if agreed and memory is not None else None
 
     def show(self, numbers: Floats) -> Floats:
-        """Return all ranks' `numbers` [n], in rank order [ranks, n]: a view, until the next call.
+        """Return all ranks' `numbers` [n] in rank order [ranks, n]: a view until the next call.
 
-        n is at most PLACE. Raises RuntimeError when another rank never comes.
+        n is at most PLACE. Raises RuntimeError if another rank does not take part.
         """
         self._turn += 1
         places = self._places[self._turn % 2, :, : len(numbers)]

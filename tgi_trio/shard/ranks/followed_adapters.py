@@ -11,7 +11,7 @@ from tgi_trio.shard.adapters.loading_thread import LoadingThread
 
 
 class FollowedAdapters:
-    """What `GroupAdapters` of rank 0 tells of."""
+    """A follower's adapters, by the orders of rank 0's `GroupAdapters`."""
 
     def __init__(self, host: AdapterHost) -> None:
         self._host = host
@@ -19,9 +19,9 @@ class FollowedAdapters:
         self._thread = LoadingThread()
 
     def order(self, order: AdapterOrder) -> None:
-        """Begin to load an adapter; at the second order of its number, install it.
+        """Begin to load an adapter, or install it at the second order of its number.
 
-        Raises ModelLoadError where this rank cannot load the bytes that rank 0 has.
+        Raises ModelLoadError if this rank cannot load the same bytes as rank 0.
         """
         loading = self._loading.pop(order.number, None)
         if loading is None:
@@ -31,18 +31,18 @@ class FollowedAdapters:
         self._rest()
 
     def drop(self, number: int) -> None:
-        """Forget an adapter, whatever has become of it."""
+        """Forget an adapter, whether loading, loaded or installed."""
         if (loading := self._loading.pop(number, None)) is not None:
             loading.cancel()
         self._host.drop(number)
         self._rest()
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """End without waiting for loads."""
         self._thread.close()
 
     def _take(self, loading: Future[LoadedAdapter], order: AdapterOrder) -> LoadedAdapter:
-        """Return what was loaded; what has changed since rank 0 read it is loaded again."""
+        """Return the loaded adapter; loads it again if it differs from what rank 0 has read."""
         try:
             loaded = loading.result()
         except (TgiTrioError, MemoryError):

@@ -1,8 +1,7 @@
-"""The loop of every rank but 0: compute the plans that rank 0 sends, choose nothing, reply nothing.
+"""The loop of every rank but 0: computes rank 0's plans; it neither samples nor replies.
 
-Its tokens are rank 0's: they come back with the next plan or, where the next plan is made before
-anybody knows them, from rank 0's device. So ranks agree by construction, and a rank needs neither
-sampler nor grammars of its own.
+Tokens come from rank 0: with the next plan or, if that is made before they are known, from rank 0's
+device. So ranks agree by construction, and followers need neither sampler nor grammars.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class NoSampler:
-    """The sampler of a rank that chooses nothing."""
+    """The sampler of a rank that does not sample."""
 
     def choose(self, logits: Scores, rows: list[ShardSequence]) -> Choices:
         return Choices.none(len(rows))
@@ -46,10 +45,10 @@ def run(
     world_size: int,
     incarnation: int = 0,
 ) -> None:
-    """Follow rank 0 until it says SHUTDOWN or the router dies.
+    """Follow rank 0 until it sends SHUTDOWN or the router dies.
 
-    Raises ProtocolMismatch when rank 0 reads the wire differently, and whatever `factory` and the
-    runner raise: the group ends with any of its ranks.
+    Raises ProtocolMismatch if rank 0 has another wire format, and whatever `factory` and the runner
+    raise: the group ends with any of its ranks.
     """
     try:
         channel.beat(0, Phase.LOADING)
@@ -61,10 +60,9 @@ def run(
 
 
 def _follow(channel: Channel, runner: Runner) -> None:
-    """Launch plan after plan. A step is waited for when the next has been launched, or none comes.
+    """Launch plan after plan; wait for a step once the next is launched, or if none comes.
 
-    Waiting sooner would be in the way of the next plan; not at all, nobody would see that a device
-    has failed.
+    Waiting earlier would delay the next plan; without waiting, a failed device would go unnoticed.
     """
     step = 0
     flying: Pending | None = None

@@ -1,8 +1,8 @@
-"""Rank 0's model as the worker loop sees it: a runner that takes the other ranks along.
+"""Rank 0's runner, which has the other ranks compute every step as well.
 
-Rank 0 alone reads the router's ring, keeps the running set, plans and chooses tokens. What the
-others must do, it tells them over rings of the same kind: size your cache, compute this plan. On
-devices that may be a plan whose tokens rank 0's device alone knows: the others' ask it for them.
+Rank 0 alone reads the router's ring, keeps the running batch, plans and samples. It sends the other
+ranks orders over rings of the same kind: to warm up, to compute a plan. On devices a plan may have
+tokens that only rank 0's device knows; the other devices receive them from it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Followers:
         )
 
     def greet(self) -> None:
-        """Exchange HELLO with every follower; raises ProtocolMismatch naming one that is wrong."""
+        """Exchange HELLO with every follower. Raises ProtocolMismatch, which names the rank."""
         ends = self._all.ends
         ours = Hello.of_this_process(0, 1 + len(ends), ends[0].incarnation)
         self._all.send(encode_hello(ours))
@@ -75,7 +75,7 @@ class Followers:
         self._all.send(encode_plan(plan))
 
     def load_adapter(self, order: AdapterOrder) -> None:
-        """Have every follower begin to load an adapter; the second time, have it installed."""
+        """Have every follower begin to load an adapter, or at the second call install it."""
         self._all.send(encode_adapter(0, order))
 
     def drop_adapter(self, number: int) -> None:
@@ -83,7 +83,7 @@ class Followers:
         self._all.send(encode_drop(0, number))
 
     def dismiss(self) -> None:
-        """Have every follower end. Never blocks: one whose ring is full is left to the router."""
+        """Have every follower end. Never blocks: the router kills one whose ring is full."""
         frame = encode(Kind.SHUTDOWN, {"command": 0}, {})
         for end in self._all.ends:
             end.try_send(frame)
@@ -115,7 +115,7 @@ class _GroupStep:
 
 @dataclass(frozen=True, slots=True)
 class _GroupLoaded:
-    """An adapter as rank 0 has loaded it, and what the others are to load."""
+    """An adapter as loaded by rank 0, with the order for the others."""
 
     order: AdapterOrder
     own: LoadedAdapter
@@ -134,11 +134,11 @@ class _GroupLoaded:
 
 
 class GroupAdapters:
-    """An `AdapterHost`: this rank's own, and those of the others.
+    """An `AdapterHost` for all ranks.
 
-    They load while rank 0 does, and compute with it from the plan on before which rank 0 says so:
-    it has found the adapter to be sound, and the sha256 that it read says which bytes. A rank that
-    cannot load these ends the group.
+    The other ranks load while rank 0 does. Once rank 0 has found the adapter to be sound, it orders
+    them to install it, before the first plan that uses it and with the sha256 of what it has read.
+    A rank that cannot load these bytes ends the group.
     """
 
     def __init__(self, host: AdapterHost, followers: Followers) -> None:
@@ -164,7 +164,7 @@ class GroupAdapters:
 
 
 class GroupRunner:
-    """A `Runner`: this rank's own, after the others have been told."""
+    """A `Runner` for all ranks: sends each order to the others, then runs this rank's own part."""
 
     def __init__(self, runner: Runner, followers: Followers) -> None:
         """`runner` holds rank 0's part of the model."""

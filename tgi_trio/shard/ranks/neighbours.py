@@ -1,4 +1,4 @@
-"""The stages before and behind this one, for who computes in numpy: what they say, agreement."""
+"""Communication with the previous and the next pipeline stage, for backends with numpy arrays."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Neighbours:
         self._group = group
 
     def receive(self, hidden: Floats) -> None:
-        """Overwrite `hidden` [T, hidden] with what the stage before says; the first keeps it."""
+        """Receive `hidden` [T, hidden] from the previous stage; the first stage keeps its own."""
         if not self.stage.is_first:
             self._group.receive(torch.from_numpy(hidden), self.stage.before)
 
     def send(self, hidden: Floats) -> None:
-        """Send `hidden` [T, hidden] as it is now to the next stage; the last one has none."""
+        """Send a copy of `hidden` [T, hidden] to the next stage, if there is one."""
         if not self.stage.is_last:
             self._group.send(torch.from_numpy(hidden.copy()), self.stage.after)
 
     def describe(self) -> str:
-        """Return what an operator is told."""
+        """Return a description for the operator."""
         return f"one of {self.stage.size} stages"
 
     def least(self, value: int) -> int:
-        """Return the least of all ranks' `value`s."""
+        """Return the minimum of all ranks' `value`s."""
         return self._group.least(value, _CPU)

@@ -1,8 +1,8 @@
-"""Rank 0's model as the worker loop sees it, where each rank computes a run of the layers.
+"""Rank 0's runner for pipeline parallelism, where each rank computes a run of the layers.
 
-A plan goes to all stages when it is launched; rank 0's own layers are the last, and computed when
-somebody asks for the result. Between the two the other stages work on it, and rank 0 on the
-result of another: several plans of different sequences are under way.
+A plan is sent to all stages when it is launched. Rank 0 has the last layers and computes them when
+the result is asked for. In between, the other stages work on the plan and rank 0 on another one:
+several plans of different sequences (micro-batches) are in flight.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tgi_trio.shard.ranks.leader import Followers, GroupRunner, failing_together
 
 @dataclass(slots=True)
 class _StagedStep:
-    """See `Pending`: rank 0's layers of a step that the stages before it have been told of."""
+    """See `Pending`: a step that the other stages are computing."""
 
     pipeline: PipelineRunner
     plan: StepPlan
     found: StepResult | None = None
-    leaving: list[ShardSequence] = field(default_factory=list)  # dropped while it was under way
+    leaving: list[ShardSequence] = field(default_factory=list)  # dropped while it was in flight
 
     def proceed(self) -> None:
         return None
@@ -31,10 +31,10 @@ class _StagedStep:
 
 
 class PipelineRunner(GroupRunner):
-    """A `Runner` whose steps may be launched one after the other, of different sequences.
+    """A `Runner` with several steps of different sequences in flight.
 
-    Hidden states come in the order of the launches, so rank 0 computes in that order as well,
-    whoever asks for which result first.
+    Hidden states arrive in the order of launches, so rank 0 computes in that order too, whichever
+    result is asked for first.
     """
 
     def __init__(self, runner: Runner, followers: Followers) -> None:
@@ -43,10 +43,10 @@ class PipelineRunner(GroupRunner):
         self._under_way: deque[_StagedStep] = deque()
 
     def runs_ahead(self, plan: StepPlan) -> bool:
-        return False  # a row's next token needs its last
+        return False  # a row's next step needs its last token
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Begin a plan on the other stages; its result computes the last one."""
+        """Begin a plan on the other stages; asking for its result computes the last stage."""
         self._followers.compute(plan)
         step = _StagedStep(self, plan)
         self._under_way.append(step)
@@ -63,7 +63,7 @@ class PipelineRunner(GroupRunner):
         return step.found
 
     def drop(self, sequence: ShardSequence) -> None:
-        """Forget a sequence, once no step that is under way chooses a token for it."""
+        """Forget a sequence, once no step in flight samples for it."""
         for step in reversed(self._under_way):
             if any(row is sequence for row in step.plan.rows):
                 step.leaving.append(sequence)

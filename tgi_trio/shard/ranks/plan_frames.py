@@ -1,7 +1,7 @@
-"""A step's plan on its way to the other ranks: as much of it as they need to compute their part.
+"""Encodes a step's plan for the other ranks: what they need to compute their part.
 
-They get no sequences, only what decides which tensors exist: so they hold no state that could
-differ from rank 0's, and choose nothing.
+They get no sequences, only what determines the step's tensors. So they hold no state that could
+differ from rank 0's.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def encode_plan(plan: StepPlan) -> bytes:
 def decode_plan(frame: Frame) -> StepPlan:
     """Return the plan of a PLAN frame; nothing in it aliases the ring.
 
-    Its rows are stand-ins: they have lengths and what asks for logits, but no tokens. So are the
-    features [N, 0], and images that layers attend to: they come from rank 0 while the step is
-    computed.
+    Its rows are stand-ins: they have lengths and what asks for logits, but no tokens. Features
+    [N, 0] and images to which layers attend are stand-ins as well: rank 0 sends them during the
+    step.
     """
     lengths = frame.column("query_length")
     starts = np.zeros(len(lengths) + 1, np.int32)
@@ -98,7 +98,7 @@ def decode_plan(frame: Frame) -> StepPlan:
 
 
 def _image_columns(plan: StepPlan) -> dict[str, NDArray[Any]]:
-    """Return what the other ranks are told of images that layers attend to."""
+    """Return the columns of images to which layers attend."""
     held = [
         (i, image, image.features.states)
         for i, row in enumerate(plan.rows)
@@ -120,7 +120,7 @@ def _image_columns(plan: StepPlan) -> dict[str, NDArray[Any]]:
 
 
 def _hold_images(rows: list[ShardSequence], frame: Frame) -> None:
-    """Give rows what a frame says of their images."""
+    """Set the images of rows from a frame's columns."""
     names = ("row", "at", "until", "number", "tokens", "visible")
     columns = (frame.column(f"image_{name}").tolist() for name in names)
     for row, at, until, number, tokens, visible in zip(*columns, strict=True):
@@ -130,8 +130,8 @@ def _hold_images(rows: list[ShardSequence], frame: Frame) -> None:
         rows[row].images.append(HeldImage(place, features, None if until < 0 else until))
 
 
-# Of rows that want neither prompt log-probabilities nor an adapter: the same for all, since 512 of
-# them in every step are what a follower has to make before it can compute.
+# Shared by all rows without prompt log-probabilities and adapter: making 512 of them for every step
+# would delay a follower.
 _NO_IDS: Final = np.zeros(0, np.int32)
 _PLAIN: Final = SamplingParameters()
 
@@ -141,7 +141,7 @@ def _shadow_row(
 ) -> ShardSequence:
     if not prompt_logprobs and not adapter:
         return ShardSequence(0, _NO_IDS, context, prompt_length, 0, [], 0, 0, _PLAIN)
-    # Every rank works prompt log-probabilities out, of whatever tokens: their number counts.
+    # Every rank computes prompt log-probabilities, of any tokens: only their number matters.
     ids = np.zeros(context + 1, np.int32) if prompt_logprobs else _NO_IDS
     asked = SamplingParameters(prompt_logprobs=bool(prompt_logprobs), adapter=adapter)
     return ShardSequence(0, ids, context, prompt_length, 0, [], 0, 0, asked)

@@ -1,4 +1,4 @@
-"""The ranks that have a part of every layer, for who computes in numpy: sums, joined parts."""
+"""Collectives of tensor-parallel ranks, for backends with numpy arrays."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _CPU = torch.device("cpu")
 
 
 class Portions:
-    """A rank's place among those that compute every layer together, on CPUs."""
+    """A rank's end of a group that computes every layer together, on CPUs."""
 
     def __init__(self, group: Ranks, *, together: bool) -> None:
-        """`group`: of all ranks; `together`: they are on one machine. Waits for all of them."""
+        """`group`: of all ranks; `together`: all are on one machine. Waits for all of them."""
         self.portion = Portion(group.rank, group.size)
         self._group = group
         self._exchange = Exchange.open(group) if together else None
 
     def add_up(self, parts: Floats) -> None:
-        """Overwrite `parts` [n] with the sum of all ranks', bit for bit the same on each."""
+        """All-reduce: overwrite `parts` [n] with the sum of all ranks', bit-identical on each."""
         if self._exchange is None:
             self._group.all_reduce(torch.from_numpy(parts))
             return
@@ -37,7 +37,7 @@ class Portions:
             self._exchange.show(piece).sum(axis=0, out=piece)
 
     def gather(self, logits: Floats, vocab_size: int) -> Floats:
-        """Return [S, vocab_size] of what ranks have of it, [S, as much as `block_share` says]."""
+        """All-gather: return [S, vocab_size] of the ranks' parts, [S, size by `block_share`]."""
         ranks, width = self.portion.ranks, -(-vocab_size // self.portion.ranks)
         own = np.zeros((len(logits), width), np.float32)
         own[:, : logits.shape[1]] = logits
@@ -52,9 +52,9 @@ class Portions:
         return every.reshape(len(own), -1)[:, :vocab_size]
 
     def least(self, value: int) -> int:
-        """Return the least of all ranks' `value`s."""
+        """Return the minimum of all ranks' `value`s."""
         return self._group.least(value, _CPU)
 
     def describe(self) -> str:
-        """Return what an operator is told."""
+        """Return a description for the operator."""
         return f"one of {self.portion.ranks} ranks"

@@ -1,4 +1,4 @@
-"""What samplers have in common: what rows ask for, the processors in order, the best candidates.
+"""The common part of samplers: rows' settings, logits processors, and the best candidates.
 
 No torch in this file. The samplers are `torch_sampler.Sampler` and
 `numba_sampler.CpuSampler`.

@@ -1,8 +1,8 @@
-"""Which guesses were right: the sampler's own choice after each, one after the other.
+"""Verification of speculative decoding: compares each guess with the sampler's own choice.
 
-A guess is right when it is what the sampler chooses in its place, with everything that choice
-depends on: penalties, grammar, seed and position. So the tokens are those of decoding one by one,
-sampled ones too, and a wrong guess costs nothing but its place in the step.
+A guess is right if it is what the sampler chooses at its position, with penalties, grammar, seed
+and position as always. So the tokens are those of decoding one by one, sampled ones too, and a
+wrong guess costs nothing but its place in the step.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _STATE = "decoder"  # our key in Sequence.state
 
 
 class DecoderSampler:
-    """Shows another sampler what the decoder has said so far, behind its start token."""
+    """Gives another sampler the decoder's tokens alone: the start token and the output so far."""
 
     def __init__(self, sampler: RowSampler, start_token: int) -> None:
         self._sampler = sampler

@@ -1,12 +1,11 @@
-"""Grammars in the shard: compiled beside the steps, and asked before every choice.
+"""Guided generation in the shard: compiles grammars beside the steps, and computes token masks.
 
-A grammar is compiled in a thread of low priority while its sequence sits steps out, so that the
-others notice nothing; llguidance releases the GIL for it. The tokenizer that all are compiled for
-is read there, too, and not before the model is ready: for a large vocabulary that takes a third of
-a second, in which it holds the GIL. What is compiled is kept for the next sequences, which get a
-copy each. A sequence's place in its grammar is a function of its generated tokens, so a replayed
-one goes on where it was. Most of what a schema allows is forced: such runs of tokens are known in
-advance and cost nothing. No torch in this file.
+A grammar is compiled in a thread of low priority while its sequence is left out of steps, so that
+others are not delayed; llguidance releases the GIL meanwhile. The tokenizer is loaded there too,
+but only once the model is ready: for a large vocabulary that holds the GIL for a third of a second.
+Compiled grammars are cached; each sequence gets a copy. A sequence's state in its grammar is a
+function of its generated tokens, so a replayed sequence goes on where it was. Most tokens of a
+schema are forced: such runs are known in advance and need no mask. No torch in this file.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ STATE = "grammar"  # key in Sequence.state
 
 _KEPT = 64  # compiled grammars
 _COMPILING = 2  # at the same time
-_NICENESS = 10  # of the threads that compile, beyond that of the steps
-_TEAM_ROWS = 32  # masks that are worth waking other threads for; most take 10 us
+_NICENESS = 10  # of the compiling threads, added to the steps' own
+_TEAM_ROWS = 32  # masks from which on other threads are woken; most masks take 10 us
 
 
 class Guide:

@@ -1,9 +1,8 @@
-"""What changes a row's scores before temperature: watermark, penalties, biases, masks.
+"""Logits processors before temperature: watermark, penalties, biases, masks.
 
-Every processor edits `scores` [R, W] (float32, torch's or numpy's) in place, and only the entries
-it concerns, so a row without it costs nothing. What a row needs is kept in
-`sequence.state["sampler"]` and brought up to date from the sequence's tokens, so a replayed
-sequence is treated as if it had never moved.
+Each edits `scores` [R, W] (float32, torch's or numpy's) in place, and only the entries concerned,
+so it costs nothing for rows without it. A row's state is kept in `sequence.state["sampler"]` and
+updated from the sequence's tokens, so a replayed sequence gets the same results.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Top-k, top-p, typical-p and min-p over each row's best candidates, and the choice among them.
 
 Sorting a whole vocabulary costs milliseconds per row, and almost always a few hundred of the best
-tokens decide. So a row comes here as its best C tokens in order, together with the mass of the
-whole row; where those cannot decide (`settled` is False), the caller comes again with more, and in
-the end turns to `wide_truncation`. All sums run in float64 from the best token on, row by row, so
-neither C nor the rest of the batch changes a row's outcome.
+tokens decide. So a row is given by its best C tokens in order, together with the mass of the whole
+row. If these cannot decide (`settled` is False), the caller tries again with more, and finally with
+`wide_truncation`. All sums are in float64 from the best token on, row by row, so neither C nor the
+rest of the batch changes a row's outcome.
 """
 
 from __future__ import annotations
