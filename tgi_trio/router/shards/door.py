@@ -17,7 +17,7 @@ from tgi_trio.router.shards.rank_link import GREETING_S, Message, RankLink, gree
 
 log = logging.getLogger(__name__)
 
-_UNKNOWN: Final = 32  # callers at a time that have not yet shown who they are
+_UNKNOWN: Final = 32  # most connections at a time that are not authenticated yet
 
 # Takes over a connection, given its first message; raises PeerError if it is not wanted.
 Receive = Callable[[Message, RankLink], Awaitable[None]]
@@ -33,7 +33,7 @@ class Door:
         self._receive = receive
         self._unknown = trio.Semaphore(_UNKNOWN)
         self._acceptor = Acceptor()
-        self._told = ""  # the last complaint: who is sent away may call again and again
+        self._told = ""  # the last warning, not repeated: a refused peer may try again and again
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept connections until cancelled."""

@@ -326,7 +326,7 @@ def _small(head: Array) -> Array:
 
 
 def _pack(codes: torch.Tensor, kind: CodeKind) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return codes [outputs, padded inputs] as they are stored, and planes; see `code_numbers.py`."""
+    """Return codes [outputs, padded inputs] as stored, and planes; see `code_numbers.py`."""
     if kind.bits == 8:
         return codes, None
     words = codes.view(len(codes), -1, kind.unit // 4, 4)  # i-th codes, words
