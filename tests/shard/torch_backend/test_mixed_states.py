@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     drive,
     start,
 )
+from tgi_trio.shard.machine.garbage import pause_collection  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
 from tgi_trio.shard.torch_backend.recordings import mixed_plans  # noqa: E402
 from tgi_trio.shard.torch_backend.states import (  # noqa: E402
@@ -25,6 +27,7 @@ from tgi_trio.shard.torch_backend.states import (  # noqa: E402
     mamba2,
     recurrent_gate,
 )
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 BUDGET = 12  # tokens of a step
@@ -65,3 +68,14 @@ def test_more_rows_in_chunks_than_there_is_room_for_are_launched(
         ours = drive(runner, TEXTS, [{}] * 4, device=device, budget=BUDGET)
     agree(ours, expected)
     assert {counts.replays for counts in ours.prefills} == {0, 1}
+
+
+def test_a_second_warm_up_keeps_no_states_of_the_first(checkpoint: Callable[..., Path]) -> None:
+    folder, request = checkpoint("lfm2"), replace(REQUEST, max_prefill_tokens=BUDGET)
+    with StandInDevice() as device:
+        runner = start(folder, "cuda:0", (1,), request=request)
+        assert isinstance(runner, TorchRunner) and runner._pool is not None
+        old = [weakref.ref(state) for state in runner._pool.layers[0].values()]
+        with pause_collection(), device.idle():
+            runner.warm_up(request)
+            assert old and all(state() is None for state in old)

@@ -26,30 +26,14 @@ class _Told:
     memory: torch.Tensor  # uint8
 
 
-class RecordedRows:
-    """The rows of recordings of one size; implements `ReservedRows`."""
+class _Listings:
+    """What is told of the rows of a size's recordings; implements `ReservedRows`."""
 
-    def __init__(
-        self, room: Room, slots: Sequence[torch.Tensor], pool: StatePool, device: torch.device
-    ) -> None:
-        """`slots`: where they are told what `idle_slots` has; `pool`: which these are in."""
+    def __init__(self, room: Room, device: torch.device) -> None:
         self.room = room
         self._device = device
         self._staging = Staging(device, turns=_TURNS)
         self._told: list[_Told] = []
-        reads, writes, fresh = slots
-        steps = StateSteps([0], reads, writes, fresh, reserved=self)
-        self.states = StepStates(pool.layers, steps)
-
-    def fits(self, plan: StepPlan) -> bool:
-        """Return whether no more of a plan's rows have several tokens than there is room for."""
-        return int((np.diff(plan.query_starts) > 1).sum()) <= self.room.longer
-
-    def refill(self, plan: StepPlan) -> None:
-        """Tell the recordings of a plan's rows, which `fits`."""
-        starts = plan.query_starts.tolist()
-        for told in self._told:
-            self._staging.fill(told.memory, told.listing(starts, self.room))
 
     def keep(self, listing: Listing) -> list[torch.Tensor]:
         """Return where `refill` tells what a listing says; there are no rows yet."""
@@ -58,6 +42,37 @@ class RecordedRows:
         self._staging.fill(memory, arrays)
         self._told.append(_Told(listing, memory))
         return split(memory, arrays)
+
+    def refill(self, starts: Sequence[int]) -> None:
+        """Tell the recordings of rows that start at `starts`, cumulative."""
+        for told in self._told:
+            self._staging.fill(told.memory, told.listing(starts, self.room))
+
+
+class RecordedRows:
+    """The rows of recordings of one size.
+
+    The states hold a reference to the listings, and this object to both. With a reference cycle,
+    the state pool would stay on the device after a second warm-up has dropped it, until the next
+    garbage collection.
+    """
+
+    def __init__(
+        self, room: Room, slots: Sequence[torch.Tensor], pool: StatePool, device: torch.device
+    ) -> None:
+        """`slots`: where they are told what `idle_slots` has; `pool`: which these are in."""
+        self._listings = _Listings(room, device)
+        reads, writes, fresh = slots
+        steps = StateSteps([0], reads, writes, fresh, reserved=self._listings)
+        self.states = StepStates(pool.layers, steps)
+
+    def fits(self, plan: StepPlan) -> bool:
+        """Return whether no more of a plan's rows have several tokens than there is room for."""
+        return int((np.diff(plan.query_starts) > 1).sum()) <= self._listings.room.longer
+
+    def refill(self, plan: StepPlan) -> None:
+        """Tell the recordings of a plan's rows, which `fits`."""
+        self._listings.refill(plan.query_starts.tolist())
 
 
 def idle_slots(rows: int) -> list[Array]:
