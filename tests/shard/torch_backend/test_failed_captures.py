@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -47,10 +48,12 @@ class Captures:
         self.stream: object = "the usual one"
         self.looked_for: list[object] = []  # pools for whose captures the allocator looks
         self.pools: list[object] = []  # that the allocator was given back
+        self.graphs: list[weakref.ref[Any]] = []
 
     @contextlib.contextmanager
     def graph(self, graph: Any, pool: Any, stream: Any, **_: Any) -> Iterator[None]:
         before, self.stream = self.stream, stream
+        self.graphs.append(weakref.ref(graph))
         self.looked_for.append(pool)
         self.capturing = True
         try:
@@ -115,6 +118,63 @@ def test_a_capture_that_fails_leaves_nothing_behind(captures: Captures, ended: b
     graph, y = record(lambda: x + 1)
     graph.replay()
     assert y.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_only_what_could_not_be_ended_is_kept(captures: Captures, ended: bool) -> None:
+    captures.leaves, captures.refuses = ended, True
+    record, x = CudaCapture(DEVICE), torch.ones(2, device=DEVICE)
+    with contextlib.suppress(CaptureError):
+        record(lambda: x + 1)
+    assert [graph() is None for graph in captures.graphs] == [ended]
+
+
+def test_the_reason_is_torchs_own(captures: Captures) -> None:
+    x, compiled = torch.ones(2, device=DEVICE), dict[str, Callable[[], None]]()
+
+    def refuse() -> torch.Tensor:
+        if captures.capturing:
+            try:
+                compiled["a kernel"]()
+            except KeyError:
+                raise RuntimeError(REFUSED)  # noqa: B904  (as libraries do)
+        return x
+
+    with pytest.raises(CaptureError, match=f"^{REFUSED}$"):
+        CudaCapture(DEVICE)(refuse)
+
+
+def use_up(captures: Captures) -> Callable[[], torch.Tensor]:
+    """Return work that memory does not suffice for, before it is captured."""
+
+    def compute() -> torch.Tensor:
+        assert not captures.capturing
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    return compute
+
+
+def test_memory_that_is_used_up_before_a_capture_is_a_reason_too(captures: Captures) -> None:
+    with pytest.raises(CaptureError, match="out of memory"):
+        CudaCapture(DEVICE)(use_up(captures))
+    assert not captures.graphs
+
+
+def test_a_rank_whose_memory_is_used_up_ends_as_the_others_wait_for_it(captures: Captures) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaCapture(DEVICE, alone=False)(use_up(captures))
+
+
+def test_older_torchs_name_for_leaving_a_pool(
+    captures: Captures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool")
+    older = "_cuda_endAllocateCurrentStreamToPool"
+    monkeypatch.setattr(torch._C, older, captures.end_pool, raising=False)
+    captures.refuses, x = True, torch.ones(2, device=DEVICE)
+    with pytest.raises(CaptureError):
+        CudaCapture(DEVICE)(lambda: x + 1)
+    assert not captures.looked_for
 
 
 def test_a_device_that_is_lost_is_no_failed_capture(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
 # also allocates memory that the second one finds there.
 _WARM_UPS, _FIRST_WARM_UPS = 1, 2
 _READINGS = 5  # replays of which the fastest counts
+# Torch's functions that detach an allocator from a capture: now, and in 2.6.
+_END_POOL, _OLDER_END_POOL = "_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"
 
 
 class RecordedTime:
@@ -89,6 +91,7 @@ class CudaCapture:
         must not end a capture of this thread.
         """
         self._nodes = nodes
+        self._alone = alone
         self._mode = "global" if alone else "thread_local"
         self._device = device
         self._runs = _FIRST_WARM_UPS
@@ -118,9 +121,7 @@ class CudaCapture:
             aside = self._aside
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
-                for _ in range(self._runs):
-                    compute()
-                self._runs = _WARM_UPS
+                self._run_before(compute)
             torch.cuda.current_stream().wait_stream(aside)
             if self._pool is None or not self._alive:
                 self._pool = torch.cuda.graph_pool_handle()
@@ -134,6 +135,21 @@ class CudaCapture:
             self._alive.add(graph)
         return graph, output
 
+    def _run_before(self, compute: Compute) -> None:
+        """Run work as often as is needed before its capture.
+
+        Raises CaptureError where the device is out of memory. With several ranks torch's own error
+        is raised, which ends the rank and with it the group: the others wait in the same work.
+        """
+        try:
+            for _ in range(self._runs):
+                compute()
+        except torch.OutOfMemoryError as error:
+            if not self._alone:
+                raise
+            raise CaptureError(_first_reason(error)) from error
+        self._runs = _WARM_UPS
+
     def _record(self, graph: torch.cuda.CUDAGraph, compute: Compute) -> torch.Tensor:
         """Capture work into a graph. Raises CaptureError, or torch's error for a lost device."""
         here = torch.cuda.current_stream()
@@ -145,20 +161,26 @@ class CudaCapture:
                 return compute()
         except RuntimeError as error:  # of torch, for a device's errors
             torch.cuda.set_stream(here)  # a capture that cannot be ended leaves torch's own current
-            self._unfinished.append(graph)
-            self._leave_pool()
+            if self._leave_pool():
+                self._unfinished.append(graph)
             synchronize(self._device)
             raise CaptureError(_first_reason(error)) from error
 
-    def _leave_pool(self) -> None:
+    def _leave_pool(self) -> bool:
         """Detach the allocator from a failed capture, as the end of a capture does.
 
-        Until then it never collects memory, and keeps blocks that other streams have used.
+        Until then it never collects memory, and keeps blocks that other streams have used. Returns
+        False where the capture has ended: its graph leaves the pool when it is destroyed.
         """
-        index = self._device.index or 0
-        with suppress(RuntimeError):  # the capture has ended: its graph was not instantiated
-            torch._C._cuda_endAllocateToPool(index, self._pool)
-            torch._C._cuda_releasePool(index, self._pool)
+        index, binding = self._device.index or 0, _END_POOL
+        if not hasattr(torch._C, binding):
+            binding = _OLDER_END_POOL
+        try:
+            getattr(torch._C, binding)(index, self._pool)
+        except RuntimeError:
+            return False
+        torch._C._cuda_releasePool(index, self._pool)
+        return True
 
     def _carve(self, graph: torch.cuda.CUDAGraph, carveout: int) -> None:
         """Give a graph's kernels a carve-out, and instantiate it. Raises DriverError."""
@@ -172,7 +194,7 @@ class CudaCapture:
 
 
 def _first_reason(error: BaseException) -> str:
-    """Return the first line of the first error: ending a capture that failed then fails, too."""
-    while error.__context__ is not None:
+    """Return the first line of torch's first error: ending a failed capture then fails, too."""
+    while isinstance(error.__context__, RuntimeError):
         error = error.__context__
     return next(iter(str(error).splitlines()), "") or type(error).__name__
