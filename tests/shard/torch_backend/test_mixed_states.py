@@ -79,3 +79,15 @@ def test_a_second_warm_up_keeps_no_states_of_the_first(checkpoint: Callable[...,
         with pause_collection(), device.idle():
             runner.warm_up(request)
             assert old and all(state() is None for state in old)
+
+
+def test_pinned_memory_stays_when_recordings_are_forgotten(
+    checkpoint: Callable[..., Path],
+) -> None:
+    """Giving it back would end the process where the device has been lost meanwhile."""
+    folder, request = checkpoint("lfm2"), replace(REQUEST, max_prefill_tokens=BUDGET)
+    with StandInDevice() as device:
+        runner = start(folder, "cuda:0", (1,), request=request)
+        with device.idle():
+            runner.warm_up(request)
+        assert not device.counts.unpinned

@@ -25,7 +25,11 @@ from tgi_trio.shard.torch_backend.states.delta_rule import apply_delta_rule, nor
 from tgi_trio.shard.torch_backend.states.mamba1 import scan_mamba1
 from tgi_trio.shard.torch_backend.states.mamba2 import scan_mamba2
 from tgi_trio.shard.torch_backend.states.pool import StatePool
-from tgi_trio.shard.torch_backend.states.recorded_rows import RecordedRows, idle_slots
+from tgi_trio.shard.torch_backend.states.recorded_rows import (
+    RecordedRows,
+    idle_slots,
+    row_staging,
+)
 from tgi_trio.shard.torch_backend.states.recurrent_gate import scan_gated
 from tgi_trio.shard.torch_backend.states.scan import Parts
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
@@ -152,8 +156,9 @@ def _recorded(
     tokens, rows = sum(counts) + 5, len(counts) + 3
     room = Room(tokens, rows, longer=len(counts) + 1)
     slots = [torch.from_numpy(array) for array in idle_slots(rows)]
-    pool = StatePool({}, 1, torch.float32, torch.device("cpu"))
-    reserved = RecordedRows(room, slots, pool, torch.device("cpu"))
+    device = torch.device("cpu")
+    pool = StatePool({}, 1, torch.float32, device)
+    reserved = RecordedRows(room, slots, pool, device, row_staging(device))
     parts = [torch.cat((part, torch.randn(5, *part.shape[1:]))) for part in parts]
     states = torch.cat((states, torch.zeros(3, *states.shape[1:])))
     case.ours(parts, states.clone(), reserved.states.steps)

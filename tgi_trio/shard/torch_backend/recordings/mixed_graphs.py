@@ -54,7 +54,11 @@ from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
 )
 from tgi_trio.shard.torch_backend.staging import Array, Sheet, Staging, cut, packed_size, split
 from tgi_trio.shard.torch_backend.states.pool import StatePool
-from tgi_trio.shard.torch_backend.states.recorded_rows import RecordedRows, idle_slots
+from tgi_trio.shard.torch_backend.states.recorded_rows import (
+    RecordedRows,
+    idle_slots,
+    row_staging,
+)
 from tgi_trio.shard.torch_backend.states.steps import state_arrays
 
 if TYPE_CHECKING:  # it imports Triton
@@ -133,9 +137,11 @@ class MixedGraphs:
     images: PagedImages | None = None  # given where layers attend to images
     _recorded: dict[StepKind, dict[MixedSize, _Recording]] = field(default_factory=dict)
     _staging: Staging = field(init=False)
+    _row_staging: Staging = field(init=False)
 
     def __post_init__(self) -> None:
         self._staging = Staging(self.device)
+        self._row_staging = row_staging(self.device)
 
     def forget(self) -> None:
         """Drop every recording, since each keeps the KV cache alive that it was captured with."""
@@ -296,7 +302,7 @@ class MixedGraphs:
     def _reserve(self, size: MixedSize, width: int, pool: StatePool | None) -> _Memory:
         """Reserve what the graphs of a size read, filled with idle tokens."""
         idle, adapters, sampler = idle_step(size, width), self.adapters, self.ends.sampler
-        room = row_room(size)
+        room, sending = row_room(size), self._row_staging
         groups = [
             idle_arrays(size),
             [] if pool is None else idle_slots(room.rows),
@@ -312,7 +318,7 @@ class MixedGraphs:
             size,
             Sheet(every, told, shared=False),
             tokens=split(own, groups[0]),
-            rows=None if pool is None else RecordedRows(room, slots, pool, self.device),
+            rows=None if pool is None else RecordedRows(room, slots, pool, self.device, sending),
             attention=of_attention,
             asked=None if sampler is None else sampler.reserve(size.rows, of_choices),
             adapters=None if adapters is None else adapters.reserve(*size, decodes=False),

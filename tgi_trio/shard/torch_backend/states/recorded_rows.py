@@ -29,10 +29,10 @@ class _Told:
 class _Listings:
     """What is told of the rows of a size's recordings; implements `ReservedRows`."""
 
-    def __init__(self, room: Room, device: torch.device) -> None:
+    def __init__(self, room: Room, device: torch.device, staging: Staging) -> None:
         self.room = room
         self._device = device
-        self._staging = Staging(device, turns=_TURNS)
+        self._staging = staging
         self._told: list[_Told] = []
 
     def keep(self, listing: Listing) -> list[torch.Tensor]:
@@ -58,10 +58,18 @@ class RecordedRows:
     """
 
     def __init__(
-        self, room: Room, slots: Sequence[torch.Tensor], pool: StatePool, device: torch.device
+        self,
+        room: Room,
+        slots: Sequence[torch.Tensor],
+        pool: StatePool,
+        device: torch.device,
+        staging: Staging,
     ) -> None:
-        """`slots`: where they are told what `idle_slots` has; `pool`: which these are in."""
-        self._listings = _Listings(room, device)
+        """`slots`: where they are told what `idle_slots` has; `pool`: which these are in.
+
+        `staging`: what `row_staging` returns, of all sizes: its memory stays where it is.
+        """
+        self._listings = _Listings(room, device, staging)
         reads, writes, fresh = slots
         steps = StateSteps([0], reads, writes, fresh, reserved=self._listings)
         self.states = StepStates(pool.layers, steps)
@@ -73,6 +81,11 @@ class RecordedRows:
     def refill(self, plan: StepPlan) -> None:
         """Tell the recordings of a plan's rows, which `fits`."""
         self._listings.refill(plan.query_starts.tolist())
+
+
+def row_staging(device: torch.device) -> Staging:
+    """Return what copies to a device what recordings are told of their rows."""
+    return Staging(device, turns=_TURNS)
 
 
 def idle_slots(rows: int) -> list[Array]:
