@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -19,7 +19,12 @@ from tgi_trio.shard.torch_backend.recordings import carveouts, graph_nodes
 from tgi_trio.shard.torch_backend.recordings.carveouts import Carveouts, CarvingCapture
 from tgi_trio.shard.torch_backend.recordings.cuda_graphs import CudaCapture
 from tgi_trio.shard.torch_backend.recordings.graph_nodes import DriverError, open_nodes
-from tgi_trio.shard.torch_backend.recordings.recorded_steps import Compute, Ends, StepKind
+from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
+    CaptureError,
+    Compute,
+    Ends,
+    StepKind,
+)
 from tgi_trio.shard.torch_backend.recordings.step_recorder import StepRecorder
 
 need_triton()
@@ -172,6 +177,23 @@ def test_a_step_that_cannot_be_recorded_so_is_recorded_without(
     assert carveout_of(recorded(found, 1)) is None
     told = capsys.readouterr().err
     assert "CUDA error: invalid argument" in told and len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("tried", [1, 2], ids=["while choosing", "when recorded"])
+def test_so_is_one_whose_capture_fails(capsys: pytest.CaptureFixture[str], tried: int) -> None:
+    captures = list[int | None]()
+
+    def capture(compute: Compute, /, carveout: int | None = None) -> tuple[Any, torch.Tensor]:
+        captures.append(carveout)
+        if captures.count(100) == tried and carveout == 100:
+            raise CaptureError("memory is used up")
+        return SimpleNamespace(carveout=carveout), compute()
+
+    found = Carveouts(capture, lambda graph: 5e-4 if cast(Any, graph).carveout == 100 else 1e-3)
+    found.choose([1], lambda rows: lambda: torch.ones(rows))
+    graph, _ = found.record(1, lambda: torch.ones(1))
+    assert cast(Any, graph).carveout is None and captures.count(100) == tried
+    assert capsys.readouterr().err == f"{carveouts._LEFT}: memory is used up\n"
 
 
 def test_nodes_are_told_where_the_driver_can_be(

@@ -19,13 +19,19 @@ import torch
 
 from tgi_trio.shard.torch_backend.layers.few_rows import CLASSES, agree
 from tgi_trio.shard.torch_backend.recordings.graph_nodes import DriverError
-from tgi_trio.shard.torch_backend.recordings.recorded_steps import Compute, Graph, IdleSteps
+from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
+    CaptureError,
+    Compute,
+    Graph,
+    IdleSteps,
+)
 
 _TRIED: Final = (100, 72, 44)  # per cent: of Hopper's 228 KB, these are 228, 164 and 100
 _MOST_ROWS: Final = CLASSES[-1][-1]  # with more, few kernels begin before the last one has ended
 _WORTH: Final = 0.99  # another carve-out must take at most this part of the time with the driver's
 _MOST_SECONDS: Final = 0.2  # of the device, for all measurements
 _RUNS: Final = 8  # runs of a step that trying one carve-out takes
+_REFUSED: Final = DriverError, CaptureError  # the latter again, without one, where nothing helps
 _LEFT: Final = "shared memory of kernels is left to the driver"
 
 
@@ -62,7 +68,7 @@ class Carveouts:
                 left -= self._choose(rows, idle(rows), left)
                 if left <= 0:
                     return
-        except DriverError as error:
+        except _REFUSED as error:
             self._leave(error)
 
     def record(self, rows: int, compute: Compute) -> tuple[Graph, torch.Tensor]:
@@ -71,7 +77,7 @@ class Carveouts:
         if chosen is not None:
             try:
                 return self._capture(compute, chosen)
-            except DriverError as error:
+            except _REFUSED as error:
                 self._leave(error)
         return self._capture(compute)
 
@@ -90,6 +96,6 @@ class Carveouts:
                 least, self.chosen[rows] = took, percent
         return spent
 
-    def _leave(self, error: DriverError) -> None:
+    def _leave(self, error: DriverError | CaptureError) -> None:
         self.chosen = {}
         print(f"{_LEFT}: {error}", file=sys.stderr, flush=True)
