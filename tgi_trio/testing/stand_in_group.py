@@ -60,10 +60,10 @@ class StandInGroup:
         own = self._held(tensors)
         return self._launch("broadcast", lambda: self._group.broadcast(own, options))
 
-    def _allgather_base(self, parts: torch.Tensor, own: torch.Tensor) -> _Done:
+    def _allgather_base(self, parts: torch.Tensor, own: torch.Tensor, options: Any) -> _Done:
         """Fill [size * n, ...] with all ranks' `own` [n, ...]."""
         into, mine = self._held([parts, own])
-        return self._launch("all_gather", lambda: self._group._allgather_base(into, mine))
+        return self._launch("all_gather", lambda: self._group._allgather_base(into, mine, options))
 
     def _held(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if not all(isinstance(x, DeviceTensor) for x in tensors):

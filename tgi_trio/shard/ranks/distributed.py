@@ -118,7 +118,8 @@ class ProcessGroup:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """All-gather: return all ranks' `x` [..., n] joined in rank order: [..., size * n]."""
         parts = x.new_empty((self.size * len(x), *x.shape[1:]))
-        self._group._allgather_base(parts, x.contiguous()).wait()
+        options = _at_once(_c10d.distributed_c10d.AllgatherOptions())
+        self._group._allgather_base(parts, x.contiguous(), options).wait()
         return parts.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
@@ -140,7 +141,7 @@ class ProcessGroup:
 
     def least(self, value: int, device: torch.device) -> int:
         """Return the minimum of all ranks' `value`s."""
-        options = _c10d.AllreduceOptions()
+        options = _at_once(_c10d.AllreduceOptions())
         options.reduceOp = _c10d.ReduceOp.MIN
         numbers = torch.full((1,), value, dtype=torch.int64, device=device)
         self._group.allreduce([numbers], options).wait()
@@ -156,7 +157,7 @@ class _Nobody:
     def broadcast(self, tensors: object, options: object) -> _Nobody:
         return self
 
-    def _allgather_base(self, parts: object, own: object) -> _Nobody:
+    def _allgather_base(self, parts: object, own: object, options: object) -> _Nobody:
         return self
 
     def send(self, tensors: object, to: int, tag: int) -> _Nobody:
