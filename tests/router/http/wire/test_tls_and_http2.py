@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import h2.connection
 import h2.events
 import pytest
 import trio
+from priority.priority import PriorityTree
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import ENDLESS, STREAM, Client, served, until
@@ -22,6 +24,9 @@ from tgi_trio.router.http.wire.server import ServerSettings
 pytestmark = pytest.mark.trio
 
 CERTIFICATE = str(Path(__file__).parent / "data" / "localhost.pem")
+IMPATIENT = ServerSettings(keep_alive_timeout=0.3, limits=ConnectionLimits(send_timeout=0.3))
+LONG = ServedLimits(max_input_tokens=1000, max_total_tokens=200_000)
+TEXT = "z" * 150_000
 
 
 def tls(alpn: str) -> ssl.SSLContext:
@@ -160,6 +165,52 @@ async def test_http2_resets_abort_the_generation():
         await until(lambda: server.engine.permits == 0)
 
 
+@pytest.mark.parametrize("whose", ["client", "server"])
+async def test_http2_streams_that_were_reset_are_forgotten(whose, monkeypatch):
+    """A connection that remembered a thousand of them would end; here eight are too many."""
+    tree = partial(PriorityTree, maximum_streams=8)
+    monkeypatch.setattr("hypercorn.protocol.h2.priority.PriorityTree", tree)
+    engine = FakeEngine(lambda prompt: TEXT if whose == "server" else ENDLESS, limits=LONG)
+    engine.tokens_per_step = 10_000
+    async with served(engine, settings=IMPATIENT, running=whose == "server") as server:
+        client = Http2(await server.raw())
+        for _ in range(10):
+            id = await client.post("/generate_stream", b'{"inputs":"x"}')
+            if whose == "client":
+                await until(lambda: bool(engine.live))
+                client.connection.reset_stream(id)
+                await client.flush()
+            else:
+                await client.pump(partial(client.reset.__contains__, id), acknowledge=False)
+            await until(lambda: engine.permits == 0)
+        answer = await client.post("/nowhere", b"{}")
+        await client.pump(lambda: answer in client.ended, acknowledge=False)
+        assert answer not in client.reset
+
+
+async def test_http2_bodies_that_come_behind_their_answer_are_dropped():
+    """All of it, more than the connection's window: requests beside it and after it are served."""
+    async with served(FakeEngine(lambda prompt: ENDLESS)) as server:
+        client = Http2(await server.raw())
+        beside = await client.post("/generate_stream", b'{"inputs":"x"}')
+        late = client.connection.get_next_available_stream_id()
+        head = [(":method", "POST"), (":path", "/nowhere"), (":scheme", "http")]
+        client.connection.send_headers(late, [*head, (":authority", "t")])
+        client.body[late] = b""
+        await client.flush()
+        await client.pump(lambda: late in client.ended)
+        for _ in range(20):
+            await client.pump(lambda: client.connection.local_flow_control_window(late) >= 16_000)
+            client.connection.send_data(late, bytes(16_000))
+            await client.flush()
+        client.connection.end_stream(late)
+        server.engine.answer = lambda prompt: "Hello"
+        after = await client.post("/generate", b'{"inputs":"y"}')
+        await client.pump(lambda: after in client.ended)
+        assert client.body[after] == b'{"generated_text":"Hello"}'
+        assert beside not in client.ended
+
+
 async def test_http2_readers_that_never_read_are_bounded():
     engine = FakeEngine(lambda prompt: "z" * 2000)
     engine.tokens_per_step = 20
@@ -171,11 +222,6 @@ async def test_http2_readers_that_never_read_are_bounded():
         await until(lambda: engine.permits == 0)
         assert len(engine.left) == 1, "aborted, not finished"
         assert len(client.body[id]) <= 65_535
-
-
-IMPATIENT = ServerSettings(keep_alive_timeout=0.3, limits=ConnectionLimits(send_timeout=0.3))
-LONG = ServedLimits(max_input_tokens=1000, max_total_tokens=200_000)
-TEXT = "z" * 150_000
 
 
 async def test_http2_readers_that_read_slowly_get_all_of_a_body(patient_clock):

@@ -1,6 +1,6 @@
 """HTTP/2 by hypercorn: the only file that knows it.
 
-Its H2Protocol is driven as its own TCPServer does it, but for what `_Protocol` keeps from it.
+Its H2Protocol is driven as its own TCPServer does it, but for what `Protocol` keeps from it.
 Attributes of its streams that are no published interface are touched behind exact type checks; a
 stream that is not recognised is served as any ASGI server would.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import trio
-from h2.events import DataReceived, RequestReceived
+from h2.events import DataReceived, RequestReceived, StreamReset
 from h2.events import Event as Happening
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
@@ -55,14 +55,14 @@ class Http2Session:
         self._connection = connection
         self._app = app
         self._server = server
-        self._protocol: H2Protocol | None = None
+        self._protocol: Protocol | None = None
 
     async def serve(self, first: bytes = b"") -> None:
         """Serve the connection until it ends. `first`: what has come already."""
         connection = self._connection
         client, own = connection.addresses
         async with TaskGroup() as tasks:
-            protocol = self._protocol = _Protocol(
+            protocol = self._protocol = Protocol(
                 self._call,
                 self._server.config,
                 self._server.context,
@@ -128,7 +128,7 @@ class Http2Transport(AsgiTransport):
         nursery: trio.Nursery,
         receive: Receive,
         send: Send,
-        protocol: H2Protocol,
+        protocol: Protocol,
         stream: HTTPStream,
     ) -> None:
         super().__init__(nursery, receive, send)
@@ -177,22 +177,39 @@ class Http2Transport(AsgiTransport):
         if self._id in self._protocol.streams:
             h2.reset_stream(self._id, _CANCEL)
             await self._protocol.send(RawData(h2.data_to_send()))
+            await self._protocol.drop_unsent(self._id)
 
 
-class _Protocol(H2Protocol):
-    """hypercorn's protocol, whose connection one request cannot end for the others."""
+class Protocol(H2Protocol):
+    """hypercorn's protocol, whose connection one request cannot end for the others.
+
+    It raises KeyError at a body whose request has been answered, and remembers a stream that was
+    reset while nothing waited to be sent, until it has a thousand and raises.
+    """
+
+    async def drop_unsent(self, stream_id: int) -> None:
+        """Have the sending task forget a stream that was reset: it tries to end it, and cannot."""
+        buffer = self.stream_buffers.get(stream_id)
+        if buffer is not None:
+            await buffer.close()
+            await self._window_updated(stream_id)
 
     async def _handle_events(self, events: list[Happening]) -> None:
+        # One by one: a stream may end while an event before is handled.
         for event in events:
             if isinstance(event, RequestReceived) and (b":method", b"CONNECT") in event.headers:
                 self._decline(event.stream_id)
             elif isinstance(event, DataReceived) and event.stream_id not in self.streams:
-                # The rest of a body whose request has been answered: it is dropped.
+                # The rest of a body whose request has been answered is dropped. Others need the
+                # connection's window, and the client that of the stream: many look at the answer
+                # only when they have sent everything.
                 self.connection.acknowledge_received_data(
                     event.flow_controlled_length, event.stream_id
                 )
             else:
                 await super()._handle_events([event])
+            if isinstance(event, StreamReset):
+                await self.drop_unsent(event.stream_id)
         await self._flush()
 
     def _decline(self, stream_id: int) -> None:
