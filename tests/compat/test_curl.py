@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.compat.conftest import KEY
 from tests.system.client import decode
 from tests.system.server import ServerProcess
 
@@ -44,22 +45,22 @@ def test_a_stream_prints_one_event_per_token(served: ServerProcess) -> None:
 
 
 def test_a_chat_stream_ends_with_done(served: ServerProcess) -> None:
-    body = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_tokens": 3}
+    asked = [{"role": "user", "content": "Hello"}]
+    body = {"messages": asked, "stream": True, "max_tokens": 3, "temperature": 0}
     text = curl("-N", f"{served.url}/v1/chat/completions", *JSON, body=body)
     assert text.endswith("data: [DONE]\n\n")
     assert len(events(text)) == 3
 
 
 def test_events_arrive_at_once_and_a_curl_that_is_killed_leaves_nothing(
-    served: ServerProcess,
+    guarded: ServerProcess,
 ) -> None:
     cancelled = 'tgi_request_cancelled{phase="decode"}'
-    before = served.metric(cancelled)
-    endless = {"prompt": "Hello", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    before = guarded.metric(cancelled)
+    endless = {"prompt": "Hello", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    asks = ["curl", "-sSN", f"{guarded.url}/v1/completions", "-H", f"authorization: Bearer {KEY}"]
     process = subprocess.Popen(
-        ["curl", "-sSN", f"{served.url}/v1/completions", *JSON, "-d", json.dumps(endless)],
-        stdout=subprocess.PIPE,
-        text=True,
+        [*asks, *JSON, "-d", json.dumps(endless)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
@@ -68,8 +69,8 @@ def test_events_arrive_at_once_and_a_curl_that_is_killed_leaves_nothing(
     finally:
         process.kill()
         process.communicate()
-    served.wait_idle()
-    assert served.metric(cancelled) == before + 1  # so it was still running
+    guarded.wait_idle()
+    assert guarded.metric(cancelled) == before + 1  # so it was still running
 
 
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
