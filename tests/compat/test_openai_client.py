@@ -108,6 +108,7 @@ def test_parts_roles_and_fields_that_clients_send_are_taken(openai: OpenAI) -> N
         model="tgi",
         messages=messages,
         max_completion_tokens=4,
+        temperature=0,
         user="somebody",
         store=False,
         metadata={"a": "b"},
