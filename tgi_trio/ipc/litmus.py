@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
@@ -73,7 +73,7 @@ def run(ordering: Ordering, *, rounds: int, seconds: float) -> LitmusOutcome:
         words = partner.begin()
         done, deadline = 0, float("inf")
         with _pin_to(partner.opposite):
-            for done in _side(words, 0, ordering, rounds):
+            for done in _side(words, 0, ordering, rounds, partner.has_ended):
                 if done == 1:
                     deadline = time.monotonic() + seconds
                 elif time.monotonic() > deadline:
@@ -108,6 +108,10 @@ class _Partner:
                 self._process.stdin.write(b"!")
                 self._process.stdin.flush()
         return self._segment.words(0, self._segment.size // 8)
+
+    def has_ended(self) -> bool:
+        """Return whether its process has."""
+        return self._process.poll() is not None
 
     def __enter__(self) -> _Partner:
         return self
@@ -149,13 +153,18 @@ def partner_ahead() -> Iterator[None]:
             early.pop().__exit__()
 
 
-def _side(words: memoryview, me: int, ordering: Ordering, rounds: int) -> Iterator[int]:
-    """Run one side; yields the number of each round that both sides have finished."""
+def _side(
+    words: memoryview, me: int, ordering: Ordering, rounds: int, gone: Callable[[], bool]
+) -> Iterator[int]:
+    """Run one side; yields the number of each round that both sides have finished.
+
+    `gone`: whether the other side's process has ended.
+    """
     mine, other = _STORED[me], _STORED[1 - me]
     results = _RESULTS + me * rounds
     fence = ordering.full
     for number in range(1, rounds + 1):
-        _meet(words, me, 2 * number)
+        _meet(words, me, 2 * number, gone)
         if fence is None:
             words[mine] = number
             seen = words[other]
@@ -164,11 +173,11 @@ def _side(words: memoryview, me: int, ordering: Ordering, rounds: int) -> Iterat
             fence()
             seen = words[other]
         words[results + number - 1] = seen
-        _meet(words, me, 2 * number + 1)
+        _meet(words, me, 2 * number + 1, gone)
         yield number
 
 
-def _meet(words: memoryview, me: int, ticket: int) -> None:
+def _meet(words: memoryview, me: int, ticket: int, gone: Callable[[], bool]) -> None:
     """Wait for the other side (a barrier); spins, so that both go on at the same time."""
     words[_READY[me]] = ticket
     other = _READY[1 - me]
@@ -177,6 +186,9 @@ def _meet(words: memoryview, me: int, ticket: int) -> None:
         looks += 1
         if looks & 0xFFF == 0:
             _check_patience(words, looks)
+            # A system call, so only now and then; one that has ended may have been here before.
+            if looks & 0x3FFFF == 0 and gone() and words[other] < ticket:
+                raise TimeoutError("the other side of the litmus has ended")
 
 
 def _check_patience(words: memoryview, looks: int) -> None:
@@ -217,7 +229,8 @@ def main(arguments: list[str]) -> None:
         os.sched_setaffinity(0, {int(core)})
         segment = Segment.open(int(fd))
         words = segment.words(0, segment.size // 8)
-        for _ in _side(words, 1, ordering_named(name), (len(words) - _RESULTS) // 2):
+        rounds = (len(words) - _RESULTS) // 2
+        for _ in _side(words, 1, ordering_named(name), rounds, lambda: False):  # we end with it
             continue
         return
     print(f"{'fence':<10} {'rounds':>8} {'contended':>10} {'reordered':>10}")
