@@ -1,12 +1,13 @@
-"""What LoRA adapters add to a linear's outputs: y += B (A x), each run of rows with its own.
+"""LoRA adapters: y += B (A x), where each run of rows has its own A and B.
 
-One pair of kernels for any mixture of adapters (SGMV and BGMV of Punica, arXiv 2310.18547, in one):
-the host lists *tiles*, neighbouring rows of one adapter, and which adapter is where is read on the
-device, so that a launch is the same whatever the rows have. `layers/slotted_linear.py` launches
-them; `layers/adapter_layout.py` says how slots and their directory lie.
+One pair of kernels serves any mixture of adapters (Punica's SGMV and BGMV, arXiv 2310.18547, in
+one). The host lists *tiles*, neighbouring rows with the same adapter. Where an adapter lies is read
+on the device, so a launch is the same whichever adapters rows have. `layers/slotted_linear.py`
+launches the kernels; `layers/adapter_layout.py` describes slots and their directory.
 
-A row's sums are added in an order of their own: other rows of its tile are other rows of a matrix
-product, and programs that share a row's inputs leave their sums apart, to be added in order.
+The order of a row's sums does not depend on other rows: the others in its tile are other rows of a
+matrix product, and programs that share a row's inputs (split-K) store their sums separately, to be
+added in order.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_ENTRY = tl.constexpr(4)  # numbers of an entry of the directory
-_UNIT = tl.constexpr(16)  # numbers that offsets count
+_ENTRY = tl.constexpr(4)  # numbers of a directory entry
+_UNIT = tl.constexpr(16)  # numbers in a unit of the offsets
 
 
 @triton.jit(do_not_specialize=["tokens", "first"])
 def shrink_rows(
-    low,  # float32 [parts, tokens, PIECES, RANKS]: A x, by the part of the inputs
+    low,  # float32 [parts, tokens, PIECES, RANKS]: A x, for each part of the inputs
     x,  # [tokens, inputs], contiguous
     numbers,  # [slots, capacity]
     directory,  # int32 [slots, entries, 4]
-    tiles,  # int32 [programs, 3]: slot, first token, tokens; none: nothing to do
+    tiles,  # int32 [programs, 3]: slot, first token, tokens; no tokens: nothing to do
     tokens,
     inputs,
     capacity,
     entries,
-    first,  # entry of the linear's first piece
+    first,  # directory entry of the linear layer's first piece
     PIECES: tl.constexpr,
     RANKS: tl.constexpr,  # the largest, a multiple of STEP
     ROWS: tl.constexpr,  # of a tile
     STEP: tl.constexpr,  # ranks of a program
-    DEPTH: tl.constexpr,  # inputs multiplied together
+    DEPTH: tl.constexpr,  # inputs of one step of the loop
 ):
-    """Multiply a tile's rows by ranks of its adapter's A, over a part of the inputs."""
+    """Multiply a tile's rows by some ranks of its adapter's A, over a part of the inputs."""
     count = tl.load(tiles + 3 * tl.program_id(0) + 2)
     if count > 0:
         slot = tl.load(tiles + 3 * tl.program_id(0)).to(tl.int64)
@@ -85,16 +86,16 @@ def expand_rows(
     capacity,
     entries,
     first,
-    second,  # where the second piece's outputs begin, and the third's; `outputs`: there is none
+    second,  # where the second and third pieces' outputs begin; `outputs` if there is none
     third,
     parts,
     PIECES: tl.constexpr,
     RANKS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,  # of a tile
-    DEPTH: tl.constexpr,  # ranks multiplied together; RANKS is a multiple
+    DEPTH: tl.constexpr,  # ranks of one step of the loop; divides RANKS
 ):
-    """Add B's product with what `shrink_rows` found to a tile of outputs, piece by piece."""
+    """Multiply the results of `shrink_rows` by B and add them to a tile of outputs."""
     count = tl.load(tiles + 3 * tl.program_id(0) + 2)
     if count > 0:
         slot = tl.load(tiles + 3 * tl.program_id(0)).to(tl.int64)

@@ -1,7 +1,8 @@
-"""The beginning of a step of few rows: what its tokens are embedded as, and what turns them.
+"""The beginning of a step of few rows: looking up embeddings, cosines and sines in one launch.
 
-It waits for the kernel before it and then lets the next begin, not the other way round: that was
-the last one to write what a step is told, which later kernels read before they wait themselves.
+This kernel waits for the preceding one before it lets the next begin (programmatic dependent
+launch), while others do the reverse: the preceding kernel is the last that writes a step's inputs,
+which later kernels read before they wait themselves.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wai
 def begin_rows(
     x,  # [T, SIZE], written
     cos,  # [T, ROTARY], written
-    sin,  # the same
+    sin,  # likewise
     ids,  # int64 [T]
     positions,  # int64 [T]
     embedding,  # [rows, SIZE]
     every_cos,  # [positions, ROTARY]
     every_sin,
-    scale,  # of embeddings, with SCALES
+    scale,  # of embeddings; read with SCALES
     rows,
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # the next power of two
@@ -32,7 +33,7 @@ def begin_rows(
     SCALES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Look up what one token needs; an id that there is not is embedded as zeros."""
+    """Look up what one token needs; an id outside the vocabulary is embedded as zeros."""
     wait_for_earlier(OVERLAPS)
     let_next_begin(OVERLAPS)
     token = tl.program_id(0)

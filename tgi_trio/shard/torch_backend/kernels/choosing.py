@@ -1,9 +1,9 @@
-"""Choosing among the tokens of a row that survive truncation: the best or a draw; and listing some.
+"""Choosing a token among those of a row that survive truncation (the best one, or a draw).
 
-For rows that are not done when they have been looked over (`surveying.py`). Programs that share a
-row bring its shortlist together; the last of them chooses from that, or from the whole row where a
-shortlist would be too long. Scores are taken relative to the best and divided by the temperature,
-as the host's sampler does. How thresholds are found is in `thresholds.py`.
+It serves the rows that `surveying.py` has not settled. The programs that share a row gather its
+shortlist; the last one to finish chooses from that, or from the whole row where the shortlist would
+be too long, and lists top tokens. Scores are taken relative to the best one and divided by the
+temperature, as the host's sampler does. `thresholds.py` finds the thresholds.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tgi_trio.shard.torch_backend.kernels.thresholds import (
     tally,
 )
 
-# What comes out beside a token: why there is none.
+# Why a choice has no token.
 FINE = 0
 NOTHING_LEFT = 1  # every score is -inf
 IS_NAN = 2
 IS_INFINITE = 3
 
-_ABOVE_BEST = tl.constexpr(1)  # a key; the best's is 0
-_FARTHEST = tl.constexpr(-0x7F800000)  # a key by distance: infinite
+_ABOVE_BEST = tl.constexpr(1)  # a key just above the best score's, which is 0
+_FARTHEST = tl.constexpr(-0x7F800000)  # the key of an infinite distance
 
 
-# Steps of a choice, in their order: thresholds, with what is left behind each, then the token.
+# Steps of a choice, in order: thresholds, each followed by sums of what remains; then the token.
 _TOP_K, _TOP_P, _LEFT, _MEAN, _TYPICAL, _FLOOR, _TAKE = (tl.constexpr(i) for i in range(7))
 
 
@@ -45,9 +45,9 @@ _TOP_K, _TOP_P, _LEFT, _MEAN, _TYPICAL, _FLOOR, _TAKE = (tl.constexpr(i) for i i
 def _survive(
     base, vocab, best, heat, least, last_tie, center, within, floor, mass, BLOCK: tl.constexpr
 ):
-    """Replace the scores by the log-probabilities of what survives, -inf for the rest.
+    """Replace scores by the log-probabilities of surviving tokens, -inf for the others.
 
-    Return the best key of each lane, see `list_best`.
+    Return the best key of each lane; see `list_best`.
     """
     place = tl.arange(0, BLOCK)
     lanes = tl.full([BLOCK], 0, tl.int32) + LOWEST
@@ -66,35 +66,35 @@ def choose_tokens(
     found,  # float64 [R, 3]: token, log-probability, why there is none
     chosen,  # int64: the token again, at `targets`
     listed,  # int32 [R, room, 2]: see `list_best`
-    targets,  # int64 [R]; negative: nothing is to be chosen, and `found` stays as it is
+    targets,  # int64 [R]; negative: no choice is made, and `found` is left as it is
     logits,  # [R, stride]
-    # float32 [R, own_stride]: scores of rows that have edits, and in the last 2 * ROOM of a row its
-    # shortlist; where `lists`, what is listed from becomes log-probabilities of what survives
+    # float32 [R, own_stride]: the scores of rows with edits, and each row's shortlist in its last
+    # 2 * ROOM numbers; for rows that list tokens, replaced by log-probabilities
     scores,
     temperatures,  # float32 [R]
-    samples,  # int32 [R]: 0 takes the best
+    samples,  # int32 [R]: 0: take the best token
     uniforms,  # float64 [R] in [0, 1)
     top_k,  # int32 [R], 0: all
     top_p,  # float64 [R], 1: all
     typical_p,  # float64 [R], 1: all
     floors,  # float64 [R]: log of min-p, -inf: none
-    lists,  # int32 [R]: how many of the best are wanted besides; see `listing.py`
-    parts,  # as `survey_scores` leaves them
+    lists,  # int32 [R]: how many top tokens are listed; see `listing.py`
+    parts,  # as `survey_scores` has written them
     cuts,
     plans,
-    arrived,  # int32 [R], 0 before and after: programs that have
+    arrived,  # int32 [R]: programs that have finished; 0 before and after
     room,
     stride,
     own_stride,
     vocab,
-    FEW: tl.constexpr,  # up to so many tokens a truncated row is drawn from by falling scores
+    FEW: tl.constexpr,  # up to as many tokens, a truncated row is drawn from by descending scores
     PART: tl.constexpr,
-    BLOCK: tl.constexpr,  # scores that the last program looks at together
+    BLOCK: tl.constexpr,  # scores that the last program reads at a time
     DEPTHS: tl.constexpr,
     ROOM: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Bring parts of a row to where it is chosen from; the last of a row's programs chooses."""
+    """Gather a row's shortlist, part by part; the last of its programs chooses."""
     let_next_begin(OVERLAPS)
     row, programs, parts_there = tl.program_id(1), tl.num_programs(0), tl.cdiv(vocab, PART)
     target = tl.load(targets + row)
@@ -120,7 +120,7 @@ def choose_tokens(
                     )
             elif edited == 0:
                 tl.store(own + at, load_score(base, own, edited, at, at < vocab), mask=at < vocab)
-        tl.debug_barrier()  # a part is there before its program says that it has arrived
+        tl.debug_barrier()  # a program's parts are written before it counts as arrived
         if tl.atomic_add(arrived + row, 1) == programs - 1:
             tl.store(arrived + row, 0)
             size = tl.where(named, tl.load(plan + 3).to(tl.int32), vocab)
@@ -139,22 +139,22 @@ def _choose(
     FEW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Choose by top-k, top-p, typical-p, min-p, then the best or a draw, and list the best.
+    """Choose by top-k, top-p, typical-p and min-p, then take the best or draw; list top tokens.
 
-    From `base` [size], the row or, `named`, its shortlist. The steps are those of one loop, so that
-    what they have in common is compiled once, a pass that looks for a threshold, one that adds up
-    what survives, and one for the place of a token: compiling them took longest of all kernels.
-    Longer than other functions are, as parts of it would be handed twenty numbers each.
+    `base` [size] is the row or, if `named`, its shortlist. All steps are passes of one loop, so
+    that their common code is compiled only once: a search for a threshold, a sum over surviving
+    tokens, and a search for a token's place. Compiling these took longer than any other kernel.
+    The function is longer than others because its parts would have to share twenty numbers.
     """
     k, p, typical = tl.load(top_k + row), tl.load(top_p + row), tl.load(typical_p + row)
     odds, draws, wanted = tl.load(floors + row), tl.load(samples + row), tl.load(lists + row)
-    least, last_tie = tl.full([], 0, tl.int32) + LOWEST, size  # every finite score survives
+    least, last_tie = tl.full([], 0, tl.int32) + LOWEST, size  # all finite scores survive
     center, within = tl.full([], 0.0, tl.float32), tl.full([], float("inf"), tl.float32)
     floor, top = tl.full([], float("-inf"), tl.float64), tl.full([], 0.0, tl.float32)
     place = tl.full([], 0, tl.int32)
     cut_before = (k > 0) | (p < 1.0)
     cut, few = cut_before | (typical < 1.0), k < 0
-    settles = cut | (odds > float("-inf"))  # other rows have their token
+    settles = cut | (odds > float("-inf"))  # other rows already have their token
     takes = settles & ((draws != 0) | (typical < 1.0))
     for step in range(_TOP_K, _TAKE + 1):
         if _is_asked(step, k, p, typical, settles, takes):
@@ -205,7 +205,7 @@ def _choose(
             if step == _TOP_P:
                 least, last_tie = bound, place
     if settles:
-        logprob = 0.0 - tl.log(total)  # of the best
+        logprob = 0.0 - tl.log(total)  # of the best token
         if takes:
             logprob += ((tl.load(base + place) - best) / heat).to(tl.float64)
             name = tl.load(names + place, mask=named, other=0.0).to(tl.int32)
@@ -217,22 +217,24 @@ def _choose(
         lanes = _survive(
             base, size, best, heat, least, last_tie, center, within, floor, tl.log(total), BLOCK
         )
-        tl.debug_barrier()  # what has been written is read
+        tl.debug_barrier()  # before what has been written is read
         list_best(listed, lanes, base, names, named, wanted, room, size, BLOCK)
 
 
 @triton.jit
 def _is_asked(step, k, p, typical, settles, takes):
-    """Return whether a row takes a step."""
+    """Return whether a row needs a step."""
     cut = ((step == _TOP_K) & (k > 0)) | (((step == _TOP_P) | (step == _LEFT)) & (p < 1.0))
-    odd = (step == _TYPICAL) | ((step == _MEAN) & ((k > 0) | (p < 1.0)))  # else it is known
+    odd = (step == _TYPICAL) | ((step == _MEAN) & ((k > 0) | (p < 1.0)))  # else it is already known
     return cut | (odd & (typical < 1.0)) | ((step == _FLOOR) & settles) | ((step == _TAKE) & takes)
 
 
 @triton.jit
 def _count_fitting(key, ties, mass, whole):
-    """Return as float64, from 0, the first of the `ties` tokens at `key` that `mass` does not hold
-    as a whole; or `whole`, the last that it holds any part of, the first at least.
+    """Return, as float64 and counted from 0, where `mass` ends among the `ties` tokens at `key`.
+
+    That is the first token that does not fit as a whole; if `whole`, the last one of which any part
+    fits, but at least the first.
     """
     weight = tl.exp(score_of(key)).to(tl.float64)
     fit = tl.where(weight > 0.0, mass / weight, 1e9)

@@ -1,11 +1,11 @@
-"""How kernels read matrices that stay codes: what `layers/stored_codes.py` has laid, as numbers.
+"""Dequantising in kernels: the codes that `layers/stored_codes.py` has laid out, as numbers.
 
     W = scale * number - low
 
-Codes of fewer than 8 bits are read as words, four to a unit: the i-th code of a word j, from its
-lowest bits up, is of input 4 i + j of the unit. So a thread that reads a unit has the codes of
-neighbours, which share a scale, and all inputs for the i-th codes lie side by side. Codes of 8 bits
-are read as bytes, one to an input. What holds the codes of an input is a cell here.
+Codes of fewer than 8 bits are read as words, four to a unit: the i-th code of word j, from its
+lowest bits up, belongs to input 4 i + j of the unit. So a thread that reads a unit has the codes of
+neighbouring inputs, which share a scale, and the inputs of all i-th codes are contiguous. Codes of
+8 bits are read as bytes, one per input. A *cell* is what is read at once, a word or a byte.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ import triton.language as tl
 
 @triton.constexpr_function
 def inputs_of(bits):
-    """Return the inputs of a unit: 16 bytes of codes."""
+    """Return the inputs of a unit of 16 bytes of codes."""
     return 128 // (4 if bits in (5, 6) else bits)
 
 
 @triton.constexpr_function
 def codes_of(bits):
-    """Return the codes of a cell."""
+    """Return the codes in a cell."""
     return inputs_of(bits) // cells_of(bits)
 
 
 @triton.constexpr_function
 def cells_of(bits):
-    """Return the cells of a unit."""
+    """Return the cells in a unit."""
     return 16 if bits == 8 else 4
 
 
 @triton.constexpr_function
 def runs_of(bits, group):
-    """Return the runs that begin in a unit, or are in it."""
+    """Return how many runs a unit has, 1 if a run is longer."""
     return inputs_of(bits) // group if 0 < group < inputs_of(bits) else 1
 
 
 @triton.constexpr_function
 def span_of(bits, numbers):
-    """Return what 1 stands for of what `read_numbers` returns."""
+    """Return the number that 1 stands for in what `read_numbers` returns."""
     return float(1 << bits) if numbers in ("whole", "signed") else 1.0
 
 
 @triton.constexpr_function
 def offset_of(bits, numbers):
-    """Return what all that `read_numbers` returns is too large by, as numbers."""
+    """Return the number by which everything that `read_numbers` returns is too large."""
     return {"whole": float(1 << bits), "signed": float(3 << (bits - 1))}.get(numbers, 0.0)
 
 
 @triton.jit
 def read_cells(codes, planes, at, cell, BITS: tl.constexpr, NUMBERS: tl.constexpr):
-    """Return cells of units `at`, int64, and of those the one that is `cell`; and their planes."""
+    """Return cell `cell` of units `at` (int64), and the corresponding part of their planes."""
     word = tl.load(codes + at * cells_of(BITS) + cell)
     if NUMBERS != "e4m3":
         word = word.to(tl.int32)
@@ -61,7 +61,7 @@ def read_cells(codes, planes, at, cell, BITS: tl.constexpr, NUMBERS: tl.constexp
         high: tl.constexpr = BITS - 4
         more = tl.load(planes + at * high + cell * high // 4)
     if NUMBERS == "signed":
-        word = word ^ 128  # it is more by as much
+        word = word ^ 128  # adds 128, which `offset_of` takes into account
     return word, more
 
 
@@ -69,11 +69,12 @@ def read_cells(codes, planes, at, cell, BITS: tl.constexpr, NUMBERS: tl.constexp
 def read_numbers(
     word, more, cell, i, table, one, BITS: tl.constexpr, NUMBERS: tl.constexpr, NATIVE: tl.constexpr
 ):
-    """Return the i-th numbers of cells in float32, of words and their planes.
+    """Return the i-th numbers of cells as float32, from their words and planes.
 
-    Whole numbers are the fractions of numbers from 1 to 2, which takes a shift and a bitwise
-    operation: conversions take the time of several. `one`: the bits of 1.0. Not a constant, as the
-    assembler makes one operation of two with but one constant between them.
+    An integer code becomes the fraction of a number between 1 and 2, which takes a shift and a
+    bitwise operation; a conversion takes as long as several of these. `one`: the bits of 1.0, as a
+    variable: with a single constant between them, the assembler would merge two operations into
+    one.
     """
     if NUMBERS == "e4m3":
         if NATIVE:
@@ -83,12 +84,12 @@ def read_numbers(
     code = (word >> (i * low)) & ((1 << low) - 1)
     if low < BITS:
         high: tl.constexpr = BITS - low
-        each: tl.constexpr = 4 // high  # neighbours of a word
+        each: tl.constexpr = 4 // high  # words of a unit that share a plane's word
         shift = (i * each + cell % each) * high
         code |= ((more >> shift) & ((1 << high) - 1)) << low
     if NUMBERS == "table":
         return tl.load(table + code)
-    elif NUMBERS == "e4m3":  # the bits of a float32, whose exponents are 120 less
+    elif NUMBERS == "e4m3":  # as the bits of a float32 whose exponent is 120 too small
         bits = ((code & 0x80) << 24) | ((code & 0x7F) << 20)
         return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
     else:
@@ -97,27 +98,27 @@ def read_numbers(
 
 @triton.jit
 def read_heads(
-    scales,  # [outputs, runs]: runs of GROUP inputs; with NESTED whole numbers
-    bases,  # [outputs, runs / NESTED], what those count
-    lows,  # [outputs, runs]: zero points or lows, as LOWS says
-    low_bases,  # as `bases`
+    scales,  # [outputs, runs]: of runs of GROUP inputs; integers with NESTED
+    bases,  # [outputs, runs / NESTED]: the units of these integers
+    lows,  # [outputs, runs]: zero points or lows, according to LOWS
+    low_bases,  # like `bases`
     there,  # int64: outputs
     unit,
-    piece,  # which of the runs of a unit
-    basis,  # a unit that shares bases with these
-    units,  # of a row
+    piece,  # a run within the unit
+    basis,  # a unit that has the same bases
+    units,  # of a row of the matrix
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     LOWS: tl.constexpr,
     ZERO: tl.constexpr,
     NESTED: tl.constexpr,
 ):
-    """Return float32 scales and lows, or zero points, of units of outputs."""
+    """Return the scales and the lows (or zero points) of units, float32."""
     inputs: tl.constexpr = inputs_of(BITS)
     at = there
     if GROUP != 0:
         runs = tl.cdiv(units * inputs, GROUP)
-        # Not divided where units are runs: the compiler would not see that these lie side by side.
+        # Not divided where a unit is a run, since the compiler would not see contiguous reads.
         run = unit // (GROUP // inputs) if inputs < GROUP else unit * (inputs // GROUP) + piece
         at = there * runs + run
     scale = tl.load(scales + at).to(tl.float32)
@@ -136,7 +137,7 @@ def read_heads(
 
 @triton.jit
 def lower(scale, low, BITS: tl.constexpr, NUMBERS: tl.constexpr, LOWS: tl.constexpr):
-    """Return what is taken from what `read_numbers` returns times its span and scale."""
+    """Return what must be subtracted from (what `read_numbers` returns) * span * scale."""
     offset: tl.constexpr = offset_of(BITS, NUMBERS)
     return scale * offset + low if LOWS == "lows" else scale * (low + offset)
 
@@ -145,12 +146,12 @@ def lower(scale, low, BITS: tl.constexpr, NUMBERS: tl.constexpr, LOWS: tl.conste
 def make_weights(
     number, scale, low, like, BITS: tl.constexpr, NUMBERS: tl.constexpr, LOWS: tl.constexpr
 ):
-    """Return weights, rounded once from float32, in the dtype of `like`."""
+    """Return weights in the dtype of `like`, rounded once from float32."""
     span: tl.constexpr = span_of(BITS, NUMBERS)
-    if like.dtype == tl.float32:  # as exactly as can be
+    if like.dtype == tl.float32:  # as exactly as possible
         number = number * span - offset_of(BITS, NUMBERS)
         return number * scale - low if LOWS == "lows" else (number - low) * scale
-    else:  # in one operation
+    else:  # in one fused operation
         weight = number * (scale * span) - lower(scale, low, BITS, NUMBERS, LOWS)
         return weight.to(like.dtype)
 
@@ -160,11 +161,11 @@ def find_units(
     first,
     units,
     BITS: tl.constexpr,
-    SPAN: tl.constexpr,  # inputs that share what is looked for; 0: all
+    SPAN: tl.constexpr,  # inputs that share a scale or base; 0: all
     UNITS: tl.constexpr,
-    EVEN: tl.constexpr,  # units are whole steps
+    EVEN: tl.constexpr,  # the units are a multiple of UNITS
 ):
-    """Return the units of a step that have something of their own, [1, UNITS or 1, 1, 1]."""
+    """Return the units whose scales or bases a step reads, [1, UNITS or 1, 1, 1]."""
     if SPAN == 0 or UNITS * inputs_of(BITS) <= SPAN:
         unit = first + tl.zeros([1, 1, 1, 1], tl.int32)
     else:
@@ -182,7 +183,7 @@ def open_units(
     low_bases,
     table,
     there,  # int64 [OUTPUTS, 1]: rows of the matrix
-    first,  # of UNITS units of each
+    first,  # first of UNITS units of each
     units,
     one,
     like,
@@ -195,11 +196,11 @@ def open_units(
     NATIVE: tl.constexpr,
     UNITS: tl.constexpr,
     EVEN: tl.constexpr,
-    PLAIN: tl.constexpr,  # numbers alone, without scales and lows
+    PLAIN: tl.constexpr,  # numbers only, without scales and lows
 ):
-    """Return weights [OUTPUTS, inputs of UNITS units]; what lies beyond the last unit is any.
+    """Return weights [OUTPUTS, inputs of UNITS units]; arbitrary beyond the last unit.
 
-    A thread makes those of whole units, of which it has read the words.
+    A thread computes the weights of the whole units that it has read.
     """
     cells: tl.constexpr = cells_of(BITS)
     pieces: tl.constexpr = runs_of(BITS, GROUP)

@@ -1,10 +1,10 @@
-"""A product with a matrix that stays quantised: its codes become numbers on their way to the units.
+"""A product with a matrix that stays quantised, dequantised on its way to the tensor cores.
 
     y = x W^T + b
 
-One kernel for every format that can be told in the words of `code_numbers.py`. A tile of outputs is
-the left matrix, since numbers made in registers can be multiplied from there. Where rows are few,
-programs share a tile along the inputs, and `add_parts` adds what they found (split-K).
+One kernel for all formats that `code_numbers.py` can express. A tile of outputs is the left operand
+of the product, because that one can be taken from registers, in which it is dequantised. For few
+rows, programs share a tile along the inputs, and `add_parts` adds their sums (split-K).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tgi_trio.shard.torch_backend.kernels.code_numbers import inputs_of, open_un
 
 @triton.jit(do_not_specialize=["rows", "one"])
 def multiply_codes(
-    out,  # [rows, outputs], its rows `out_stride` apart; written unless DIVIDED
+    out,  # [rows, outputs], with `out_stride` between rows; written unless DIVIDED
     sums,  # float32 [parts, rows, outputs], written with DIVIDED
     x,  # [rows, inputs], contiguous
-    codes,  # as `Codes` has them, as all up to `order`
+    codes,  # tensors of `Codes`, as are all up to `order`
     planes,
     scales,
     bases,
@@ -44,14 +44,14 @@ def multiply_codes(
     ORDERED: tl.constexpr,
     NATIVE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    DIVIDED: tl.constexpr,  # programs share a tile: as many as the grid is deep
+    DIVIDED: tl.constexpr,  # programs share a tile: as many as the grid's third dimension
     OUTPUTS: tl.constexpr,  # of a tile
     ROWS: tl.constexpr,
-    UNITS: tl.constexpr,  # of a step of inputs
-    EVEN: tl.constexpr,  # inputs are whole steps, in order
+    UNITS: tl.constexpr,  # of one step of the loop
+    EVEN: tl.constexpr,  # inputs are in order, and a multiple of a step's
 ):
     column = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    there = tl.minimum(column, outputs - 1)[:, None]  # what lies beyond is computed for nobody
+    there = tl.minimum(column, outputs - 1)[:, None]  # results beyond the last are not stored
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     real = row < rows
     source = x + tl.where(real, row, 0).to(tl.int64) * inputs
@@ -83,11 +83,11 @@ def add_units(
     total,  # float32 [OUTPUTS, ROWS]
     codes,
     planes,
-    begin,  # of `units`, as `end`
+    begin,  # first of the units to add, and `end`
     end,
     units,
     there,  # [OUTPUTS, 1]: rows of the matrix
-    source,  # pointers to rows of x [ROWS]; what those beyond them hold is for nobody
+    source,  # pointers to rows of x [ROWS]; what missing rows yield is not stored
     inputs,
     scales,
     bases,
@@ -107,9 +107,9 @@ def add_units(
     UNITS: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """Return a tile with the product of some units of inputs added to it."""
+    """Return a tile plus its product over some units of inputs."""
     width: tl.constexpr = inputs_of(BITS)
-    # With one scale for all of an output it comes last, where numbers are exact without.
+    # With a single scale per output it is applied last, if the numbers are exact without it.
     plain: tl.constexpr = (
         GROUP == 0 and LOWS == "" and BITS == 8 and source.dtype.element_ty != tl.float32
     )
@@ -126,8 +126,8 @@ def add_units(
             codes, planes, scales, bases, lows, low_bases, table, there, first, units, one, like,
             BITS, NUMBERS, GROUP, LOWS, ZERO, NESTED, NATIVE, UNITS, EVEN, plain,
         )  # fmt: skip
-        # Times 1.0, so that products do not add up on the units: the compiler cuts up those that
-        # do, and waits behind each part of the matrix on the left.
+        # The factor 1.0 keeps the product from being accumulated by the tensor cores: the compiler
+        # splits a product that is, and waits after each part of the left operand.
         total += tl.dot(weight, a, input_precision="ieee") * one.to(tl.float32, bitcast=True)
     if plain:
         total *= tl.load(scales + there).to(tl.float32)
@@ -136,7 +136,7 @@ def add_units(
 
 @triton.jit(do_not_specialize=["rows", "parts"])
 def add_parts(
-    out,  # [rows, outputs], its rows `out_stride` apart
+    out,  # [rows, outputs], with `out_stride` between rows
     sums,  # float32 [parts, rows, outputs]
     bias,  # [outputs], with HAS_BIAS
     rows,
@@ -146,7 +146,7 @@ def add_parts(
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add what programs found of the same rows, in the order of their inputs."""
+    """Add the partial sums of the same rows, in the order of their inputs (split-K)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < outputs

@@ -1,4 +1,4 @@
-"""The weighted sum of what a token's experts have found."""
+"""The weighted sum of a token's experts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ def combine_experts(
     out,  # [T, SIZE]
     parts,  # [T, PER_TOKEN + SHARED, SIZE]
     weights,  # [T, PER_TOKEN]
-    doors,  # [T]: how far shared experts are let in, as a logit; with HAS_DOOR
+    doors,  # [T]: logits of the shared experts' gate; with HAS_DOOR
     SIZE: tl.constexpr,
     PER_TOKEN: tl.constexpr,
-    SHARED: tl.constexpr,  # parts of what every token goes through
+    SHARED: tl.constexpr,  # parts of shared experts
     HAS_DOOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add up what a token's experts have found; see `sum_experts`."""
+    """Compute the weighted sum of each token's experts; see `sum_experts`."""
     token = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = sum_experts(parts, weights, doors, token, place, SIZE, PER_TOKEN, SHARED, HAS_DOOR)
@@ -30,14 +30,14 @@ def sum_experts(
     parts,
     weights,
     doors,
-    token,  # one of them
-    place,  # what is wanted of its SIZE numbers, of any shape
+    token,  # a single one
+    place,  # which of its SIZE numbers are computed; any shape
     SIZE: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     SHARED: tl.constexpr,
     HAS_DOOR: tl.constexpr,
 ):
-    """Return float32 sums like `place`, weighted; rounded as torch's operations are."""
+    """Return the weighted sums, float32, shaped like `place`; rounded as torch's operations are."""
     dtype = parts.dtype.element_ty
     inside = place < SIZE
     total = tl.zeros(place.shape, tl.float32)

@@ -1,4 +1,4 @@
-"""How often tokens occur in a sequence, kept on the device and moved there."""
+"""How often tokens occur in each sequence: counts for penalties, kept on the device."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wai
 # Sizes are not specialised: a new one must not make Triton compile another variant.
 @triton.jit(do_not_specialize=["vocab"])
 def count_tokens(
-    counts,  # int32 [slots, vocab]: twice what counts, odd where a token stands in the prompt alone
+    counts,  # int32 [slots, vocab]: twice the count; plus 1 if in a prompt that is not counted
     slots,  # int32 [R]
-    moves,  # int32 [R]: -1: not by this row, 0: what is new is added, 1: to nothing
-    starts,  # int32 [R + 1]: where what is new to a row begins
-    entries,  # int32 [N, 2]: id and what is added; an id once per row
-    inputs,  # int32 [R]: which row of `chosen` is the row's last token, -1: the entries have it
-    chosen,  # int64: tokens of the step before
+    moves,  # int32 [R]: 1: reset the counts first, 0: only add, -1: leave them
+    starts,  # int32 [R + 1]: where a row's entries begin
+    entries,  # int32 [N, 2]: token id and what is added; an id occurs once per row
+    inputs,  # int32 [R]: row of `chosen` with the row's last token, -1: it is among the entries
+    chosen,  # int64: tokens that the previous step chose
     vocab,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Bring the counts of a row up to date."""
+    """Update the counts of one row."""
     let_next_begin(OVERLAPS)
     wait_for_earlier(OVERLAPS)
     row = tl.program_id(0)
@@ -34,7 +34,7 @@ def count_tokens(
             for low in range(0, vocab, BLOCK):
                 zero = tl.zeros([BLOCK], tl.int32)
                 tl.store(base + low + place, zero, mask=low + place < vocab)
-        tl.debug_barrier()  # the same places are written again
+        tl.debug_barrier()  # the same places are written again below
         begin, end = tl.load(starts + row), tl.load(starts + row + 1)
         for low in range(begin, end, BLOCK):
             there = low + place < end

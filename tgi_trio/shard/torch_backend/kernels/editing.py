@@ -1,6 +1,6 @@
-"""Changing scores on the device: watermarks, penalties, biases, the ban on EOS and grammars.
+"""Editing scores on the device: watermarks, penalties, biases, the ban on EOS and grammars.
 
-In TGI's order, as a part of a row passes through a program's registers: see `surveying.py`.
+They are applied in TGI's order, to a part of a row in a program's registers; see `surveying.py`.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ import triton.language as tl
 @triton.jit
 def edit_part(
     score,  # float32 [PART]
-    own,  # float32: memory of the row's own, written at `at`
-    at,  # int32 [PART]: the tokens, of part `part` of the row
+    own,  # float32: the row's memory for edited scores, written at `at`
+    at,  # int32 [PART]: token ids, of part `part` of the row
     part,
     row,
     rows,
     vocab,
     words,
-    counts,  # int32 [slots, vocab], as `count_tokens` leaves them
-    slot,  # of the row, -1: no penalties
-    starts,  # int32 [3, R + 1]: where a row's entries begin: news of counts, guesses, biases
-    entries,  # int32 [N, 2]: id and float32 bits of a bias; an id once per row's biases
-    begin,  # of the row's biases
+    counts,  # int32 [slots, vocab], from `count_tokens`
+    slot,  # the row's counts, -1: no penalties
+    starts,  # int32 [3, R + 1]: where a row's entries begin: of counts, guesses and biases
+    entries,  # int32 [N, 2]: token id and float32 bits of a bias; an id occurs once among biases
+    begin,  # the row's biases
     end,
     frequency,  # float64 [R]
     presence,  # float64 [R]
-    unit,  # float64 [R] what counts are divided by
+    unit,  # float64 [R]: divisor of counts
     repetition,  # float32 [R], 1: none
-    early,  # of the row, 1: EOS may not follow yet
+    early,  # 1: the row may not end with EOS yet
     eos,  # int32 [EOS]
-    bits,  # int32 [M, words]: bit i % 32 of word i // 32 is token i's
-    green,  # row of `bits`: tokens with a bit get `amount` more, -1: none does
-    allowed,  # row of `bits`: tokens without one cannot follow, -1: all can
+    bits,  # int32 [M, words]: bit i % 32 of word i // 32 belongs to token i
+    green,  # the row of `bits` whose tokens get `amount` added, -1: none
+    allowed,  # the row of `bits` whose tokens are allowed, -1: all are
     amount,
-    EOS: tl.constexpr,  # how many
+    EOS: tl.constexpr,  # number of EOS tokens
     PART: tl.constexpr,
-    STRIP: tl.constexpr,  # scores or biases changed together
+    STRIP: tl.constexpr,  # scores or biases edited at a time
 ):
-    """Return the part's scores as they are chosen from, which are in memory as well."""
+    """Return the part's edited scores, which are stored to memory as well."""
     there = at < vocab
     if green >= 0:
         score = tl.where(has_bit(bits, green, words, at, there), score + amount, score)
-    if (slot >= 0) | (end > begin):  # in memory: registers hold no more, and biases lie anywhere
+    if (slot >= 0) | (end > begin):  # by way of memory: registers are full, biases anywhere
         tl.store(own + at, score, mask=there)
         tl.debug_barrier()
         if slot >= 0:
@@ -74,7 +74,7 @@ def edit_part(
 
 @triton.jit
 def penalise(
-    own,  # float32: the row's scores, changed from `begin` to `end`
+    own,  # float32: the row's scores, edited from `begin` to `end`
     begin,
     end,
     row,
@@ -88,7 +88,7 @@ def penalise(
     repetition,
     STRIP: tl.constexpr,
 ):
-    """Apply penalties to a part of a row's scores."""
+    """Apply penalties to a part of a row's scores, in memory."""
     heat, flat = tl.load(frequency + row), tl.load(presence + row)
     length, penalty = tl.load(unit + row), tl.load(repetition + row)
     first = starts + rows + 1 + row
@@ -97,7 +97,7 @@ def penalise(
         at = low + tl.arange(0, STRIP)
         there = at < end
         number = tl.load(counts + at, mask=there, other=0)
-        for guess in range(first_guess, last_guess):  # as if it were right
+        for guess in range(first_guess, last_guess):  # counted as if it were right
             number += tl.where(at == tl.load(entries + 2 * guess), 2, 0)
         old = tl.load(own + at, mask=there, other=0.0)
         again = tl.where(old < 0, old * penalty, old / penalty)
@@ -110,6 +110,6 @@ def penalise(
 
 @triton.jit
 def has_bit(bits, which, words, at, there):
-    """Return which tokens `at` have their bit in row `which` of a table."""
+    """Return which of the tokens `at` have their bit set in row `which` of a table."""
     word = tl.load(bits + which.to(tl.int64) * words + at // 32, mask=there, other=0)
     return ((word >> (at % 32)) & 1) != 0

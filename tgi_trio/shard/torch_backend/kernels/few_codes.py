@@ -1,4 +1,4 @@
-"""A product of few rows and a matrix of codes, at the pace at which the matrix is read."""
+"""The product of few rows with a matrix of codes, as fast as the matrix can be read."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tgi_trio.shard.torch_backend.kernels.code_numbers import (
 
 @triton.jit(do_not_specialize=["one"])
 def multiply_few_rows(
-    out,  # [ROWS, outputs], its rows `out_stride` apart
+    out,  # [ROWS, outputs], with `out_stride` between rows
     x,  # [ROWS, inputs], contiguous
-    codes,  # as `Codes` has them, as all up to `order`
+    codes,  # tensors of `Codes`, as are all up to `order`
     planes,
     scales,
     bases,
@@ -47,9 +47,9 @@ def multiply_few_rows(
     HAS_BIAS: tl.constexpr,
     OUTPUTS: tl.constexpr,  # of a program
     ROWS: tl.constexpr,
-    UNITS: tl.constexpr,  # looked at together
+    UNITS: tl.constexpr,  # of one step of the loop
 ):
-    """Codes are multiplied by numbers of x; scales and lows come behind that, all in float32."""
+    """Multiply x by codes, and apply scales and lows to the sums; all in float32."""
     width: tl.constexpr = inputs_of(BITS)
     cells: tl.constexpr = cells_of(BITS)
     pieces: tl.constexpr = runs_of(BITS, GROUP)
@@ -121,7 +121,7 @@ def multiply_few_rows(
 
 @triton.jit
 def sum_units(every, cells: tl.constexpr):
-    """Return [rows, outputs, units], of every cell of each."""
+    """Return sums over the cells of each unit, [rows, outputs, units]."""
     rows: tl.constexpr = every.shape[0]
     outputs: tl.constexpr = every.shape[1]
     return tl.sum(tl.reshape(every, [rows, outputs, every.shape[2] // cells, cells]), 3)

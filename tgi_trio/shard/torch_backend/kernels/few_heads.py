@@ -1,9 +1,10 @@
-"""The product that queries, keys and values are, of few rows, and what becomes of its heads.
+"""The product that yields queries, keys and values of few rows, with rotation and cache write.
 
-What `few_rows.py` does, and `rotate_and_write` behind it: queries and keys are rotated as they come
-out, keys and values go to their slots. A program has both numbers of the pairs that turn together,
-so it needs nothing of any other. It has some pairs of one head and ends: a matrix of a small model
-has hardly more of them than a device runs together.
+It is the product of `few_rows.py` with `rotate_and_write` as its epilogue: queries and keys are
+rotated as they are computed, and keys and values are written to their slots. A program has both
+numbers of the pairs that rotate together, so it needs no results of others. It computes some pairs
+of one head and ends: the matrix of a small model hardly has more of them than a device runs at
+once.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ def multiply_heads(
     value,
     slots,  # int64 [ROWS]
     cos,  # [ROWS, ROTARY], as `Rotary.table` makes them
-    sin,  # the sign of the rotation in it
+    sin,  # with the sign of the rotation
     x,  # [ROWS, INPUTS]
     weight,  # [(HEADS + 2 KV_HEADS) DIM, INPUTS]
-    bias,  # of each of these; read with HAS_BIAS only
+    bias,  # of each output; read with HAS_BIAS only
     summed, first, second, first_gain, first_bias, gain, norm_bias, first_eps, eps, scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
-    ROTARY: tl.constexpr,  # leading dimensions that turn; 0: none
+    ROTARY: tl.constexpr,  # leading dimensions that are rotated; 0: none
     INTERLEAVED: tl.constexpr,
     PAIRS: tl.constexpr,  # of a program, a power of two that divides DIM / 2
     HAS_BIAS: tl.constexpr,
     OVERLAPS: tl.constexpr,
-    # As `multiply_few` has them, as is what comes from `summed` to `scale`.
+    # As for `multiply_few`, like the arguments from `summed` to `scale`.
     ROWS: tl.constexpr, INPUTS: tl.constexpr, PADDED: tl.constexpr,
     ADDS: tl.constexpr, ADDS_SECOND: tl.constexpr, SCALES: tl.constexpr,
     FIRST_KIND: tl.constexpr, HAS_FIRST_GAIN: tl.constexpr, HAS_FIRST_BIAS: tl.constexpr,
@@ -54,7 +55,7 @@ def multiply_heads(
     wait_for_earlier(OVERLAPS)
     row = tl.arange(0, ROWS)[:, None]
     slot = tl.load(slots + row)
-    turns = (dim < ROTARY)[None, :] & (head < HEADS + KV_HEADS)  # the rest are values
+    turns = (dim < ROTARY)[None, :] & (head < HEADS + KV_HEADS)  # values are not rotated
     c, s = load_turn(cos, sin, row, dim, turns, ROTARY)
     other_c, other_s = load_turn(cos, sin, row, other, turns, ROTARY)
     a = read_rows(
@@ -85,9 +86,9 @@ def multiply_heads(
 
 @triton.jit
 def find_pairs(pair, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Return both dimensions of a head's pairs [PAIRS].
+    """Return both dimensions of pairs [PAIRS] of a head.
 
-    Of those that turn by halves, one of each half; of all others neighbours.
+    Where halves rotate, a pair has one dimension of each half; otherwise it has two neighbours.
     """
     half: tl.constexpr = ROTARY // 2
     apart = pair < (0 if INTERLEAVED else half)
@@ -96,7 +97,7 @@ def find_pairs(pair, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 @triton.jit
 def load_turn(cos, sin, row, dim, turns, ROTARY: tl.constexpr):
-    """Return float32 cosines and sines [ROWS, PAIRS] of dimensions, 1 and 0 where none `turns`."""
+    """Return cosines and sines [ROWS, PAIRS] of dimensions, float32; 1 and 0 unless it `turns`."""
     at = row * ROTARY + dim[None, :]
     c = tl.load(cos + at, mask=turns, other=1.0).to(tl.float32)
     return c, tl.load(sin + at, mask=turns, other=0.0).to(tl.float32)

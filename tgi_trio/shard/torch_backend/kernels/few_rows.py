@@ -1,9 +1,10 @@
-"""Products of a matrix and one or two rows, at the pace at which the matrix is read.
+"""Products of a matrix with one or two rows, as fast as the matrix can be read.
 
-As many programs as a device runs together share a matrix. Each keeps the whole rows in registers,
-so what lies around the product is done in its launch: rows are added up and normalised once as they
-are read, gates are applied to what they are for as both come out. The next weights are on their way
-while these are multiplied, and the first before a program waits for the kernels before it.
+As many programs as a device runs at once share the matrix. Each keeps the whole rows in registers,
+so that the launch includes what comes before and after the product (prologue and epilogue): rows
+are summed and normalised once when they are read, and gates are applied to the ups when both are
+computed. The next weights are loaded while the present ones are multiplied, and the first ones
+before the program waits for the preceding kernels (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wai
 def multiply_few(
     out,  # [ROWS, outputs]
     x,  # [ROWS, INPUTS]
-    weight,  # [outputs, INPUTS]; with ACT twice as many: gates, then what they are for
-    bias,  # of each of these; read with HAS_BIAS only
-    summed,  # [ROWS, INPUTS]: x and what is added; written where ADDS, as the others are read
-    first,  # [ROWS, INPUTS]: normalised with FIRST_KIND, times `scale`
+    weight,  # [outputs, INPUTS]; with ACT twice as many outputs: gates, then ups
+    bias,  # of each output; read with HAS_BIAS only
+    summed,  # [ROWS, INPUTS]: x plus what is added; written with ADDS, which reads the next ones
+    first,  # [ROWS, INPUTS]: normalised with FIRST_KIND, then times `scale`
     second,  # [ROWS, INPUTS], with ADDS_SECOND
-    first_gain,  # [INPUTS], as are the others; read where HAS_FIRST_GAIN
+    first_gain,  # [INPUTS], as are the next; read with HAS_FIRST_GAIN
     first_bias,
     gain,
     norm_bias,
@@ -38,13 +39,13 @@ def multiply_few(
     ADDS: tl.constexpr, ADDS_SECOND: tl.constexpr, SCALES: tl.constexpr,
     FIRST_KIND: tl.constexpr,  # "": none
     HAS_FIRST_GAIN: tl.constexpr, HAS_FIRST_BIAS: tl.constexpr,
-    KIND: tl.constexpr,  # "": the rows are multiplied as they are
+    KIND: tl.constexpr,  # "": the rows are not normalised
     HAS_GAIN: tl.constexpr, HAS_NORM_BIAS: tl.constexpr,
     ACT: tl.constexpr,  # "": no gates
-    OUTPUTS: tl.constexpr,  # of a program at a time, a power of two
+    OUTPUTS: tl.constexpr,  # that a program computes at a time, a power of two
     OVERLAPS: tl.constexpr,
 ):
-    """Multiply rows by a matrix; sums are of float32 numbers."""
+    """Multiply rows by a matrix, with float32 sums."""
     let_next_begin(OVERLAPS)
     dtype = x.dtype.element_ty
     place = tl.arange(0, PADDED)[None, None, :]
@@ -83,7 +84,7 @@ def read_rows(
     FIRST_KIND: tl.constexpr, HAS_FIRST_GAIN: tl.constexpr, HAS_FIRST_BIAS: tl.constexpr,
     KIND: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_NORM_BIAS: tl.constexpr,
 ):
-    """Return what a matrix is multiplied with, [ROWS, PADDED]; see `multiply_few`."""
+    """Return the rows to multiply, summed and normalised, [ROWS, PADDED]; see `multiply_few`."""
     dtype = x.dtype.element_ty
     place = tl.arange(0, PADDED)[None, :]
     at = tl.arange(0, ROWS)[:, None] * INPUTS + place
@@ -108,7 +109,7 @@ def read_rows(
 
 @triton.jit
 def load_weights(weight, column, place, outputs, INPUTS: tl.constexpr, ACT: tl.constexpr):
-    """Return weights [1, columns, places], and with ACT those of what the columns are gates for."""
+    """Return weights [1, columns, places], and with ACT those of the ups that belong to gates."""
     inside = (column < outputs) & (place < INPUTS)
     at = weight + column.to(tl.int64) * INPUTS + place
     w = tl.load(at, mask=inside, other=0.0)

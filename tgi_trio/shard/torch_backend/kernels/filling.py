@@ -1,4 +1,4 @@
-"""Token ids of a step, with those that the step before chose."""
+"""Filling in the token ids that the previous step chose."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin
 def fill_tokens(
     filled,  # int64 [T], written
     ids,  # int64 [T]
-    inputs,  # int32 [T]: which of `chosen` a token is, -1: the one in `ids`
-    chosen,  # int64: tokens of the step before
+    inputs,  # int32 [T]: index into `chosen` for each token, -1: the one in `ids`
+    chosen,  # int64: tokens that the previous step chose
     count,  # T
     BLOCK: tl.constexpr,
-    OVERLAPS: tl.constexpr,  # the kernel behind it may begin early; this one never does
+    OVERLAPS: tl.constexpr,  # the next kernel may begin early; this one never does
 ):
-    """Take every token from where it is known."""
+    """Take each token from where it is known."""
     let_next_begin(OVERLAPS)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = at < count

@@ -1,4 +1,4 @@
-"""Guesses judged where they were chosen for, and rows moved by what was right."""
+"""Judging guesses on the device, and moving rows by the number that were right."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["count"])
 def judge_guesses(
     chosen,  # int64 [rows], written: each row's last token
-    moved,  # int32 [rows], written: how many of its guesses were right
-    guessed,  # int64 [rows, MOST], written: what comes behind its last token
+    moved,  # int32 [rows], written: how many of the row's guesses were right
+    guessed,  # int64 [rows, MOST], written: guesses that follow its last token
     found,  # float64 [C, 3]: token, log-probability, fault
-    ids,  # int64 [C]: the token behind which each choice is made; guesses for all but a row's first
-    targets,  # int64 [C]: row, -1: nobody's
-    aheads,  # int32 [C]: how many guesses of its row a choice takes for right
-    guesses,  # int64 [C, MOST]: behind every choice
+    ids,  # int64 [C]: the token after which each choice is made; a guess except for a row's first
+    targets,  # int64 [C]: row, -1: none
+    aheads,  # int32 [C]: how many guesses of its row a choice assumes to be right
+    guesses,  # int64 [C, MOST]: guesses after each choice
     count,  # C
     MOST: tl.constexpr,  # guesses of a row
-    TAKES: tl.constexpr,  # `guesses` are there; else somebody else writes `guessed`
+    TAKES: tl.constexpr,  # take `guessed` from `guesses`; otherwise another kernel writes it
 ):
-    """Go through a row's choices up to the first wrong guess; one program a choice."""
+    """Follow a row's choices up to the first wrong guess; one program per choice."""
     first = tl.program_id(0)
     row = tl.load(targets + first)
     if (row >= 0) & (tl.load(aheads + first) == 0):
@@ -48,23 +48,23 @@ def judge_guesses(
 
 @triton.jit(do_not_specialize=["most"])
 def move_rows(
-    tokens,  # int64 [T], written: what is computed, token 0 where there is no guess
-    ids,  # int64 [T]: guesses are written, -1: there is none
-    positions,  # int64 [T], moved as the next three
+    tokens,  # int64 [T], written: the tokens to compute, 0 where there is no guess
+    ids,  # int64 [T]: guesses are written to it, -1 where there is none
+    positions,  # int64 [T], moved, as are the next three
     slots,  # int64 [T]
     contexts,  # int32 [T]
     uniforms,  # float64 [T]
-    follows,  # int32 [T]: row of the step before, -1: a token stays where it is
+    follows,  # int32 [T]: row of the previous step, -1: the token does not move
     aheads,  # int32 [T]: which of its row's guesses a token is, 0: none
-    numbers,  # float64 [T, most + 1]: the uniform number of each place a token may move to
-    tables,  # int32 [T, width]: blocks of each token's row
+    numbers,  # float64 [T, most + 1]: uniform numbers of the places that a token may move to
+    tables,  # int32 [T, width]: the block table of each token's row
     width,  # int32 [1]
-    moved,  # int32 [rows], as `guessed` left by the step before
+    moved,  # int32 [rows], as `guessed` written by the previous step
     guessed,  # int64 [rows, most]
     most,  # guesses of a row
     PAGE: tl.constexpr,
 ):
-    """Move a token by the guesses of its row that were right; one program a token."""
+    """Move a token by the number of its row's guesses that were right; one program per token."""
     token = tl.program_id(0)
     row = tl.load(follows + token)
     own = tl.load(ids + token)

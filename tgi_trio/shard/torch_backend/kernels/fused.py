@@ -1,7 +1,7 @@
-"""What lies between two products of a layer, in one launch each.
+"""Everything between two products of a layer, each in one launch.
 
-Sums are of float32 numbers; what torch's own operations would round on the way to the next one is
-rounded here as well. Offsets are of 64 bits wherever tokens count.
+Sums are float32. Results are rounded where torch's separate operations would round them. Offsets
+are of 64 bits wherever tokens are involved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wai
 def normalise(
     x,  # float32 [rows, padded SIZE], 0 beyond SIZE
     place,  # [1, padded SIZE]
-    gain,  # [SIZE], read where HAS_GAIN
+    gain,  # [SIZE], read with HAS_GAIN
     bias,
     eps,
     SIZE: tl.constexpr,
@@ -26,9 +26,9 @@ def normalise(
     HAS_GAIN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """Return `x` normalised over its rows.
+    """Return each row of `x` normalised.
 
-    KIND "rms", "rms_plus_one" (whose gain has its one) or "layer".
+    KIND: "rms", "rms_plus_one" (whose gain already has the one added) or "layer".
     """
     inside = place < SIZE
     if KIND == "layer":
@@ -44,14 +44,14 @@ def normalise(
 @triton.jit
 def add_and_normalise(
     normed,  # [T, SIZE]
-    wide,  # float32 [T, SIZE]: the same numbers, written where WIDENS
-    summed,  # [T, SIZE], written where something is added
+    wide,  # float32 [T, SIZE]: the same numbers, written with WIDENS
+    summed,  # [T, SIZE], written with ADDS
     x,  # [T, SIZE]
-    first,  # [T, SIZE]: added where ADDS, normalised before with FIRST_KIND, times `scale`
-    weights,  # with PER_TOKEN `first` is what `sum_experts` adds up, which reads these
+    first,  # [T, SIZE]: added with ADDS, after a norm with FIRST_KIND, times `scale`
+    weights,  # with PER_TOKEN, `first` has the parts of experts, for `sum_experts`, as `doors`
     doors,
-    second,  # [T, SIZE]: added where ADDS_SECOND
-    first_gain,  # [SIZE], as are the others; read where HAS_FIRST_GAIN
+    second,  # [T, SIZE]: added with ADDS_SECOND
+    first_gain,  # [SIZE], as are the next; read with HAS_FIRST_GAIN
     first_bias,
     gain,
     bias,
@@ -61,7 +61,7 @@ def add_and_normalise(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # the next power of two
     ADDS: tl.constexpr,
-    PER_TOKEN: tl.constexpr,  # experts; 0: `first` is whole
+    PER_TOKEN: tl.constexpr,  # experts; 0: `first` is no sum of experts
     SHARED: tl.constexpr,
     HAS_DOOR: tl.constexpr,
     ADDS_SECOND: tl.constexpr,
@@ -69,13 +69,13 @@ def add_and_normalise(
     FIRST_KIND: tl.constexpr,  # "": none
     HAS_FIRST_GAIN: tl.constexpr,
     HAS_FIRST_BIAS: tl.constexpr,
-    KIND: tl.constexpr,  # "": the sum alone is wanted
+    KIND: tl.constexpr,  # "": no norm, only the sum
     HAS_GAIN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     WIDENS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Add what a layer has found to a hidden state and normalise the sum; one program a token."""
+    """Add a layer's output to the hidden state and normalise the sum; one program per token."""
     let_next_begin(OVERLAPS)
     wait_for_earlier(OVERLAPS)
     dtype = x.dtype.element_ty
@@ -133,7 +133,7 @@ def add_found(
 
 @triton.jit
 def activate(x, ACT: tl.constexpr):
-    """Return an activation of float32 numbers, by the names of `layers/gating.py`."""
+    """Return an activation of float32 numbers, named as in `layers/gating.py`."""
     if ACT == "silu":
         return x * tl.sigmoid(x)
     elif ACT == "gelu":
@@ -152,7 +152,7 @@ def activate(x, ACT: tl.constexpr):
 @triton.jit
 def gate(
     out,  # [T, SIZE]
-    inner,  # [T, 2 SIZE]: gates, then what they are for; PAIRED: one beside the other
+    inner,  # [T, 2 SIZE]: gates, then ups; PAIRED: alternating
     limit,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -161,7 +161,7 @@ def gate(
     PAIRED: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Return act(gate) * up; LIMITS: as `layers/gating.py` has it."""
+    """Compute act(gate) * up; LIMITS: see `layers/gating.py`."""
     let_next_begin(OVERLAPS)
     wait_for_earlier(OVERLAPS)
     dtype = out.dtype.element_ty
@@ -179,9 +179,9 @@ def gate(
 
 @triton.jit
 def limit_up(gates, up, limit, like):
-    """Return gates and what they are for within a limit, the latter with one more.
+    """Return gates and ups clamped to a limit, the latter plus 1.
 
-    `like`: a pointer to numbers of the dtype that torch would round to.
+    `like`: a pointer to the dtype to which torch would round.
     """
     up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
     return tl.minimum(gates, limit), up.to(like.dtype.element_ty).to(tl.float32)
@@ -189,31 +189,31 @@ def limit_up(gates, up, limit, like):
 
 @triton.jit
 def rotate_and_write(
-    query,  # [T, HEADS, DIM], written where FIRST is 0
+    query,  # [T, HEADS, DIM], written if FIRST is 0
     key,  # [slots, KV_HEADS, DIM]: one layer of the cache
     value,
-    qkv,  # [T, HEADS + 2 KV_HEADS, DIM], its tokens `stride` apart
+    qkv,  # [T, HEADS + 2 KV_HEADS, DIM], with `stride` between tokens
     cos,  # [T, ROTARY], as `Rotary.table` makes them
-    sin,  # the sign of the rotation in it
+    sin,  # with the sign of the rotation
     slots,  # int64 [T]
     gain,  # [HEADS + KV_HEADS, DIM], with NORM
     bias,
     eps,
     clip,
-    key_scale,  # of K and V of 8 bits
+    key_scale,  # of 8-bit K and V
     value_scale,
     stride,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
-    ROTARY: tl.constexpr,  # leading dimensions that turn; 0: none
+    ROTARY: tl.constexpr,  # leading dimensions that are rotated; 0: none
     INTERLEAVED: tl.constexpr,
     CLIPS: tl.constexpr,
-    NORM: tl.constexpr,  # "": heads are not normalised
+    NORM: tl.constexpr,  # "": no norm
     HAS_BIAS: tl.constexpr,
     CODES: tl.constexpr,  # of the cache; see `eight_bits.py`
-    FIRST: tl.constexpr,  # head to begin with: HEADS where queries stay as they are
+    FIRST: tl.constexpr,  # first head to compute: HEADS if nothing happens to queries
     BLOCK: tl.constexpr,  # heads of a program
     OVERLAPS: tl.constexpr,
 ):
@@ -225,7 +225,7 @@ def rotate_and_write(
     head = FIRST + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     dim = tl.arange(0, PADDED_DIM)[None, :]
     there = (head < HEADS + 2 * KV_HEADS) & (dim < DIM)
-    turning = head < HEADS + KV_HEADS  # the rest are values
+    turning = head < HEADS + KV_HEADS  # not values
     source = qkv + token * stride + head * DIM
     x = load_clipped(source + dim, there, clip, CLIPS)
     plain = x
@@ -256,7 +256,7 @@ def rotate_and_write(
 
 @triton.jit
 def load_clipped(at, there, clip, CLIPS: tl.constexpr):
-    """Return float32 numbers, no further from 0 than `clip` where CLIPS."""
+    """Return float32 numbers, clamped to +-`clip` if CLIPS."""
     x = tl.load(at, mask=there, other=0.0).to(tl.float32)
     if CLIPS:
         x = tl.minimum(tl.maximum(x, -clip), clip)
@@ -265,7 +265,7 @@ def load_clipped(at, there, clip, CLIPS: tl.constexpr):
 
 @triton.jit
 def measure_heads(x, dim, eps, DIM: tl.constexpr, NORM: tl.constexpr):
-    """Return the mean that is taken from each head, and what it is then multiplied by."""
+    """Return each head's mean, which is subtracted, and the factor that follows."""
     mean = tl.zeros([x.shape[0], 1], tl.float32)
     scale = tl.full([x.shape[0], 1], 1.0, tl.float32)
     if NORM == "layer":
@@ -282,19 +282,19 @@ def weigh_head(
     dim,
     head,
     inside,
-    mean,  # float32 [heads, 1], as `scale`
+    mean,  # float32 [heads, 1], as is `scale`
     scale,
     gain,
     bias,
     DIM: tl.constexpr,
     NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    like,  # a pointer to numbers of the dtype that torch would round to
+    like,  # a pointer to the dtype to which torch would round
 ):
-    """Return x normalised, given what its head is normalised with."""
+    """Return x normalised with its head's mean and scale."""
     dtype = like.dtype.element_ty
     x = (x - mean) * scale
-    if NORM != "rms_plus_one":  # which is computed in float32 throughout
+    if NORM != "rms_plus_one":  # that one is computed in float32 throughout
         x = x.to(dtype).to(tl.float32)
     x = x * tl.load(gain + head * DIM + dim, mask=inside, other=0.0).to(tl.float32)
     x = x.to(dtype).to(tl.float32)
@@ -307,8 +307,8 @@ def weigh_head(
 @triton.jit
 def write_latents(
     key,  # [slots, RANK + ROTARY]: one layer of the cache
-    query,  # [T, QUERY]: what queries are compressed to, normalised; of a second program
-    source,  # [T, ...], its tokens `stride` apart: QUERY numbers, then latents, then keys' ends
+    query,  # [T, QUERY]: compressed queries, normalised; written by each token's second program
+    source,  # [T, ...], with `stride` between tokens: QUERY numbers, then latents, then keys' ends
     cos,  # [T, ROTARY], as for `rotate_and_write`
     sin,
     slots,  # int64 [T]
@@ -318,7 +318,7 @@ def write_latents(
     query_bias,
     eps,
     query_eps,
-    key_scale,  # of keys of 8 bits
+    key_scale,  # of 8-bit keys
     stride,
     QUERY: tl.constexpr,
     PADDED_QUERY: tl.constexpr,
@@ -332,7 +332,7 @@ def write_latents(
     HAS_BIAS: tl.constexpr,
     CODES: tl.constexpr,  # of the cache
 ):
-    """Normalise latents and rotate their keys into the cache; normalise compressed queries."""
+    """Write normalised latents and rotated keys to the cache; normalise compressed queries."""
     token = tl.program_id(0).to(tl.int64)
     at = source + token * stride
     if tl.program_id(1) == 0:
@@ -365,23 +365,23 @@ def load_normalised(
     HAS_GAIN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """Return the SIZE numbers that lie at `at`, normalised, float32 [1, padded SIZE]."""
+    """Return the SIZE numbers at `at`, normalised, float32 [1, padded SIZE]."""
     x = tl.load(at + dim, mask=dim < SIZE, other=0.0).to(tl.float32)
     return normalise(x, dim, gain, bias, eps, SIZE, KIND, HAS_GAIN, HAS_BIAS)
 
 
 @triton.jit
 def rotate(
-    at,  # pointers to the first of ROTARY numbers, [lanes, 1] or one
+    at,  # pointers to the first of ROTARY numbers, [lanes, 1] or a single one
     cos,
     sin,
-    token,  # of each
+    token,  # of each pointer
     dim,  # [1, padded ROTARY]
     there,
     ROTARY: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """Return float32 numbers rotated by their token's cosines and sines."""
+    """Return numbers rotated by their token's cosines and sines, float32."""
     half: tl.constexpr = ROTARY // 2
     other = dim ^ 1 if INTERLEAVED else tl.where(dim < half, dim + half, dim - half)
     x = tl.load(at + dim, mask=there, other=0.0).to(tl.float32)

@@ -1,7 +1,7 @@
-"""A product per group of rows, each with a matrix of its own: the experts of a mixture.
+"""Products of groups of rows, each group with its own matrix (grouped GEMM): a layer's experts.
 
-How many rows a group has, only the device knows. So there are as many programs as there could be
-tiles, each finds its group from the groups' counts, and those left over end at once.
+Only the device knows how many rows a group has. So as many programs are launched as there could be
+tiles; each finds its group from the groups' counts, and surplus programs end at once.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tgi_trio.shard.torch_backend.kernels.fused import activate, limit_up
 @triton.jit(do_not_specialize=["tokens"])
 def multiply_groups(
     out,  # [pairs, N]
-    x,  # [tokens, K], or in order [pairs, K]
-    weight,  # [GROUPS, N, K]; with ACT [GROUPS, 2 N, K]: gates, then what they are for
-    bias,  # [GROUPS, as many], read with HAS_BIAS only
-    pairs,  # int32 [GROUPS, tokens]: as `route_tokens` leaves them
+    x,  # [tokens, K]; without GATHERS [pairs, K], sorted by group
+    weight,  # [GROUPS, N, K]; with ACT [GROUPS, 2 N, K]: gates, then ups
+    bias,  # [GROUPS, N or 2 N], read with HAS_BIAS only
+    pairs,  # int32 [GROUPS, tokens], as written by `route_tokens`
     counts,  # int32 [GROUPS]
     tokens,
     limit,
@@ -27,15 +27,15 @@ def multiply_groups(
     GROUPS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,  # the next power of two
     PER_ROW: tl.constexpr,  # groups that each row is in
-    GATHERS: tl.constexpr,  # x has the rows and out is in order; else x is, and out by pair
+    GATHERS: tl.constexpr,  # x is by token and out sorted by group; else x sorted and out by pair
     HAS_BIAS: tl.constexpr,
-    ACT: tl.constexpr,  # of gates, as `gate` has it; "": there are none
+    ACT: tl.constexpr,  # of gates, as for `gate`; "": no gates
     LIMITS: tl.constexpr,
     PAIRED: tl.constexpr,
     ROWS: tl.constexpr,  # of a tile
     OUTPUTS: tl.constexpr,
-    DEPTH: tl.constexpr,  # numbers of a row multiplied together
-    TOGETHER: tl.constexpr,  # tiles that take turns
+    DEPTH: tl.constexpr,  # inputs of one step of the loop
+    TOGETHER: tl.constexpr,  # tiles that are computed side by side
 ):
     tile, part = take_turns(tl.cdiv(N, OUTPUTS), TOGETHER)
     own, begin, first, count = find_group(tile, counts, GROUPS, PADDED_GROUPS, ROWS)
@@ -48,7 +48,7 @@ def multiply_groups(
         column = part * OUTPUTS + tl.arange(0, OUTPUTS)
         there = column < N
         each: tl.constexpr = 2 * N if ACT != "" else N
-        # Outputs beyond the last are computed for nobody.
+        # Results beyond the last output are not stored.
         output = tl.minimum(column, N - 1) * (2 if PAIRED else 1)
         up = output + (1 if PAIRED else N)
         rows = x + source[:, None] * K
@@ -78,10 +78,10 @@ def multiply_groups(
 
 @triton.jit
 def take_turns(parts, TOGETHER: tl.constexpr):
-    """Return a program's tile and which of the tile's parts it has.
+    """Return a program's tile, and which part of the tile's outputs it has.
 
-    Some tiles are computed side by side, part by part: an expert's tiles read its matrix at the
-    same time, and their rows are in the device's cache until all parts are done.
+    Programs go through TOGETHER tiles side by side, part by part: tiles of an expert read its
+    matrix at the same time, and their rows stay in the device's cache until all parts are done.
     """
     program, tiles = tl.program_id(0), tl.num_programs(0) // parts
     first = program // (TOGETHER * parts) * TOGETHER
@@ -92,7 +92,7 @@ def take_turns(parts, TOGETHER: tl.constexpr):
 
 @triton.jit
 def load_inside(at, inside, ALL: tl.constexpr):
-    """Return what lies at pointers, zeros where they are not `inside`, as ALL of them may be."""
+    """Return what pointers point to, zero where not `inside`; ALL: all are inside."""
     if ALL:
         return tl.load(at)
     else:
@@ -101,7 +101,7 @@ def load_inside(at, inside, ALL: tl.constexpr):
 
 @triton.jit
 def open_gates(gates, up, limit, like, ACT: tl.constexpr, LIMITS: tl.constexpr):
-    """Return act(gates) * up, float32 each, rounded to what `like` points to as torch's are."""
+    """Return act(gates) * up, in float32, with torch's roundings to the dtype of `like`."""
     dtype = like.dtype.element_ty
     gates, up = gates.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     if LIMITS:
@@ -111,9 +111,9 @@ def open_gates(gates, up, limit, like, ACT: tl.constexpr, LIMITS: tl.constexpr):
 
 @triton.jit
 def find_group(tile, counts, GROUPS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
-    """Return a tile's group, where it begins in order, the tile's first row in it, its rows.
+    """Return a tile's group, the group's first row overall, the tile's first row in it, its rows.
 
-    Groups lie one behind the other; GROUPS for a tile that there is not.
+    Groups are contiguous. The group is GROUPS for a surplus tile.
     """
     group = tl.arange(0, PADDED)
     every = tl.load(counts + group, mask=group < GROUPS, other=0)

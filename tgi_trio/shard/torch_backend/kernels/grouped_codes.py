@@ -1,7 +1,7 @@
-"""A product per group of rows, each with a matrix of its own that stays quantised.
+"""Products of groups of rows, each group with its own matrix, which stays quantised.
 
-Groups are found as in `grouped.py`, codes become numbers as in `codes.py`: the matrices of all
-groups lie one below the other, as one.
+Groups are found as in `grouped.py`, and codes are dequantised as in `codes.py`. The matrices of all
+groups are stacked as one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tgi_trio.shard.torch_backend.kernels.grouped import find_group, open_gates
 @triton.jit(do_not_specialize=["tokens", "one"])
 def multiply_coded_groups(
     out,  # [pairs, N]
-    x,  # [tokens, inputs], or in order [pairs, inputs]
-    codes,  # as for `multiply_codes`, of GROUPS * N outputs; with ACT twice as many
+    x,  # [tokens, inputs]; without GATHERS [pairs, inputs], sorted by group
+    codes,  # as for `multiply_codes`, with GROUPS * N outputs; with ACT twice as many
     planes,
     scales,
     bases,
@@ -26,7 +26,7 @@ def multiply_coded_groups(
     table,
     order,
     bias,  # of all outputs, read with HAS_BIAS only
-    pairs,  # int32 [GROUPS, tokens]: as `route_tokens` leaves them
+    pairs,  # int32 [GROUPS, tokens], as written by `route_tokens`
     counts,  # int32 [GROUPS]
     tokens,
     limit,
@@ -65,7 +65,7 @@ def multiply_coded_groups(
         source = x + tl.where(real, row, 0) * inputs
         column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         each: tl.constexpr = 2 * N if ACT != "" else N
-        # What lies beyond is computed for nobody.
+        # Results beyond the last output are not stored.
         there = own * each + tl.minimum(column, N - 1)[:, None] * (2 if PAIRED else 1)
         total = tl.zeros([OUTPUTS, ROWS], tl.float32)
         total = add_units(

@@ -1,9 +1,9 @@
-"""The best tokens of one row, beside the one that is chosen: found without a sort.
+"""Listing the top tokens of a row, without a sort.
 
-Every lane of a program keeps the best key it has seen. As many lanes as tokens are wanted have one
-that is at least the lane's of that rank, so that is a bound below which no wanted token lies, and
-hardly more than the wanted ones lie above: two passes over the row or its shortlist, where scores
-are not tied.
+Each lane of a program keeps the best key that it has seen. Take the lanes' keys in descending
+order: the one at the rank of the number of wanted tokens is a lower bound, as that many lanes have
+a token at least as good, and few other tokens exceed it. So two passes over the row or its
+shortlist suffice where scores are not tied.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.thresholds import LOWEST, key_of, score_of
 
-_HIGHEST = tl.constexpr(1)  # above that of every log-probability
+_HIGHEST = tl.constexpr(1)  # above the key of any log-probability
 
 
 @triton.jit
 def list_best(
-    into,  # int32 [room, 2]: ids and bits of float32 log-probabilities, unordered; -1, -1: nobody
+    into,  # int32 [room, 2]: ids and bits of float32 log-probabilities, unordered; (-1, -1): unused
     lanes,  # int32 [BLOCK]: the best key of each lane
-    base,  # float32 [size]: log-probabilities, -inf where a token does not survive
-    names,  # float32 [size]: the tokens' ids, read with `named`; else they are the places
+    base,  # float32 [size]: log-probabilities, -inf for tokens that do not survive
+    names,  # float32 [size]: the tokens' ids, if `named`; otherwise ids are places
     named,
-    wanted,  # so many at least, where as many survive; room / 2 at most
+    wanted,  # least number of tokens, if as many survive; at most room / 2
     room,
     size,
     BLOCK: tl.constexpr,
 ):
-    """List the best survivors: those above the last wanted, and of those that tie some by id."""
+    """List the best survivors: all above the last wanted one, and some of its ties, by id."""
     place = tl.arange(0, BLOCK)
     bound, high = tl.full([], 0, tl.int32) + LOWEST, tl.full([], 0, tl.int32) + _HIGHEST
     while high - bound > 1:
         middle = bound + (high - bound) // 2
         enough = tl.sum((lanes >= middle).to(tl.int32), 0) >= wanted
         bound, high = tl.where(enough, middle, bound), tl.where(enough, high, middle)
-    # As many are there where all of them survive: then it is narrowed by all keys, not by lanes'.
+    # If more survive than there is room for, the bound is raised by the keys of all tokens.
     high, middle = tl.full([], 0, tl.int32) + _HIGHEST, bound
     number = room + 1
     while (number > room) & (high - bound > 1):
@@ -50,7 +50,7 @@ def list_best(
         key = load_keys(base, at, size)
         over, level = key > bound, key == bound
         nth = ties + tl.cumsum(level.to(tl.int32), 0) - 1
-        level = level & (nth < wanted)  # from the end on, the others from the beginning
+        level = level & (nth < wanted)  # these are written from the end, the others from the start
         slot = tl.where(level, room - 1 - nth, above + tl.cumsum(over.to(tl.int32), 0) - 1)
         some = over | level
         token = tl.where(named, tl.load(names + at, mask=some & named, other=0.0).to(tl.int32), at)
@@ -66,7 +66,7 @@ def list_best(
 
 @triton.jit
 def load_keys(base, at, size):
-    """Return the keys of log-probabilities, lower than that of any number for -inf."""
+    """Return the keys of log-probabilities; that of -inf is below any number's."""
     return key_of(tl.load(base + at, mask=at < size, other=float("-inf")))
 
 

@@ -1,8 +1,8 @@
-"""Texts of sequences on a device, and what followed their last tokens when they were met before.
+"""Texts of sequences on a device, and what followed their last tokens at an earlier occurrence.
 
 The rule is that of `speculation/ngram.py`: the latest earlier occurrence of the last 4 tokens, else
-of the last 3, else of the last 2, and what came behind it. Programs share a text in pieces; the one
-that is done last reads the guesses, and leaves what they share as it found it.
+of the last 3, else of the last 2, and the tokens after it. Programs share a text in pieces; the
+last one to finish reads the guesses, and resets what they share.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LONGEST = 1 << 28  # tokens of a text: how long a match is stands above its place, in 32 bits
+LONGEST = 1 << 28  # tokens of a text: the length of a match is packed above its place, in 32 bits
 
 
 # Sizes are not specialised: a new one must not make Triton compile another variant.
 @triton.jit(do_not_specialize=["room"])
 def write_texts(
     texts,  # int32 [slots, room], written
-    slots,  # int32 [N]: whose text a piece is of
-    places,  # int32 [N]: where in that text it begins
-    starts,  # int32 [N + 1]: and where among `tokens`
+    slots,  # int32 [N]: the text that a piece belongs to
+    places,  # int32 [N]: where the piece begins in that text
+    starts,  # int32 [N + 1]: where it begins in `tokens`
     tokens,  # int32
     room,
     BLOCK: tl.constexpr,  # tokens of a piece, at most
 ):
-    """Put pieces of texts in their places; one program a piece."""
+    """Write pieces of texts to their places; one program per piece."""
     piece = tl.program_id(0)
     text = texts + tl.load(slots + piece).to(tl.int64) * room + tl.load(places + piece)
     begin, at = tl.load(starts + piece), tl.arange(0, BLOCK)
@@ -35,16 +35,16 @@ def write_texts(
 @triton.jit(do_not_specialize=["room"])
 def keep_tokens(
     texts,  # int32 [slots, room], written
-    slots,  # int32 [C]: whose text a choice is of, -1: nobody's
-    targets,  # int64 [C]: row, -1: nobody's
-    aheads,  # int32 [C]: how many guesses of its row a choice takes for right
-    positions,  # int64 [C]: of the token behind which each choice is made
+    slots,  # int32 [C]: the text that a choice belongs to, -1: none
+    targets,  # int64 [C]: row, -1: none
+    aheads,  # int32 [C]: how many guesses of its row a choice assumes to be right
+    positions,  # int64 [C]: of the token after which each choice is made
     ids,  # int64 [C]: that token
     found,  # float64 [C, 3]: token, log-probability, fault
     moved,  # int32 [rows]: how many guesses were right
     room,
 ):
-    """Add to each text the token a step began with, and those it chose; one program a choice."""
+    """Add to each text the step's first token and the tokens chosen; one program per choice."""
     choice = tl.program_id(0)
     row, slot = tl.load(targets + choice), tl.load(slots + choice)
     place = tl.load(positions + choice)
@@ -59,28 +59,28 @@ def keep_tokens(
 
 @triton.jit(do_not_specialize=["room"])
 def look_up(
-    guessed,  # int64 [rows, MOST], written: what comes behind each row's last token, -1: nothing
-    behind,  # int64 [C, MOST], written: the same where the row's last choice is
-    best,  # int32 [rows]: 0, and left so
-    arrived,  # int32 [rows]: 0, and left so
+    guessed,  # int64 [rows, MOST], written: what follows each row's last token, -1: nothing
+    behind,  # int64 [C, MOST], written: the same, at the row's last accepted choice
+    best,  # int32 [rows]: 0 before and after
+    arrived,  # int32 [rows]: 0 before and after
     texts,  # int32 [slots, room]
-    slots,  # int32 [C], as `keep_tokens` has had the next four
+    slots,  # int32 [C], as for `keep_tokens`, like the next four
     targets,  # int64 [C]
     aheads,  # int32 [C]
     positions,  # int64 [C]
     moved,  # int32 [rows]
-    ends,  # int32 [C]: 1 where none of `eos` is guessed, nor anything beyond
+    ends,  # int32 [C]: 1 if guesses end before any of `eos`
     eos,  # int32 [EOS]
     room,
     EOS: tl.constexpr,
     PADDED_EOS: tl.constexpr,
     MOST: tl.constexpr,  # guesses of a row
-    BLOCK: tl.constexpr,  # places of a text looked at together
+    BLOCK: tl.constexpr,  # places of a text compared at a time
     LONGEST: tl.constexpr,
 ):
-    """Find what comes behind every row's last token; a row of programs for each choice.
+    """Find what follows each row's last token; a row of programs for each choice.
 
-    All but those of rows' first choices have nothing to do.
+    Those of choices other than a row's first have nothing to do.
     """
     first = tl.program_id(0)
     row = tl.load(targets + first)
@@ -93,7 +93,7 @@ def look_up(
         second = tl.load(text + length - 2, mask=length >= 2, other=-1)
         third = tl.load(text + length - 3, mask=length >= 3, other=-1)
         fourth = tl.load(text + length - 4, mask=length >= 4, other=-1)
-        # An occurrence ends before any place from 2 to the last token's, which it does not hold.
+        # `at` is the place after an occurrence, from 2 to the last token's.
         share = tl.cdiv(tl.maximum(length - 2, 0), tl.num_programs(1))
         low = 2 + tl.program_id(1) * share
         high = tl.minimum(low + share, length)
@@ -110,7 +110,7 @@ def look_up(
             tokens = 2 * two.to(tl.int32) + three.to(tl.int32) + four.to(tl.int32)
             most = tl.maximum(most, tl.where(two, tokens * LONGEST + at, 0))
         tl.atomic_max(best + row, tl.max(most, 0))
-        tl.debug_barrier()  # what a program has found comes before it says that it has arrived
+        tl.debug_barrier()  # a program's match is written before it counts as arrived
         if tl.atomic_add(arrived + row, 1) == tl.num_programs(1) - 1:
             tl.store(arrived + row, 0)
             match = tl.atomic_xchg(best + row, 0)
@@ -122,7 +122,7 @@ def look_up(
             stops = tl.load(ends + first)
             into = behind + (first + right).to(tl.int64) * MOST
             for i in range(MOST):
-                # Where the occurrence reaches into the guesses, they repeat themselves.
+                # If the occurrence reaches into the guesses, they repeat themselves.
                 token = tl.load(text + source + i % period, mask=goes_on > 0, other=-1)
                 goes_on = goes_on * (1 - stops * tl.max((end == token).to(tl.int32), 0))
                 guess = tl.where(goes_on > 0, token, -1).to(tl.int64)

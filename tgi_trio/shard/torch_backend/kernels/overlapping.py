@@ -1,18 +1,18 @@
-"""Kernels that begin before the one before them has ended ("programmatic dependent launch").
+"""Kernels that begin before the preceding one has ended: programmatic dependent launch.
 
-From compute capability 9.0 on, NVIDIA's alone. A kernel that is launched so (`launch_pdl`) begins
-once every program of the one before it has called `let_next_begin`, or ended. What it does before
-`wait_for_earlier` it may do with what no kernel writes: weights, and what a step is told, which
-lies there before its embedding: a kernel that is launched as others are, or that lets none begin
-before it has waited (`beginning.py`). Of what a step lists on its way, `attention/tiling.py` sees
-to such a one. Behind it all earlier kernels have ended, as each of them has waited itself, and what
-they wrote is seen.
+From compute capability 9.0 on, NVIDIA only. A kernel launched like this (`launch_pdl`) begins once
+every program of the preceding kernel has called `let_next_begin` or has ended. Before
+`wait_for_earlier` it may use only what no kernel is still writing: weights, and the inputs of the
+step. These have been written before the step's embedding, which is a kernel that is launched
+normally, or one that waits before it lets the next begin (`beginning.py`). For lists that are made
+during the step, `attention/tiling.py` launches such a kernel. After the wait all earlier kernels
+have ended, since each has waited itself, and what they wrote is visible.
 
-So nothing is written that an earlier kernel may still read: all that a kernel writes it writes
-behind its wait, and every program of it waits, those that find nothing to do as well. What rows ask
-of the sampler comes in copies, before the step or, of a choice that follows later, before that; a
-copy waits for all kernels before it, and all behind it wait for the copy. What guesses change of it
-they change before the embedding. A recording begins when the one before it has ended altogether.
+A kernel must not overwrite what an earlier one may still read. So it writes only after its wait,
+and all of its programs wait, even those that find nothing to do. The sampler's inputs are copied
+before the step or, for a choice that is made later, before that choice; a copy waits for all
+kernels before it, and all after it wait for the copy. Inputs that depend on guesses are corrected
+before the embedding. A recording begins when the one before it has ended completely.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def let_next_begin(OVERLAPS: tl.constexpr):
-    """Let the kernel behind this one begin: it takes the room that is left."""
+    """Let the next kernel begin, in whatever room is left on the multiprocessors."""
     if OVERLAPS:
         gdc_launch_dependents()
 
@@ -38,9 +38,9 @@ def wait_for_earlier(OVERLAPS: tl.constexpr):
 
 @triton.jit
 def fetch(at):
-    """Have what lies at pointers brought to the cache of level 2; only where kernels overlap.
+    """Prefetch what pointers point to into the level 2 cache; only where launches overlap.
 
-    That cache all multiprocessors share: what a kernel before this one still writes is seen there.
+    All multiprocessors share that cache, so what an earlier kernel still writes is visible there.
     """
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;",

@@ -1,14 +1,14 @@
-"""Which experts each token goes to, and all (token, expert) pairs by expert, in one launch.
+"""Routing tokens to experts, and listing all (token, expert) pairs by expert, in one launch.
 
-Few tokens are multiplied with the router in the same launch (`ask_router`); of many, a library has
-made the logits (`route_tokens`).
+For few tokens the launch includes the product with the router (`ask_router`); for many, a library
+has computed the logits (`route_tokens`).
 
-A program has some tokens. It chooses their experts, takes room for its pairs in each expert's list
-by an atomic addition, and writes them there. The program that is done last hands the lists' lengths
-on and leaves the counters at zero, as it found them, so nothing has to be cleared in between.
+A program has some tokens. It chooses their experts, reserves places for its pairs in each expert's
+list by an atomic addition, and writes them there. The last program to finish publishes the lists'
+lengths and resets the counters, so that nothing has to be cleared in between.
 
-In which order an expert's pairs lie differs from run to run; what is computed of them does not:
-each is a row of its own in every product.
+The order of an expert's pairs differs from run to run, but not the results: each pair is a separate
+row of every product.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["tokens"])
 def route_tokens(
     weights,  # [T, PER_TOKEN]
-    # int32 [EXPERTS + SHARED, T]: of each expert, token * (PER_TOKEN + SHARED) + place among the
-    # token's; those that every token goes to come last
+    # int32 [EXPERTS + SHARED, T]: for each expert, token * (PER_TOKEN + SHARED) + place among the
+    # token's experts; shared experts come last
     pairs,
-    counts,  # int32 [EXPERTS + SHARED]: how many
-    counters,  # int32 [EXPERTS + 1], 0 before and after: pairs so far, programs that are done
+    counts,  # int32 [EXPERTS + SHARED]: lengths of these lists
+    counters,  # int32 [EXPERTS + 1]: pairs so far, programs that have finished; 0 before and after
     logits,  # [T, EXPERTS]
-    bias,  # float32 [EXPERTS] for the choice, read with HAS_BIAS
+    bias,  # float32 [EXPERTS], added for the choice; read with HAS_BIAS
     tokens,
     scale,  # of the weights
-    jitter,  # as `ExpertsSpec` has it
+    jitter,  # see `ExpertsSpec`
     EXPERTS: tl.constexpr,
     PADDED: tl.constexpr,  # the next power of two
     PER_TOKEN: tl.constexpr,
@@ -61,19 +61,19 @@ def ask_router(
     pairs,
     counts,
     counters,
-    sums,  # float32 [blocks of tokens, PARTS, TOKENS, PADDED]: what programs tell each other
-    arrived,  # int32 [blocks of tokens], 0 before and after: programs that have
-    x,  # [T, INPUTS], of any dtype: they become the router's numbers
+    sums,  # float32 [blocks of tokens, PARTS, TOKENS, PADDED]: partial sums of logits
+    arrived,  # int32 [blocks of tokens]: programs that have finished; 0 before and after
+    x,  # [T, INPUTS], of any dtype; converted to the router's
     router,  # [EXPERTS, INPUTS]
     router_bias,  # [EXPERTS], read with HAS_ROUTER_BIAS
-    bias,  # float32 [EXPERTS] for the choice, read with HAS_BIAS
+    bias,  # float32 [EXPERTS], added for the choice; read with HAS_BIAS
     tokens,
     scale,
     jitter,
     INPUTS: tl.constexpr,
     PARTS: tl.constexpr,  # programs that share the inputs
     PART: tl.constexpr,  # inputs of one, a multiple of DEPTH
-    DEPTH: tl.constexpr,  # inputs looked at together
+    DEPTH: tl.constexpr,  # inputs of one step of the loop
     TOKENS: tl.constexpr,  # of a program
     COLUMNS: tl.constexpr,  # experts of a program
     HAS_ROUTER_BIAS: tl.constexpr,
@@ -88,10 +88,10 @@ def ask_router(
     HAS_BIAS: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """Multiply tokens with the router, and route them where the last of a block's programs ends.
+    """Multiply tokens with the router; the last program of a block of tokens routes them.
 
-    The programs of a block of tokens have some experts and a part of the inputs each. Parts are
-    added up in their order, so the logits do not depend on who comes last.
+    The programs of a block have some experts and a part of the inputs each (split-K). Parts are
+    added in their order, so the logits do not depend on which program comes last.
     """
     block = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -110,7 +110,7 @@ def ask_router(
         total = tl.dot(a.to(b.dtype), b, total, input_precision="ieee")
     first = sums + (block.to(tl.int64) * PARTS * TOKENS + row[:, None]) * PADDED
     tl.store(first + part * TOKENS * PADDED + column[None, :], total)
-    tl.debug_barrier()  # all of a program's sums come before it says that it has arrived
+    tl.debug_barrier()  # a program's sums are written before it counts as arrived
     if tl.atomic_add(arrived + block, 1) == tl.num_programs(1) * PARTS - 1:
         tl.store(arrived + block, 0)
         expert = tl.arange(0, PADDED)
@@ -151,7 +151,7 @@ def choose_experts(
     HAS_BIAS: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """Choose the experts of some tokens by their logits, and list their pairs."""
+    """Choose the experts of some tokens from their logits, and list the pairs."""
     expert = tl.arange(0, PADDED)[None, :]
     there = (token < tokens) & (expert < EXPERTS)
     logit = tl.where(expert < EXPERTS, logit, float("-inf"))
@@ -160,7 +160,7 @@ def choose_experts(
         score = bar_groups(score, expert, EXPERTS // GROUPS, GROUPS, PADDED_GROUPS, GROUPS_USED,
                            ROUTING == "grouped-sigmoid")
     place = tl.full(logit.shape, -1, tl.int32)
-    for i in range(PER_TOKEN):  # not unrolled, as all here: it takes a compiler seconds
+    for i in range(PER_TOKEN):  # not unrolled, like all loops here: that takes a compiler seconds
         hit = expert == tl.argmax(score, 1)[:, None]
         if ROUTING == "sparse-mixer":
             odds = tl.where(hit, weigh_close(logit, score, jitter), odds)
@@ -187,7 +187,7 @@ def find_odds(
     ROUTING: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """Return what weights are made of, and scores that experts are chosen by."""
+    """Return the numbers from which weights are made, and the scores for choosing experts."""
     if ROUTING == "sparse-mixer":
         return logit, logit
     elif ROUTING == "grouped-sigmoid":
@@ -211,7 +211,7 @@ def find_odds(
 
 @triton.jit
 def weigh_close(logit, left, jitter):
-    """Return a softmax over what is `left` close behind its best (sparse-mixer)."""
+    """Return a softmax over the experts `left` that are close behind the best (sparse-mixer)."""
     best = tl.max(left, 1)[:, None]
     behind = best - logit > 2.0 * jitter * tl.maximum(tl.abs(logit), best)
     odds = tl.where(behind, 0.0, tl.exp(left - best))
@@ -226,9 +226,9 @@ def bar_groups(
     GROUPS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
     USED: tl.constexpr,
-    TWO: tl.constexpr,  # a group is worth its two best experts, rather than its best
+    TWO: tl.constexpr,  # a group counts by its two best experts, else by its best
 ):
-    """Return -inf for the experts of all groups but the best."""
+    """Return scores, with -inf for experts outside the best groups."""
     own = expert // EACH
     group = tl.arange(0, PADDED_GROUPS)[None, :]
     worth = tl.full([score.shape[0], PADDED_GROUPS], float("-inf"), tl.float32)
@@ -253,7 +253,7 @@ def list_pairs(
     counts,
     counters,
     token,
-    place,  # int32 [tokens, padded experts]: which of a token's an expert is
+    place,  # int32 [tokens, padded experts]: the expert's place among the token's
     chosen,
     tokens,
     EXPERTS: tl.constexpr,
@@ -261,7 +261,7 @@ def list_pairs(
     PER_TOKEN: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """Write a program's pairs to their experts' lists; the last program hands on the lengths."""
+    """Write a program's pairs to the experts' lists; the last program publishes the lengths."""
     expert = tl.arange(0, PADDED)
     inside = expert < EXPERTS
     ones = chosen.to(tl.int32)
@@ -274,7 +274,7 @@ def list_pairs(
     for i in tl.static_range(SHARED):
         at = pairs + (EXPERTS + i) * tokens.to(tl.int64) + token
         tl.store(at, first + PER_TOKEN + i, mask=token < tokens)
-    tl.debug_barrier()  # all of a program's additions come before it says that it is done
+    tl.debug_barrier()  # a program's additions are done before it counts as finished
     if tl.atomic_add(counters + EXPERTS, 1) == tl.num_programs(0) - 1:
         found = tl.atomic_xchg(counters + expert, tl.zeros([PADDED], tl.int32), mask=inside)
         tl.store(counts + expert, found, mask=inside)

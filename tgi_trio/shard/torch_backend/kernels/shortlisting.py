@@ -1,9 +1,9 @@
-"""Which of a row's tokens can be chosen or listed at all, found without having seen them together.
+"""The shortlist of a row: the tokens that can be chosen or listed, found from histograms.
 
-A row's programs have a part of it each. Beside its best score a part leaves how many of its tokens
-lie how deep below that, in steps of an eighth of what divides a probability by e. From these counts
-follows a depth below which nothing survives top-k or top-p or is listed, hardly too deep: the
-tokens above it, the shortlist, are then all that thresholds are found among.
+The programs of a row have parts of it. For each part they leave its best score and a histogram of
+its tokens' depths below that, in steps of an eighth of what divides a probability by e. From these
+follows a depth below which no token survives top-k or top-p or is listed, and it is hardly too
+deep. Thresholds are then searched for among the tokens above it, the shortlist.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# What a row still lacks when it has been looked over.
+# What has to be read yet for a row that has been surveyed.
 DONE = 0
-SHORT = 1  # what its shortlist says
-WHOLE = 2  # what all of it says: its shortlist would be too long
+SHORT = 1  # its shortlist
+WHOLE = 2  # all of it, because its shortlist would be too long
 
-STEPS = tl.constexpr(8)  # in which a probability becomes e times less
-DEPTHS = 256  # that are told apart; what lies deeper is counted as of the last
-_MARGIN = tl.constexpr(1.0 / 64)  # of depths: more than they are rounded by
-_CHUNK = tl.constexpr(8)  # parts looked at together
+STEPS = tl.constexpr(8)  # by which a probability becomes e times smaller
+DEPTHS = 256  # bins of the histogram; the last one includes everything deeper
+_MARGIN = tl.constexpr(1.0 / 64)  # in depths: more than their rounding
+_CHUNK = tl.constexpr(8)  # parts read at a time
 
 
 @triton.jit
 def steps_of(heat):
-    """Return what a score's distance is multiplied by to be a depth."""
+    """Return the factor that makes a score's distance a depth."""
     return tl.minimum(1.0 / heat * STEPS, 1e30)
 
 
 @triton.jit
 def depth_of(score, best, fine, DEPTHS: tl.constexpr):
-    """Return int32 how deep scores lie below their part's best, for any score and best."""
+    """Return the depths of scores below their part's best, int32, for any score and best."""
     depth = (best - score) * fine
     return tl.where(depth < DEPTHS - 1, depth, DEPTHS - 1).to(tl.int32)
 
@@ -38,11 +38,11 @@ def depth_of(score, best, fine, DEPTHS: tl.constexpr):
 # fmt: off
 @triton.jit
 def plan_shortlist(
-    cuts,  # int32 [R, parts, 2], written: depths of a part that are listed, where its tokens go
-    depths,  # int32 [R, parts, DEPTHS]: tokens of a part that lie no deeper
+    cuts,  # int32 [R, parts, 2], written: depths of a part that are listed, its offset
+    depths,  # int32 [R, parts, DEPTHS]: cumulative histogram of a part's tokens
     parts,  # float64 [parts, 4] of the row: their best scores first, -inf: it has nothing
     row,
-    number,  # of parts
+    number,  # parts of the row
     best,
     heat,
     total,  # float64: the row's mass relative to the best
@@ -52,18 +52,18 @@ def plan_shortlist(
     p,
     typical,
     floor,  # log of min-p
-    wanted,  # tokens that are listed
+    wanted,  # top tokens to be listed
     PARTS: tl.constexpr,
     DEPTHS: tl.constexpr,
-    ROOM: tl.constexpr,  # of a shortlist
+    ROOM: tl.constexpr,  # longest shortlist
 ):
     """Return (state, length of the shortlist).
 
-    A part's depths begin where its best lies. Moved to the row's, rounded up, tokens that are said
-    to be at depth d lie between d - 1 and d + 1.
+    A part's depths count from its own best. When they are shifted to the row's best, rounded up, a
+    token at depth d lies between d - 1 and d + 1.
 
-    Typical-p keeps what lies closest to the mean, of as much mass as is wanted. What is within
-    twice the mean of the best, and has that mass, has all of it: nothing deeper is closer.
+    Typical-p keeps the tokens closest to the mean that have the wanted mass. If the tokens within
+    twice the mean of the best have that mass, nothing deeper is closer to the mean.
     """
     first = row.to(tl.int64) * number
     cuts += first * 2
@@ -82,7 +82,7 @@ def plan_shortlist(
         above += tl.sum(upto, 0)
         here += tl.sum(tl.where(place < DEPTHS - 1, upto - before, 0), 0)
     cut = (k > 0) | (p < 1.0) | (typical < 1.0)
-    odds = tl.exp((1 - depth).to(tl.float32) * (1.0 / STEPS))  # at most
+    odds = tl.exp((1 - depth).to(tl.float32) * (1.0 / STEPS))  # upper bounds
     weight = here.to(tl.float64) * odds
     deepest = tl.where(depth == DEPTHS - 1, (vocab - above).to(tl.float64) * odds, 0.0)
     below = tl.sum(deepest + weight, 0) - tl.cumsum(weight, 0)
@@ -109,7 +109,7 @@ def plan_shortlist(
 
 @triton.jit
 def find_shift(parts, part, there, best, heat, DEPTHS: tl.constexpr):
-    """Return float32 how deep the best scores of parts lie, DEPTHS at most."""
+    """Return how deep the parts' best scores lie, float32, at most DEPTHS."""
     bests = tl.load(parts + part * 4, mask=there, other=float("-inf")).to(tl.float32)
     shift = tl.where(bests > float("-inf"), (best - bests) * steps_of(heat), DEPTHS)
     return tl.minimum(shift, DEPTHS)
@@ -117,18 +117,18 @@ def find_shift(parts, part, there, best, heat, DEPTHS: tl.constexpr):
 
 @triton.jit
 def write_shortlist(
-    scores,  # float32 [ROOM], written: in the order of their ids
+    scores,  # float32 [ROOM], written in the order of ids
     names,  # float32 [ROOM], written: the ids
     score,  # float32 [PART]
     at,
     vocab,
     best,  # of the part
     heat,
-    depth,  # so many are listed
-    offset,  # where the part's tokens go
+    depth,  # the number of depths that are listed
+    offset,  # the part's place in the shortlist
     DEPTHS: tl.constexpr,
 ):
-    """Write a part's tokens to the shortlist of its row."""
+    """Write a part's tokens to its row's shortlist."""
     listed = (depth_of(score, best, steps_of(heat), DEPTHS) < depth) & (at < vocab)
     place = offset + tl.cumsum(listed.to(tl.int32), 0) - 1
     tl.store(scores + place, score, mask=listed)

@@ -1,8 +1,8 @@
-"""Products of a matrix and up to sixteen rows, by tensor cores.
+"""Products of a matrix with up to sixteen rows, on tensor cores.
 
-The matrix is the left side of the product, as its rows are the many. Where it has few of them,
-programs share the inputs of a tile, and the one that comes last adds up what they found, in their
-order: sums are the same whoever that is.
+The matrix is the left operand, since it has the most rows. If there are few outputs, programs share
+the inputs of a tile (split-K). The last one to finish adds the partial sums, in their order, so the
+result does not depend on which one that is.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wai
 def multiply_sixteen(
     out,  # [rows, outputs]
     x,  # [rows, INPUTS]
-    weight,  # [outputs, INPUTS]; with ACT twice as many: gates, then what they are for
-    bias,  # of each of these; read with HAS_BIAS only
+    weight,  # [outputs, INPUTS]; with ACT twice as many outputs: gates, then ups
+    bias,  # of each output; read with HAS_BIAS only
     sums,  # float32 [tiles, PARTS, 1 or with ACT 2, OUTPUTS, ROWS], with PARTS > 1 only
-    arrived,  # int32 [tiles]: 0, and left so
+    arrived,  # int32 [tiles]: programs that have finished; 0 before and after
     rows,
     outputs,
     INPUTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACT: tl.constexpr,  # "": no gates
     ROWS: tl.constexpr,  # 16
-    OUTPUTS: tl.constexpr,  # of a tile, a power of two as the others are
-    DEPTH: tl.constexpr,  # inputs multiplied together
+    OUTPUTS: tl.constexpr,  # of a tile; this and the next are powers of two
+    DEPTH: tl.constexpr,  # inputs of one step of the loop
     PARTS: tl.constexpr,  # programs that share a tile's inputs
-    AHEAD: tl.constexpr,  # multiples of DEPTH that are on their way together
+    AHEAD: tl.constexpr,  # stages of software pipelining: steps whose loads are in flight
     OVERLAPS: tl.constexpr,
 ):
-    """Multiply rows by a matrix; sums are of float32 numbers."""
+    """Multiply rows by a matrix, with float32 sums."""
     let_next_begin(OVERLAPS)
     wait_for_earlier(OVERLAPS)
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -64,7 +64,7 @@ def multiply_sixteen(
         tl.store(own + part * size + place, total)
         if ACT != "":
             tl.store(own + part * size + OUTPUTS * ROWS + place, gated)
-        tl.debug_barrier()  # all of a program's sums come before it says that it has arrived
+        tl.debug_barrier()  # a program's sums are written before it counts as arrived
         last = tl.atomic_add(arrived + tile, 1) == PARTS - 1
     if last:
         if PARTS > 1:

@@ -1,10 +1,10 @@
-"""A look at every score: edits, the best token, the mass, and a token where that is all it takes.
+"""A first pass over all scores: edits, the best token, the mass, and the choice where that is easy.
 
-Programs share a row: each has a part of it in registers, edits it, and leaves what it has found.
-The one that comes last puts that together, in the parts' order, so nothing depends on who that is.
-It chooses the best token, or draws one where nothing is cut off; for other rows it plans what
-`choosing.py` is to look at. Scores stay in the dtype of the logits: a row that has edits is written
-into memory of its own, all others are read where they are.
+Programs share a row: each reads a part of it into registers, edits it, and writes what it finds.
+The last one to finish combines these, in the parts' order, so the result does not depend on which
+one that is. It takes the best token, or draws one if nothing is truncated; for other rows it plans
+what `choosing.py` reads. Scores stay in the logits' dtype: rows with edits are copied into memory
+of their own, all others are read where they are.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wai
 from tgi_trio.shard.torch_backend.kernels.shortlisting import depth_of, plan_shortlist, steps_of
 from tgi_trio.shard.torch_backend.kernels.thresholds import key_of, score_of
 
-# Targets of choices that are none.
-NOBODY = -1  # nothing is read or written
-KEPT = -2  # the scores are written into their own memory, for a choice that comes later
+# Special targets of choices.
+NOBODY = -1  # no choice: nothing is read or written
+KEPT = -2  # scores are copied to their own memory, for a later choice
 
 _KEPT = tl.constexpr(KEPT)
 _LAST = tl.constexpr(0x7FFFFFFF)
@@ -29,12 +29,12 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 # fmt: off
 @triton.jit(do_not_specialize=["rows", "words"])
 def survey_scores(
-    found,  # float64 [R, 3]: token, log-probability, why there is none; of rows that it settles
+    found,  # float64 [R, 3], written for settled rows: token, log-probability, why there is none
     chosen,  # int64: the token again, at `targets`
-    targets,  # int64 [R], or one of the above
+    targets,  # int64 [R]: row of `chosen`, or one of the above
     logits,  # [R, stride] of any dtype
-    scores,  # float32 [R, own_stride]: where rows that have edits are written
-    counts,  # what edits are made by: see `edit_part`
+    scores,  # float32 [R, own_stride]: for the scores of rows with edits
+    counts,  # inputs of edits, up to `amount`: see `edit_part`
     slots,
     starts,
     entries,
@@ -48,7 +48,7 @@ def survey_scores(
     green,
     allowed,
     amount,
-    temperatures,  # what is asked for: see `choose_tokens`
+    temperatures,  # sampling parameters, up to `lists`: see `choose_tokens`
     samples,
     uniforms,
     top_k,
@@ -57,12 +57,12 @@ def survey_scores(
     floors,
     lists,
     parts,  # float64 [R, parts, 4], written: see `look_over`
-    depths,  # int32 [R, parts, DEPTHS], written for rows that are not done: see `plan_shortlist`
-    cuts,  # int32 [R, parts, 2], written for the same
-    # float64 [R, 6], written: state, best, mass, length of the shortlist, has edits, mean distance
-    # from the best, of rows with typical-p
+    depths,  # int32 [R, parts, DEPTHS], written for unsettled rows: see `plan_shortlist`
+    cuts,  # int32 [R, parts, 2], likewise
+    # float64 [R, 6], written: state, best, mass, length of the shortlist, whether it has edits,
+    # mean distance from the best (with typical-p)
     plans,
-    arrived,  # int32 [R], 0 before and after: programs that have
+    arrived,  # int32 [R]: programs that have finished; 0 before and after
     rows,
     words,
     stride,
@@ -70,16 +70,16 @@ def survey_scores(
     vocab,
     EOS: tl.constexpr,
     PARTS: tl.constexpr,  # the next power of two
-    PART: tl.constexpr,  # tokens of one
+    PART: tl.constexpr,  # tokens of a part
     STRIP: tl.constexpr,
     DEPTHS: tl.constexpr,
-    ROOM: tl.constexpr,  # of a shortlist
+    ROOM: tl.constexpr,  # longest shortlist
     OVERLAPS: tl.constexpr,
 ):
-    """Look over some parts of a row; the last of a row's programs puts all of them together.
+    """Survey some parts of a row; the last of the row's programs combines all of them.
 
-    What depends on nothing is loaded first: a program of few rows waits for memory, and else does
-    nothing that takes long. What a row asks for is there before the kernels before this one.
+    Loads that depend on nothing come first: with few rows, waiting for memory is what takes a
+    program longest. Sampling parameters are written before the preceding kernels begin.
     """
     let_next_begin(OVERLAPS)
     row, programs, parts_there = tl.program_id(1), tl.num_programs(0), tl.cdiv(vocab, PART)
@@ -120,7 +120,7 @@ def survey_scores(
                 upto = tl.cumsum(tl.histogram(depth, DEPTHS, mask=at < vocab), 0)
                 place = row.to(tl.int64) * parts_there + part
                 tl.store(depths + place * DEPTHS + tl.arange(0, DEPTHS), upto)
-        tl.debug_barrier()  # all that a program has found comes before it says that it has arrived
+        tl.debug_barrier()  # a program's results are written before it counts as arrived
         if tl.atomic_add(arrived + row, 1) == programs - 1:
             tl.store(arrived + row, 0)
             which = tl.arange(0, PARTS)
@@ -163,7 +163,7 @@ def survey_scores(
             tl.store(plan + 3, length.to(tl.float64))
             tl.store(plan + 4, edited.to(tl.float64))
             tl.store(plan + 5, mean)
-            # Of what is cut it is replaced by another one.
+            # For truncated rows, `choose_tokens` overwrites it.
             tl.store(found + row * 3, tl.where(fault == 0, token, 0).to(tl.float64))
             tl.store(found + row * 3 + 1, logprob)
             tl.store(found + row * 3 + 2, fault.to(tl.float64))
@@ -172,10 +172,10 @@ def survey_scores(
 
 @triton.jit
 def look_over(part, score, at, heat, typical):
-    """Return a part's best score; write what is found of it to `part`, float64 [4].
+    """Return a part's best score, and write what is found of the part to `part`, float64 [4].
 
-    That is the best score, the first token that has it, and relative to it the mass, NaN if any
-    score is, and with typical-p the sum of masses times distances. Infinite scores have none.
+    That is: the best score, the first token that has it, the mass relative to it (NaN if any score
+    is) and, with typical-p, the sum of mass times distance. Infinite scores have no mass.
     """
     order = (key_of(score).to(tl.int64) << 32) | (at ^ _LAST).to(tl.int64)
     top = tl.max(order, 0)
@@ -194,7 +194,7 @@ def look_over(part, score, at, heat, typical):
 
 @triton.jit
 def weigh(score, best, heat):
-    """Return float32 masses of scores relative to that of `best`."""
+    """Return the masses of scores relative to that of `best`, float32."""
     return tl.exp2((score - best) * tl.minimum(1.0 / heat * _LOG2E, 1e30))
 
 
@@ -209,7 +209,7 @@ def draw_token(
     PARTS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Return the first id with which the mass, by rising ids, exceeds `target`."""
+    """Return the first id at which the mass, summed by ascending ids, exceeds `target`."""
     part = tl.arange(0, PARTS)
     hit = (tl.cumsum(masses, 0) > target) & (masses > 0.0)
     last = tl.max(tl.where(masses > 0.0, part, 0), 0)
@@ -221,13 +221,13 @@ def draw_token(
     weight = tl.where(score > float("-inf"), weigh(score, top, heat), 0.0)
     fair = weigh(top, best, heat).to(tl.float64)
     mass = before + tl.cumsum(weight.to(tl.float64), 0) * fair
-    last = tl.max(tl.where(weight > 0.0, at, 0), 0)  # where rounding has eaten the rest
+    last = tl.max(tl.where(weight > 0.0, at, 0), 0)  # if rounding leaves too little mass
     return tl.min(tl.where((mass > target) & (weight > 0.0), at, last), 0)
 
 
 @triton.jit
 def load_score(base, own, edited, at, there):
-    """Return float32 scores of a row, from where they are."""
+    """Return a row's scores, float32, from its own memory if it has edits, else from the logits."""
     plain = tl.load(base + at, mask=there & (edited == 0), other=float("-inf")).to(tl.float32)
     changed = tl.load(own + at, mask=there & (edited != 0), other=float("-inf"))
     return tl.where(edited != 0, changed, plain)

@@ -1,11 +1,11 @@
-"""Thresholds of one row's scores, without a sort and without memory of their own.
+"""Finding thresholds in the scores of a row, without a sort and without memory for it.
 
-A threshold is found by halving the interval of float32's bit patterns, each time down to those that
-occur: a dozen passes over the row, or over its shortlist, and the same answer however wide the
-distribution is. `x` is a score relative to the row's best, after the temperature; masses are added
-in float64. `vocab` is the length of what is looked at, and an id a place in it. What differs from
-one pass to another are numbers and not constants: each function is compiled once where it is called
-once, and it is these that compiling takes long of.
+A threshold is found by bisecting float32's bit patterns, narrowed each time to those that occur: a
+dozen passes over the row or its shortlist, with an exact result however flat the distribution is.
+`x` is a score relative to the row's best, after the temperature; masses are summed in float64.
+`vocab` is the length of what is read, row or shortlist, and an id is a place in it. What differs
+between passes is passed as variables, not constants, so that each function is compiled only once;
+compiling these takes long.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ LOWEST = tl.constexpr(-2139095040)  # the key of the lowest finite number
 
 @triton.jit
 def key_of(x):
-    """Return int32 that orders as the float32 `x` do."""
+    """Return int32 keys that are ordered like the float32 `x`."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0 becomes 0
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
 
 @triton.jit
 def score_of(key):
-    """Return the float32 that has a key."""
+    """Return the float32 of a key."""
     return tl.where(key >= 0, key, key ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
 
@@ -38,10 +38,10 @@ def relative(base, at, vocab, best, heat):
 
 @triton.jit
 def kept(x, at, least, last_tie, center, within, floor):
-    """Return which tokens survive: `least` is a key, of whose ties ids to `last_tie` stay."""
+    """Return which tokens survive; of ties at the key `least`, ids up to `last_tie` do."""
     key = key_of(x)
     keep = (key > least) | ((key == least) & (at <= last_tie))
-    # -inf minus anything stays below every bound.
+    # -inf minus anything exceeds every bound.
     keep = keep & (tl.abs(-x - center) <= within)
     return keep & (x.to(tl.float64) >= floor)
 
@@ -50,22 +50,22 @@ def kept(x, at, least, last_tie, center, within, floor):
 @triton.jit
 def highest(
     base, vocab, best, heat, least, last_tie, center, within, floor,
-    low,  # what is returned where there is never enough
+    low,  # the result if there is never enough
     high,
     wanted,  # float64
-    counts,  # each survivor weighs 1, not its mass
-    by_distance,  # keys are of how close -x is to `center`
-    beyond,  # what weighs `wanted` is not enough
+    counts,  # each survivor weighs 1 instead of its mass
+    by_distance,  # keys are by the distance of -x from `center`
+    beyond,  # exactly `wanted` is not enough
     BLOCK: tl.constexpr,
 ):
-    """Return the highest key below `high` at and above which survivors weigh enough.
+    """Return the highest key below `high` such that survivors at and above it weigh enough.
 
-    By distance a key is the less the farther a token is: minus the bits of the distance.
+    By distance, the key is minus the bits of the distance, so farther tokens have lower keys.
     """
     place = tl.arange(0, BLOCK)
     while high - low > 1:
         middle = low + (high - low) // 2
-        # By lane, and added up once: a program waits for all of its lanes each time.
+        # Summed by lane, and over lanes only once, since a program waits for its lanes each time.
         mass = tl.zeros([BLOCK], tl.float64)
         above = tl.full([BLOCK], 0, tl.int32) + high  # the nearest keys on either side
         below = tl.full([BLOCK], 0, tl.int32) + low
@@ -91,12 +91,12 @@ def highest(
 def tally(
     base, vocab, best, heat, least, last_tie, center, within, floor,
     bound,  # a key
-    spreads,  # masses are multiplied by the distance from the best: the entropy, but for its norm
+    spreads,  # masses are multiplied by the distance from the best, which gives the entropy
     BLOCK: tl.constexpr,
 ):
-    """Return (mass, mass above `bound`, number at `bound`, best x) of the tokens that survive.
+    """Return (mass, mass above `bound`, number at `bound`, best x) of the surviving tokens.
 
-    Behind these how many tokens of any kind are at or above `bound`.
+    The fifth result is the number of all tokens at or above `bound`.
     """
     place = tl.arange(0, BLOCK)
     mass, over = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.float64)
@@ -121,11 +121,11 @@ def tally(
 def first_beyond(
     base, vocab, best, heat, least, last_tie, center, within, floor,
     key,
-    tied,  # only survivors at `key` count, 1 each; else all do by their mass
+    tied,  # only survivors at `key` count, 1 each; otherwise all count by their mass
     target,  # float64
     BLOCK: tl.constexpr,
 ):
-    """Return the first id with which what survives, by rising ids, weighs more than `target`."""
+    """Return the first id at which survivors, summed by ascending ids, weigh more than `target`."""
     place = tl.arange(0, BLOCK)
     before = tl.full([], 0.0, tl.float64)
     token, last = tl.full([], -1, tl.int32), tl.full([], 0, tl.int32)
@@ -140,5 +140,5 @@ def first_beyond(
         token = tl.where((token < 0) & (first < vocab), first, token)
         last = tl.maximum(last, tl.max(tl.where(weight > 0.0, at, 0), 0))
         before += tl.sum(weight.to(tl.float64), 0)
-    return tl.where(token < 0, last, token)  # rounding has eaten the rest
+    return tl.where(token < 0, last, token)  # if rounding leaves too little mass
 # fmt: on

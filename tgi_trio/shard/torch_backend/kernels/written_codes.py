@@ -1,4 +1,4 @@
-"""The numbers that codes stand for, written as a matrix: for products of many rows."""
+"""Writing a quantised matrix as numbers, for products of many rows."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tgi_trio.shard.torch_backend.kernels.code_numbers import inputs_of, open_un
 
 @triton.jit(do_not_specialize=["start", "outputs", "one"])
 def write_numbers(
-    out,  # [outputs, width], dense
-    codes,  # as `Codes` has them, as all up to `order`
+    out,  # [outputs, width], contiguous
+    codes,  # tensors of `Codes`, as are all up to `order`
     planes,
     scales,
     bases,
     lows,
     low_bases,
     table,
-    order,  # what is for no input becomes 0
-    start,  # the first of the matrix's outputs that are written
-    outputs,  # that are written
+    order,  # inputs by place; places without one become 0
+    start,  # first output to be written
+    outputs,  # number of outputs to be written
     width,
     units,
     one,  # the bits of 1.0
