@@ -1,4 +1,4 @@
-"""What the rows of a step ask of the device's sampler, as columns; no tensor in this file."""
+"""The sampling parameters of a step's choices, as columns for the device. No tensor here."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ NO_ENTRIES = np.empty((0, 2), np.int32)
 
 @dataclass(slots=True)
 class Choosing:
-    """Whom a step chooses for: C choices of R rows, one each and one more behind every guess."""
+    """A step's choices: C for R rows, one for each row and one more after each of its guesses."""
 
-    rows: list[ShardSequence]  # [R] that get a token
-    owners: NDArray[np.int64]  # [C] whose choice it is
-    aheads: NDArray[np.int64]  # [C] how many of the row's guesses it takes for right
-    positions: Positions  # [C] index in its sequence of the token to be chosen
-    targets: NDArray[np.int64]  # [C] row of the plan
-    # [C] which row of the step before chooses the row's last token; -1: the sequence has it.
-    # Set to None once it does.
+    rows: list[ShardSequence]  # [R]: those that get a token
+    owners: NDArray[np.int64]  # [C]: the row of each choice
+    aheads: NDArray[np.int64]  # [C]: how many of the row's guesses it assumes to be right
+    positions: Positions  # [C]: index in its sequence of the token to be chosen
+    targets: NDArray[np.int64]  # [C]: row of the plan
+    # [C]: row of the previous step that chooses the row's last token; -1: the sequence has it.
+    # Set to None once all sequences have theirs.
     unknown: NDArray[np.int32] | None = None
-    # int64 [C] the tokens that were computed, guesses among them, where only the device knew them;
-    # -1: there was nothing to guess.
+    # int64 [C]: the computed tokens, guesses included, if only the device knew them; -1: there was
+    # no guess.
     computed: NDArray[np.int64] | None = None
 
     @classmethod
@@ -65,11 +65,11 @@ class Choosing:
 
     @property
     def alone(self) -> bool:
-        """Whether each row has one choice: nobody guessed."""
+        """Whether each row has one choice, as there are no guesses."""
         return len(self.owners) == len(self.rows)
 
     def guesses(self, choice: int) -> NDArray[np.int32] | NDArray[np.int64]:
-        """Return the guesses that a choice takes for right."""
+        """Return the guesses that a choice assumes to be right."""
         ahead = int(self.aheads[choice])
         if self.computed is not None:
             return self.computed[choice + 1 - ahead : choice + 1]
@@ -78,7 +78,7 @@ class Choosing:
         return guesses
 
     def count_guesses(self) -> NDArray[np.int64]:
-        """Return how many guesses each row had among what was computed: int64 [R]."""
+        """Return how many guesses of each row were computed: int64 [R]."""
         own = self.aheads > 0
         if self.computed is not None:
             own = own & (self.computed >= 0)
@@ -91,7 +91,7 @@ def nobody() -> Choosing:
     return Choosing([], none, none, none, none)
 
 
-# What a row asks for, as long as it is there; columns of it are [R].
+# A row's sampling parameters, which do not change while it runs; its columns are [R].
 _ROW: Final = np.dtype(
     [
         ("seed", np.uint64),
@@ -104,26 +104,26 @@ _ROW: Final = np.dtype(
         ("repetition", np.float32),
         ("samples", np.int32),
         ("top_k", np.int32),
-        ("listed", np.int32),  # how many of the best tokens are looked at; 0: none
-        ("top_n", np.int64),  # and how many of them are wanted
+        ("listed", np.int32),  # top tokens to be listed by the kernels; 0: none
+        ("top_n", np.int64),  # how many of these are wanted
         ("counted", np.bool_),  # it has penalties
-        ("absolute", np.bool_),  # and they are OpenAI's
+        ("absolute", np.bool_),  # these are OpenAI's
         ("masked", np.bool_),  # it has a grammar or a watermark
         ("biased", np.bool_),
     ]
 )
 _ASKED: Final = "asked"  # key in Sequence.state: (vocab_size, bytes of `_ROW`)
-# Of what the kernels are told of a choice, in their order.
+# The columns that kernels read, in their order.
 _FIXED: Final = ("top_p", "typical_p", "floor", "frequency", "presence")
 _FIXED_TOO: Final = ("temperature", "repetition", "samples", "top_k", "listed")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How many alternatives are wanted."""
+    """How many top tokens are wanted."""
 
     each: NDArray[np.int64]  # [C], or [R]
-    even: int  # by every one; 0: by none, or not as many by each
+    even: int  # by each, if all want as many; else 0
 
     @classmethod
     def of(cls, each: NDArray[np.int64]) -> Wanted:
@@ -133,24 +133,24 @@ class Wanted:
 
 @dataclass
 class Settings:
-    """What a list of rows asks for; kept while the list stays the same, as in most steps."""
+    """The parameters of a list of rows, kept while the list stays the same, as in most steps."""
 
     rows: list[ShardSequence]
     columns: dict[str, Array]  # [R] by name of `_ROW`
-    biases: list[NDArray[np.int32]]  # [B, 2] by row: id and float32 bits; none of rows that fail
-    minimum: NDArray[np.bool_]  # rows that may have a minimum to generate
+    biases: list[NDArray[np.int32]]  # [B, 2] by row: id and float32 bits; empty for faulty rows
+    minimum: NDArray[np.bool_]  # rows that may still have a minimum to generate
     faults: dict[int, str]
-    widest: int  # tokens that are listed beside a choice, 0: none are
-    wanted: Wanted  # by rows
+    widest: int  # most tokens listed with a choice; 0: none
+    wanted: Wanted  # by row
     penalised: list[ShardSequence]  # rows with penalties
-    places: NDArray[np.int64]  # of those
-    samples: bool  # any row does
-    masked: bool  # any row needs a mask
-    waits: bool  # any row may have a minimum
-    stays: bool  # nothing of what is asked for a choice depends on where its row is
+    places: NDArray[np.int64]  # the indices of those
+    samples: bool  # whether any row samples
+    masked: bool  # whether any row needs a mask
+    waits: bool  # whether any row may have a minimum
+    stays: bool  # nothing that kernels read depends on the rows' positions
     by_length: NDArray[np.bool_]  # rows whose counts are divided by their lengths
-    # Of rows with one choice each: what does not change, in two parts; by size, what biases alone
-    # change; what was found for rows with penalties that decode.
+    # For rows with one choice each: columns that do not change, in two parts; by size, edits by
+    # biases alone; the last edits of decodes with penalties.
     alone: tuple[list[Array], list[Array]]
     standing: dict[int, Edits] = field(default_factory=dict)
     followed: Followed | None = None
@@ -188,16 +188,16 @@ class Settings:
         )
 
     def of_choices(self, choosing: Choosing) -> tuple[list[Array], list[Array]]:
-        """Return [C] each of what rows ask for, as far as it does not change; in two parts."""
+        """Return the columns [C] that do not change, in two parts."""
         if choosing.alone:
             return self.alone
         first, second = ([column[choosing.owners] for column in part] for part in self.alone)
         return first, second
 
     def draw(self, choosing: Choosing) -> NDArray[np.float64]:
-        """Return the random numbers of choices [C]; zeros where nobody samples.
+        """Return the random numbers of choices [C]; zeros if no row samples.
 
-        Those of the positions that follow are drawn with them.
+        Those of the following positions are drawn along with them.
         """
         if not self.samples:
             return repeat(0, len(choosing), np.float64)
@@ -207,7 +207,7 @@ class Settings:
         own = None if self._drawn is None else self._drawn.find(positions)
         if own is not None:
             return own
-        # The first time one: rows that come and go step by step would have drawn for nothing.
+        # Only one step at first: for rows that change with every step, more would be wasted.
         steps = 1 if self._drawn is None else most_steps(len(seeds))
         self._drawn = Drawn.of(seeds, positions, steps)
         first: NDArray[np.float64] = self._drawn.numbers[0]
@@ -215,7 +215,7 @@ class Settings:
 
 
 def _ask(row: ShardSequence, vocab_size: int) -> bytes:
-    """Return a row's `_ROW`, which is made once."""
+    """Return a row's `_ROW`, which is made once and kept."""
     kept = row.state.get(_ASKED)
     if isinstance(kept, tuple) and kept[0] == vocab_size:
         told: bytes = kept[1]
@@ -240,26 +240,26 @@ def _ask(row: ShardSequence, vocab_size: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def repeat(value: float, count: int, dtype: Any) -> Array:
-    """Return an array of `count` times a value, which nobody may write to."""
+    """Return a read-only array of `count` times a value."""
     return fix(np.full(count, value, dtype))
 
 
 @lru_cache(maxsize=256)
 def count_up(count: int, size: int | None = None, rest: int = 0) -> NDArray[np.int64]:
-    """Return 0, 1, 2 and so on up to `count`, then `rest` up to `size`; nobody may write to it."""
+    """Return a read-only array: 0, 1, 2 and so on up to `count`, then `rest` up to `size`."""
     found = np.full(size or count, rest, np.int64)
     found[:count] = np.arange(count)
     return fix(found)
 
 
 def fix(array: Array) -> Array:
-    """Return an array that nobody may write to any more."""
+    """Make an array read-only and return it."""
     array.flags.writeable = False
     return array
 
 
 def _count_listed(top_n: int, vocab_size: int) -> int:
-    """Return how many tokens are looked at for `top_n` alternatives: those that tie are, too."""
+    """Return how many tokens are listed for `top_n` wanted ones, so that ties are among them."""
     return min(max(MOST_TIES, top_n), vocab_size) if top_n else 0
 
 
@@ -273,7 +273,7 @@ def bias_faults(rows: list[ShardSequence], size: int) -> dict[int, str]:
 
 
 def too_early(choosing: Choosing, settings: Settings) -> NDArray[np.int32]:
-    """Return 1 for choices that may not be EOS yet: int32 [C]."""
+    """Return 1 for choices that may not be EOS yet, else 0: int32 [C]."""
     if not settings.waits:
         return repeat(0, len(choosing), np.int32)
     early = np.zeros(len(choosing), np.int32)
@@ -286,7 +286,7 @@ def too_early(choosing: Choosing, settings: Settings) -> NDArray[np.int32]:
 
 
 def count_units(choosing: Choosing, settings: Settings) -> NDArray[np.float64]:
-    """Return what a choice's counts are divided by: 1, or its length (TGI's penalty)."""
+    """Return the divisors of the choices' counts: 1, or the length (TGI's penalty)."""
     if not settings.penalised:
         return repeat(1, len(choosing), np.float64)
     by_length = settings.by_length
@@ -296,27 +296,27 @@ def count_units(choosing: Choosing, settings: Settings) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What changes the scores of C choices besides numbers of their own."""
+    """The counts, guesses and biases by which C choices' scores are edited."""
 
-    slots: NDArray[np.int32]  # [C] where their tokens are counted, -1: nowhere
-    moves: NDArray[np.int32]  # [C] what becomes of that, once for every row
-    starts: NDArray[np.int32]  # [3, C + 1] where entries begin: news of counts, guesses, biases
+    slots: NDArray[np.int32]  # [C]: slot of the row's counts, -1: none
+    moves: NDArray[np.int32]  # [C]: how the counts change, once for each row; see `count_tokens`
+    starts: NDArray[np.int32]  # [3, C + 1]: where entries begin: of counts, guesses and biases
     entries: NDArray[np.int32]  # [N, 2]
-    standing: bool  # the entries are the rows' biases alone: the same as long as the rows are
+    standing: bool  # all entries are biases, which stay the same as long as the rows
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Edits of rows with penalties whose last tokens are the device's to count."""
+    """Edits of decodes with penalties whose last tokens the device counts itself."""
 
-    unknown: Array  # which says that they are: nobody may write to it
-    slots: Array  # as `ResidentCounts.follow` has returned them
-    standing: Edits  # of the biases
+    unknown: Array  # read-only: the rows of the previous step that chose these tokens
+    slots: Array  # from `ResidentCounts.follow`
+    standing: Edits  # the edits by biases
     edits: Edits
 
 
 def _bias_entries(row: ShardSequence) -> NDArray[np.int32]:
-    """Return ids and values of a row's biases as entries."""
+    """Return the ids and values of a row's biases as entries."""
     bias = RowState.of(row).bias
     entries = np.empty((len(bias), 2), np.int32)
     entries[:, 0] = list(bias)

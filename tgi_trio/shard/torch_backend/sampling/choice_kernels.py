@@ -1,4 +1,4 @@
-"""Launches of the kernels that choose: a look at every score, and a choice of what that leaves."""
+"""Launching the kernels that choose: a pass over all scores, and a choice from what remains."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from tgi_trio.shard.torch_backend.kernels import choosing, surveying
 from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
 from tgi_trio.shard.torch_backend.torch_device import limit_registers, overlap
 
-# Tokens of a program, and their warps: in registers of those who look them over.
+# Tokens of a part, which a surveying program holds in registers, and its warps.
 PART: Final = 2048
 SURVEY_WARPS: Final = 4
-STRIP: Final = 512  # of them edited together
-# Scores looked at together by those who choose, who wait for memory most of the time: what
-# registers hold without a spill.
+STRIP: Final = 512  # of them that are edited at a time
+# Scores that a choosing program reads at a time. It mostly waits for memory; registers do not
+# spill.
 CHOSEN_BLOCK: Final = 2048
 CHOSEN_WARPS: Final = 8
-CHOSEN_REGISTERS: Final = 128  # two programs of a multiprocessor; it spills nothing
-SHORTLIST: Final = 8192  # tokens of one; a row whose shortlist is longer is looked at as a whole
-PROGRAMS: Final = 1024  # beyond which several parts of a row are one program's
+CHOSEN_REGISTERS: Final = 128  # for two programs on a multiprocessor; nothing spills
+SHORTLIST: Final = 8192  # tokens of the longest shortlist; beyond, the whole row is read
+PROGRAMS: Final = 1024  # of a launch; with more parts, a program has several
 _LEAST_PROGRAMS: Final = 4  # of a row
-# Tokens that can be listed beside a choice in a recording, of which half are wanted at most: as
-# many as are looked at for few (`MOST_TIES`). All of it comes down and is sorted, row by row.
+# Tokens that a recording can list with a choice, of which at most half are wanted: as many as are
+# listed for few (`MOST_TIES`). All of them are copied down and sorted, row by row.
 LISTED: Final = 128
-_LINE: Final = 32  # numbers: rows of scores are multiples of it
+_LINE: Final = 32  # numbers; the width of rows of scores is a multiple of it
 
 
 @dataclass(slots=True)
 class Asked:
-    """What the kernels are told, on the device; `found` is what they answer."""
+    """The inputs of the choosing kernels, on the device."""
 
     targets: torch.Tensor
     uniforms: torch.Tensor
@@ -53,7 +53,7 @@ class Asked:
     moves: torch.Tensor
     starts: torch.Tensor
     entries: torch.Tensor
-    room: int = field(default=LISTED, kw_only=True)  # of what is listed of a choice
+    room: int = field(default=LISTED, kw_only=True)  # tokens that can be listed with a choice
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class DeviceMasks:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What those who look over the scores tell those who choose, by choice; see `surveying.py`."""
+    """What surveying programs pass on to choosing ones, by choice; see `surveying.py`."""
 
     parts: torch.Tensor
     depths: torch.Tensor
@@ -76,15 +76,15 @@ class _Seen:
 
 
 class ChoiceKernels:
-    """The kernels as they are launched for one vocabulary on one device."""
+    """Launches the choosing kernels for one vocabulary on one device."""
 
     def __init__(self, vocab_size: int, eos: torch.Tensor, device: torch.device, most: int) -> None:
-        """`eos` int32 [N]; `most`: choices of a step."""
+        """`eos`: int32 [N]; `most`: choices of the largest step."""
         padded = max(16, 1 << (vocab_size - 1).bit_length())
         self._vocab_size = vocab_size
         self._eos = eos
         self._device = device
-        self.overlap = overlap(device)  # with which they begin, and what counts before them
+        self.overlap = overlap(device)  # also for the kernel that counts, before these
         self._part, self._block = min(PART, padded), min(CHOSEN_BLOCK, padded)
         self._parts = -(-vocab_size // self._part)
         self._room = min(SHORTLIST, -(-vocab_size // _LINE) * _LINE)
@@ -93,7 +93,7 @@ class ChoiceKernels:
         self._unmasked = torch.full((most,), -1, dtype=torch.int32, device=device)
 
     def make_scores(self, choices: int) -> torch.Tensor:
-        """Return memory for edited scores, float32 [choices, >= vocab], and for shortlists."""
+        """Allocate memory for edited scores, float32 [choices, >= vocab], and for shortlists."""
         shape = (choices, self._width)
         return torch.empty(shape, dtype=torch.float32, device=self._device)
 
@@ -109,7 +109,7 @@ class ChoiceKernels:
         masks: DeviceMasks | None,
         delta: float,
     ) -> None:
-        """Choose from `logits` [C, >= vocab]; the rest as in the kernels."""
+        """Choose from `logits` [C, >= vocab]; for the other arguments see the kernels."""
         seen = self._make_seen(len(logits))
         self._survey(found, chosen, counts, logits, scores, asked, masks, delta, seen)
         choosing.choose_tokens[self._grid(len(logits))](
@@ -207,9 +207,9 @@ class ChoiceKernels:
         )
 
     def _grid(self, choices: int) -> tuple[int, int]:
-        """Return how many programs share a row, and the rows.
+        """Return how many programs share a row, and the number of rows.
 
-        What they find does not depend on it: parts are of one size, and added up in their order.
+        Results do not depend on it: parts have a fixed size, and are added in order.
         """
         return min(self._parts, max(_LEAST_PROGRAMS, PROGRAMS // choices)), choices
 

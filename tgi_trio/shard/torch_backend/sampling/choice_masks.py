@@ -1,7 +1,7 @@
-"""A bit per token, made by the host: what grammars allow, and what is watermarked.
+"""Masks with one bit per token, made by the host, for grammars and watermarks.
 
-Both depend on a row's last token, so they are made when that is known, while the device computes
-the logits they are for. A choice behind guesses gets the masks that follow if those are right.
+Both depend on a row's last token, so a mask is made once that is known, while the device computes
+the logits. A choice after guesses gets the mask for the case that these are right.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ NO_TOKENIZER = "grammar: this shard was started without a tokenizer"
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Masks of some of a step's choices."""
+    """The masks of a step's choices."""
 
-    bits: NDArray[np.int32]  # [M, words]: bit i % 32 of word i // 32 is token i's
-    green: NDArray[np.int32]  # [C] rows of `bits`, -1: none
-    allowed: NDArray[np.int32]  # [C] the same
-    faults: dict[int, str]  # by choice: there is no mask for it
+    bits: NDArray[np.int32]  # [M, words]: bit i % 32 of word i // 32 belongs to token i
+    green: NDArray[np.int32]  # [C]: row of `bits` with the watermark's tokens, -1: none
+    allowed: NDArray[np.int32]  # [C]: row of `bits` with the grammar's tokens, -1: none
+    faults: dict[int, str]  # reasons, by choice, for which it has no mask
 
 
 class ChoiceMasks:
@@ -48,7 +48,7 @@ class ChoiceMasks:
         watermark: Watermark,
         permutation: Permutation,
     ) -> None:
-        """Without `grammars`, rows that have one fail."""
+        """Without `grammars`, rows that have a grammar fail."""
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
         self._grammars = grammars
@@ -56,10 +56,10 @@ class ChoiceMasks:
         self._permutation = permutation
         self._none = fix(np.zeros((1, self._words), np.int32))
         self._asked_of: list[ShardSequence] | None = None
-        self._asking = np.zeros(0, np.bool_), np.zeros(0, np.bool_)  # what these ask for
+        self._asking = np.zeros(0, np.bool_), np.zeros(0, np.bool_)  # marked and guided rows
 
     def make(self, choosing: Choosing, gone: ListLike[int] = ()) -> Masks:
-        """Return the masks of a step's choices, but for those of the rows `gone`.
+        """Return the masks of a step's choices, except for those of the rows `gone`.
 
         Every row's last token must be known.
         """
@@ -92,7 +92,7 @@ class ChoiceMasks:
     def _find_asking(
         self, rows: list[ShardSequence]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which rows have a watermark, and which a grammar; the last answer is kept."""
+        """Return which rows have a watermark and which a grammar; kept while the rows are."""
         if rows is not self._asked_of:
             marked = np.array([row.sampling.watermark for row in rows], np.bool_)
             guided = np.array([bool(row.sampling.grammar) for row in rows], np.bool_)
@@ -114,9 +114,9 @@ class ChoiceMasks:
         todo: NDArray[np.int64],
         faults: dict[int, str],
     ) -> list[tuple[NDArray[np.int64], NDArray[np.int32]]]:
-        """Return choices and a mask for each; a row's next one only where its guess is allowed.
+        """Return choices, with a mask for each.
 
-        What follows a guess that is not allowed needs none: it will not be right.
+        After a guess that its mask does not allow, no masks follow: it will not be accepted.
         """
         found: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = []
         ahead, going = 0, todo if choosing.alone else todo[choosing.aheads[todo] == 0]
@@ -151,7 +151,7 @@ class ChoiceMasks:
         return found
 
     def _fit(self, table: NDArray[np.uint8]) -> NDArray[np.int32]:
-        """Return grammars' masks as wide as the vocabulary; ids beyond theirs cannot follow."""
+        """Fit grammars' masks to the vocabulary's width; ids beyond theirs are not allowed."""
         width = 4 * self._words
         if table.shape[1] < width:
             table = np.pad(table, ((0, 0), (0, width - table.shape[1])))
@@ -163,7 +163,7 @@ def _has(mask: NDArray[np.int32], token: int) -> bool:
 
 
 def _put_rising(count: int, places: NDArray[np.int64], first: int) -> NDArray[np.int32]:
-    """Return int32 [count]: `first` and what comes behind it at `places`, -1 elsewhere."""
+    """Return int32 [count]: `first`, `first` + 1 and so on at `places`, -1 elsewhere."""
     found = np.full(count, -1, np.int32)
     found[places] = np.arange(first, first + len(places))
     return found

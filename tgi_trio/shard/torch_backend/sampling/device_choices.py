@@ -1,4 +1,4 @@
-"""What came down of a step's choices, as the tokens of its rows. No tensor in this file."""
+"""Reading a step's choices, as the device wrote them, as tokens of its rows; no tensor here."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def read_choices(
     faults: dict[int, str],
     refused: dict[int, str],
 ) -> Choices:
-    """Return the tokens of every row: one, and one more for every guess that was right.
+    """Return each row's tokens: one, and one more for each guess that was right.
 
-    `found` float64 [C, 3] of `DeviceSampler.choose`; `tops` of the choices; `faults` by choice, of
-    those whose masks could not be made; `refused` by row, of those that ask for what there is not.
+    `found`: float64 [C, 3] of `DeviceSampler.choose`; `tops`: of the choices; `faults`: by choice,
+    where no mask could be made; `refused`: by row, for parameters that the model cannot serve.
     """
     if choosing.alone and not (faults or refused or len(found[:, 2].nonzero()[0])):
         ones = repeat(1, len(found), np.int64)
@@ -56,9 +56,9 @@ def _count_right(
     first: int,
     end: int,
 ) -> int:
-    """Return how many tokens a row gets: it goes on behind a guess that was chosen.
+    """Return how many tokens a row gets: one more after each guess that was chosen.
 
-    A fault behind right guesses comes again in the next step, for itself.
+    A fault after right guesses is left out, since it occurs again in the next step.
     """
     count = 1
     guesses = choosing.guesses(end - 1).tolist()
@@ -70,17 +70,18 @@ def _count_right(
 
 
 def list_best(wanted: Wanted, listed: NDArray[np.int32]) -> Listed:
-    """Return the alternatives of choices, best first, lower ids first in ties.
+    """Return the choices' top tokens, best first, and lower ids first in ties.
 
-    Those that tie with the last one wanted go along. `listed` int32 [C, room, 2]: as
-    `kernels/listing.py` leaves them.
+    Tokens that tie with the last one wanted are included. `listed`: int32 [C, room, 2] from
+    `kernels/listing.py`.
     """
-    # An id and, above it, the bits of a number that is not positive: rising, from the best on.
+    # As uint64: the id, and above it the bits of a number that is not positive. Ascending order is
+    # best first.
     keys = np.sort(listed.view(np.uint64)[:, :, 0], axis=1)
     most, parts = wanted.even, keys.view(np.int32)
     if 0 < most < keys.shape[1]:
         ties = parts[:, 2 * most - 1] == parts[:, 2 * most + 1]
-        if not np.count_nonzero(ties):  # nor is there nobody among them
+        if not np.count_nonzero(ties):  # which also means that no place is unused
             ids = parts[:, 0 : 2 * most : 2].reshape(-1)
             logprobs = keys.view(np.float32)[:, 1 : 2 * most : 2].reshape(-1)
             return Listed(repeat(most, len(keys), np.int64), ids, logprobs)
@@ -88,7 +89,7 @@ def list_best(wanted: Wanted, listed: NDArray[np.int32]) -> Listed:
 
 
 def _list_best(wanted: NDArray[np.int64], keys: NDArray[np.uint64]) -> Listed:
-    """Return the alternatives of choices that want different numbers of them, or as many."""
+    """Return the top tokens of choices that want different numbers of them, or have ties."""
     most, room = int(wanted.max(initial=0)), keys.shape[1]
     lasts = keys[np.arange(len(keys)), np.clip(wanted, 1, room) - 1] >> _ID_BITS
     if most < room and ((keys[:, most] >> _ID_BITS) <= lasts).any():

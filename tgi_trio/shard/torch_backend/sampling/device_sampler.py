@@ -1,14 +1,14 @@
-"""Choosing next tokens where the logits are: nothing of it waits for the host.
+"""Choosing tokens on the device, where the logits are, without waiting for the host.
 
-What rows ask for goes up in one copy, three kernels count (`kernels/counting.py`), edit and look
-over all scores (`kernels/surveying.py`), and choose where that takes more (`kernels/choosing.py`),
-and what they found comes down in one copy behind an event. Tokens stay on the device for the step
-that follows, which may be launched before the host knows them; what is counted of them stays there
-as well. The choice is the host's sampler's (`torch_sampler.Sampler`) for the same logits: random
-numbers are Philox of (seed, position), and every threshold is found exactly, for distributions of
-any width.
+The sampling parameters are uploaded in one copy. Three kernels update counts
+(`kernels/counting.py`), edit and survey all scores (`kernels/surveying.py`), and choose for rows
+that the survey has not settled (`kernels/choosing.py`). Results come down in one copy, followed by
+an event. Tokens stay on the device for the next step, which may be launched before the host knows
+them; so do the counts. For the same logits the choice equals that of the host's sampler
+(`torch_sampler.Sampler`): random numbers are Philox of (seed, position), and every threshold is
+exact, however flat the distribution.
 
-Rows with a grammar or a watermark bring masks along (`choice_masks.py`).
+Rows with a grammar or a watermark have masks (`choice_masks.py`).
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ from tgi_trio.shard.torch_backend.staging import (
     split,
 )
 
-_BLOCK = 1024  # counts moved together
-# What a choice of nobody is told, in the order of `Asked`, but for its target and its entries.
+_BLOCK = 1024  # counts that a program updates at a time
+# Inputs of a choice that is not made, in the order of `Asked`, without target and entries.
 _OF_NOBODY = (0, 0, 1, 1, -np.inf, 0, 0, 1, 1, 1, 0, 0, 0, 0, -1, -1, NONE)
-# Places in it of what may change from step to step; the last three are edits.
+# Indices of the arrays that may change from step to step; the last three are edits.
 _UNIFORMS, _UNIT, _EARLY, _SLOTS = 1, 7, 13, 15
-_KNOWN_ENTRIES = 1 << 16  # that a recording has room for
+_KNOWN_ENTRIES = 1 << 16  # for which a recording has room
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was chosen, on the device."""
+    """What a step chose, on the device."""
 
     tokens: torch.Tensor  # float64 [C, 3]: token, log-probability, fault
-    # int32 [C, room, 2]: the best tokens of choices that list some, as `list_best` leaves them.
-    # None: no choice does.
+    # int32 [C, room, 2]: the top tokens of choices that list some, from `kernels.listing`; None if
+    # no choice does.
     listed: torch.Tensor | None
-    guesses: torch.Tensor | None = None  # int64 [C, heads] behind each; None: nobody guesses here
+    guesses: torch.Tensor | None = None  # int64 [C, heads] after each; None: no drafter here
 
     def first(self, count: int, *, lists: bool) -> Found:
-        """Return that of the first choices; `lists`: any of them lists tokens."""
+        """Return views of the first `count` choices; `lists`: any of them lists tokens."""
         listed, guesses = self.listed if lists else None, self.guesses
         return Found(
             self.tokens[:count],
@@ -81,45 +81,45 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the kernels are to be told of choices, on the host."""
+    """The kernels' inputs for some choices, on the host."""
 
     arrays: list[Array]
     entries: Array
-    standing: Settings | None  # whose biases the entries are, and nothing else
-    widest: int  # tokens that are listed beside a choice, 0: none are
+    standing: Settings | None  # the rows whose biases are all there is in `entries`
+    widest: int  # most tokens listed with a choice; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What was told of rows with one choice each, some of which may depend on where they are."""
+    """The last inputs of rows with one choice each, of which some depend on positions."""
 
     settings: Settings
     size: int
-    known: Array  # nobody may write to it
+    known: Array  # read-only
     told: Told
 
 
 @dataclass(slots=True)
 class ReservedEntries:
-    """Memory for entries that stays where it is."""
+    """Memory for entries that does not move."""
 
     memory: torch.Tensor  # uint8
-    standing: Settings | None = None  # whose biases are in it
+    standing: Settings | None = None  # the rows whose biases are in it
 
 
 @dataclass(slots=True)
 class Reserved:
-    """Memory for what choices ask, that stays where it is."""
+    """Memory for the kernels' inputs that does not move."""
 
     sheet: Sheet  # the arrays of `Told`
-    entries: ReservedEntries  # its entries
+    entries: ReservedEntries
     asked: Asked  # views of both
-    idle: Told  # of choices that come later
+    idle: Told  # inputs of choices that are made later
 
 
 @dataclass(slots=True)
 class ReservedMasks:
-    """Memory for the masks of choices, that stays where it is."""
+    """Memory for masks that does not move."""
 
     size: int  # choices
     memory: torch.Tensor  # uint8
@@ -127,9 +127,9 @@ class ReservedMasks:
 
 
 class GuessesOn(Protocol):
-    """Guesses what comes behind choices; see `device_drafting.py`."""
+    """A drafter that guesses after each choice; see `device_drafting.py`."""
 
-    most: int  # tokens
+    most: int  # guesses
 
     def guess(self, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor: ...
 
@@ -146,9 +146,9 @@ class DeviceSampler:
         delta: float = 0.0,
         drafting: GuessesOn | None = None,
     ) -> None:
-        """`most_rows`: choices of a step; `delta` is the watermark's; `drafting`: guesses on.
+        """`most_rows`: choices of a step; `delta`: the watermark's; `drafting`: guesses after them.
 
-        Raises ImportError where Triton is not installed.
+        Raises ImportError if Triton is not installed.
         """
         self.most_rows = most_rows
         self.vocab_size = vocab_size
@@ -160,41 +160,41 @@ class DeviceSampler:
         eos = torch.from_numpy(np.array(sorted(eos_ids), np.int32)).to(device)
         self._kernels = ChoiceKernels(vocab_size, eos, device, most_rows)
         self._settings: Settings | None = None
-        self._listed: list[ShardSequence] | None = None  # whose these are
+        self._listed: list[ShardSequence] | None = None  # the list that they belong to
         self._kept: _Kept | None = None  # of the last step
-        # The tokens of the last step by its rows.
+        # The tokens that the last step chose, by row.
         self.chosen = torch.zeros(most_rows, dtype=torch.int64, device=device)
         self.make_room(1)
 
     def make_room(self, rows: int) -> None:
-        """Count tokens for up to `rows` rows of a step, from nothing on.
+        """Allocate counts for up to `rows` rows of a step, as much memory as their scores take.
 
-        That takes as much memory as their scores. To be called before anything is recorded.
+        To be called before anything is recorded.
         """
         self._resident = ResidentCounts(rows)
         shape = (rows, self.vocab_size)
         self._counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
 
     def drop(self, row: ShardSequence) -> None:
-        """Count no more for a row."""
+        """Free a row's counts."""
         self._resident.release(row)
 
     def settings(self, rows: list[ShardSequence]) -> Settings:
-        """Return what rows ask for; kept while the list stays the same, as in most steps."""
+        """Return the rows' parameters, kept while the list stays the same, as in most steps."""
         if self._settings is None or (rows is not self._listed and self._settings.rows != rows):
             self._settings = Settings.of(rows, self.vocab_size)
         self._listed = rows
         return self._settings
 
     def keeps(self, told: Told) -> bool:
-        """Return whether the next step of the same rows would be told the same."""
+        """Return whether the next step of the same rows would have the same inputs."""
         return self._kept is not None and self._kept.told is told and self._kept.settings.stays
 
     def ask(self, choosing: Choosing, size: int | None = None, rest: int = NOBODY) -> Told:
-        """Return what the kernels are to be told of choices; to be told once, as counts move.
+        """Return the kernels' inputs for some choices; to be used exactly once, as counts move.
 
-        `size`: there are more choices behind them, whose target is `rest`; of what else they are
-        told nothing is here.
+        `size`: choices of the recording; targets of surplus ones are `rest`, and their other inputs
+        are not included.
         """
         settings, count = self.settings(choosing.rows), len(choosing.owners)
         size = size or count
@@ -220,7 +220,7 @@ class DeviceSampler:
         return told
 
     def _ask_again(self, choosing: Choosing, kept: _Kept) -> Told:
-        """Do what `ask` does for the rows of the last step, where they are now."""
+        """Compute `ask` for the rows of the last step at their new positions."""
         settings, told = kept.settings, kept.told
         arrays = told.arrays.copy()
         if settings.samples:
@@ -235,7 +235,7 @@ class DeviceSampler:
         return Told(arrays, edits.entries, settings if edits.standing else None, told.widest)
 
     def ask_nothing(self, size: int) -> Told:
-        """Return what the kernels are to be told of `size` choices that come later."""
+        """Return the kernels' inputs for `size` choices that are made later."""
         told = self.ask(nobody(), size, KEPT)
         *columns, starts = told.arrays
         padded = [
@@ -247,11 +247,11 @@ class DeviceSampler:
         return replace(told, arrays=[*padded, starts])
 
     def make_scores(self, choices: int) -> torch.Tensor:
-        """Return memory for the scores of choices, float32 [choices, >= vocab_size]."""
+        """Allocate memory for the scores of choices, float32 [choices, >= vocab_size]."""
         return self._kernels.make_scores(choices)
 
     def upload(self, told: Told) -> Asked:
-        """Return on the device what `ask` returned."""
+        """Upload what `ask` returned."""
         some = told.entries if len(told.entries) else np.zeros((1, 2), np.int32)
         room = max(LISTED, 2 << max(0, told.widest - 1).bit_length())
         return Asked(*self._staging.upload([*told.arrays, some]), room=room)
@@ -262,10 +262,10 @@ class DeviceSampler:
         memory: torch.Tensor | None = None,
         entries: ReservedEntries | None = None,
     ) -> Reserved:
-        """Return memory for what `size` choices ask.
+        """Reserve memory for the inputs of `size` choices.
 
-        `memory`: where the arrays of `ask` go, and what else others send; None: it is taken, and
-        filled. `entries`: where those go; None: it is taken.
+        `memory`: for the arrays of `ask`, where others upload as well; None: it is allocated and
+        filled. `entries`: memory for those; None: it is allocated.
         """
         idle, shared = self.ask_nothing(size), memory is not None
         if memory is None:
@@ -281,19 +281,19 @@ class DeviceSampler:
         return Reserved(sheet, entries, Asked(*views), idle)
 
     def fits(self, told: Told) -> bool:
-        """Return whether memory that is reserved has room for this."""
+        """Return whether reserved memory has room for these inputs."""
         return len(told.entries) <= _KNOWN_ENTRIES and 2 * told.widest <= LISTED
 
     def refill(self, reserved: Reserved, told: Told) -> None:
-        """Replace what is asked."""
+        """Replace all inputs."""
         self._staging.fill_from(reserved.sheet, told.arrays)
         self.refill_entries(reserved, told)
 
     def refill_entries(self, reserved: Reserved, told: Told) -> None:
-        """Replace what is asked but for its arrays; biases that are there are not sent again."""
+        """Replace the entries; biases that are already there are not uploaded again."""
         there = reserved.entries
         if not len(told.entries):
-            return  # what is there nobody reads
+            return  # the kernels read none
         if told.standing is not None and there.standing is told.standing:
             return
         there.standing = None
@@ -301,11 +301,11 @@ class DeviceSampler:
         there.standing = told.standing
 
     def upload_masks(self, masks: Masks) -> DeviceMasks:
-        """Return masks on the device."""
+        """Upload masks."""
         return DeviceMasks(*self._mask_staging.upload([masks.green, masks.allowed, masks.bits]))
 
     def reserve_masks(self, size: int, memory: torch.Tensor | None = None) -> ReservedMasks:
-        """Return memory for the masks of `size` choices: two each. `memory`: of as many or more."""
+        """Reserve memory for two masks for each of `size` choices; `memory`: to be shared."""
         none, words = np.full(size, -1, np.int32), -(-self.vocab_size // 32)
         if memory is None:
             needed = packed_size([none, none]) + 8 * size * words
@@ -316,7 +316,7 @@ class DeviceSampler:
         return ReservedMasks(size, memory, DeviceMasks(green, allowed, bits))
 
     def refill_masks(self, reserved: ReservedMasks, masks: Masks) -> None:
-        """Replace the masks in `reserved`; choices beyond theirs have none."""
+        """Replace the masks; surplus choices have none."""
         green, allowed = masks.green, masks.allowed
         if (missing := reserved.size - len(green)) > 0:
             more = repeat(-1, missing, np.int32)
@@ -331,11 +331,11 @@ class DeviceSampler:
         hidden: torch.Tensor | None = None,
         scores: torch.Tensor | None = None,
     ) -> Found:
-        """Return what is chosen and note the tokens in `chosen`.
+        """Launch the choice; return it, and leave its tokens in `chosen`.
 
-        `logits` [C, >= vocab_size] of any dtype; `hidden` [C, features] is what they are of, for
-        those who guess on. `scores`: as `make_scores` returns them, which may be the logits; where
-        a choice comes later, its logits are there.
+        `logits`: [C, >= vocab_size] of any dtype; `hidden`: [C, features], for drafters; `scores`:
+        from `make_scores`, or the logits themselves. For a choice that is made later, the scores
+        are the logits.
         """
         count, room = len(logits), asked.room
         counting.count_tokens[(count,)](

@@ -1,4 +1,4 @@
-"""What a step's choices change of the scores: counts that move with them, guesses, biases."""
+"""The edits of a step's scores: counts for penalties, which move with them, guesses and biases."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tgi_trio.shard.torch_backend.staging import Array
 def list_edits(
     choosing: Choosing, settings: Settings, counts: ResidentCounts, size: int | None = None
 ) -> Edits:
-    """Return the edits of a step's choices, to be made exactly once: counts move with them.
+    """Return the edits of a step's choices, to be made exactly once, since counts move with them.
 
-    `size`: choices that `starts` speak of, those behind the others without edits.
+    `size`: choices that `starts` includes; surplus ones have no edits.
     """
     count, size = len(choosing), size or len(choosing)
     if choosing.alone:
@@ -66,9 +66,9 @@ def list_edits(
 def _follow(
     choosing: Choosing, settings: Settings, counts: ResidentCounts, standing: Edits
 ) -> Edits | None:
-    """Return the edits of rows with penalties whose last tokens are the device's to count.
+    """Return the edits of decodes with penalties whose last tokens the device counts itself.
 
-    None, and nothing is counted, where any row's is not, or where more is to be counted of one.
+    None, with nothing changed, if that is not so for some row, or if it lacks other tokens.
     """
     unknown, places, kept = choosing.unknown, settings.places, settings.followed
     if unknown is None:
@@ -93,7 +93,7 @@ def _follow(
 
 
 def _list_biases(choosing: Choosing, settings: Settings, size: int) -> Edits:
-    """Return the edits of rows with one choice each that have nothing but biases."""
+    """Return the edits of rows with one choice each, by biases alone."""
     count, starts = len(choosing), np.zeros((3, size + 1), np.int32)
     starts[2, 1 : count + 1] = [len(biases) for biases in settings.biases]
     ends = np.cumsum(starts.ravel()).reshape(starts.shape).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Choices for a row of nothing: what a warm-up runs so that nothing is compiled while serving."""
+"""A choice for an idle row, run by the warm-up so that serving compiles nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 
 
 def choose_idle(sampler: DeviceSampler, masks: ChoiceMasks, scores: torch.Tensor) -> None:
-    """Choose for a row of nothing by `scores` [1, vocab], with and without masks."""
+    """Choose for an idle row from `scores` [1, vocab], with and without masks."""
     for masked in (False, True):
         asked = SamplingParameters(watermark=masked)
         row = ShardSequence(-1, np.zeros(1, np.int32), 1, 1, 0, [], 1, 0, asked)

@@ -1,8 +1,8 @@
-"""Where on the device sequences' tokens are counted, and what the counts lack. No tensor here.
+"""The slots in which the device counts sequences' tokens, and what it lacks. No tensor here.
 
-A sequence with penalties gets a slot of the table that `kernels/counting.py` moves. The host says
-what is new to it: everything when it comes, what nobody counted yet afterwards; in a steady decode
-nothing, since the last token is the one that the device chose.
+A sequence with penalties has a slot in the table that `kernels/counting.py` updates. The host sends
+the tokens that are not counted yet: all of them at first, later those that the device has not
+chosen itself, and during a steady decode none.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from numpy.typing import NDArray
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.torch_backend.row_slots import RowSlots
 
-# By choice, of `count_tokens`: what becomes of a slot.
+# What `count_tokens` does to a slot, by choice.
 NONE, ADD, BEGIN = -1, 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a slot is to be told."""
+    """An update of a slot."""
 
     slot: int
     move: int
-    ids: NDArray[np.int32]  # [N] distinct
-    more: NDArray[np.int32]  # [N] what is added to their counts; see `count_tokens`
+    ids: NDArray[np.int32]  # [N], distinct
+    more: NDArray[np.int32]  # [N]: what is added to their counts; see `count_tokens`
 
 
 class ResidentCounts:
-    """The slots of one device's table."""
+    """The slots of one device's table of counts."""
 
     def __init__(self, slots: int) -> None:
         self._slots = RowSlots(slots)
-        # By slot: tokens of its sequence, the one included that is being chosen.
+        # By slot: counted tokens of its sequence, including the one that is being chosen.
         self._counted = np.zeros(slots, np.int64)
-        self._followed: list[ShardSequence] | None = None  # whose slots have been found
-        self._own = np.empty(0, np.int64)  # these
+        self._followed: list[ShardSequence] | None = None  # the rows of the last `follow`
+        self._own = np.empty(0, np.int64)  # their slots
 
     def advance(
         self, row: ShardSequence, length: int, unknown: bool, beside: list[ShardSequence]
     ) -> News:
-        """Return what a row's counts lack before its token at place `length` is chosen.
+        """Return the update of a row's counts before its token at index `length` is chosen.
 
-        `unknown`: the token before is the device's to count. `beside`: rows that keep their slots.
-        What has been counted up to there or beyond is counted anew: a step that is repeated may
-        have failed at any point, or have been launched upon tokens that are void. Raises
-        RuntimeError when more rows have penalties than there are slots.
+        `unknown`: the device counts the token before by itself. `beside`: rows that keep their
+        slots. If tokens up to there or beyond have been counted, all are counted anew: a repeated
+        step may have failed at any point, or have followed tokens that are void. Raises
+        RuntimeError if more rows have penalties than there are slots.
         """
         slot = self._slots.find(row)
         if slot is None:
@@ -66,9 +66,10 @@ class ResidentCounts:
     def follow(
         self, rows: list[ShardSequence], lengths: NDArray[np.int64] | NDArray[np.int32]
     ) -> NDArray[np.int64] | None:
-        """Do what `advance` does for rows whose last tokens are the device's to count: their slots.
+        """Advance rows whose last tokens the device counts itself; return their slots.
 
-        None, and nothing is done, where any of them lacks more. `rows`: a list that stays the same.
+        None, with nothing changed, if any of them lacks other tokens. `rows`: the list object stays
+        the same while its rows do.
         """
         if rows is not self._followed:
             found = [slot for row in rows if (slot := self._slots.find(row)) is not None]
@@ -81,12 +82,12 @@ class ResidentCounts:
         return self._own
 
     def release(self, row: ShardSequence) -> None:
-        """Take back the slot of a row, if it has one; what has been launched may still read it."""
+        """Free a row's slot, if it has one; steps in flight may still read it."""
         self._followed = None
         self._slots.release(row)
 
     def _take(self, row: ShardSequence, beside: list[ShardSequence]) -> int:
-        self._followed = None  # others may lose theirs
+        self._followed = None  # other rows may lose their slots
         slot = self._slots.take(row, beside)
         if slot is None:
             raise RuntimeError(f"more than {self._slots.slots} rows of a step have penalties")
@@ -99,8 +100,8 @@ _NO_IDS = np.empty(0, np.int32)
 def _count(row: ShardSequence, first: int, end: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the distinct ids of `token_ids[first:end]` and what they add: int32 [N] each.
 
-    Two for an occurrence that counts. With OpenAI's formula those in the prompt do not; that a
-    token stands there is told by one more.
+    Each occurrence that counts adds two. With OpenAI's formula occurrences in the prompt do not
+    count; the prompt's tokens add one.
     """
     ids, places = np.unique(row.token_ids[first:end], return_inverse=True)
     start = max(0, row.prompt_length - first) if row.sampling.absolute_penalties else 0
