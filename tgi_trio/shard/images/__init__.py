@@ -1,1 +1,1 @@
-"""Pixels become features: a model's vision tower, and what it has made of images, by content."""
+"""Vision: computes images' features with a model's vision tower, and caches them by content."""

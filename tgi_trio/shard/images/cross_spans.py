@@ -1,4 +1,4 @@
-"""Which images the tokens of a prompt see, where layers attend to images. No torch in this file."""
+"""Which images a prompt's tokens attend to, in models with cross-attention to images. No torch."""
 
 from __future__ import annotations
 

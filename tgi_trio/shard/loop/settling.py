@@ -1,4 +1,4 @@
-"""Moving a batch by what a step chose: lengths, tokens, who has finished. No torch here."""
+"""Advances a batch by a step's result: lengths, tokens, finished sequences. No torch here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MISCHOSEN = "the model runner chose a token where none was due, or none where o
 
 
 class Settler:
-    """Moves the rows of a table by steps, one after the other."""
+    """Advances the rows of a table, step by step."""
 
     def __init__(self, table: RowTable, eos_ids: Iterable[int]) -> None:
         """`eos_ids`: tokens that end a sequence, unless it ignores them."""
@@ -26,11 +26,11 @@ class Settler:
         self.expected: StepPlan | None = None  # its rows have moved, except for the tokens
 
     def expect(self, plan: StepPlan) -> None:
-        """Move the plan's rows by what is known before its tokens are: one for each that samples.
+        """Advance the plan's rows before its tokens are known, by one for each row that samples.
 
-        Then the next plan may be made. Guesses count as wrong until the result is there, so rows
-        may turn out to be further. Raises ValueError for guesses that go through states, and while
-        another plan is expected.
+        Then the next plan can be made. Until the result is there guesses count as wrong, so rows
+        may turn out to be further. Raises ValueError for guesses of rows with recurrent states, and
+        while another plan is expected.
         """
         if self.expected is not None or (plan.drafts is not None and plan.state_writes is not None):
             raise ValueError("guesses through states, or a second step, cannot be expected")
@@ -53,7 +53,7 @@ class Settler:
         self.expected = plan
 
     def settle(self, plan: StepPlan, result: StepResult) -> Moved:
-        """Move the plan's rows by its result; return what the STEP frame reports of it.
+        """Advance the plan's rows by its result; returns what the STEP frame reports.
 
         Rows that have left since it was planned are void. A row stops at its first finishing
         token: the length limit is tested before EOS, as in TGI. Rows that finish or fail are

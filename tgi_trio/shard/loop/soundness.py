@@ -1,19 +1,17 @@
-"""Whether a row is bad or the device is broken: what the worker asks when a step fails.
+"""Decides after a failed step whether its rows are at fault or the device is broken.
 
-A row that makes a step raise fails alone, and the others go on. But where a device is broken for
-good (CUDA's errors stick to their process, or everything it computes is NaN), every row of every
-step fails. A shard that blamed the rows would then fail each request while it looks healthy. So:
+A row that makes a step raise fails alone, and the others go on. But if the device is broken for
+good (CUDA errors persist for the process, or all results are NaN), every row of every step fails. A
+shard that blamed the rows would then fail each request while it looks healthy. So:
 
-- A runner whose step has raised, or has failed each row that was to get a token, has to prove
-  itself with a token of its own (`Runner.prove_sound`). The shard ends when it cannot, or when
-  there is nothing but NaN to choose from.
-- The proof does not show everything: memory may suffice for one token only. When all of several
-  rows have each raised alone, or `IN_A_ROW` steps in a row have raised, it is hardly the rows: the
-  shard ends, too.
+- A runner whose step has raised, or has failed each row that was to get a token, has to compute a
+  token of its own (`Runner.prove_sound`). If it cannot, or gets nothing but NaN, the shard ends.
+- That test does not find everything: memory may suffice for a single token. If all of several rows
+  have each raised alone, or `IN_A_ROW` steps in a row have raised, the shard ends as well.
 
-No work is lost by that: the router starts another shard and replays every sequence, and finds the
-one that really is to blame (`router/scheduling/isolation.py`). A shard that replaces another proves
-itself before it is ready, so a device that stays broken ends at `--shard-restart-limit`.
+No work is lost: the router starts another shard, replays every sequence, and finds the one that is
+really at fault (`router/scheduling/isolation.py`). A shard that replaces another one runs the test
+before it is ready, so with a broken device restarts end at `--shard-restart-limit`.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ PROOF_TOKENS: Final = 4  # ids that are tried: a sound checkpoint may hold NaN f
 
 
 class RunnerBroken(TgiTrioError):
-    """The runner computes nothing any more; its process must end."""
+    """The runner is broken, so its process has to end."""
 
 
 class Judge:

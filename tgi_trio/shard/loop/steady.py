@@ -1,7 +1,7 @@
-"""Plans of a batch that only decodes: what they have in common is made once. No torch here.
+"""Plans of a batch that only decodes: their common parts are made once. No torch here.
 
-Positions, contexts and slots are computed for many steps at a time: a call of numpy takes as long
-for one step's as for a hundred's. Nobody may write to the arrays that plans share.
+Positions, context lengths and KV slots are computed for many steps at once, since a numpy call
+takes as long for one step as for a hundred. Arrays that plans share must not be written to.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tgi_trio.shard.contract import PlanCounts, ShardSequence, StepPlan
 from tgi_trio.shard.loop.row_table import RowTable
 
 _Number = TypeVar("_Number", np.int32, np.int64)
-_FURTHEST: Final = 256  # steps whose numbers are computed together, at most
-_MOST: Final = 4096  # rows of all these steps together, unless a single one has more
+_FURTHEST: Final = 256  # most steps that are computed together
+_MOST: Final = 4096  # most rows of these steps together, unless a single step has more
 
 
 @dataclass(frozen=True, slots=True)

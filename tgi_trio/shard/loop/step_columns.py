@@ -1,4 +1,4 @@
-"""What a step moved, as the columns of a STEP frame. No torch in this file."""
+"""A step's results as the columns of a STEP frame. No torch in this file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Columns = dict[str, NDArray[Any]]
 
 @dataclass(slots=True)
 class Moved:
-    """What a step has done to the batch. The STEP frame carries `columns`."""
+    """What a step has changed in the batch; `columns` go into the STEP frame."""
 
     columns: Columns  # by name, as `ipc.frames` lists them for STEP; empty ones are left out
     dropped: ListLike[ShardSequence] = ()  # finished or failed

@@ -1,4 +1,4 @@
-"""How the query tokens of a step are shared among the rows that could take some."""
+"""Divides a step's token budget among rows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tgi_trio.shard.loop.row_table import RowTable
 def share_budget(
     table: RowTable, wanted: NDArray[np.int64], held: NDArray[np.bool_], token_budget: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Return which rows a step has, their query tokens, and how many get none that could.
+    """Return which rows a step has, their query tokens, and how many rows are stalled.
 
-    `wanted`, `held`: [n], the query tokens of every row and whether it sits out.
+    `wanted`, `held`: [n], the query tokens that every row could have, and whether it is left out.
     """
     n = len(wanted)
     computed = table.computed[:n]
@@ -37,10 +37,10 @@ def _keep_spans_whole(
     taken: NDArray[np.int64],
     token_budget: int,
 ) -> NDArray[np.int64]:
-    """Return `taken` [n] of the rows in `order`, no piece ending within a span.
+    """Return `taken` [n] of the rows in `order`, with no chunk ending within a span.
 
-    What a span leaves of the budget goes to the next prompts. Where it would leave all of it,
-    the first that wants one has a whole span: more is nowhere to come from.
+    What a span leaves of the budget goes to the next prompts. If nothing fits, the first row gets a
+    whole span beyond the budget, so that it can advance.
     """
     prompts = np.flatnonzero(table.computed[order] < table.given[order])  # behind all others
     left = max(token_budget, 1) - int(wanted[: len(order) - len(prompts)].sum())

@@ -1,13 +1,14 @@
-"""The loop of a shard: drain commands, step, reply.
+"""The loop of a shard: apply commands, run a step, reply.
 
-The router's commands are standing orders. Between steps the loop reads its request ring (one load
-from memory when it is empty), applies what is there, runs one step over the running set, and
-writes one STEP frame that also acknowledges the commands. It sleeps only when nothing can move.
+The router's commands are standing orders, which stay in force until changed. Between steps the loop
+reads its request ring (one load from memory if it is empty), applies the commands, runs one step of
+the running batch, and writes one STEP frame, which also acknowledges the commands. It sleeps only
+if no sequence can advance.
 
-Where a runner can launch a step before the tokens of the previous one are read
+If the runner can launch a step before the tokens of the previous one are read
 (`Runner.runs_ahead`), the next step is planned and launched first, and the previous one is settled
-while it runs. Where ranks are stages of a pipeline, as many steps of different sequences are in
-flight as there are stages.
+while it runs. If ranks are pipeline stages, as many steps of different sequences are in flight as
+there are stages.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The CPU backend: a whole step in numba kernels, run by a pinned team of threads.
+"""The CPU backend: a whole step in numba kernels, run by a team of pinned threads.
 
-No torch and no compiler at run time. `numba_runner.py` is the way in,
-docs/cpu-backend.md the guide.
+No torch, and no compiler at run time. The entry point is `numba_runner.py`; docs/cpu-backend.md
+explains the design.
 """

@@ -1,6 +1,6 @@
-"""`python -m tgi_trio.shard.numba_backend FOLDER`: compile what serves a model.
+"""`python -m tgi_trio.shard.numba_backend FOLDER`: compile a model's kernels ahead of time.
 
-Before its first start, with the flags it will be served with.
+To be run before its first start, with the flags with which it will be served.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The operations of a step whose rows have adapters, behind those of a step whose rows have none.
+"""The operations of steps with adapters, a second table behind that of steps without.
 
-A second copy of the table, in which every linear that adapters may change has a SHRINK before it
-and computes what they add. So a step without adapters is what it is without any loaded.
+In it, every linear that adapters may change has a SHRINK before it and adds their outputs. So a
+step without adapters is the same, whether adapters are loaded or not.
 """
 
 from __future__ import annotations

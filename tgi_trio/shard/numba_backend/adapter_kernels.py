@@ -1,4 +1,4 @@
-"""What computes LoRA adapters, compiled for a variant."""
+"""The kernels of LoRA adapters, compiled for a variant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of adapters, with made-up numbers, at every start that serves any."""
+"""Self-test of the adapters' kernels with random numbers, at every start with adapters."""
 
 from __future__ import annotations
 

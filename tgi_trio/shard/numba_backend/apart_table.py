@@ -1,4 +1,4 @@
-"""The operations that are compiled apart from the step: by what, and what shows that they work."""
+"""The operations that are compiled apart from the step, with their compilers and self-tests."""
 
 from __future__ import annotations
 

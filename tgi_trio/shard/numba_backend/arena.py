@@ -1,4 +1,4 @@
-"""Memory for kernels: aligned, zeroed, taken from the system only where it is touched."""
+"""Memory for kernels: aligned, zeroed, and committed only when it is touched."""
 
 from __future__ import annotations
 

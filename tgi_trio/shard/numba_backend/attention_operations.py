@@ -1,4 +1,4 @@
-"""The operations of attention, from projected queries, keys and values to what heads say."""
+"""The operations of attention, from projected queries, keys and values to heads' outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How wide rows of the buffers between operations have to be, in features, by a model's spec."""
+"""The widths, in features, of the buffers between operations, by a model's spec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations of states whose channels know nothing of each other: Mamba and RG-LRU."""
+"""The operations of recurrent states with independent channels: Mamba and RG-LRU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies where in the block of cache lines that the threads of a team share."""
+"""The layout of the control block, the cache lines that the threads of a team share."""
 
 from __future__ import annotations
 

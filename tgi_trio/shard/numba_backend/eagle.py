@@ -1,6 +1,6 @@
-"""The one layer of an EAGLE-3 drafter beside a program: its linear layers in the kernels.
+"""The layer of an EAGLE-3 drafter: its linear layers in the kernels, the rest in numpy.
 
-Norms, rotary positions and attention of its few tokens are numpy's, over K and V of its own in
+Norms, rotary embeddings and attention of its few tokens are in numpy, over a KV cache of its own in
 blocks of the same numbers as the model's.
 """
 

@@ -1,4 +1,4 @@
-"""The operation of what is read, of a state or by attention, through its gates."""
+"""The operation that applies gates to the output of attention or of a recurrent state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rotary positions of pairs that are not half a head apart: dimensions in an order where they are.
+"""Rotary embeddings of pairs that are not half a head apart: reorders dimensions so that they are.
 
-Scores are sums over the dimensions of a query and a key; so both may be in any order, if it is the
-same. V is none of it.
+Scores are sums over the dimensions of a query and a key, so both may be permuted alike. V is not
+affected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trained heads beside a program: their linear layers in the kernels, the small rest in numpy."""
+"""Speculation heads: their linear layers in the kernels, the small rest in numpy."""
 
 from __future__ import annotations
 

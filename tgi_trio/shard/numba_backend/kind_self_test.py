@@ -1,4 +1,4 @@
-"""Made-up weights of a kind, what they mean, and whether the kernels of this machine agree."""
+"""Self-test of a kind's kernels: random weights, compared with their dequantised values."""
 
 from __future__ import annotations
 

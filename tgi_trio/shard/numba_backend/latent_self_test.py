@@ -1,4 +1,4 @@
-"""The kernels around attention over latents, at every start that needs them."""
+"""Self-test of the kernels around attention over latents, at every start that needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a model folder to a CpuRunner, or to the reason why there is none."""
+"""Loads a model folder into a CpuRunner, or returns why the kernels cannot serve it."""
 
 from __future__ import annotations
 

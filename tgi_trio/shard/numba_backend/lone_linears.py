@@ -1,4 +1,4 @@
-"""The linear layers of heads that guess, and the model's own head: each computed on its own."""
+"""Single linear layers outside a step: those of speculation heads, and the model's own head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations of what keeps a state per sequence, up to the linear layer that ends it."""
+"""The operations of mixers with a recurrent state, up to the linear layer that ends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations of a mixture of experts: who goes where, then the linear layers of experts."""
+"""The operations of a mixture of experts: routing, then the experts' linear layers."""
 
 from __future__ import annotations
 

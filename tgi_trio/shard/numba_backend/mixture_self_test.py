@@ -1,4 +1,4 @@
-"""The kernels of mixtures of experts: a tiny model through them at every start that has any."""
+"""Self-test of the kernels of mixtures of experts with a tiny model, at every start with one."""
 
 from __future__ import annotations
 

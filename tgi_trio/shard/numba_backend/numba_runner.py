@@ -1,4 +1,4 @@
-"""The runner of the CPU backend: a plan in, chosen tokens out."""
+"""The runner of the CPU backend: computes plans and samples tokens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The sampler of the CPU backend: the rules of `shard/sampling/base.py` over numba kernels.
+"""The sampler of the CPU backend: the rules of `shard/sampling/base.py` with numba kernels.
 
-A row is worked on by one thread, in up to three rounds: first its maxima, mass and best candidates;
-where 64 candidates do not decide but 512 might, those; where they do not either, it is truncated in
-place, and is then a row like one without truncation. No torch in this file.
+One thread works on a row, in up to three rounds. First it finds the row's maxima, mass and 64 best
+candidates. If these do not decide but 512 might, it finds those. If they do not decide either, the
+row is truncated in place and then treated as one without truncation. No torch in this file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of the table of operations, and the weights that they point to on their way into panels."""
+"""Writes rows of the table of operations, and packs the weights to which they point."""
 
 from __future__ import annotations
 

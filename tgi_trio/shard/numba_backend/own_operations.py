@@ -1,4 +1,4 @@
-"""The operations of layers' own embeddings of a token: before the first layer, and at each end."""
+"""The operations of per-layer embeddings of a token: before the first layer, and after each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Weights in the layouts the kernels read: panels of plain numbers, of 8 bits with scales, or of
-codes as a checkpoint has them.
+"""Packs weights into the kernels' layouts: panels of plain numbers, of 8 bits with scales, or of
+codes as in the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Heads that fill no whole panels, and the operations around their attention."""
+"""Padding of heads that do not fill whole panels, and the operations around their attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of heads that fill no panels, at every start of a model that has such."""
+"""Self-test of the kernels of padded heads, at every start of a model with such heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a model's spec and checkpoint to rows of the table of operations; a packer gets weights."""
+"""Builds the table of operations from a model's spec and checkpoint; a packer gets the weights."""
 
 from __future__ import annotations
 

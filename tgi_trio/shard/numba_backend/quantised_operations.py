@@ -1,4 +1,4 @@
-"""Operations with weights as they are stored: what of them is known only with compiled kernels."""
+"""Operations on weights as stored: the parts that are known only once kernels are compiled."""
 
 from __future__ import annotations
 

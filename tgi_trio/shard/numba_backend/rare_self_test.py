@@ -1,4 +1,4 @@
-"""The operations of few families, with made-up numbers, at every start of a model that has any."""
+"""Self-test of rare operations with random numbers, at every start of a model that has any."""
 
 from __future__ import annotations
 

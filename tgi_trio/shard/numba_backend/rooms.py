@@ -1,4 +1,4 @@
-"""Memory that kernels are lent beside their buffers: how much, and in which pieces."""
+"""Scratch memory of kernels beside their buffers: its size and pieces."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Cosines and sines that operations turn queries and keys by, a row for each position.
+"""Tables of rotary embeddings: cosines and sines, a row for each position.
 
-Frequencies that depend on the length of a sequence (dynamic, longrope) are those of short ones in
-the first rows. Behind them is room for the tokens of one step: those of longer sequences turn with
-rows that are made for it.
+If frequencies depend on the length of the sequence (dynamic, longrope), these rows are for short
+ones. Behind them is room for one step's tokens, where rows for longer sequences are made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which slots of states the rows of a step read and write, as the kernels see them."""
+"""The slots of recurrent states that a step's rows read and write, in the kernels' form."""
 
 from __future__ import annotations
 

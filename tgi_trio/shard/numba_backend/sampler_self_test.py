@@ -1,6 +1,6 @@
-"""A few rows chosen by the sampler's kernels at every start, and compared with numpy.
+"""Self-test of the sampler's kernels: a few rows, compared with numpy at every start.
 
-For the same reason as `self_test.py`; and it compiles, before anybody waits for a token.
+For the same reason as `self_test.py`. It also has the kernels compiled before the first request.
 """
 
 from __future__ import annotations

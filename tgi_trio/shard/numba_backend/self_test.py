@@ -1,7 +1,7 @@
-"""A tiny model run through the kernels at every start, and compared with numpy.
+"""Self-test of the kernels: a tiny model, compared with numpy at every start.
 
-Compiled code is only as good as the compiler's idea of this machine; a wrong one would answer
-requests with plausible nonsense. The test also compiles, before there is a team to wait for.
+If the compiler is wrong about this machine, requests would be answered with plausible nonsense. The
+test also has the kernels compiled before the team of threads exists.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What operations of all mixers share: the widths of their rows, convolutions, slots of states."""
+"""The common part of all mixers' operations: widths of rows, convolutions, slots of states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of what keeps states, with made-up numbers, at every start of a model of such."""
+"""Self-test of the kernels of recurrent states, at every start of a model with such states."""
 
 from __future__ import annotations
 

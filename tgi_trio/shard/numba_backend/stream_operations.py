@@ -1,4 +1,4 @@
-"""The operations of several hidden states of a token, of which layers compute one."""
+"""The operations of models with several hidden states per token, of which layers compute one."""
 
 from __future__ import annotations
 

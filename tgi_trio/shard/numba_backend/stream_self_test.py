@@ -1,4 +1,4 @@
-"""The kernels of several hidden states, with made-up numbers, at every start of a model of such."""
+"""Self-test of the kernels of several hidden states per token, at every start that needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables that Python fills and the kernels read: a model's operations, and one step's facts.
+"""The tables that Python fills and the kernels read: a model's operations, and a step's inputs.
 
 Addresses are int64; sizes are in elements unless they say bytes.
 """

@@ -1,4 +1,4 @@
-"""The threads that run a step together: pinned, spinning between operations, asleep when idle."""
+"""The team of threads that run a step: pinned, spinning between operations, asleep when idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is raised where the CPU kernels cannot serve."""
+"""The exception for models and settings that the CPU kernels do not support."""
 
 from __future__ import annotations
 

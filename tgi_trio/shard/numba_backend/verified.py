@@ -1,4 +1,4 @@
-"""Kernels that have shown on this machine that they compute the right thing."""
+"""Kernels that have passed their self-tests on this machine."""
 
 from __future__ import annotations
 

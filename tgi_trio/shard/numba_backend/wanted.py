@@ -1,4 +1,4 @@
-"""Which kernels a model needs, in the order in which they are opened."""
+"""The kernels that a model needs, in the order in which they are loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How numbers lie in memory: what packing writes and the kernels read."""
+"""The layout of weights in memory, as packing writes it and the kernels read it."""
 
 from __future__ import annotations
 

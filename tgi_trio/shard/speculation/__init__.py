@@ -1,1 +1,1 @@
-"""Several tokens a step: guess what comes next, compute it in one go, keep what is right."""
+"""Speculative decoding: guess the next tokens, verify them in one step, keep the right ones."""

@@ -1,4 +1,4 @@
-"""What heads compute with: a backend's rows of numbers, behind one interface. No torch here."""
+"""A backend's arithmetic for speculation heads, behind one interface. No torch here."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MODEL_HEAD = "head"  # role of the model's own head
 
 
 class Arithmetic(Protocol):
-    """The weights of heads by their roles (`HeadsSpec`), and a backend's means to compute."""
+    """Heads' weights by their roles (`HeadsSpec`), and the backend's operations on rows."""
 
     def normalise(self, x: Rows) -> Rows:
-        """Return rows through the model's final norm."""
+        """Apply the model's final norm to rows."""
         ...
 
     def concatenate(self, parts: Sequence[Rows]) -> Rows:
-        """Return rows below each other."""
+        """Concatenate along the first axis."""
         ...
 
     def multiply(self, role: str, x: Rows) -> Rows:
@@ -42,5 +42,5 @@ class Arithmetic(Protocol):
         ...
 
     def best(self, logits: Rows) -> Ids:
-        """Return the place of the largest number of each row."""
+        """Return the argmax of each row."""
         ...

@@ -1,7 +1,7 @@
-"""Hidden states of steps that a drafter with K and V of its own has yet to read.
+"""The hidden states that a drafter with a KV cache of its own has yet to read.
 
-It reads every token of every sequence, once. A step without guesses only leaves a copy of its
-states here; what has gathered is read together, when something is guessed or too much has gathered.
+Such a drafter reads every token of every sequence once. A step without guesses only leaves a copy
+of its states here; they are read together as soon as something is guessed or too much has gathered.
 No torch in this file.
 """
 
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from tgi_trio.shard.contract import BLOCK_SIZE, Choices, ShardSequence, StepPlan
 from tgi_trio.shard.speculation.hidden import Pick
 
-MOST: Final = 512  # tokens that gather, beside those of the step that came last
+MOST: Final = 512  # most tokens that gather, without those of the last step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """Tokens of one step that stay, N of them."""
+    """The N tokens that are kept of one step."""
 
     rows: list[ShardSequence]
     row_of: NDArray[np.int64]  # [N]
@@ -32,20 +32,20 @@ class _Step:
 
 
 class Backlog:
-    """What a drafter has yet to read."""
+    """The states that a drafter has yet to read."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all: the blocks that it was to be read into are gone."""
+        """Forget all states; for when the KV blocks for them are gone."""
         self._steps: list[_Step] = []
         self._reached: dict[int, int] = {}  # sequence -> its last position that is here
         self.size = 0  # tokens
-        self.due = False  # what is here must be read before more is kept
+        self.due = False  # whether the backlog must be read before more is kept
 
     def keep(self, plan: StepPlan, sampled: NDArray[np.intp], choices: Choices, pick: Pick) -> None:
-        """Keep a step: `choices` of its rows `sampled`; guesses that were wrong are left out.
+        """Keep a step's states, with the `choices` of its rows `sampled`, without wrong guesses.
 
         `pick`: returns a copy of the states [n, features] at places of the plan's tokens.
         """
@@ -80,7 +80,7 @@ class Backlog:
         following: NDArray[np.int64],
         pick: Pick,
     ) -> None:
-        """Keep the tokens at `places` [N], rising, each with its row and the token behind it."""
+        """Keep the tokens at `places` [N], ascending, each with its row and the next token."""
         positions = plan.positions[places]
         self._steps.append(_Step(plan.rows, row_of, positions, following, pick(places)))
         self.size += len(places)
@@ -89,18 +89,18 @@ class Backlog:
         self._reached.update(zip(owners, positions[lasts].tolist(), strict=True))
 
     def reaches(self, sequence: ShardSequence) -> bool:
-        """Return whether the state is here at which the sequence's last known token was chosen."""
+        """Return whether the state that chose the sequence's last known token is here."""
         return self._reached.get(sequence.id) == sequence.length - 2
 
     def drop(self, sequence: ShardSequence) -> None:
-        """Note that a sequence is gone: its blocks may be another's behind the next step."""
+        """Note that a sequence has ended: its blocks may be another's after the next step."""
         if sequence.id in self._reached:
             self.due = True
 
     def take(self, join: Any) -> tuple[StepPlan, Any]:
-        """Return all that is here as a plan, with its states [T, features], and forget it.
+        """Return the backlog as a plan, with its states [T, features], and forget it.
 
-        The plan's tokens are those behind the positions. `join`: concatenates states.
+        The plan's tokens are those that follow its positions. `join`: concatenates states.
         """
         steps = self._steps
         self.clear()
@@ -108,7 +108,7 @@ class Backlog:
         ids = np.concatenate([np.array([row.id for row in s.rows])[s.row_of] for s in steps])
         positions = np.concatenate([step.positions for step in steps])
         order = np.lexsort((positions, ids))
-        again = np.zeros(len(order), np.bool_)  # what was computed once more later: a step to prove
+        again = np.zeros(len(order), np.bool_)  # computed again later: the last one counts
         again[:-1] = (np.diff(ids[order]) == 0) & (np.diff(positions[order]) == 0)
         order = order[~again]
         following = np.concatenate([step.following for step in steps])[order]
@@ -124,7 +124,7 @@ def plan_rows(
     positions: NDArray[np.int64],
     token_ids: NDArray[np.int64],
 ) -> StepPlan:
-    """Return a plan of `counts` tokens of each row, at `positions` that follow each other."""
+    """Return a plan of `counts` tokens of each row, at consecutive `positions`."""
     starts = np.concatenate(([0], np.cumsum(counts)))
     ends = positions[starts[1:] - 1] + 1
     size = -(-int(ends.max()) // BLOCK_SIZE)

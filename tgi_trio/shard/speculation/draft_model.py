@@ -1,10 +1,11 @@
-"""Guesses by a smaller model with the same tokenizer. No torch in this file.
+"""Guesses by a draft model: a smaller model with the same tokenizer. No torch in this file.
 
-It is a runner like any other, with KV blocks of the same numbers as the model it guesses for, so a
-sequence's block table serves both. It computes what the sequence has got since it guessed last,
-then guesses one token after another, for all rows at once. "Fast inference from transformers via
-speculative decoding" (Leviathan and others 2022, arXiv 2211.17192); but its guesses are chosen with
-the random numbers of the model's own choices, so that both agree as often as they can.
+The draft model is a runner like any other. Its KV blocks have the same numbers as the target
+model's, so a sequence's block table serves both. It computes the tokens that the sequence has got
+since its last guesses, then guesses one token after another, for all rows at once. "Fast inference
+from transformers via speculative decoding" (Leviathan and others 2022, arXiv 2211.17192); but
+guesses are sampled with the same random numbers as the target model's choices, so that both agree
+as often as possible.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from tgi_trio.shard.contract import (
 from tgi_trio.shard.speculation.record import Record, judge_record, write_guesses
 from tgi_trio.shard.speculation.sharing import share_room
 
-CATCH_UP: Final = 256  # tokens of prompts that it computes between two steps, at most
+CATCH_UP: Final = 256  # most tokens of prompts that it computes between two steps
 _STATE: Final = "draft model"  # key in ShardSequence.state
 
 
 @dataclass(slots=True)
 class _Twin:
-    """A sequence as the smaller model has it."""
+    """The draft model's copy of a sequence."""
 
     row: ShardSequence
     place: int = 0  # where its last guesses began
     guesses: tuple[int, ...] = ()
 
     def follow(self, sequence: ShardSequence) -> None:
-        """Take over the sequence's tokens and blocks; K and V behind a wrong guess are void."""
+        """Copy the sequence's tokens and blocks; K and V from a wrong guess on are void."""
         row = self.row
         for token in self.guesses:
             if self.place >= sequence.length or sequence.token_ids[self.place] != token:
@@ -55,14 +56,14 @@ class _Twin:
         row.remaining, row.min_remaining = sequence.remaining, sequence.min_remaining
 
 
-_Asked: TypeAlias = tuple[DraftRow, _Twin, int]  # whom to guess for, and how many tokens
+_Asked: TypeAlias = tuple[DraftRow, _Twin, int]  # a row, its twin, and how many tokens to guess
 
 
 class ModelDrafter:
-    """Guesses by a runner that nobody else uses."""
+    """A drafter with a draft model's runner, which it alone uses."""
 
     def __init__(self, runner: Runner, most: int, eos_ids: Iterable[int], vocab_size: int) -> None:
-        """`runner`: warmed up; `eos_ids`, `vocab_size`: of the model that is guessed for."""
+        """`runner`: warmed up; `eos_ids`, `vocab_size`: the target model's."""
         self._runner = runner
         self._most = most
         self._eos_ids = frozenset(eos_ids)
@@ -86,13 +87,13 @@ class ModelDrafter:
         return self._guess(chosen, records) if chosen else {}
 
     def _fits(self, sequence: ShardSequence) -> bool:
-        """Return whether the smaller model can compute a sequence: its length, its last token."""
+        """Return whether the draft model can compute a sequence's length and last token."""
         last = int(sequence.token_ids[sequence.length - 1])
         room = self._longest == 0 or sequence.length + self._most < self._longest
         return room and last < self._known
 
     def _catch_up(self, twins: Sequence[_Twin]) -> list[bool]:
-        """Compute a part of what is missing; return who needs no more than his last tokens."""
+        """Compute a part of missing tokens; returns which twins lack only their last tokens."""
         left, ready = CATCH_UP, []
         parts: list[tuple[ShardSequence, int]] = []
         for twin in twins:
@@ -125,9 +126,9 @@ class ModelDrafter:
         return counts
 
     def _guess_ahead(self, chosen: Sequence[_Asked], plan: StepPlan) -> list[list[int]]:
-        """Return guesses of a runner that goes on from its tokens before anybody asks for them.
+        """Return guesses of a runner that launches each step before the last one is read.
 
-        `plan`: of the first. What follows an end is computed, and left out.
+        `plan`: the first step. Tokens behind an EOS are computed, but left out.
         """
         going = list(range(len(chosen)))
         launched: list[tuple[list[int], Pending]] = []
@@ -156,7 +157,7 @@ class ModelDrafter:
         return guesses
 
     def _guess_in_turn(self, chosen: Sequence[_Asked]) -> list[list[int]]:
-        """Return guesses of a runner that is asked for each before it goes on."""
+        """Return guesses of a runner whose steps are read one by one."""
         guesses: list[list[int]] = [[] for _ in chosen]
         going = list(range(len(chosen)))
         while going:
@@ -177,7 +178,7 @@ class ModelDrafter:
         return guesses
 
     def _token(self, sequence: ShardSequence, result: RowResult) -> int | None:
-        """Return a guess; None: there is none, or an end, or a token that the model has not."""
+        """Return a guess; None for a fault, an EOS, or a token unknown to the target model."""
         if result.fault is not None or not len(result.token_ids):
             return None
         token = int(result.token_ids[0])
@@ -186,12 +187,11 @@ class ModelDrafter:
 
 
 def _twin(sequence: ShardSequence) -> _Twin:
-    """Return a sequence as the smaller model has it, up to date."""
+    """Return the draft model's copy of a sequence, up to date."""
     twin = sequence.state.get(_STATE)
     if not isinstance(twin, _Twin):
         asked = sequence.sampling
-        # What looks at the tokens before, or at a grammar, is left to the model itself: guesses
-        # that prove wrong would have to be taken back.
+        # Without penalties and grammars, whose state would have to be undone after wrong guesses.
         plain = replace(
             asked,
             repetition_penalty=1.0,
@@ -211,13 +211,13 @@ def _twin(sequence: ShardSequence) -> _Twin:
 
 
 def _missing(chosen: Sequence[_Asked], places: Iterable[int]) -> list[tuple[ShardSequence, int]]:
-    """Return the rows at some places, each with how many of its tokens are not computed yet."""
+    """Return the rows at `places`, each with the number of its uncomputed tokens."""
     rows = [chosen[place][1].row for place in places]
     return [(row, row.length - row.computed) for row in rows]
 
 
 def _plan(parts: Sequence[tuple[ShardSequence, int]], *, samples: bool) -> StepPlan:
-    """Return a plan of the next so many tokens of each row."""
+    """Return a plan of the given number of next tokens of each row."""
     rows, counts = [row for row, _ in parts], np.array([count for _, count in parts])
     firsts = np.array([row.computed for row in rows])
     ends = firsts + counts

@@ -1,4 +1,4 @@
-"""A runner beside a smaller one that guesses for it. No torch in this file."""
+"""A runner with a draft model beside it. No torch in this file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tgi_trio.shard.speculation.draft_model import CATCH_UP, ModelDrafter
 
 @runtime_checkable
 class LeavesRoom(Runner, Protocol):
-    """A runner that leaves memory for another's K and V."""
+    """A runner that leaves memory for a draft model's KV cache."""
 
-    kv_beside: int  # bytes that the other keeps of every token
+    kv_beside: int  # bytes per token of the draft model's KV cache
 
 
 class DraftedRunner:
-    """A `Runner`: the larger model's, but for what guesses and for the memory that takes."""
+    """A `Runner`: the target model's, with the draft model's drafter and memory."""
 
     def __init__(self, runner: LeavesRoom, draft: Runner) -> None:
         self._runner = runner
@@ -32,11 +32,11 @@ class DraftedRunner:
 
     @property
     def adapters(self) -> AdapterHost | None:
-        """The larger model's; the smaller one guesses without any."""
+        """The target model's; the draft model has none."""
         return self._runner.adapters
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
-        """Warm both up; the smaller model's cache has as many blocks as the larger one's."""
+        """Warm up both; the draft model's cache has as many blocks as the target model's."""
         found = self._runner.warm_up(request)
         own = WarmupRequest(
             max_prefill_tokens=max(CATCH_UP, request.max_batch_size),

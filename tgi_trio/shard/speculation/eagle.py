@@ -1,9 +1,9 @@
-"""Guesses of an EAGLE-3 drafter: one layer that goes on from the model's hidden states.
+"""Guesses of an EAGLE-3 drafter: one layer that continues from the model's hidden states.
 
-It reads a token and the state at which it was chosen, has K and V of its own in blocks of the same
-numbers as the model's, and guesses on from its own state and its own guess. One chain of best
-tokens (no tree), which is what is verified. "EAGLE-3" (Li and others 2025, arXiv 2503.01840). No
-torch in this file.
+Its inputs are a token and the hidden state that chose it. It has a KV cache of its own, in blocks
+of the same numbers as the model's, and continues from its own state and guess. It makes one chain
+of best tokens (no tree), which is then verified. "EAGLE-3" (Li and others 2025, arXiv 2503.01840).
+No torch in this file.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from tgi_trio.shard.speculation.sharing import share_room
 
 
 class EagleLayer(Protocol):
-    """The weights of a drafter, its K and V, and a backend's means to compute."""
+    """A drafter's weights and KV cache, and the backend's operations."""
 
     spec: EagleSpec
-    token_map: NDArray[np.int64] | None  # token of each row of its head; None: its own number
+    token_map: NDArray[np.int64] | None  # token of each row of its head; None: the row's number
 
     def join(self, parts: Sequence[Rows]) -> Rows:
-        """Return rows below each other."""
+        """Concatenate along the first axis."""
         ...
 
     def fuse(self, states: Rows) -> Rows:
-        """Return the model's states [n, all it reads] as the layer's [n, features]."""
+        """Project the model's states [n, all that it reads] to the layer's [n, features]."""
         ...
 
     def run(
         self, plan: StepPlan, states: Rows, wanted: NDArray[np.int64]
     ) -> tuple[Rows, NDArray[np.int64]]:
-        """Read a plan's tokens with a state [T, features] each; K and V go where it says.
+        """Compute a plan's tokens with a state [T, features] each, and store their K and V.
 
         Returns the layer's states [n, features] and the best row of its head [n] at the places
         `wanted`.
@@ -49,22 +49,22 @@ class EagleLayer(Protocol):
 
 
 class EagleReader:
-    """Keeps a drafter's K and V up to date with its model's steps."""
+    """Keeps a drafter's KV cache up to date with the model's steps."""
 
     def __init__(self, layer: EagleLayer) -> None:
         self.layer = layer
         self.backlog = Backlog()
 
     def keep(self, plan: StepPlan, sampled: NDArray[np.intp], choices: Choices, pick: Pick) -> None:
-        """Keep what a step has computed; see `Backlog.keep`. Reads what has gathered before it."""
+        """Keep a step's states (`Backlog.keep`), after reading the backlog if it is too long."""
         if self.backlog.due or self.backlog.size + len(plan.token_ids) > MOST:
             self.read([])
         self.backlog.keep(plan, sampled, choices, pick)
 
     def read(self, sequences: Sequence[ShardSequence]) -> tuple[Rows, NDArray[np.int64]] | None:
-        """Read all that has gathered; return states and best rows behind the last token of each.
+        """Read the backlog; returns states and best rows behind the last token of each sequence.
 
-        None where nothing has gathered.
+        None if the backlog is empty.
         """
         if not self.backlog.size:
             self.backlog.due = False
@@ -78,10 +78,10 @@ class EagleReader:
 
 
 class EagleDrafter:
-    """Guesses by a layer that has read what the model has computed."""
+    """A drafter with a layer that has read the model's states."""
 
     def __init__(self, reader: EagleReader, most: int, eos_ids: Iterable[int]) -> None:
-        """Guess `most` tokens a step and sequence at most."""
+        """`most`: tokens to guess at most, per step and sequence."""
         self._reader = reader
         self._most = most
         self._eos_ids = frozenset(eos_ids)
@@ -108,7 +108,7 @@ class EagleDrafter:
         states: Rows,
         best: NDArray[np.int64],
     ) -> dict[int, int]:
-        """Guess on for all rows together, each as far as it may."""
+        """Guess for all rows together, as many tokens as each may have."""
         layer = self._reader.layer
         guesses: list[list[int]] = [[] for _ in shared]
         going = np.arange(len(shared))

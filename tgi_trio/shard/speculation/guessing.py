@@ -1,4 +1,4 @@
-"""A batch's guesses: asked of the drafter where they pay. No torch in this file."""
+"""Asks the drafter for a batch's guesses whenever guessing pays. No torch in this file."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from tgi_trio.shard.speculation.record import take_rest
 
 
 class Guessing:
-    """A drafter, and what its guesses have cost and brought."""
+    """A drafter, and the costs and gains of its guesses."""
 
     def __init__(self, drafter: Drafter, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         """`clock`: nanoseconds."""
         self.payoff = Payoff()
         self._drafter: Drafter | None = drafter
-        # The same, where steps may follow others whose guesses are not judged yet.
+        # The same drafter, if steps may follow others with unverified guesses.
         self._following: FollowingDrafter | None = None
         if isinstance(drafter, FollowingDrafter) and drafter.follows:
             self._following = drafter
         self._clock = clock
         self._drafting_ns = 0  # for the plan that is yet to be settled
         self._drafting_processor_ns = 0  # the same, of this thread's time on a processor
-        self._rest = 0  # plans that get no guesses, as every sequence rests
-        self._resting = 0  # how many these are
+        self._rest = 0  # plans without guesses to come, since every sequence rests
+        self._resting = 0  # number of these sequences
 
     def draft(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
-        """Return guesses as `Drafter.draft_rows` does, none where they do not pay.
+        """Return guesses as `Drafter.draft_rows` does, but none if they do not pay.
 
-        A drafter that raises is not asked again.
+        A drafter that has raised is not asked again.
         """
         self._drafting_ns = self._drafting_processor_ns = 0
         if not rows or self._drafter is None or self._takes_rest(len(rows)):
@@ -43,7 +43,7 @@ class Guessing:
         began, processor = self._clock(), time.thread_time_ns()
         try:
             counts = self._drafter.draft_rows(rows, spare)
-        except Exception:  # whatever a backend raises: nobody needs guesses
+        except Exception:  # whatever a backend raises: serving goes on without guesses
             traceback.print_exc(file=sys.stderr)
             warn("what guesses has failed: tokens come one by one from now on")
             self._drafter = self._following = None
@@ -57,11 +57,11 @@ class Guessing:
 
     @property
     def follows(self) -> bool:
-        """Whether steps may follow others whose guesses are not judged yet."""
+        """Whether steps may follow others with unverified guesses."""
         return self._following is not None
 
     def follow(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
-        """Return how many guesses rows get in such a step, by place; none where they do not pay."""
+        """Return how many guesses rows get in such a step, by place; none if they do not pay."""
         self._drafting_ns = self._drafting_processor_ns = 0
         if self._following is None or self._takes_rest(len(rows)):
             return {}
@@ -76,14 +76,14 @@ class Guessing:
         return self.payoff.is_resting(rows)
 
     def sits_out(self, rows: int) -> bool:
-        """Return the same, and take note that the step comes."""
+        """As `is_resting`, and count the step."""
         self._drafting_ns = self._drafting_processor_ns = 0
         if self._drafter is None or self._takes_rest(rows):
             return True
         return self.payoff.is_resting(rows) and not self.payoff.allows(rows)
 
     def _takes_rest(self, rows: int) -> bool:
-        """Return whether every sequence rests in this step; with others beside them nobody does."""
+        """Return whether all sequences rest in this step; if there are others, none rests."""
         if self._rest == 0 or self._resting != rows:
             self._rest = 0
             return False
@@ -91,7 +91,7 @@ class Guessing:
         return True
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in how a plan did. Steps that prefill, or that raised, say nothing of decodes."""
+        """Learn from a plan's result. Steps with prompts, or that raised, do not count."""
         self._judge(plan, result)
         if plan.counts.prefill_tokens or result.raised or not plan.counts.decode_rows:
             return
@@ -108,7 +108,7 @@ class Guessing:
         )
 
     def _judge(self, plan: StepPlan, result: StepResult) -> None:
-        """Tell who cannot see for itself how many guesses were right."""
+        """Tell a drafter that cannot see it how many of its guesses were right."""
         if plan.drafts is None or self._following is None or result.raised:
             return
         drafts = plan.drafts if result.drafts is None else result.drafts

@@ -1,4 +1,4 @@
-"""Guesses by trained heads. No torch in this file."""
+"""Guesses by trained speculation heads. No torch in this file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GUESSES: Final[dict[type[HeadsSpec], Guess]] = {MedusaSpec: guess_medusa, MlpSpe
 
 
 class HeadsDrafter:
-    """Guesses from the hidden state at which a sequence's last token was chosen."""
+    """A drafter that guesses from the hidden state which chose a sequence's last token."""
 
     def __init__(
         self,

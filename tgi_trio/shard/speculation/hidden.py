@@ -1,7 +1,7 @@
-"""The hidden states at which tokens were last chosen: runners keep them, heads read them.
+"""The hidden states that chose the last tokens: kept by runners, read by speculation heads.
 
-Kept until the next step and looked at only if something is guessed: a step without guesses pays
-nothing for them. No torch in this file.
+They are kept until the next step and read only if something is guessed, so a step without guesses
+costs no more. No torch in this file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Pick = Callable[[NDArray[np.int64]], Any]
 
 
 class LastStep:
-    """The last step of a runner, as far as who guesses behind it is concerned."""
+    """A runner's last step, as far as drafters need it."""
 
     def __init__(self) -> None:
         self._kept: tuple[StepPlan, NDArray[np.intp], Choices, Pick] | None = None

@@ -1,7 +1,7 @@
-"""Guesses of Medusa heads: each looks one token further, from the same hidden state.
+"""Guesses of Medusa heads: each predicts one token further, from the same hidden state.
 
-One chain of each head's best token (no tree): on a CPU rows beyond a tile cost fully, and a chain
-is what `verify` takes. "Medusa" (Cai and others 2024, arXiv 2401.10774).
+They make one chain of each head's best token (no tree): on a CPU every row beyond a tile has its
+full cost, and verification takes chains. "Medusa" (Cai and others 2024, arXiv 2401.10774).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Guesses of an MLP speculator: each from the state before it and the token before it.
+"""Guesses of an MLP speculator: each from the previous state and the previous token.
 
 "Accelerating production LLMs with combined token/embedding speculators" (Wertheimer and others
-2024, arXiv 2404.19124). The token it begins with is the one that was chosen, sampled or not.
+2024, arXiv 2404.19124). It begins with the token that was chosen, sampled or not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Guesses from the text so far: what followed the last few tokens when they were met before.
+"""Guesses by n-gram look-up: what followed the last few tokens at their latest occurrence.
 
-"Prompt lookup" (Saxena 2023): free to make, and often right in code, quotations, lists and
-summaries. No torch in this file.
+"Prompt lookup" (Saxena 2023): it costs nearly nothing, and is often right in code, quotations,
+lists and summaries. No torch in this file.
 """
 
 from __future__ import annotations

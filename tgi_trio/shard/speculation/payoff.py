@@ -1,10 +1,10 @@
-"""Whether guessing pays, by batch size, from how long steps took. No torch in this file.
+"""Decides from measured steps whether guessing pays at a batch size. No torch in this file.
 
-A step with guesses takes longer than one without and brings more tokens. Which of the two wins
-depends on the model, the machine, the text and how many rows share the step; so both are measured
-while serving, and a batch size at which guessing loses rests from it: as long as makes up for what
-the trial has cost, and twice as long after each further one. Where none of the first guesses is
-right, nothing more is tried.
+A step with guesses takes longer than one without, and yields more tokens. Which is faster depends
+on the model, the machine, the text and the number of rows, so both are measured while serving. A
+batch size at which guessing loses does without it for a while: long enough to make up for the cost
+of the trial, and twice as long after each further failure. A trial ends early if none of its first
+guesses is right.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from statistics import fmean
 from typing import Final
 
 PROBES: Final = 2  # steps with guesses, none of them right, that end a trial
-TRIAL: Final = 3  # steps with guesses, some of them right, before they are judged
-PLAIN: Final = 3  # steps without that they are compared with, at least
-REFRESH: Final = 96  # steps with guesses after which some are plain, as contexts have grown
-EVERY: Final = 8  # steps with guesses, behind as many, are judged together: it takes time as well
-FIRST_REST: Final = 32  # steps without guesses after a trial that did not pay, at least
+TRIAL: Final = 3  # steps with guesses, some of them right, before they are evaluated
+PLAIN: Final = 3  # least steps without guesses for comparison
+REFRESH: Final = 96  # steps with guesses after which plain ones are measured anew
+EVERY: Final = 8  # after as many steps, guesses are evaluated once per as many: it takes time
+FIRST_REST: Final = 32  # least steps without guesses after a trial that did not pay
 LONGEST_REST: Final = 2048
-BELIEVED: Final = 16  # steps with guesses from which on luck is no excuse: their mean must win
-SPENT: Final = 0.01  # what a trial may cost of the time that passes until the next
-_WINDOW: Final = 48  # the latest steps of a kind that count
-_LATEST: Final = 8  # of them, among which the quickest says how long such a step takes
-_LEAST_GAIN: Final = 1.01  # tokens a second with guesses, in those without: less is a loss
+BELIEVED: Final = 16  # steps with guesses from which on the mean decides, without a margin
+SPENT: Final = 0.01  # largest share of the time until the next trial that a trial may cost
+_WINDOW: Final = 48  # latest steps of a kind that count
+_LATEST: Final = 8  # the quickest of so many latest steps is the time of such a step
+_LEAST_GAIN: Final = 1.01  # least ratio of tokens a second with and without guesses
 
 
 @dataclass(slots=True)
 class _Measured:
-    """What the steps of one batch size have brought and taken."""
+    """Measurements of the steps of one batch size."""
 
     plain_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     drafted_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
@@ -49,7 +49,7 @@ class _Measured:
 
 
 class Payoff:
-    """What guessing has brought, by the number of rows that decode."""
+    """The gains of guessing, by the number of rows that decode."""
 
     def __init__(self) -> None:
         self._by_rows: defaultdict[int, _Measured] = defaultdict(_Measured)
@@ -73,10 +73,9 @@ class Payoff:
     def note(
         self, rows: int, *, drafted: bool, tokens: int, took_ns: int, drafting_ns: int = 0
     ) -> None:
-        """Take in a step of `rows` decodes: its tokens, how long it took, and the guessing for it.
+        """Note a step of `rows` decodes: its tokens, its time, and the time of guessing for it.
 
-        A drafter that was asked and found nothing has taken its time as well: that of the next
-        guesses.
+        If the drafter was asked and found nothing, its time is counted for the next guesses.
         """
         found = self._by_rows[rows]
         if took_ns <= 0:
@@ -85,7 +84,7 @@ class Payoff:
             found.plain_ns.append(took_ns)
             found.owed_ns += drafting_ns
             failed = len(found.drafted_ns) >= PROBES and not found.right
-            if failed and len(found.plain_ns) == PLAIN:  # it was waiting for these
+            if failed and len(found.plain_ns) == PLAIN:  # the trial has waited for plain steps
                 self._judge(rows, found)
             return
         found.drafted_ns.append(took_ns)
@@ -103,14 +102,14 @@ class Payoff:
             self._judge(rows, found)
 
     def gain(self, rows: int) -> float | None:
-        """Return tokens a second with guesses in those without, None while that is not known."""
+        """Return the ratio of tokens a second with and without guesses; None if not known yet."""
         found = self._by_rows.get(rows)
         if found is None or not found.drafted_ns or len(found.plain_ns) < PLAIN:
             return None
         return fmean(found.tokens) / _worth(rows, found)
 
     def _judge(self, rows: int, found: _Measured) -> None:
-        """Have guesses rest that lose: few of them by more than what luck may be."""
+        """Rest from guessing if it loses; of few steps, by more than the standard error."""
         worth, brought, steps = _worth(rows, found), fmean(found.tokens), len(found.tokens)
         doubt = _spread(found.tokens) / sqrt(steps) if steps < BELIEVED else 0.0
         if found.right and (brought + doubt) / worth >= _LEAST_GAIN:
@@ -127,14 +126,14 @@ class Payoff:
 
 def _worth(rows: int, found: _Measured) -> float:
     """Return the tokens that plain decoding makes in the time of a step with guesses."""
-    # Of steps the quickest: what makes others slow is the machine's. Of guessing the mean: a
-    # smaller model that reads a long prompt is slow once, and that is its own.
+    # The quickest of steps, since others are slow because of other load on the machine. The mean of
+    # guessing, since a draft model is slow only when it reads a long prompt, which is a real cost.
     took = _quickest(found.drafted_ns) + fmean(found.drafting_ns)
     return rows * took / _quickest(found.plain_ns)
 
 
 def _quickest(steps: deque[int]) -> int:
-    """Return the least of the latest ones."""
+    """Return the minimum of the latest ones."""
     return min(islice(reversed(steps), _LATEST))
 
 

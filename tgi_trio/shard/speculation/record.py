@@ -1,4 +1,4 @@
-"""What a drafter remembers of one sequence: how its last guesses did. No torch in this file."""
+"""A drafter's record of one sequence: how its last guesses did. No torch in this file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from tgi_trio.shard.contract import ShardSequence
 
-LONGEST_REST: Final = 30  # steps without guesses after a row of wrong ones
+LONGEST_REST: Final = 30  # most steps without guesses after repeated wrong ones
 # The same for who does not adapt: a trial costs as much as all its guesses, which is more than a
 # plain step, and one in thirty would cost three hundredths.
 LONGEST_DEAR_REST: Final = 126
@@ -17,20 +17,20 @@ _STATE: Final = "guesses"  # key in ShardSequence.state
 
 
 class Record:
-    """How many guesses a sequence has earned by its last ones."""
+    """How many guesses a sequence may have, given how its last ones did."""
 
     def __init__(self, most: int, *, adapts: bool = True) -> None:
-        """`adapts`: who had wrong ones gets fewer, not just none while it rests."""
-        self.guesses: list[int] = []  # the last ones, until they are judged
-        self.place = 0  # where the first of them stood
-        self.rest = 0  # times it still gets none
-        self._most = most  # guesses it may have when it does not rest
+        """`adapts`: after wrong guesses there are fewer, instead of all or none."""
+        self.guesses: list[int] = []  # the last ones, until they are verified
+        self.place = 0  # position of the first of them
+        self.rest = 0  # steps to come without guesses
+        self._most = most  # guesses that it may have unless it rests
         self._adapts = adapts
-        self._failures = 0  # times in a row that no guess was right
+        self._failures = 0  # consecutive times that no guess was right
 
     @property
     def allowed(self) -> int:
-        """Guesses it may have now."""
+        """Number of guesses that it may have now."""
         return 0 if self.rest else self._most
 
     def judge(self, known: list[int], limit: int) -> None:

@@ -1,4 +1,4 @@
-"""Which sequences may guess how many tokens of a step. No torch in this file."""
+"""Divides a step's guesses among sequences. No torch in this file."""
 
 from __future__ import annotations
 
