@@ -27,13 +27,13 @@ _AT_ONCE: Final = 64  # sockets that one poll returns at most
 class Pump(trio.abc.Instrument):
     """Handles streams' data between two turns of trio's loop."""
 
-    def __init__(self, trios: select.epoll, runnable: deque[Any]) -> None:
-        """`trios`: trio's own epoll set; `runnable`: trio's queue of runnable tasks."""
-        self._trios = trios.fileno()
+    def __init__(self, trio_epoll: select.epoll, runnable: deque[Any]) -> None:
+        """`trio_epoll`: trio's own epoll set; `runnable`: trio's queue of runnable tasks."""
+        self._trio_epoll = trio_epoll.fileno()
         self._runnable = runnable
         self._token = trio.lowlevel.current_trio_token()
         self._set = select.epoll()
-        self._set.register(self._trios, select.EPOLLIN)
+        self._set.register(self._trio_epoll, select.EPOLLIN)
         self._drains: dict[int, _Drain] = {}  # by file descriptor
 
     async def drain(self, sock: socket.socket, take: Callable[[], bool]) -> None:
@@ -84,13 +84,13 @@ class Pump(trio.abc.Instrument):
         left = timeout
         while True:
             events = self._set.poll(left, _AT_ONCE)
-            trios = False
+            trio_ready = False
             for number, _ in events:
-                if number == self._trios:
-                    trios = True
+                if number == self._trio_epoll:
+                    trio_ready = True
                 else:
                     self._take(number)
-            if trios or timeout <= 0:
+            if trio_ready or timeout <= 0:
                 return  # trio does not wait
             left = until - time.monotonic()
             if self._runnable or left <= 0:
@@ -141,7 +141,7 @@ def current_pump() -> Pump | None:
 def _make_pump() -> Pump | None:
     runner = getattr(trio.lowlevel.current_task(), "_runner", None)
     runnable = getattr(runner, "runq", None)
-    trios = getattr(getattr(runner, "io_manager", None), "_epoll", None)
-    if type(runnable) is not deque or type(trios) is not select.epoll:
+    trio_epoll = getattr(getattr(runner, "io_manager", None), "_epoll", None)
+    if type(runnable) is not deque or type(trio_epoll) is not select.epoll:
         return None
-    return Pump(trios, runnable)
+    return Pump(trio_epoll, runnable)
