@@ -1,4 +1,4 @@
-"""Where the body of a request is kept while it arrives."""
+"""Buffers for the body of a request while it arrives."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import trio
 from tgi_trio.router.http.messages.body_images import CutBody
 from tgi_trio.router.pace import LoopPace
 
-_SLICE: Final = 1 << 17  # bytes of a body that are looked at in one turn of the loop
+_SLICE: Final = 1 << 17  # bytes of a body that are handled in one turn of the loop
 
 
 class Body(Protocol):
-    """What a body is collected in: `WholeBody`, or `BodyCutter`."""
+    """A buffer for a body: `WholeBody` or `BodyCutter`."""
 
     def room(self, most: int) -> list[memoryview]:
         """Return where to write the next bytes, as `BodySink.room` does."""
@@ -25,15 +25,15 @@ class Body(Protocol):
         """Take the next bytes."""
 
     def finish(self) -> CutBody:
-        """Return the body, which is whole now."""
+        """Return the complete body."""
 
 
 class WholeBody:
-    """A body in one piece of memory."""
+    """A body in one contiguous buffer."""
 
     def __init__(self, announced: int) -> None:
-        """`announced`: how many bytes it has, 0 where that is not known."""
-        # Not in pieces: joining those of several megabytes would hold the loop for milliseconds.
+        """`announced`: its size in bytes, 0 if not known."""
+        # Contiguous: joining pieces of several megabytes would block the loop for milliseconds.
         self._bytes, self._size = bytearray(announced), 0
 
     def room(self, most: int) -> list[memoryview]:

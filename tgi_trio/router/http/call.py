@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, as a route sees them: no framework, no socket."""
+"""An HTTP request and its answer as routes see them, without framework and socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SYSTEM_RANDOM: Final = random.SystemRandom()
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """What flags decide about the HTTP surface."""
+    """The settings of the HTTP layer, as flags give them."""
 
     payload_limit: int = 2_000_000  # bytes, --payload-limit
     cors_allow_origin: tuple[str, ...] = ()  # empty: any
@@ -48,7 +48,7 @@ class HttpSettings:
 
 @dataclass(slots=True)
 class Call:
-    """One request. Whatever it holds lives in `resources`, which closes when it ends or leaves."""
+    """One request. What it holds is in `resources`, closed when it ends or the client leaves."""
 
     engine: EngineApi
     settings: HttpSettings
@@ -79,7 +79,7 @@ class Call:
 
 @dataclass(slots=True)
 class Reply:
-    """An answer: a whole body, or events that come as they are generated."""
+    """An answer: a whole body, or a stream of events."""
 
     body: bytes | EventBody
     status: int = 200
@@ -92,7 +92,7 @@ Handler = Callable[[Call], Awaitable[Reply]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path, with open parts as werkzeug writes them, and what answers it."""
+    """A path, with variable parts in werkzeug's form, and the function that answers it."""
 
     method: str
     path: str

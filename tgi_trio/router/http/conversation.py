@@ -1,7 +1,7 @@
-"""One conversation, whatever API it came by: its turns, its tools, and how to answer it.
+"""A conversation, independent of the API: its turns, its tools, and how to answer it.
 
-A dialect makes a `Conversation` of a body; `preparing.prepare` makes of it what a generation needs.
-What an API calls a field is the dialect's business.
+A dialect (`dialects/`) converts a body into a `Conversation` and knows the API's names of fields;
+`preparing.prepare` prepares it for generation.
 """
 
 from __future__ import annotations

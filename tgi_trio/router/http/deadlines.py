@@ -1,4 +1,4 @@
-"""How a request is to be scheduled: its deadline, its priority, and whose prefixes it shares."""
+"""Adds to a request how it is scheduled: its deadline, its priority, its cache salt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADER = b"x-request-timeout"
 
 
 class Schedulable(Protocol):
-    """The part of a body that says how it is to be scheduled."""
+    """The fields of a body that concern scheduling."""
 
     timeout: float | None  # seconds from the request's arrival
     priority: int | None  # lower is sooner
@@ -36,9 +36,9 @@ async def validate_request(
     *,
     add_special_tokens: bool = True,
 ) -> Request:
-    """Return the request for one prompt of a call; raises ValidationError.
+    """Return the request for one prompt of a call. Raises ValidationError.
 
-    From then on the adapter it asks for, if any, stays in the shard's memory until the call ends.
+    Its adapter, if any, then stays in the shard's memory until the call ends.
     """
     name = asked.adapter_id or call.adapter
     adapter = None if name is None else call.engine.adapters.find(name)
@@ -88,9 +88,9 @@ def refuse_image(call: Call, image: ImageLink) -> NoReturn:
 
 
 async def _acquire(call: Call, adapter: ServedAdapter, until: float | None) -> None:
-    """Have a call keep an adapter in memory, unless it does already; raises as `acquire` does.
+    """Have a call keep an adapter in memory, unless it does already. Raises as `acquire` does.
 
-    A call has one at most: calls that hold one and wait for another could wait for each other.
+    A call has at most one: calls that hold one and wait for another could deadlock.
     """
     if call.acquired is adapter:
         return
@@ -108,10 +108,10 @@ async def _acquire(call: Call, adapter: ServedAdapter, until: float | None) -> N
 
 
 def deadline(call: Call, timeout: float | None) -> float | None:
-    """Return the moment (trio clock) at which a call must have ended, by body and header.
+    """Return a call's deadline (trio clock): the earlier one of body and header.
 
-    The sooner of both counts; time that a call has spent in a front counts, too. Raises
-    ValidationError, and GenerationError where the time was up before the call arrived.
+    Time that the call has spent in a front counts. Raises ValidationError, and GenerationError if
+    the deadline passed before the call arrived.
     """
     given: list[tuple[str, float]] = []
     if timeout is not None:

@@ -1,4 +1,4 @@
-"""Around every route: the key, the request id, errors made into replies."""
+"""The common part of all routes: API keys, request ids, CORS, and replies to errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def answer(route: Route, call: Call) -> Reply:
 
 
 def reply_to_error(call: Call, dialect: ErrorShape, error: BaseException) -> Reply:
-    """Return the reply for an error; one that nobody foresaw is logged, too."""
+    """Return the reply for an error; an unexpected one is logged as well."""
     if isinstance(error, BodyRejected):
         return to_rejection(error, dialect, call.request_id)
     return reply_for(explain(call, error), dialect, call.request_id)
@@ -104,7 +104,7 @@ def is_authorized(headers: Mapping[bytes, bytes], keys: Sequence[str]) -> bool:
 
 
 class RequestIds:
-    """Names requests: by the client's `x-request-id`, or by a number unique in this process."""
+    """Gives requests ids: the client's `x-request-id`, or a number unique in this process."""
 
     def __init__(self) -> None:
         self._prefix = os.urandom(6).hex()
@@ -121,7 +121,7 @@ class RequestIds:
 
 
 class Cors:
-    """The headers by which browsers let pages of other origins in; those of TGI (tower-http)."""
+    """CORS headers, as TGI's (tower-http)."""
 
     _VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
 

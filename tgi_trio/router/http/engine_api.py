@@ -1,6 +1,6 @@
-"""What the HTTP layer needs from the rest of the router.
+"""The interface of the rest of the router to the HTTP layer.
 
-Routes see nothing else, so they can be tested against an engine of a few lines.
+Routes use nothing else, so they can be tested with an engine of a few lines.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ServedLimits:
 
 
 class TokenStreamApi(Protocol):
-    """One generation under way; leaving it aborts what has not ended, without awaiting."""
+    """One running generation; leaving its context cancels it without awaiting."""
 
     @property
     def timings(self) -> Timings: ...

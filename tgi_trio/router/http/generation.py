@@ -1,7 +1,7 @@
-"""From a call to running generations, and from those to a body or to events.
+"""Runs a call's generations, and turns their results into a body or into events.
 
-Everything a call holds (permits, streams) is entered into `call.resources`, which is closed at once
-and synchronously when the client leaves, so that nothing can interrupt the clean-up.
+Everything that a call holds (permits, streams) is entered into `call.resources`. That is closed
+synchronously as soon as the client leaves, so that nothing can interrupt the clean-up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A generation that has ended well."""
+    """A generation that has ended without an error."""
 
     request: Request
     request_stats: RequestStats
@@ -43,7 +43,7 @@ class Result:
     tokens: list[Token]  # empty unless they were asked for
 
     def mean_logprob(self) -> float:
-        """Return what `best_of` compares."""
+        """Return the score by which `best_of` chooses."""
         return sum(token.logprob for token in self.tokens) / max(len(self.tokens), 1)
 
 
@@ -60,10 +60,10 @@ def submit(call: Call, request: Request, output: OutputText | None = None) -> To
 async def collect_results(
     call: Call, requests: Sequence[Request], keep_tokens: bool
 ) -> list[Result]:
-    """Run the requests side by side and return their results in order.
+    """Run the requests concurrently and return their results in order.
 
-    Raises the error of the first that fails, and Refused (400) where a front wants to go on after
-    events: a body has none.
+    Raises the error of the first that fails, and Refused (400) if a front wants to resume it: only
+    streams can be resumed.
     """
     if call.front is not None and call.front.emitted:
         raise Refused(400, "`x-tgi-emitted` is for streams: a body is made anew", "resume")
@@ -108,7 +108,7 @@ async def stream_events(
     events: Sequence[Events],
     last: Callable[[], bytes] = bytes,
 ) -> EventBody:
-    """Queue the requests and return a body that carries their events as they come.
+    """Queue the requests and return a body that streams their events.
 
     `last` returns what follows the end of the last generation. Raises Overloaded.
     """
@@ -144,10 +144,10 @@ async def stream_events(
 
 
 class EventFeed:
-    """From one generation's tokens to its events in a body: the sink of a stream.
+    """The sink of a stream: turns one generation's tokens into events of a body.
 
-    An object with slots, not a closure: each variable of a closure is an object of its own, and
-    all of them have to come from memory for every event.
+    An object with slots rather than a closure: each variable of a closure is an object of its own,
+    and for every event all of them would be cache misses.
     """
 
     __slots__ = ("_body", "_call", "_failed", "_last", "_render", "_stream")
@@ -169,14 +169,14 @@ class EventFeed:
         self._failed = False
 
     def deliver(self, tokens: list[Token], end: Outcome | BaseException | None) -> None:
-        """Take what one step brought; never raises."""
+        """Write the events of one step's tokens; never raises."""
         if self._failed:
             return
         try:
             if end is None:
                 self._body.write(self._render.step(tokens))
             elif self._call.front is not None and isinstance(end, ServerEnding):
-                self._body.abandon()  # the front has another replica go on
+                self._body.abandon()  # the front resumes it at another replica
             else:
                 self._body.finish(self._end(tokens, end), self._last)
         except Exception as defect:  # ours: it may end this stream, but not the engine's step
@@ -191,7 +191,7 @@ class EventFeed:
 
 
 def explain(call: Call, error: BaseException) -> Problem:
-    """Return what to tell the client about `error`, counting and logging it."""
+    """Return the client's error for `error`, after counting and logging it."""
     problem = problem_of(error)
     if problem is None:
         log_defect(call.request_id, error)
@@ -208,7 +208,7 @@ def log_defect(request_id: str, error: BaseException) -> None:
 
 
 def _cause(error: BaseException) -> str | None:
-    """Return the label of a refusal in `tgi_request_failure`, whoever refused.
+    """Return the label of a refusal in `tgi_request_failure`.
 
     None for a request that failed after it was accepted: the engine counts those.
     """
@@ -234,7 +234,7 @@ def with_receipt(events: bytes, request_stats: RequestStats) -> bytes:
 
 
 def record_request(call: Call, timings: Timings, outcome: Outcome) -> RequestStats:
-    """Count a generation that ended well; keep its stats for the call's log line; return them."""
+    """Count a successful generation, and keep and return its stats, for the call's log line."""
     request_stats = RequestStats.of(timings, outcome, trio.current_time())
     metrics = call.engine.metrics
     metrics.inc("tgi_request_success")
@@ -254,8 +254,8 @@ def record_request(call: Call, timings: Timings, outcome: Outcome) -> RequestSta
 def take_permits(call: Call, prompts: int = 1, generations: int = 1) -> None:
     """Take a permit for each generation of each prompt, for as long as the call lasts.
 
-    Raises Overloaded, and ValidationError for more than can ever run at once: told of an overload,
-    a client would come back for ever.
+    Raises Overloaded, and ValidationError for more than can ever run at once, since a client that
+    is told of an overload would retry for ever.
     """
     most, count = call.engine.limits.max_concurrent_requests, prompts * generations
     if count > most:

@@ -1,4 +1,4 @@
-"""From a conversation to what a generation needs: prompt, grammar, and how the answer is read."""
+"""Prepares a conversation for generation: its prompt, its grammar, and how to parse the answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A conversation as a generation needs it."""
+    """A conversation prepared for generation."""
 
     prompt: Prompt
     parameters: GenerationParameters
@@ -43,7 +43,7 @@ class Prepared:
 
     @property
     def plain(self) -> bool:
-        """Whether the answer is its text and nothing else, so that nothing has to read it."""
+        """Whether the answer is plain text, which need not be parsed."""
         return self.form is None
 
     def reader(self) -> AnswerReader:
@@ -69,7 +69,7 @@ class Prepared:
 
 
 def _loosen(conversation: Conversation, names: Collection[str]) -> Conversation:
-    """Return the conversation with functions of these names that take any object."""
+    """Return the conversation with the arguments of these functions allowed to be any object."""
     functions = [
         Function(each.name, {"type": "object"}) if each.name in names else each
         for each in conversation.functions
@@ -99,7 +99,7 @@ def prepare(call: Call, conversation: Conversation, parameters: GenerationParame
 
 
 def _said(conversation: Conversation) -> str:
-    """Return the text of the last turn, where another than the model has said it."""
+    """Return the text of the last turn, unless it is the model's."""
     last = conversation.turns[-1] if conversation.turns else None
     return "" if last is None or last.role == "assistant" else last.text or ""
 
@@ -147,7 +147,7 @@ def _bound(
 def _read_form(
     call: Call, tools: ChatTools | None, thoughts: Thoughts | None, place: Place
 ) -> ReadForm | None:
-    """Return how an answer is read; None where all of it is content."""
+    """Return how to parse an answer; None if all of it is content."""
     if tools is None and thoughts is None:
         return None
     style = call.engine.call_style.format

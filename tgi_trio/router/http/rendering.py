@@ -1,4 +1,4 @@
-"""From a conversation to its prompt: what a model's template wants to see of turns and tools."""
+"""Renders a conversation with the model's chat template: turns, images, tools."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Write values, not variables. If no function helps, answer in your own words.
 
 
 def render_prompt(call: Call, conversation: Conversation) -> Prompt:
-    """Return the prompt that the model's template makes of turns and tools.
+    """Return the prompt for turns and tools, by the model's chat template.
 
     Raises TemplateError, ToolError and ValidationError.
     """
@@ -82,9 +82,10 @@ def _render_images(
     given: Mapping[str, Any],
     how: Mapping[str, Any],
 ) -> ImagePrompt:
-    """Return a prompt with images where the template has written their placeholders.
+    """Return a prompt with images in place of the placeholders that the template has written.
 
-    One that was typed by somebody is another word meanwhile, so that it never is an image.
+    Placeholders in a client's text are replaced by another word meanwhile, so that they never
+    become images.
     """
     word = f"typed{secrets.token_hex(12)}"
     messages, given = _reword((messages, given), placeholder, word)
@@ -124,9 +125,9 @@ def _with_placeholders(message: dict[str, Any], placeholder: str) -> dict[str, A
 def _switches(
     conversation: Conversation, template: ChatTemplate, *, tools: bool
 ) -> Mapping[str, Any]:
-    """Return the variables by which templates are told how to think.
+    """Return the template variables that control thinking.
 
-    An effort that a template does not read says at least whether to think at all.
+    If a template has no variable for the effort, it still gets whether to think at all.
     """
     effort, thinking = conversation.effort, conversation.thinking
     found: dict[str, Any] = {}
@@ -140,7 +141,7 @@ def _switches(
 
 
 def _continues(conversation: Conversation, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the answer goes on with the last message."""
+    """Return whether the answer continues the last message."""
     if conversation.continues is not None:
         return conversation.continues
     # TGI continues a final message of the assistant by itself.

@@ -1,18 +1,18 @@
-"""Server-sent events, pushed: the engine's step writes them straight to the client's socket.
+"""Server-sent events: the engine's step writes them directly to the client's socket.
 
-For each event, waking a task, taking a lock and passing through the HTTP machinery would cost ten
-times what the kernel takes for the write itself. So the body of a stream is written from two sides,
-never from both at once:
+Waking a task, taking a lock and passing through the HTTP stack for each event would cost ten times
+the write itself. So the body of a stream is written from two sides, never from both at once:
 
-* `write` is called synchronously, inside the engine's fan-out. While the socket takes everything,
+* `write` is called synchronously in the engine's fan-out. As long as the socket takes everything,
   nothing else is needed (`_socket` is set). Hundreds of streams pass here in every step, and none
-  is still in the processor's caches from the step before. So what counts is how much memory one
-  of them touches: slots instead of a dictionary, a flag instead of a timestamp.
-* As soon as the socket takes less, events gather in a byte-bounded backlog. The response's own
-  task, `run`, sends them in one piece when the client reads again; then direct writing resumes.
+  is still in the CPU's caches from the step before, so the memory that each of them touches
+  matters: slots instead of a dictionary, a flag instead of a timestamp.
+* Back-pressure: once the socket takes less, events gather in a backlog that is bounded in bytes.
+  The response's own task, `run`, sends them in one piece when the client reads again; then direct
+  writing resumes.
 
 TLS, HTTP/2, HTTP/1.0 and test clients have no socket for direct writes: their `run` sends
-everything through `send`, and gathers what comes meanwhile.
+everything through `send`, and gathers events meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DONE = b"data: [DONE]\n\n"
 # The last events of a stream ride with the end of the response when they are no more than this.
 _TAIL = 1 << 16
 
-# Looks at a stream per `StreamLimits.silence`: a comment is late by that fraction of it at most.
+# Checks of a stream per `StreamLimits.silence`: a keep-alive comment is late by at most 1 / that.
 _LOOKS = 8
 
 
@@ -62,7 +62,7 @@ class EventBody:
     )
 
     def __init__(self, limits: StreamLimits, producers: int = 1) -> None:
-        self.failed = False  # the client reads too slowly, has left, or shall ask another server
+        self.failed = False  # the client is too slow or has left, or a front must resume elsewhere
         self._limits = limits
         self._producers = producers
         self._socket: socket.socket | None = None  # set while direct writing is on
@@ -84,8 +84,8 @@ class EventBody:
         self._wrote = True
         chunk = b"%x\r\n%b\r\n" % (len(events), events)
         try:
-            # The object, not its number: once closed it refuses, while the number may by then
-            # belong to another client's connection.
+            # Use the socket object rather than its descriptor, which may belong to another client's
+            # connection once the socket is closed.
             sent = plain.send(chunk)
         except BlockingIOError:
             sent = 0
@@ -107,7 +107,7 @@ class EventBody:
         self._gather(events + last())
 
     def abandon(self) -> None:
-        """Cut the response off, so that the client sees that something is missing."""
+        """Cut the response off, so that the client notices that it is incomplete."""
         self._fail()
 
     @property

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class CrossSpan(NamedTuple):
-    """Tokens of a sequence that see the same images."""
+    """A run of a sequence's tokens that attend to the same images."""
 
     first: int  # positions
     end: int

@@ -1,4 +1,4 @@
-"""Features of images, kept by content. No torch in this file."""
+"""Images' features, and a cache of them by content. No torch in this file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Bundle = Mapping[str, NDArray[Any]]  # arrays of an image by name, as `ipc.image
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CrossStates:
-    """What layers of the text that attend to images read of one, made once by its tower.
+    """An image's keys and values for text layers with cross-attention, computed once.
 
-    For each such layer a tensor [S, KV heads, head dim] of torch's, on rank 0 in the host's memory.
-    A rank that has yet to be handed them knows all but the tensors, and has none.
+    For each such layer torch tensors [S, KV heads, head dim], on rank 0 in the host's memory. On
+    the other ranks there are no tensors until rank 0 sends them.
     """
 
     keys: Sequence[Any]
@@ -34,7 +34,7 @@ class CrossStates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageFeatures:
-    """What a tower has made of one image: N features, in the order of their tokens."""
+    """One image's N features, in the order of their tokens."""
 
     rows: NDArray[np.float32]  # [N, hidden of the text model]
     # Each [N, hidden]: what is added to hidden states behind text layers 0, 1, ...
@@ -49,7 +49,7 @@ class ImageFeatures:
 
 
 class ImageEncoder(Protocol):
-    """A model's vision tower, and what leads from it to the text."""
+    """A model's vision tower and projector."""
 
     def encode(self, bundle: Bundle) -> ImageFeatures:
         """Return the features of an image; takes as long as a tower does.
@@ -60,7 +60,7 @@ class ImageEncoder(Protocol):
 
 
 class FeatureStore:
-    """Features by the images' keys, the least recently used dropped where they are too many."""
+    """An LRU cache of features by images' keys, bounded in bytes."""
 
     def __init__(self, most: int) -> None:
         """`most`: bytes of all features that are kept."""

@@ -1,4 +1,4 @@
-"""What a tower takes of its device for the largest image that may come: a black one shows it."""
+"""Measures a vision tower's memory for the largest image that may come, with a black one."""
 
 from __future__ import annotations
 

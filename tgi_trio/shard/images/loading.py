@@ -1,6 +1,6 @@
-"""Loading what computes a model's images, beside the model: on its device, in numbers that suit it.
+"""Loads a model's vision tower, on the model's device and in a suitable dtype.
 
-torch and transformers are imported for models with images only, whatever computes the text.
+torch and transformers are imported only for models with images, whatever backend computes the text.
 """
 
 from __future__ import annotations

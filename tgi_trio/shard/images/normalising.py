@@ -1,4 +1,4 @@
-"""Pixels as a tower wants them: rescaled and normalised as the model's image processor would."""
+"""Rescales and normalises pixels as the model's image processor would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checkpoints, older and newer ones, call the tensors of a tower of transformers'."""
+"""Names of a vision tower's tensors in older and newer checkpoints of transformers."""
 
 from __future__ import annotations
 

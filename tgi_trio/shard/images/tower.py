@@ -1,7 +1,7 @@
-"""A vision tower of transformers' and what leads from it to the text, with their own tensors only.
+"""A vision tower and projector of transformers, with their own tensors only.
 
-The family's class is built from its config without memory, its text model taken out, and what is
-left filled from the checkpoint.
+The family's class is built from its config on the meta device, its text model is removed, and the
+rest is filled from the checkpoint.
 """
 
 from __future__ import annotations
