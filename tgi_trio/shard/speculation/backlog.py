@@ -7,14 +7,14 @@ No torch in this file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import BLOCK_SIZE, Choices, ShardSequence, StepPlan
+from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan
+from tgi_trio.shard.speculation.drafter_plans import plan_rows
 from tgi_trio.shard.speculation.hidden import Pick
 
 MOST: Final = 512  # most tokens that gather, without those of the last step
@@ -116,35 +116,6 @@ class Backlog:
         plan = plan_rows([by_id[i] for i in places.tolist()], counts, positions[order], following)
         states = join([step.states for step in steps])
         return plan, states if len(order) == len(ids) and _rising(order) else states[order]
-
-
-def plan_rows(
-    rows: Sequence[ShardSequence],
-    counts: NDArray[np.int64],
-    positions: NDArray[np.int64],
-    token_ids: NDArray[np.int64],
-) -> StepPlan:
-    """Return a plan of `counts` tokens of each row, at consecutive `positions`."""
-    starts = np.concatenate(([0], np.cumsum(counts)))
-    ends = positions[starts[1:] - 1] + 1
-    size = -(-int(ends.max()) // BLOCK_SIZE)
-    tables = np.zeros((len(rows), size), np.int32)
-    for i, row in enumerate(rows):
-        own = row.block_ids[:size]
-        tables[i, : len(own)] = own
-    row_of = np.repeat(np.arange(len(rows)), counts)
-    blocks: NDArray[np.int64] = tables[row_of, positions // BLOCK_SIZE].astype(np.int64)
-    return StepPlan(
-        rows=list(rows),
-        token_ids=token_ids.astype(np.int64),
-        positions=positions.astype(np.int64),
-        kv_slots=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
-        query_starts=starts.astype(np.int32),
-        context_lengths=ends.astype(np.int32),
-        block_tables=tables,
-        samples=np.zeros(len(rows), np.bool_),
-        prefills=np.zeros(len(rows), np.bool_),
-    )
 
 
 def _marks(places: NDArray[np.intp], count: int) -> NDArray[np.bool_]:

@@ -15,10 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import (
-    BLOCK_SIZE,
     DraftRow,
     Pending,
     RowResult,
@@ -26,6 +24,7 @@ from tgi_trio.shard.contract import (
     ShardSequence,
     StepPlan,
 )
+from tgi_trio.shard.speculation.drafter_plans import plan_rows
 from tgi_trio.shard.speculation.record import Record, judge_record, write_guesses
 from tgi_trio.shard.speculation.sharing import share_room
 
@@ -221,24 +220,6 @@ def _plan(parts: Sequence[tuple[ShardSequence, int]], *, samples: bool) -> StepP
     rows, counts = [row for row, _ in parts], np.array([count for _, count in parts])
     firsts = np.array([row.computed for row in rows])
     ends = firsts + counts
-    starts = np.concatenate(([0], np.cumsum(counts)))
-    size = -(-int(ends.max()) // BLOCK_SIZE)
-    tables = np.zeros((len(rows), size), np.int32)
-    for i, row in enumerate(rows):
-        own = row.block_ids[:size]
-        tables[i, : len(own)] = own
-    positions = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], counts)
-    of_token = np.repeat(np.arange(len(rows)), counts)
-    blocks: NDArray[np.int64] = tables[of_token, positions // BLOCK_SIZE].astype(np.int64)
+    positions = [np.arange(first, end) for first, end in zip(firsts, ends, strict=True)]
     ids = [row.token_ids[a:b] for row, a, b in zip(rows, firsts, ends, strict=True)]
-    return StepPlan(
-        rows=rows,
-        token_ids=np.concatenate(ids).astype(np.int64),
-        positions=positions.astype(np.int64),
-        kv_slots=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
-        query_starts=starts.astype(np.int32),
-        context_lengths=ends.astype(np.int32),
-        block_tables=tables,
-        samples=np.full(len(rows), samples),
-        prefills=np.zeros(len(rows), np.bool_),
-    )
+    return plan_rows(rows, counts, np.concatenate(positions), np.concatenate(ids), samples=samples)

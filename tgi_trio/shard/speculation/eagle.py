@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.contract import Choices, DraftRow, ShardSequence, StepPlan
 from tgi_trio.shard.speculation.arithmetic import Rows
-from tgi_trio.shard.speculation.backlog import MOST, Backlog, plan_rows
+from tgi_trio.shard.speculation.backlog import MOST, Backlog
+from tgi_trio.shard.speculation.drafter_plans import plan_rows
 from tgi_trio.shard.speculation.hidden import Pick
 from tgi_trio.shard.speculation.record import Record, judge_record, write_guesses
 from tgi_trio.shard.speculation.sharing import share_room
