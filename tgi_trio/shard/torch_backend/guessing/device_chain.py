@@ -1,13 +1,13 @@
-"""Steps with guesses that follow one another before the host has read any of them.
+"""Chaining steps with guesses on the device, before the host has read any of them.
 
-Where heads guess behind every choice of a recorded step, or n-grams are looked up behind its rows'
-last ones, the device has all that the next step needs: which guesses were right, so where each row
-stands, and what is guessed behind that. The recording ends with a judgement
-(`kernels/following.py`) and begins with rows moved by that of the step before. The host plans as if
-all guesses were wrong, with blocks for all being right, and finds the same numbers when it reads
-what came down. It sends the random numbers of every place that a token may move to.
+Heads guess after every choice of a recorded step, or n-grams are looked up after each row's last
+token. So the device knows all that the next step needs: which guesses were right, where each row
+therefore stands, and what is guessed from there. A recording ends by judging its guesses
+(`kernels/following.py`) and begins by moving rows as the previous step judged. The host plans as
+if all guesses were wrong, with blocks enough for all being right, and corrects its plan when it
+reads the results. It uploads random numbers for every position to which a token may move.
 
-Not where a choice depends on tokens in other ways: penalties, minimums, grammars, watermarks.
+Not used where a choice depends on earlier tokens: penalties, minimums, grammars, watermarks.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from tgi_trio.shard.torch_backend.staging import Array, split
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """How the decodes of a recording follow the step before, in memory that stays where it is."""
+    """How the decodes of a recording follow the previous step, in memory that does not move."""
 
-    follows: torch.Tensor  # int32 [size], as `move_rows` wants them
+    follows: torch.Tensor  # int32 [size], as for `move_rows`, like the next
     aheads: torch.Tensor
-    slots: torch.Tensor  # int32 [size], as `DeviceTexts.arrays` says; -1: nobody's text
+    slots: torch.Tensor  # int32 [size], from `DeviceTexts.arrays`, like the next; -1: no text
     ends: torch.Tensor
     numbers: torch.Tensor  # float64 [size, most + 1]
 
 
-_OF_NOBODY: Final = (-1, 0, -1, 0, 0.0)  # in each of `Links`
+_OF_NOBODY: Final = (-1, 0, -1, 0, 0.0)  # padding of each of `Links`
 
 
 class DeviceChain:
-    """What a step leaves for the next one on one device."""
+    """What one step leaves on the device for the next one."""
 
     def __init__(self, chosen: torch.Tensor, most: int, texts: DeviceTexts | None = None) -> None:
-        """`chosen` int64 [rows]: each row's last token; `most`: guesses of a row.
+        """`chosen`: int64 [rows], each row's last token; `most`: guesses of a row.
 
-        `texts`: where n-grams are looked up; None: choices come with guesses behind them.
+        `texts`: for looking up n-grams; None: choices already come with guesses.
         """
         self._texts = texts
         rows, device = len(chosen), chosen.device
@@ -62,16 +62,16 @@ class DeviceChain:
 
     @property
     def looks_up(self) -> bool:
-        """Whether n-grams are looked up here."""
+        """Whether n-grams are looked up on the device."""
         return self._texts is not None
 
     def make_room(self, rows: int, positions: int) -> None:
-        """Take what `rows` rows of `positions` tokens need; before anything is recorded."""
+        """Allocate what so many rows of so many tokens need, before anything is recorded."""
         if self._texts is not None:
             self._texts.make_room(rows, positions)
 
     def holds(self, plan: StepPlan) -> bool:
-        """Return whether there is room for what a plan of decodes leaves for the next one."""
+        """Return whether texts have room for a plan of decodes and the tokens that it adds."""
         return self._texts is None or self._texts.holds(plan)
 
     def drop(self, row: ShardSequence) -> None:
@@ -82,9 +82,9 @@ class DeviceChain:
     def arrays(
         self, plan: StepPlan, choosing: Choosing, settings: Settings, *, leads: bool
     ) -> list[Array]:
-        """Return what `Links` say of a plan of decodes whose rows all choose.
+        """Return the arrays of `Links` for a plan of decodes whose rows all choose.
 
-        `leads`: guesses may follow it, so that there is room for its texts.
+        `leads`: guesses may follow the step, so its texts are needed; `holds` has accepted it.
         """
         count = len(choosing)
         follows = np.full(count, -1, np.int32)
@@ -102,16 +102,16 @@ class DeviceChain:
         return [follows, choosing.aheads.astype(np.int32), *texts, numbers]
 
     def reserve(self, size: int, memory: torch.Tensor) -> Links:
-        """Return the links of `size` decodes over memory that has what `pad` returns."""
+        """Return the links of `size` decodes as views of memory that contains `pad`'s arrays."""
         return Links(*split(memory, self.pad([], size)))
 
     def move(
         self, ids: torch.Tensor, positions: torch.Tensor, places: DecodePlaces,
         links: Links, uniforms: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        """Move decodes by what was right in the step before, and fill in what was guessed there.
+        """Move decodes by the guesses that were right in the previous step; fill in new guesses.
 
-        Returns the tokens to be computed: `ids` are -1 where there was nothing to guess.
+        Return the tokens to compute; `ids` are -1 where there was no guess.
         """
         tokens = torch.empty_like(ids)
         move_rows[(len(ids),)](
@@ -126,9 +126,9 @@ class DeviceChain:
         self, found: Found, ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor,
         links: Links,
     ) -> Found:  # fmt: skip
-        """Leave to the next step where its rows begin, and what is guessed from there.
+        """Judge a step's guesses, and leave the result and new guesses for the next step.
 
-        Returns what was found, with these guesses.
+        Return what was found, with the new guesses.
         """
         there = found.guesses
         judge_guesses[(len(ids),)](
@@ -147,9 +147,9 @@ class DeviceChain:
         return replace(found, guesses=self._texts.look_up(judged, self._guessed))
 
     def pad(self, arrays: Sequence[Array], size: int) -> list[Array]:
-        """Return what `arrays` has returned, of as many decodes: those behind follow nothing.
+        """Return the arrays of `arrays` padded to `size` decodes; the padding follows nothing.
 
-        None: all do.
+        If there are no arrays, everything is padding.
         """
         if not arrays:
             empty: NDArray[np.float64] = np.zeros((0, self._most + 1))

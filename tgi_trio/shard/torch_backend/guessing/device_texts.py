@@ -1,8 +1,8 @@
-"""Guesses of n-grams where the tokens are chosen: texts of sequences on a device, looked up there.
+"""N-gram guesses on the device: texts of sequences are kept and looked up there.
 
-A sequence's tokens go up when it comes, to a slot of its own, and from then on the device adds what
-it has chosen itself, in the recording of each step (`kernels/lookup.py`). What the host knows and
-the device does not, for a step in between that was none of these, is sent before the next one.
+When a sequence arrives, its tokens are uploaded to a slot of its own. From then on the recording of
+each step adds the tokens that it has chosen (`kernels/lookup.py`). Tokens that only the host knows,
+from steps in between that were launched without this, are uploaded before the next step.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 from tgi_trio.shard.torch_backend.staging import Array, Staging
 
 MOST_TOKENS: Final = 1 << 25  # of all texts together: 128 MiB
-_PROGRAMS = 512  # that look at texts together, as far as texts and their number allow
-_MOST_PIECES: Final = 32  # of a text
-_BLOCK: Final = 1024  # tokens looked at, or sent, together
-_SENT: Final = 64  # pieces of so many tokens that are sent in one copy
+_PROGRAMS = 512  # most programs of a lookup
+_MOST_PIECES: Final = 32  # most programs that share a text
+_BLOCK: Final = 1024  # tokens that a program compares at a time; the most tokens of a piece
+_SENT: Final = 64  # most pieces in one upload
 
 
 @dataclass(slots=True)
 class _Text:
-    """What the device has of a text."""
+    """What the device knows of a text."""
 
-    reach: int  # its first tokens that are there for certain
+    reach: int  # the number of leading tokens that are certain
     place: int  # where the last step began
-    ends: bool  # whether EOS ends it
+    ends: bool  # whether EOS ends the text
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Tokens for a text, `_BLOCK` of them at most."""
+    """At most `_BLOCK` tokens of a text, for upload."""
 
     slot: int
     place: int
@@ -51,12 +51,12 @@ class Judged:
     """A step's choices, and how many guesses of each row were right; on the device."""
 
     found: torch.Tensor  # float64 [C, 3]
-    ids: torch.Tensor  # int64 [C]: the token behind which each choice is made
+    ids: torch.Tensor  # int64 [C]: the token after which each choice is made
     positions: torch.Tensor  # int64 [C]: of that token
-    targets: torch.Tensor  # int64 [C]: row, -1: nobody's
+    targets: torch.Tensor  # int64 [C]: row, -1: none
     aheads: torch.Tensor  # int32 [C]
     moved: torch.Tensor  # int32 [rows]
-    slots: torch.Tensor  # int32 [C], as `DeviceTexts.arrays` has returned these two
+    slots: torch.Tensor  # int32 [C], from `DeviceTexts.arrays`, like the next
     ends: torch.Tensor  # int32 [C]
 
 
@@ -64,7 +64,7 @@ class DeviceTexts:
     """The texts of one device's sequences."""
 
     def __init__(self, most: int, eos_ids: Iterable[int], device: torch.device, rows: int) -> None:
-        """`most`: guesses of a row; `rows`: of a step, at most. It has no room yet."""
+        """`most`: guesses of a row; `rows`: of the largest step. `make_room` allocates memory."""
         self.most = most
         self._device = device
         self._staging = Staging(device)
@@ -76,16 +76,16 @@ class DeviceTexts:
         self._take_room(1, 0)
 
     def make_room(self, rows: int, positions: int) -> None:
-        """Keep texts of up to `rows` rows of a step, `positions` tokens each, from nothing on.
+        """Allocate texts for up to `rows` rows of a step, with `positions` tokens each.
 
-        Of fewer tokens where all together would be more than `MOST_TOKENS`. To be called before
-        anything is recorded.
+        With fewer tokens if all together would exceed `MOST_TOKENS`. To be called before anything
+        is recorded.
         """
-        wanted = positions + self.most + 2  # a step behind one that is not read may reach beyond
+        wanted = positions + self.most + 2  # a step after one that is not read may go further
         room = min(wanted, MOST_TOKENS // rows, lookup.LONGEST - 16)
         self._take_room(rows, max(16, -(-room // 16) * 16))
         nothing = _Piece(0, 0, np.zeros(min(_BLOCK, self.room), np.int32))
-        self._send([nothing] * _SENT)  # so that the kernel and what it takes are there
+        self._send([nothing] * _SENT)  # compiles the kernel and allocates staging memory
 
     def _take_room(self, rows: int, room: int) -> None:
         self.room = room
@@ -94,15 +94,15 @@ class DeviceTexts:
         self._tokens = torch.zeros((rows, room), dtype=torch.int32, device=self._device)
 
     def holds(self, plan: StepPlan) -> bool:
-        """Return whether there is room for the texts of a plan of decodes, and what it adds."""
+        """Return whether there is room for the texts of a plan of decodes and for what it adds."""
         longest = int(plan.positions.max()) + self.most + 2
-        turned = plan.rotary_positions is not None  # which go up in the place of positions
+        turned = plan.rotary_positions is not None  # these are uploaded in place of positions
         return not turned and longest <= self.room and len(plan.rows) <= self._slots.slots
 
     def arrays(self, plan: StepPlan, choosing: Choosing) -> list[Array]:
-        """Return int32 [C] each of a plan that is held: whose text, and whether EOS ends that.
+        """Return, int32 [C] each, the choices' texts (-1: none) and whether EOS ends these.
 
-        Sends what the texts lack. -1: nobody's, of which nothing is kept.
+        Uploads the tokens that the texts lack. `holds` has accepted the plan.
         """
         firsts = np.flatnonzero(choosing.aheads == 0)
         places = (choosing.positions[firsts] - 1).tolist()
@@ -113,7 +113,7 @@ class DeviceTexts:
             slot = self._slots.find(row)
             if slot is None:
                 slot = None if plan.moves else self._slots.take(row, choosing.rows)
-                if slot is None:  # a text of which only the device knows the end
+                if slot is None:  # only the device knows the latest tokens of such a text
                     continue
                 self._texts[slot] = _Text(0, -1, not row.sampling.ignore_eos)
             text = self._texts[slot]
@@ -124,14 +124,14 @@ class DeviceTexts:
         return [own[choosing.owners], stops[choosing.owners]]
 
     def drop(self, row: ShardSequence) -> None:
-        """Keep a sequence's text no longer."""
+        """Free a sequence's slot."""
         self._slots.release(row)
 
     def look_up(self, judged: Judged, guessed: torch.Tensor) -> torch.Tensor:
-        """Add what was chosen to the texts; return what comes behind each row's last choice.
+        """Add chosen tokens to the texts; return what follows each row's last accepted choice.
 
-        That is int64 [C, most], -1 for nothing, and nothing of interest at all other choices.
-        `guessed` int64 [rows, most] is the same by row.
+        The result is int64 [C, most], -1 for nothing, arbitrary at all other choices. `guessed`,
+        int64 [rows, most], receives the same by row.
         """
         count = len(judged.targets)
         behind = torch.empty((count, self.most), dtype=torch.int64, device=self._device)
@@ -153,7 +153,7 @@ class DeviceTexts:
         return behind
 
     def _send(self, pieces: Sequence[_Piece]) -> None:
-        """Put `_SENT` pieces of texts in their places, or fewer."""
+        """Upload up to `_SENT` pieces of texts to their places."""
         slots = np.array([piece.slot for piece in pieces], np.int32)
         places = np.array([piece.place for piece in pieces], np.int32)
         starts = np.zeros(len(pieces) + 1, np.int32)
@@ -166,11 +166,11 @@ class DeviceTexts:
 def _find_news(
     slot: int, text: _Text, row: ShardSequence, place: int, *, follows: bool
 ) -> Iterator[_Piece]:
-    """Yield what the device lacks of a text before a step whose first token is at `place`.
+    """Yield the tokens that the device lacks of a text, before a step that begins at `place`.
 
-    That token itself is with the step. `follows`: the step moves rows behind another one, by tokens
-    that the device has kept. A step that is repeated may have been launched upon tokens that are
-    void: what it wrote is written again.
+    The step brings that token itself. `follows`: the step moves rows after another one, by tokens
+    that the device has kept. A repeated step may have followed tokens that are void, so what it
+    wrote is written again.
     """
     if place <= text.place:
         text.reach = min(text.reach, place)
