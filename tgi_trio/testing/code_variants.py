@@ -18,7 +18,7 @@ from tgi_trio.shard.torch_backend.kernels import (
 from tgi_trio.shard.torch_backend.layers.coded_linear import (
     WRITTEN,
     CodeTile,
-    FewTile,
+    FewCodedTile,
     choose_few_tiles,
     choose_tiles,
     units_of,
@@ -155,7 +155,7 @@ def _multiply(
     )
 
 
-def _multiply_few(name: str, tile: FewTile, generation: Generation) -> Variant:
+def _multiply_few(name: str, tile: FewCodedTile, generation: Generation) -> Variant:
     pointers, constants = _stored(name, generation)
     sizes = (f"i32{EVEN}", f"i32{EVEN}", f"i32{EVEN}", f"i32{EVEN}", "i32")
     return Variant(

@@ -26,7 +26,7 @@ class CodeTile(NamedTuple):
     divided: bool  # programs may share a tile (split-K)
 
 
-class FewTile(NamedTuple):
+class FewCodedTile(NamedTuple):
     """The tile of a program of `multiply_few_rows`; its sizes are powers of two."""
 
     rows: int  # the exact number of rows that it is for
@@ -67,11 +67,11 @@ _WIDE_TILES: Final = (
     CodeTile(_ANY, 32, 32, 32, 4, 2, False),
 )
 # By the bits of a code. Two rows of 8-bit codes are faster on the tensor cores.
-_FEW: Final[dict[int, tuple[FewTile, ...]]] = {
-    2: (FewTile(1, 4, 64, 4),),
-    4: (FewTile(1, 8, 128, 4), FewTile(2, 8, 128, 4)),
-    **dict.fromkeys((5, 6), (FewTile(1, 4, 64, 2),)),
-    8: (FewTile(1, 4, 128, 4),),
+_FEW: Final[dict[int, tuple[FewCodedTile, ...]]] = {
+    2: (FewCodedTile(1, 4, 64, 4),),
+    4: (FewCodedTile(1, 8, 128, 4), FewCodedTile(2, 8, 128, 4)),
+    **dict.fromkeys((5, 6), (FewCodedTile(1, 4, 64, 2),)),
+    8: (FewCodedTile(1, 4, 128, 4),),
 }
 WRITTEN: Final = (1, 128)  # outputs and units of a program of `write_numbers`
 _SCRATCH: Final = 256 << 20  # bytes of numbers that are written at a time
@@ -90,7 +90,7 @@ def choose_tiles(dtype: torch.dtype, generation: Generation, kind: str) -> tuple
     return (_BYTES if KINDS[kind].bits == 8 else _NARROW)[generation]
 
 
-def choose_few_tiles(dtype: torch.dtype, kind: str, *, ordered: bool) -> tuple[FewTile, ...]:
+def choose_few_tiles(dtype: torch.dtype, kind: str, *, ordered: bool) -> tuple[FewCodedTile, ...]:
     """Return the tiles for few rows; none for float32.
 
     None for two rows if inputs are `ordered`, since their indices would fill the registers.
@@ -222,7 +222,7 @@ def multiply(out: torch.Tensor, x: torch.Tensor, codes: Codes, bias: torch.Tenso
     launch(out, x, codes, bias, next(tile for tile in tiles if rows <= tile.most))
 
 
-def few_tiles_of(codes: Codes, dtype: torch.dtype) -> tuple[FewTile, ...]:
+def few_tiles_of(codes: Codes, dtype: torch.dtype) -> tuple[FewCodedTile, ...]:
     """Return a matrix's tiles for few rows."""
     return choose_few_tiles(dtype, codes.form.kind, ordered=codes.order is not None)
 
@@ -320,7 +320,7 @@ def launch_few(
     x: torch.Tensor,
     codes: Codes,
     bias: torch.Tensor | None,
-    tile: FewTile,
+    tile: FewCodedTile,
     *,
     only_one: bool = False,
 ) -> None:
