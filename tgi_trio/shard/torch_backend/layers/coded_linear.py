@@ -39,10 +39,7 @@ _ANY: Final = 1 << 62
 # The fastest tiles on an H200 among those that registers and shared memory hold
 # (`testing/compiled_kernels.py`). With more rows than the last, numbers are written for a library.
 _NARROW: Final[dict[Generation, tuple[CodeTile, ...]]] = {  # codes of fewer than 8 bits
-    "ampere": (
-        CodeTile(16, 64, 16, 128, 4, 3, True),
-        CodeTile(64, 64, 32, 64, 4, 3, True),
-    ),
+    "ampere": (CodeTile(16, 64, 16, 128, 4, 3, True), CodeTile(64, 64, 32, 64, 4, 3, True)),
     "hopper": (
         CodeTile(16, 64, 16, 128, 4, 3, True),
         CodeTile(32, 64, 32, 128, 4, 3, True),
@@ -50,10 +47,7 @@ _NARROW: Final[dict[Generation, tuple[CodeTile, ...]]] = {  # codes of fewer tha
     ),
 }
 _BYTES: Final[dict[Generation, tuple[CodeTile, ...]]] = {  # codes of 8 bits
-    "ampere": (
-        CodeTile(16, 64, 16, 64, 4, 3, True),
-        CodeTile(64, 64, 32, 64, 4, 3, True),
-    ),
+    "ampere": (CodeTile(16, 64, 16, 64, 4, 3, True), CodeTile(64, 64, 32, 64, 4, 3, True)),
     "hopper": (
         CodeTile(16, 64, 16, 128, 4, 3, True),
         CodeTile(32, 64, 32, 64, 4, 3, True),
