@@ -138,7 +138,7 @@ async def test_long_streams_are_replayed_in_pieces(monkeypatch):
 
     monkeypatch.setattr(OutputText, "push", counted)
     found = engine("Some more. " * 300)
-    ids = found.tokenizer.encode_ids("Some more. " * 300, False).tolist()[: 3 * SLICE + 5]
+    ids = found.tokenizer.encode_ids("Some more. " * 300, False).tolist()[: 3 * SLICE + 20]
     done = f"0:{','.join(map(str, ids))};1:{','.join(map(str, ids))}!"
     body = {"prompt": "a", "n": 2, "max_tokens": len(ids) + 2, "stream": True}
     trio.lowlevel.add_instrument(Turns())
@@ -151,7 +151,8 @@ async def test_long_streams_are_replayed_in_pieces(monkeypatch):
         for _ in range(3):
             nursery.start_soon(client)
     assert sum(turns) == 6 * len(ids) + 3 * 2
-    assert max(turns) == SLICE
+    # New tokens of others may come beside a piece, but no second piece: the least has 20.
+    assert SLICE <= max(turns) <= SLICE + 3 * 2
 
 
 def sorted_choices(body: bytes) -> dict[bytes, list[bytes]]:
