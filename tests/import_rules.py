@@ -48,7 +48,7 @@ RULES: dict[str, Rule] = {
         ours("errors demo conversion hub_download hub_gguf model.speculators.recognise"),
         only=ours("huggingface_hub"),
     ),
-    "ipc": Rule(ours("errors settings"), only=ours("numpy posix_ipc")),
+    "ipc": Rule(ours("errors settings"), only=ours("numpy")),
     "sandbox": Rule(ours("errors ipc.parent"), only=NOTHING),
     "images": Rule(ours("errors sandbox ipc.images"), only=ours("numpy PIL transformers")),
     "images.image_text": Rule(NOTHING, only=ours("msgspec")),  # the router reads by it as well
@@ -195,8 +195,5 @@ RULES: dict[str, Rule] = {
         banned=MODEL,
     ),
     "__init__": Rule(NOTHING, only=NOTHING),
-    **{
-        name: Rule(ours("errors settings ipc"), only=ours("numpy posix_ipc trio"))
-        for name in ROUTER_ENDS
-    },
+    **{name: Rule(ours("errors settings ipc"), only=ours("numpy trio")) for name in ROUTER_ENDS},
 }

@@ -9,7 +9,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 out=${1:-.whl}
 minor=${2:-12}
-names="posix_ipc msgspec orjson llguidance trio outcome sniffio Hypercorn httptools Quart quart-trio
+names="msgspec orjson llguidance trio outcome sniffio Hypercorn httptools Quart quart-trio
     Flask blinker itsdangerous priority wsproto h2 hpack hyperframe pytest-trio gguf transformers"
 wanted=()
 for name in $names; do

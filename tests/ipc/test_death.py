@@ -22,7 +22,7 @@ from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.parent import guard_death_pipe
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
 from tgi_trio.ipc.watch import StallDetector, wait_for_death
-from tgi_trio.testing.segments import names_left, segment_names
+from tgi_trio.testing.segments import names_in_shm, names_left
 
 MakeEndpoints = Callable[..., Endpoints]
 SpawnChild = Callable[..., ShardProcess]
@@ -105,7 +105,7 @@ async def test_nobody_waits_for_a_death_that_is_no_longer_of_interest(
 
 @pytest.mark.trio
 async def test_a_router_that_dies_takes_its_shards_with_it_and_leaves_no_names() -> None:
-    before = segment_names()
+    before = names_in_shm()
     router = subprocess.Popen(
         [sys.executable, str(CHILDREN / "router.py"), "2", "family"],
         stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from tests.ipc.conftest import CHILDREN, ROOT
-from tgi_trio.testing.segments import names_left, segment_names
+from tgi_trio.testing.segments import names_in_shm, names_left
 
 SHARDS = 2
 
@@ -45,7 +45,7 @@ def kill(who: str, router: int, marker: str) -> None:
 @pytest.mark.parametrize("who", ["router", "shard", "both", "group"])
 def test_nothing_stays_behind(who: str) -> None:
     chance = random.Random(who)
-    before = segment_names()
+    before = names_in_shm()
     for _ in range(13):
         marker = f"family-{uuid4()}"
         router = subprocess.Popen(

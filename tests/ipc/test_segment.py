@@ -15,11 +15,11 @@ import pytest
 from tgi_trio.errors import SegmentError
 from tgi_trio.ipc import segment as segment_module
 from tgi_trio.ipc.segment import Segment
-from tgi_trio.testing.segments import names_left, segment_names
+from tgi_trio.testing.segments import names_in_shm, names_left
 
 
 def test_a_segment_has_no_name_and_all_its_pages() -> None:
-    before = segment_names()
+    before = names_in_shm()
     with Segment.create(1 << 20, label="test") as segment:
         assert not names_left(before)
         status = os.fstat(segment.fd)
@@ -28,6 +28,24 @@ def test_a_segment_has_no_name_and_all_its_pages() -> None:
         assert status.st_mode & 0o777 in (0o600, 0o777)  # memfd has no mode of its own
         assert not os.get_inheritable(segment.fd)
         assert bytes(segment.buf[:64]) == bytes(64)
+
+
+def test_a_segment_has_had_no_name_either() -> None:
+    """`kill -9` between two system calls must not leave one."""
+    with Segment.create(4096, label="test") as segment:
+        assert segment.kind == "shm"
+        # Linux calls what has never had a name by its inode.
+        name = f"/dev/shm/#{os.fstat(segment.fd).st_ino} (deleted)"
+        assert os.readlink(f"/proc/self/fd/{segment.fd}") == name
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EISDIR])
+def test_where_every_file_has_a_name_it_is_a_memfd(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_module, "_open_shm", refuse(code))
+    with Segment.create(4096, label="test") as segment:
+        assert segment.kind == "memfd"
 
 
 def test_two_mappings_see_the_same_bytes() -> None:
@@ -74,7 +92,7 @@ def test_says_what_to_do_when_there_is_no_memory(monkeypatch: pytest.MonkeyPatch
 
 
 def test_says_what_the_limit_on_files_refuses() -> None:
-    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), segment_names()
+    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), names_in_shm()
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
         with pytest.raises(SegmentError, match="/dev/shm says 'File too large'"):

@@ -20,7 +20,7 @@ from tgi_trio.ipc.channel import Endpoints
 from tgi_trio.ipc.fence import ordering_named
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.spawn import ShardProcess
-from tgi_trio.testing.segments import names_left, segment_names
+from tgi_trio.testing.segments import names_in_shm, names_left
 
 
 @pytest.mark.trio
@@ -71,7 +71,7 @@ async def receive(router: RouterEnd, expected: deque[bytes]) -> None:
 
 
 def test_a_killed_writer_leaves_no_partial_frame() -> None:
-    before = segment_names()
+    before = names_in_shm()
     run = subprocess.run(
         [sys.executable, str(CHILDREN / "kill_writers.py"), "200"],
         capture_output=True,

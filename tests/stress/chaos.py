@@ -37,7 +37,7 @@ from tests.stress.chaos_faults import FAULTS, STALL_TIMEOUT, Fault, Victim, gram
 from tgi_trio.client.address import parse_address
 from tgi_trio.client.http import Client, HTTPFailure
 from tgi_trio.testing.ports import held_port
-from tgi_trio.testing.segments import names_left, segment_names
+from tgi_trio.testing.segments import names_in_shm, names_left
 
 RECOVERY = 60.0  # seconds until the server serves again after a fault, on a busy machine
 PROBE_PERIOD = 0.05  # seconds between two looks at /live
@@ -259,7 +259,7 @@ def run(
     report: Report | None = None,
 ) -> Report:
     """Start a server, torment it, stop it, and return what was found: `report`, as it grows."""
-    report, names = report or Report(), segment_names()
+    report, names = report or Report(), names_in_shm()
     with server(demo) as (process, port, log):
         pid = process.pid
         chaos = Chaos(pid, port, seed, clients)

@@ -29,7 +29,7 @@ from bench.harness.server import mortal, wait_healthy
 from bench.harness.stats import Summary
 from bench.harness.vitals import children, still_running
 from tgi_trio.testing.ports import held_port
-from tgi_trio.testing.segments import names_left, segment_names
+from tgi_trio.testing.segments import names_in_shm, names_left
 
 KILLED = 5  # every fifth server is not told to stop but killed
 
@@ -74,7 +74,7 @@ def once(argv: list[str], port: int, kill: bool) -> tuple[float, float]:
 
 def run(times: int, demo: bool, seconds: list[tuple[float, float]]) -> None:
     """Add each start's seconds to ready and to the end; raises RuntimeError for what went wrong."""
-    names = segment_names()
+    names = names_in_shm()
     module = ["tgi_trio"] if demo else ["tgi_trio.testing.fake_server", "{}"]
     with held_port() as port:
         argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1", "--port", str(port)]

@@ -17,7 +17,7 @@ from tests.system.client import get, post
 from tests.system.server import ServerProcess, serving
 from tests.warm_start import run_warm
 from tgi_trio.demo import model_path
-from tgi_trio.testing.segments import names_left, segment_names
+from tgi_trio.testing.segments import names_in_shm, names_left
 
 pytestmark = pytest.mark.system
 
@@ -52,7 +52,7 @@ def test_an_unknown_model_folder_is_named(tmp_path: Path) -> None:
 def test_truncated_weights_are_refused_before_a_shard_is_spawned(broken_model: Path) -> None:
     weights = broken_model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    before = segment_names()
+    before = names_in_shm()
     result = start("--port", "0", "--model-id", str(broken_model))
     assert result.returncode == 1
     assert "model.safetensors" in result.stderr

@@ -15,7 +15,7 @@ import trio
 from tests.stress.chaos_faults import Victim
 from tests.system.client import generate, get, open_session, post, post_stream, stream
 from tests.system.server import alive, serving, wait_gone
-from tgi_trio.testing.segments import names_left, segment_names
+from tgi_trio.testing.segments import names_in_shm, names_left
 
 pytestmark = pytest.mark.system
 
@@ -132,7 +132,7 @@ async def test_a_shard_given_up_is_a_report_for_the_log_and_few_words_for_client
 
 @pytest.mark.parametrize("moment", [0.0, 0.3, 1.0, None])
 def test_kill_9_of_the_server_leaves_nothing(moment: float | None) -> None:
-    before = segment_names()
+    before = names_in_shm()
     with serving(ready=moment is None) as server:
         if moment is not None:
             time.sleep(moment)
@@ -149,7 +149,7 @@ async def test_kill_9_of_the_shard_under_32_streams_is_a_pause() -> None:
         sampled = {"do_sample": True, "seed": n, "temperature": 0.9} if n % 2 else {}
         return {"max_new_tokens": 120, **sampled}
 
-    before = segment_names()
+    before = names_in_shm()
     with serving("--dtype", "float32") as server:
         alone = [
             generate(server.url, PROMPTS[n], **parameters(n))["generated_text"] for n in range(4)

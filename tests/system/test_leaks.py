@@ -13,7 +13,7 @@ import pytest
 
 from tests.system.client import get, post, post_stream
 from tests.system.server import ServerProcess, alive, serving, wait_gone
-from tgi_trio.testing.segments import names_left, segment_names
+from tgi_trio.testing.segments import names_in_shm, names_left
 
 pytestmark = pytest.mark.system
 
@@ -46,7 +46,7 @@ def kill(server: ServerProcess, victim: str) -> None:
 def test_five_random_moments_of_death(seed: int) -> None:
     """Four times five: of the start, of the warm-up, of prefill and of decode."""
     rng = random.Random(seed)
-    before = segment_names()
+    before = names_in_shm()
     for _ in range(5):
         victim = rng.choice(VICTIMS)
         running = rng.random() < 0.5

@@ -16,7 +16,7 @@ from tests.system.client import generate, open_session, stream
 from tests.system.golden import reference, tokenize
 from tests.system.server import ServerProcess, serving, wait_gone
 from tgi_trio.testing.checkpoints import make_checkpoint
-from tgi_trio.testing.segments import names_left, segment_names
+from tgi_trio.testing.segments import names_in_shm, names_left
 
 NEW_TOKENS = 24
 pytestmark = pytest.mark.system
@@ -70,7 +70,7 @@ async def streamed(server: ServerProcess, harm: int, number: int) -> list[str]:
 async def test_a_group_of_two_says_what_one_says_and_survives_the_loss_of_one(
     demo: ServerProcess,
 ) -> None:
-    before = segment_names()
+    before = names_in_shm()
     expected = texts(demo)
     with serving("--num-shard", "2", "--speculate", "3", "--stall-timeout", "2") as server:
         assert len(server.shards()) == 2
@@ -179,7 +179,7 @@ async def test_an_encoder_decoder_over_two_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moment", [0.5, None])
 def test_kill_9_of_the_server_leaves_no_rank(moment: float | None) -> None:
-    before = segment_names()
+    before = names_in_shm()
     with serving("--num-shard", "2", ready=moment is None) as server:
         if moment is not None:
             time.sleep(moment)

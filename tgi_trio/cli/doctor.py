@@ -39,7 +39,7 @@ class Finding:
 
 _PACKAGES: Final = (
     "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "hypercorn", "quart",
-    "quart-trio", "trio", "posix_ipc", "numpy", "orjson", "llguidance", "numba",
+    "quart-trio", "trio", "numpy", "orjson", "llguidance", "numba",
 )  # fmt: skip
 _DESCRIPTORS: Final = 4096  # open files that a few thousand streams need
 _SHM: Final = 64 * 2**20  # bytes; what a container has when nobody says anything

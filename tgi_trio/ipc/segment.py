@@ -1,8 +1,9 @@
 """Anonymous shared memory: all pages reserved at creation, passed on as a descriptor.
 
-A segment has a name only for the microseconds between `shm_open` and `shm_unlink`, so no crash can
-leave one behind and nobody can attach to it by name. `multiprocessing.shared_memory` is not used,
-since its resource tracker unlinks segments that are in use (Python 3.11 and 3.12).
+A segment never has a name (`O_TMPFILE`), so no crash can leave one behind and nobody can attach to
+it by name. `shm_open` needs one until `shm_unlink`: only for microseconds, but a `kill -9` has hit
+them. `multiprocessing.shared_memory` keeps names, and its resource tracker unlinks segments that
+are in use (Python 3.11 and 3.12).
 """
 
 from __future__ import annotations
@@ -11,19 +12,17 @@ import errno
 import fcntl
 import mmap
 import os
-import secrets
 from types import TracebackType
-
-import posix_ipc
+from typing import Final
 
 from tgi_trio.errors import SegmentError
 
-NAME_PREFIX = "tgi-trio-"  # of what a segment is called in /dev/shm while it has a name
-
+_SHM: Final = "/dev/shm"
 _SHM_REFUSALS = frozenset(
     {
         *(errno.ENOSPC, errno.ENOMEM, errno.EFBIG),
-        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENODEV),
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENODEV),
+        *(errno.EOPNOTSUPP, errno.EISDIR),  # no O_TMPFILE in this file system, or kernel
     }
 )
 _MFD_NOEXEC_SEAL = 0x0008  # Linux 6.3; not in the os module
@@ -112,23 +111,14 @@ class Segment:
 
 
 def _open_shm(size: int) -> int:
-    name = f"/{NAME_PREFIX}{secrets.token_hex(16)}"
-    try:
-        shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=size)
-    except posix_ipc.PermissionsError as error:
-        raise OSError(errno.EACCES, "shm_open") from error
-    except posix_ipc.Error as error:  # no /dev/shm at all
-        raise OSError(errno.ENOENT, "shm_open") from error
-    except ValueError as error:  # `ulimit -f`
-        raise OSError(errno.EFBIG, "shm_open") from error
-    shared.unlink()
+    fd = os.open(_SHM, os.O_TMPFILE | os.O_EXCL | os.O_RDWR, 0o600)  # it cannot be given a name
     try:
         # ftruncate alone reserves nothing: on a full /dev/shm the first write would be SIGBUS.
-        os.posix_fallocate(shared.fd, 0, size)
+        os.posix_fallocate(fd, 0, size)
     except OSError:
-        shared.close_fd()
+        os.close(fd)
         raise
-    return int(shared.fd)
+    return fd
 
 
 def _open_memfd(size: int) -> int:

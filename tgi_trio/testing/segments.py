@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import time
 
-from tgi_trio.ipc.segment import NAME_PREFIX
+_BROWSER = ".org.chromium."  # has names there for as long as it runs
 
 
-def segment_names() -> set[str]:
-    """Return the names of our segments in /dev/shm; other programs have theirs."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(NAME_PREFIX)}
+def names_in_shm() -> set[str]:
+    """Return the names in /dev/shm, where our segments have none, but for a browser's."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(_BROWSER)}
 
 
 def names_left(before: set[str], patience: float = 10.0) -> set[str]:
     """Return the names that are there now, were not in `before`, and stay for `patience` seconds.
 
-    Whoever makes a segment gives it a name for microseconds: one that is seen and goes away again
-    is another server's that is just starting, not one that was left.
+    Other programs, libraries among them, give what they share a name for a moment: one that is seen
+    and goes away again was not left.
     """
     deadline = time.monotonic() + patience
-    left = segment_names() - before
+    left = names_in_shm() - before
     while left and time.monotonic() < deadline:
         time.sleep(0.01)
-        left &= segment_names()
+        left &= names_in_shm()
     return left
