@@ -27,6 +27,7 @@ class Script:
         self.url = f"http://127.0.0.1:{port}"
         self._asked: queue.Queue[dict[str, Any]] = queue.Queue()
         self.events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.away = False  # nothing is told of the model: the connection breaks off
 
     def note(self, body: dict[str, Any]) -> None:
         """Take a request's body."""
@@ -73,7 +74,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self.path.removeprefix("/ui").strip("/") or "index.html"
-        if self.path == "/info":
+        if self.path == "/info" and self.script.away:
+            self.close_connection = True
+        elif self.path == "/info":
             self._send(b'{"model_id": "script"}', "application/json")
         elif FILES.joinpath(name).is_file():
             self._send(FILES.joinpath(name).read_bytes(), _TYPES[name.rpartition(".")[2]])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -84,7 +85,11 @@ class Page:
             shown = (e for e in self.all(selector) if e.is_displayed() and text in e.text)
             return next(shown, False)
 
-        result = WebDriverWait(self.browser, PATIENCE).until(found)
+        try:
+            result = WebDriverWait(self.browser, PATIENCE).until(found)
+        except TimeoutException as error:
+            shown = self.one("body").text
+            raise AssertionError(f"{self.complaints()}, and it shows {shown[:500]!r}") from error
         assert isinstance(result, WebElement)
         return result
 
@@ -130,6 +135,16 @@ def test_a_completion_and_the_dashboard(browser: webdriver.Chrome, demo: ServerP
     assert len(page.all("#plots canvas")) == 9
     page.wait("#plots figcaption b", "0")
     assert page.complaints() == []
+
+
+def test_a_model_that_cannot_be_asked_for_is_asked_for_again(
+    browser: webdriver.Chrome, script: Script
+) -> None:
+    script.away = True
+    page = Page(browser, script.url, "chat")
+    page.wait("#model", "Failed to fetch")
+    script.away = False
+    page.wait("#model", "script")
 
 
 def test_errors_are_shown_and_a_key_helps(browser: webdriver.Chrome) -> None:

@@ -53,11 +53,19 @@ settings.addEventListener("submit", event => event.preventDefault());
 addEventListener("hashchange", turn);
 turn();
 
-get("info").then(
-  // What a request may call the model; another server than ours may say its id alone.
-  info => {
-    const names = info.settings?.served_model_names ?? [info.model_id];
-    document.getElementById("model").textContent = names.join(", ");
-  },
-  error => { document.getElementById("model").textContent = message(error); },
-);
+// Shows what a request may call the model; another server than ours may say its id alone. It is
+// asked for until it is known: the server may be starting anew, or the network have changed.
+async function nameModel() {
+  const place = document.getElementById("model");
+  for (;;) {
+    try {
+      const info = await get("info", AbortSignal.timeout(10_000));
+      place.textContent = (info.settings?.served_model_names ?? [info.model_id]).join(", ");
+      return;
+    } catch (error) {
+      place.textContent = message(error);
+      await new Promise(done => setTimeout(done, 2_000));
+    }
+  }
+}
+nameModel();

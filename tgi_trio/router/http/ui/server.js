@@ -13,8 +13,8 @@ async function checked(answer) {
   throw new Error(`${answer.status}: ${told || answer.statusText}`);
 }
 
-export async function get(path) {
-  return (await checked(await fetch(path))).json();
+export async function get(path, signal) {
+  return (await checked(await fetch(path, { signal }))).json();
 }
 
 export async function text(path) {
