@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.client import decode, generate, post_stream
+from tests.system.networks import networks
 from tests.system.remote_rank import running_rank, running_shard, write_secret
 from tests.system.server import ServerProcess, serving, shards_of, wait_gone
 from tgi_trio.testing.ports import held_port
@@ -94,6 +95,7 @@ def test_a_shard_that_is_called_where_it_listens(demo: ServerProcess, tmp_path: 
                         == (generate(demo.url, PROMPTS[0], **asked)["generated_text"])
                     )
                     assert server.metric("tgi_shard_restarts") == 1
+                    server.wait_ready()  # the stream may have ended before its program did
                     computing = shards_of(second.pid)
                     assert computing
                     server.process.kill()
@@ -129,22 +131,23 @@ def another_machine() -> Iterator[Machine]:
     machine = Machine(f"tgi-trio-{number}", f"tt{number}a", f"{net}.1", f"{net}.2")
     name, far = machine.namespace, f"tt{number}b"
     within = ("ip", "-n", name)
-    try:
+    with networks(changed=True):
         try:
-            run("ip", "netns", "add", name)
-            run("ip", "link", "add", machine.link, "type", "veth", "peer", "name", far)
-            run("ip", "link", "set", far, "netns", name)
-            run("ip", "addr", "add", f"{net}.1/24", "dev", machine.link)
-            run(*within, "addr", "add", f"{net}.2/24", "dev", far)
-            run("ip", "link", "set", machine.link, "up")
-            run(*within, "link", "set", far, "up")
-        except subprocess.CalledProcessError as error:
-            print(f"no network namespaces here: {error.stderr!r}")
-            machine = LOOPBACK
-        yield machine
-    finally:
-        for undo in (("link", "del", f"tt{number}a"), ("netns", "del", name)):
-            subprocess.run(["ip", *undo], capture_output=True, timeout=60)
+            try:
+                run("ip", "netns", "add", name)
+                run("ip", "link", "add", machine.link, "type", "veth", "peer", "name", far)
+                run("ip", "link", "set", far, "netns", name)
+                run("ip", "addr", "add", f"{net}.1/24", "dev", machine.link)
+                run(*within, "addr", "add", f"{net}.2/24", "dev", far)
+                run("ip", "link", "set", machine.link, "up")
+                run(*within, "link", "set", far, "up")
+            except subprocess.CalledProcessError as error:
+                print(f"no network namespaces here: {error.stderr!r}")
+                machine = LOOPBACK
+            yield machine
+        finally:
+            for undo in (("link", "del", f"tt{number}a"), ("netns", "del", name)):
+                subprocess.run(["ip", *undo], capture_output=True, timeout=60)
 
 
 def test_a_rank_on_another_network_that_is_cut_off_and_comes_back(

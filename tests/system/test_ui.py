@@ -17,6 +17,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from tests.system.client import get
+from tests.system.networks import networks
 from tests.system.scripted_server import FILES, Script, scripted_server
 from tests.system.server import PATIENCE, ServerProcess, serving
 
@@ -44,11 +45,12 @@ def browser() -> Iterator[webdriver.Chrome]:
     for flag in FLAGS:
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    try:
-        yield driver
-    finally:
-        driver.quit()
+    with networks(changed=False):
+        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+        try:
+            yield driver
+        finally:
+            driver.quit()
 
 
 @pytest.fixture(scope="module")
