@@ -91,10 +91,7 @@ async def serve(
             await Http2Session(connection, app, http2).serve(first)
 
     async def handle(tcp: trio.SocketStream) -> None:
-        stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = tcp
-        if certificate is not None and tcp.socket.family != socket.AF_UNIX:
-            context = certificate.context
-            stream = trio.SSLStream(tcp, context, server_side=True, https_compatible=True)
+        stream = _secured(tcp, certificate)
         connection = Connection(stream, settings.limits, settings.keep_alive_timeout, draining)
         live.add(connection)
         try:
@@ -137,6 +134,15 @@ async def _end_of_grace(
     for connection in list(live):
         connection.abort()  # wakes a send that is shielded against cancellation
     connections.cancel_scope.cancel()
+
+
+def _secured(
+    tcp: trio.SocketStream, certificate: Certificate | None
+) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
+    """Return TLS over `tcp`; `tcp` itself without a certificate, or of a Unix socket."""
+    if certificate is None or tcp.socket.family == socket.AF_UNIX:
+        return tcp
+    return trio.SSLStream(tcp, certificate.context, server_side=True, https_compatible=True)
 
 
 def _url(sock: socket.socket, secure: bool) -> str:
