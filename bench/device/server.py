@@ -17,7 +17,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from bench.device.random_server import write_folder
-from bench.device.streams import Heard, processor_seconds, readers
+from bench.device.streams import Heard, processor_seconds, read_until, readers
 from bench.device.timed_steps import Table, describe, read_steps
 from bench.harness.server import Server, serving
 from tgi_trio.client.address import Address
@@ -47,7 +47,7 @@ def measure_server(
             words = count_words(folder, max(8, context - tokens // 2))
             own.read(words, 1)
             with served.timed():
-                steady = own.read(words, tokens)
+                steady = read_until(lambda: own.read(words, tokens), Heard.ran_at_once)
             fresh = own.read(words, tokens, rounds=2, seed=1)
     table, warm_up = read_steps(folder / "steps.json")
     began, ended = steady.window()
@@ -97,7 +97,7 @@ def measure_break(shape: str, folder: Path, tokens: int, flags: list[str]) -> di
     with _serving(shape, folder, options, flags) as served:
         with readers(Address(served.server.host, served.server.port), _BROKEN_STREAMS) as own:
             own.read(8, 1)  # its processes take seconds to start, each its own time
-            heard = own.read(8, tokens)
+            heard = read_until(lambda: own.read(8, tokens), lambda _: broken.exists())
     found: dict[str, Any] = {
         "what": "a device that breaks under streams",
         "broken": broken.exists(),

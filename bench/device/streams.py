@@ -9,9 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from tgi_trio.client.load import Load, Work, records_of
 from tgi_trio.client.measures import RequestRecord
 
 _MOST: Final = 4  # processes
+_TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,10 @@ class Heard:
         whole = [record.events for record in self.records if record.events]
         return max(each[0] for each in whole), min(each[-1] for each in whole)
 
+    def ran_at_once(self) -> bool:
+        """Return whether there was a time in which all streams ran, two tokens of one in it."""
+        return bool(self.gaps(*self.window()))
+
     def gaps(self, began: float, ended: float) -> list[float]:
         """Return the seconds between every two tokens of a stream that came in a time."""
         return [
@@ -57,11 +62,14 @@ class Heard:
 class Readers:
     """Processes that read streams of one server."""
 
-    def __init__(self, pool: ProcessPoolExecutor, address: Address, clients: int) -> None:
-        self._pool = pool
+    def __init__(
+        self, processes: list[ProcessPoolExecutor], address: Address, clients: int
+    ) -> None:
+        # A pool for each process: of two in one pool, the first that had started would read the
+        # streams of both, one after the other.
+        self._processes = processes
         self._address = address
-        self._clients = clients
-        self._each = [len(range(i, clients, _MOST)) for i in range(min(_MOST, clients))]
+        self._each = [len(range(i, clients, len(processes))) for i in range(len(processes))]
 
     def read(self, words: int, tokens: int, *, rounds: int = 1, seed: int = 0) -> Heard:
         """Have each client ask `rounds` times, one request after the other; return what it heard.
@@ -70,10 +78,10 @@ class Readers:
         """
         began = time.perf_counter()
         asked = [
-            self._pool.submit(
+            process.submit(
                 _read, self._address, count, Work(rounds * count, words, tokens, seed * _MOST + i)
             )
-            for i, count in enumerate(self._each)
+            for i, (process, count) in enumerate(zip(self._processes, self._each, strict=True))
         ]
         told = [each.result() for each in asked]
         records = [record for own, _ in told for record in own]
@@ -84,8 +92,23 @@ class Readers:
 def readers(address: Address, clients: int) -> Iterator[Readers]:
     """Yield processes that read the streams of `clients` clients."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(_MOST, clients), context) as pool:
-        yield Readers(pool, address, clients)
+    with ExitStack() as stack:
+        count = min(_MOST, clients)
+        pools = [stack.enter_context(ProcessPoolExecutor(1, context)) for _ in range(count)]
+        yield Readers(pools, address, clients)
+
+
+def read_until(read: Callable[[], Heard], done: Callable[[Heard], bool]) -> Heard:
+    """Read until what was heard will do, five times at most; return the last that was heard.
+
+    Where a machine is busy, one stream can be at its end before another one begins.
+    """
+    heard = read()
+    for _ in range(_TRIES - 1):
+        if done(heard):
+            break
+        heard = read()
+    return heard
 
 
 def _read(address: Address, clients: int, work: Work) -> tuple[list[RequestRecord], float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -21,9 +22,10 @@ from bench.device.random_server import write_folder
 from bench.device.roofline import Ceiling, Size, Work
 from bench.device.server import went_on
 from bench.device.steps import Bench, Plan
-from bench.device.streams import Heard
+from bench.device.streams import Heard, read_until, readers
 from bench.device.timed_steps import Step, describe
 from bench.device.warm_up import timed_warm_up
+from tgi_trio.client.address import Address
 from tgi_trio.client.measures import RequestRecord
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.check import check_checkpoint, model_spec
@@ -155,6 +157,25 @@ def test_tokens_count_while_all_streams_run() -> None:
     heard = Heard([first, second], 0.0, 9.0, [])
     assert heard.window() == (1.5, 4.0)
     assert sorted(heard.gaps(*heard.window())) == [0.5, 1.0, 1.0, 1.25]
+
+
+def test_streams_are_read_again_that_did_not_run_at_once() -> None:
+    """On a busy machine one was at its end before the other began, and the kit had failed."""
+    apart = Heard([RequestRecord(0.0, [1.0, 2.0]), RequestRecord(0.0, [3.0, 4.0])], 0.0, 4.0, [])
+    both = Heard([RequestRecord(0.0, [1.0, 2.0]), RequestRecord(0.0, [1.0, 2.0])], 0.0, 2.0, [])
+    found = iter([apart, apart, both, apart])
+    assert read_until(lambda: next(found), Heard.ran_at_once) is both
+    found = iter([apart] * 5)
+    assert read_until(lambda: next(found), Heard.ran_at_once) is apart
+    assert next(found, None) is None
+
+
+def test_each_reader_is_a_process_of_its_own() -> None:
+    """One that had started first read the streams of another, one after the other."""
+    with readers(Address("127.0.0.1", 1), 6) as own:
+        heard = own.read(1, 1)
+        assert len(multiprocessing.active_children()) == 4 == len(heard.shares)
+    assert [bool(record.error) for record in heard.records] == [True] * 6  # nobody answers there
 
 
 def test_a_stream_goes_on_where_its_longest_pause_ends() -> None:
