@@ -354,6 +354,8 @@ class Launcher:
 
     async def _drain(self, engine: Engine) -> None:
         """Graceful drain: wait for running requests as long as allowed, then end the rest."""
+        engine.retire()
+        await trio.sleep(self._settings.shutdown_delay)
         engine.drain()
         with trio.move_on_after(self._settings.graceful_termination_timeout):
             await engine.wait_drained()

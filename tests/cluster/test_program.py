@@ -47,6 +47,7 @@ def test_what_it_shares_with_the_server_has_the_servers_defaults() -> None:
             FrontOptions(replica=("a:1",), graceful_termination_timeout=-1),
             "`graceful_termination_timeout` must be >= 0",
         ),
+        (FrontOptions(replica=("a:1",), shutdown_delay=-1), "`shutdown_delay` must be >= 0"),
         (
             FrontOptions(replica=("a:1",), cluster_secret_file=Path("/nowhere")),
             "--cluster-secret-file /nowhere",

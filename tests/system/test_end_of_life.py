@@ -46,6 +46,21 @@ async def test_sigterm_lets_streams_finish_and_exits_0() -> None:
         assert server.wait() == 0
 
 
+def test_health_is_red_for_a_while_before_requests_are_refused() -> None:
+    """A load balancer that asks no other server after a 503 has to know before the first one."""
+    with serving("--shutdown-delay", "600", fake="{}") as server:
+        server.signal(signal.SIGTERM)
+        while get(f"{server.url}/ready").status_code == 200:  # the signal is on its way
+            time.sleep(0.01)
+        assert get(f"{server.url}/ready").json() == {"ready": False, "why": "shutting down"}
+        assert generate(server.url, "still served", max_new_tokens=3)["generated_text"]
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    with serving("--shutdown-delay", "0.2", fake="{}") as server:
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
 @pytest.mark.parametrize(
     ("number", "pause"), [(signal.SIGTERM, 0.0), (signal.SIGINT, 0.0005), (signal.SIGTERM, 0.004)]
 )

@@ -290,7 +290,10 @@ COMMANDS: Final[tuple[Command, ...]] = (
             ),
             (
                 "Operations",
-                _of_serve("json-output", "logger-level", "graceful-termination-timeout"),
+                _of_serve(
+                    *("json-output", "logger-level"),
+                    *("graceful-termination-timeout", "shutdown-delay"),
+                ),
             ),
         ),
         FrontOptions,

@@ -259,6 +259,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
                 "env", "switch", "print what `doctor` finds, then serve", variable=False, short="-e"
             ),
             Flag("graceful-termination-timeout", "seconds", "for streams at SIGTERM", short="-g"),
+            Flag("shutdown-delay", "seconds", "red health at SIGTERM before requests get 503"),
             Flag("stall-timeout", "seconds", "without a step before a shard counts as hung"),
             Flag("shard-restart-limit", "int", "failed starts of the shard in a row"),
             Flag("record-schedule", "path", "write a trace to replay scheduling from", "none"),

@@ -58,6 +58,7 @@ def program_settings(options: FrontOptions) -> ProgramSettings:
         replicas_file=options.replicas_file,
         replica_timeout=options.replica_timeout,
         graceful_timeout=options.graceful_termination_timeout,
+        shutdown_delay=options.shutdown_delay,
         certfile=options.ssl_certfile,
         keyfile=options.ssl_keyfile,
         json_output=options.json_output,
@@ -89,6 +90,6 @@ def _check(options: FrontOptions) -> None:
     for name in ("payload_limit", "max_concurrent_requests", "known_prefixes"):
         if getattr(options, name) <= 0:
             raise ConfigurationError(f"`{name}` must be > 0. Given: {getattr(options, name)}")
-    if options.graceful_termination_timeout < 0:
-        given = options.graceful_termination_timeout
-        raise ConfigurationError(f"`graceful_termination_timeout` must be >= 0. Given: {given}")
+    for name in ("graceful_termination_timeout", "shutdown_delay"):
+        if getattr(options, name) < 0:
+            raise ConfigurationError(f"`{name}` must be >= 0. Given: {getattr(options, name)}")

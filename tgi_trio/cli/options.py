@@ -142,6 +142,7 @@ class FrontOptions:
     cors_allow_origin: tuple[str, ...] = ()
     payload_limit: int = 2_000_000  # bytes
     graceful_termination_timeout: float = 90.0  # seconds
+    shutdown_delay: float = 0.0  # seconds
     json_output: bool = False
     logger_level: str = "info"
 

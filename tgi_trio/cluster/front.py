@@ -78,6 +78,7 @@ class Front:
         self.settings = settings
         self.metrics = metrics
         self.running = 0
+        self.retiring = False  # health is red
         self.draining = False  # new requests are refused
         self._idle = trio.Event()  # set when the last running request has ended
         self._ids = RequestIds()
@@ -86,9 +87,13 @@ class Front:
         self._own = OwnRoutes(fleet, metrics, settings.secret)
         metrics.before_render(self._refresh)
 
+    def retire(self) -> None:
+        """Turn health red, so that a load balancer looks elsewhere; requests are still served."""
+        self.retiring = True
+
     async def drain(self) -> None:
         """Graceful drain: refuse new requests, and wait until the running ones have ended."""
-        self.draining = True
+        self.retiring = self.draining = True
         while self.running:
             self._idle = trio.Event()
             await self._idle.wait()
@@ -116,7 +121,7 @@ class Front:
         self, method: str, path: str, headers: dict[bytes, bytes], body: bytes
     ) -> tuple[int, bytes, bytes] | None:
         """Return status, content type and body; None if the route is not the front's own."""
-        if method == "GET" and path in ("/health", "/ready") and self.draining:
+        if method == "GET" and path in ("/health", "/ready") and self.retiring:
             return 503, b"application/json", b'{"ready":false,"why":"the front shuts down"}'
         return await self._own.answer(method, path, headers, body)
 

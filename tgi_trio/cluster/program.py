@@ -45,7 +45,8 @@ class ProgramSettings:
     replicas: tuple[str, ...]  # addresses that are always served
     replicas_file: Path | None  # further ones, which may change
     replica_timeout: float  # seconds
-    graceful_timeout: float  # seconds that running requests have after the first signal
+    graceful_timeout: float  # seconds that running requests have once new ones are refused
+    shutdown_delay: float = 0.0  # seconds from the first signal until new requests are refused
     keys: Keys = field(default_factory=Keys)  # the source of `front.api_keys`
     certfile: Path | None = None
     keyfile: Path | None = None
@@ -144,6 +145,8 @@ class FrontProgram:
             addresses = await serving.start(listening)
             self._tell(addresses)
             await self._stopping.wait()
+            front.retire()
+            await trio.sleep(settings.shutdown_delay)
             with trio.move_on_after(settings.graceful_timeout) as patience:
                 await front.drain()
             if patience.cancelled_caught:

@@ -79,9 +79,10 @@ class EngineFacade:
     def health(self) -> tuple[bool, str]:
         """Return whether requests are being served, and the reason.
 
-        True means: a shard is loaded, steps advance when there is work, and we do not drain.
+        True means: a shard is loaded, steps advance when there is work, and we have not been asked
+        to end.
         """
-        if self._engine.draining:
+        if self._engine.retiring:
             return False, "shutting down"
         if not self._supervisor.ready:
             return False, f"shard {self._supervisor.state.value}: {self._supervisor.why}"

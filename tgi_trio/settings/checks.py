@@ -54,6 +54,7 @@ _AT_LEAST_ZERO: Final = (
     "aip_http_port",
     "prometheus_port",
     "graceful_termination_timeout",
+    "shutdown_delay",
     "shard_restart_limit",
     "spin_us",
     "remote_ranks",

@@ -125,6 +125,7 @@ class AsGiven(ShardOptions):
     otlp_service_name: str = "text-generation-inference.router"  # TGI's
     env: bool = False  # say what the machine has before anything is loaded
     graceful_termination_timeout: float = 90.0  # seconds
+    shutdown_delay: float = 0.0  # seconds from the signal until new requests are refused
     stall_timeout: float = 60.0  # seconds without a step while there is work
     shard_restart_limit: int = 5  # starts that may fail in a row
     record_schedule: Path | None = None  # a trace of every scheduling decision goes there

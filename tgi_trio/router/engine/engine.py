@@ -92,6 +92,7 @@ class Engine:
         self._streams: dict[int, TokenStream] = {}
         self._next_id = 1  # sequence ids are never reused, not even across shard restarts
         self._permits = 0
+        self._retiring = False
         self._draining = False
         self._closed = ""  # why nothing can be served any more; empty: it can
         self._link: ShardLink | None = None
@@ -168,15 +169,20 @@ class Engine:
 
     # ---- shutting down ----------------------------------------------------------------------
 
-    def drain(self) -> None:
-        """Admit no new requests from now on."""
-        self._draining = True
-        if self._permits == 0:
-            self._idle.set()
+    def retire(self) -> None:
+        """Turn health red, so that a load balancer looks elsewhere; requests are still admitted."""
+        self._retiring = True
 
     @property
-    def draining(self) -> bool:
-        return self._draining
+    def retiring(self) -> bool:
+        """Whether the server is going to end."""
+        return self._retiring
+
+    def drain(self) -> None:
+        """Admit no new requests from now on."""
+        self._retiring = self._draining = True
+        if self._permits == 0:
+            self._idle.set()
 
     async def wait_drained(self) -> None:
         """Wait until every permit has been returned after `drain`."""
