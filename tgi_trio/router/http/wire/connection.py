@@ -14,7 +14,6 @@ It knows nothing of what the bytes mean. What it adds to a plain stream:
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import socket
 import struct
@@ -24,6 +23,7 @@ from typing import Any, Protocol
 
 import trio
 
+from tgi_trio.router.http.wire.idle import IdleWatch
 from tgi_trio.router.http.wire.transport import SEND_TIMEOUT, inner_socket
 
 _RECEIVED = 1 << 16  # bytes taken from the socket at once
@@ -83,7 +83,7 @@ class Connection:
         self.stream = stream
         self.limits = limits
         self.draining = draining
-        self.idle_watch = IdleWatch(self, keep_alive_timeout, limits.head_timeout)
+        self.idle_watch = IdleWatch(self.hang_up, draining, keep_alive_timeout, limits.head_timeout)
         self.plain: trio.SocketStream | None = (
             stream if isinstance(stream, trio.SocketStream) else None
         )
@@ -283,57 +283,6 @@ class Connection:
         with trio.CancelScope(shield=True):
             await self.end()
             await self._close_now()
-
-
-class IdleWatch:
-    """Closes a connection that stays idle for too long, or when the server drains.
-
-    The watch reads the deadline whenever it wakes. A new deadline is never sooner than the end of
-    the wait that is under way, so setting one costs an assignment and not a timer.
-    """
-
-    def __init__(
-        self, connection: Connection, keep_alive_timeout: float, head_timeout: float
-    ) -> None:
-        """Seconds: `keep_alive_timeout` between requests, `head_timeout` as in ConnectionLimits."""
-        self._connection = connection
-        self._keep_alive_timeout = keep_alive_timeout
-        self._head_timeout = head_timeout
-        self._patience = min(keep_alive_timeout, head_timeout)  # of the watch, for one wait
-        self._deadline = math.inf  # trio clock; infinite while a request is being served
-        self._scope = trio.CancelScope()  # of the watch's present wait
-        self._ended = False
-
-    def idle(self) -> None:
-        """The connection is idle from now on."""
-        self._deadline = trio.current_time() + self._keep_alive_timeout
-
-    def expect_head(self) -> None:
-        """A request's head has begun, or is the first thing to come. Idempotent until `idle`."""
-        self._deadline = min(self._deadline, trio.current_time() + self._head_timeout)
-
-    def busy(self) -> None:
-        """A request is being served."""
-        self._deadline = math.inf
-
-    def end(self) -> None:
-        """The connection has ended; without this its nursery would wait for the watch."""
-        self._ended = True
-        self._scope.cancel()
-
-    async def run(self) -> None:
-        """Watch until the end."""
-        draining = self._connection.draining
-        while not self._ended:
-            until = min(self._deadline, trio.current_time() + self._patience)
-            with trio.CancelScope(deadline=until) as self._scope:
-                await draining.wait()
-            drains = draining.is_set()
-            if self._ended or (drains and self._deadline == math.inf):
-                return  # what is being served closes the connection after its answer
-            if drains or self._deadline <= trio.current_time():
-                await self._connection.hang_up()
-                return
 
 
 def _receive_into(room: list[memoryview], sock: socket.socket) -> int:

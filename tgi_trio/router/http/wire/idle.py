@@ -1,0 +1,66 @@
+"""When a connection has been idle for too long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+
+import trio
+
+
+class IdleWatch:
+    """Closes a connection that stays idle for too long, or when the server drains.
+
+    The watch reads the deadline whenever it wakes. A new deadline is never sooner than the end of
+    the wait that is under way, so setting one costs an assignment and not a timer.
+    """
+
+    def __init__(
+        self,
+        hang_up: Callable[[], Awaitable[None]],
+        draining: trio.Event,
+        keep_alive_timeout: float,
+        head_timeout: float,
+    ) -> None:
+        """`hang_up` closes the connection; `draining` is set when the server shuts down.
+
+        Seconds: `keep_alive_timeout` between requests, `head_timeout` as in ConnectionLimits.
+        """
+        self._hang_up = hang_up
+        self._draining = draining
+        self._keep_alive_timeout = keep_alive_timeout
+        self._head_timeout = head_timeout
+        self._patience = min(keep_alive_timeout, head_timeout)  # of the watch, for one wait
+        self._deadline = math.inf  # trio clock; infinite while a request is being served
+        self._scope = trio.CancelScope()  # of the watch's present wait
+        self._ended = False
+
+    def idle(self) -> None:
+        """The connection is idle from now on."""
+        self._deadline = trio.current_time() + self._keep_alive_timeout
+
+    def expect_head(self) -> None:
+        """A request's head has begun, or is the first thing to come. Idempotent until `idle`."""
+        self._deadline = min(self._deadline, trio.current_time() + self._head_timeout)
+
+    def busy(self) -> None:
+        """A request is being served."""
+        self._deadline = math.inf
+
+    def end(self) -> None:
+        """The connection has ended; without this its nursery would wait for the watch."""
+        self._ended = True
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Watch until the end."""
+        while not self._ended:
+            until = min(self._deadline, trio.current_time() + self._patience)
+            with trio.CancelScope(deadline=until) as self._scope:
+                await self._draining.wait()
+            drains = self._draining.is_set()
+            if self._ended or (drains and self._deadline == math.inf):
+                return  # what is being served closes the connection after its answer
+            if drains or self._deadline <= trio.current_time():
+                await self._hang_up()
+                return
