@@ -1,8 +1,8 @@
 """Accepting connections where descriptors, or memory for sockets, may be short.
 
-Who cannot be accepted waits in the kernel's queue, and whoever is connected notices nothing. A
-shortage is said once, and so is its end: connections that end let others in, so that it may begin
-anew many times a second.
+An idle connection is closed for who comes. Where there is none, who cannot be accepted waits in the
+kernel's queue, and whoever is connected notices nothing. A shortage is said once, and so is its
+end: connections that end let others in, so that it may begin anew many times a second.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import logging
 import math
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
+from trio.lowlevel import ParkingLot
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,10 @@ class Acceptor:
 
     most: float = math.inf
     note: Callable[[], None] = lambda: None  # called when a shortage begins
+    make_room: Callable[[], bool] = lambda: False  # has an idle connection closed, if there is one
     open: int = 0  # clients that are connected, of those that `run` has let in
     _over_at: float = math.inf  # trio clock; infinite: nothing is short
+    _ended: ParkingLot = field(default_factory=ParkingLot)  # who waits for a connection's end
 
     async def run(
         self,
@@ -52,6 +55,7 @@ class Acceptor:
                 await serve(stream)
             finally:
                 self.open -= 1
+                self._ended.unpark_all()
 
         async with listener:
             while True:
@@ -74,8 +78,10 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _SHORT:
                     raise
-                self._note_shortage(error.errno)
-                await trio.sleep(_PAUSE)
+                if not self.make_room():
+                    self._note_shortage(error.errno)
+                with trio.move_on_after(_PAUSE):
+                    await self._ended.park()
 
     def _note_shortage(self, number: int) -> None:
         if self._over_at == math.inf:

@@ -18,6 +18,7 @@ from tests.router.http.served import (
     until,
     without_receipts,
 )
+from tgi_trio.accepting import Acceptor
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.wire.connection import ConnectionLimits
@@ -94,6 +95,38 @@ async def test_a_connection_waits_longer_for_another_request_than_for_a_head(pat
             server.engine.step()
         assert b"Hello world" in await read_all(ahead.stream)
         assert (await kept.get("/info")).status == 200
+
+
+async def test_the_longest_idle_connection_makes_room_for_another_client(caplog):
+    acceptor = Acceptor(3)
+    async with served(running=False, acceptor=acceptor) as server:
+        clients = [await server.connect() for _ in range(3)]
+        asked, oldest, used_again = clients
+        for client in (oldest, used_again):
+            assert (await client.get("/info")).status == 200
+        await asked.send("POST", "/generate", {"inputs": "x"})
+        await until(lambda: bool(server.engine.live))
+        assert (await oldest.get("/info")).status == 200
+        fourth = await server.connect()
+        assert (await fourth.get("/info")).status == 200
+        assert await used_again.stream.receive_some(10) == b"", "it had been idle for longest"
+        assert (await oldest.get("/info")).status == 200
+        fifth = await server.connect()
+        assert (await fifth.get("/info")).status == 200
+        assert await fourth.stream.receive_some(10) == b""
+        # Nobody is idle now: a client waits, and that is said.
+        for client in (oldest, fifth):
+            await client.send("POST", "/generate", {"inputs": "x"})
+        await until(lambda: len(server.engine.live) == 3)
+        assert not caplog.messages
+        sixth = await server.connect()
+        await sixth.send("GET", "/info")
+        await until(lambda: "no connection can be accepted beside 3" in caplog.text)
+        while server.engine.live:
+            server.engine.step()
+        assert (await sixth.answer()).status == 200
+        for client in (asked, oldest, fifth):
+            assert (await client.answer()).json()["generated_text"] == "Hello world"
 
 
 async def test_a_request_under_way_is_not_idle(patient_clock):

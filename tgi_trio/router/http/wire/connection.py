@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import trio
 
-from tgi_trio.router.http.wire.idle import IdleWatch
+from tgi_trio.router.http.wire.idle import IdleConnections, IdleWatch
 from tgi_trio.router.http.wire.transport import SEND_TIMEOUT, inner_socket
 
 _RECEIVED = 1 << 16  # bytes taken from the socket at once
@@ -79,11 +79,14 @@ class Connection:
         limits: ConnectionLimits,
         keep_alive_timeout: float,  # seconds it may be idle between two requests
         draining: trio.Event,  # the server shuts down
+        waiting: IdleConnections,  # all that wait for another request
     ) -> None:
         self.stream = stream
         self.limits = limits
         self.draining = draining
-        self.idle_watch = IdleWatch(self.hang_up, draining, keep_alive_timeout, limits.head_timeout)
+        self.idle_watch = IdleWatch(
+            *(self.hang_up, draining, keep_alive_timeout, limits.head_timeout, waiting)
+        )
         self.plain: trio.SocketStream | None = (
             stream if isinstance(stream, trio.SocketStream) else None
         )
@@ -119,6 +122,7 @@ class Connection:
                 self.idle_watch.end()
                 await self.end()
         finally:
+            self.idle_watch.end()  # also when cancelled
             await self._close_now()
 
     async def _shake_hands(self) -> bool:

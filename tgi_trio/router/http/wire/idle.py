@@ -1,4 +1,4 @@
-"""When a connection has been idle for too long."""
+"""When a connection has been idle for too long, or another client needs its place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,34 @@ import math
 from collections.abc import Awaitable, Callable
 
 import trio
+
+
+class IdleConnections:
+    """The connections that wait for another request, the one that has waited longest first."""
+
+    def __init__(self) -> None:
+        self._watches: dict[IdleWatch, None] = {}
+
+    def add(self, watch: IdleWatch) -> None:
+        """Note that a connection waits from now on."""
+        self._watches.pop(watch, None)
+        self._watches[watch] = None
+
+    def discard(self, watch: IdleWatch) -> None:
+        """Note that a connection waits no more, if it did."""
+        self._watches.pop(watch, None)
+
+    def close_oldest(self) -> bool:
+        """Have the connection closed that has waited longest; return whether there was one.
+
+        A request that comes before its task runs is served all the same.
+        """
+        watch = next(iter(self._watches), None)
+        if watch is None:
+            return False
+        self.discard(watch)
+        watch.close_soon()
+        return True
 
 
 class IdleWatch:
@@ -21,8 +49,11 @@ class IdleWatch:
         draining: trio.Event,
         keep_alive_timeout: float,
         head_timeout: float,
+        waiting: IdleConnections,
     ) -> None:
         """`hang_up` closes the connection; `draining` is set when the server shuts down.
+
+        `waiting`: where the connection is listed while it waits for another request.
 
         Seconds: `keep_alive_timeout` between requests, `head_timeout` as in ConnectionLimits.
         """
@@ -30,6 +61,7 @@ class IdleWatch:
         self._draining = draining
         self._keep_alive_timeout = keep_alive_timeout
         self._head_timeout = head_timeout
+        self._waiting = waiting
         self._patience = min(keep_alive_timeout, head_timeout)  # of the watch, for one wait
         self._deadline = math.inf  # trio clock; infinite while a request is being served
         self._scope = trio.CancelScope()  # of the watch's present wait
@@ -38,18 +70,27 @@ class IdleWatch:
     def idle(self) -> None:
         """The connection is idle from now on."""
         self._deadline = trio.current_time() + self._keep_alive_timeout
+        self._waiting.add(self)
 
     def expect_head(self) -> None:
         """A request's head has begun, or is the first thing to come. Idempotent until `idle`."""
         self._deadline = min(self._deadline, trio.current_time() + self._head_timeout)
+        self._waiting.discard(self)
 
     def busy(self) -> None:
         """A request is being served."""
         self._deadline = math.inf
+        self._waiting.discard(self)
+
+    def close_soon(self) -> None:
+        """Its place is needed: the connection is closed, unless it is busy again by then."""
+        self._deadline = trio.current_time()
+        self._scope.cancel()
 
     def end(self) -> None:
         """The connection has ended; without this its nursery would wait for the watch."""
         self._ended = True
+        self._waiting.discard(self)
         self._scope.cancel()
 
     async def run(self) -> None:

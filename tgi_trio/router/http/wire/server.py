@@ -22,6 +22,7 @@ from tgi_trio.router.http.wire.headers import DateHeader
 from tgi_trio.router.http.wire.http1 import LONGEST_HEAD
 from tgi_trio.router.http.wire.http1_session import Http1Session
 from tgi_trio.router.http.wire.http2 import Http2Server, Http2Session
+from tgi_trio.router.http.wire.idle import IdleConnections
 from tgi_trio.router.http.wire.transport import App
 from tgi_trio.sockets import address_text, bind
 
@@ -71,13 +72,15 @@ async def serve(
     """Serve the ASGI `app` until `shutdown` is set and every response has ended.
 
     Reports the addresses it listens on through `task_status`. `acceptor` bounds how many clients
-    may be connected, and knows how many are. After `graceful_timeout`, `on_grace_end` may end what
-    still runs; connections that do not end then are reset.
-    Raises ConfigurationError when the certificate cannot be used.
+    may be connected, and knows how many are; it is told how to close idle ones for others.
+    After `graceful_timeout`, `on_grace_end` may end what still runs; connections that do not end
+    then are reset. Raises ConfigurationError when the certificate cannot be used.
     """
     draining, date = trio.Event(), DateHeader()
     http2 = Http2Server(log, date)
+    waiting = IdleConnections()
     acceptor = acceptor or Acceptor()
+    acceptor.make_room = waiting.close_oldest
     certificate = None
     if settings.certfile is not None:
         certificate = Certificate(settings.certfile, settings.keyfile)
@@ -92,7 +95,9 @@ async def serve(
 
     async def handle(tcp: trio.SocketStream) -> None:
         stream = _secured(tcp, certificate)
-        connection = Connection(stream, settings.limits, settings.keep_alive_timeout, draining)
+        connection = Connection(
+            stream, settings.limits, settings.keep_alive_timeout, draining, waiting
+        )
         live.add(connection)
         try:
             await connection.run(speak)
