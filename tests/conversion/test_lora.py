@@ -142,19 +142,15 @@ def test_a_merge_that_was_killed_leaves_nothing_that_is_taken_for_it(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"use_dora": True}, "use_dora True"),
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
-        ({"bias": "all"}, "bias 'all'"),
-        ({"lora_bias": True}, "lora_bias True"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"bias": "some"}, "bias 'some'"),
         ({"target_parameters": ["x"]}, "target_parameters"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
         ({"something_of_tomorrow": 3}, "something_of_tomorrow 3"),
     ],
 )
-def test_what_is_no_plain_lora_is_refused_by_name(
+def test_what_is_not_merged_is_refused_by_name(
     llama: Path, changes: dict[str, Any], named: str
 ) -> None:
     edit(llama, **changes)
@@ -166,13 +162,14 @@ def test_what_is_no_plain_lora_is_refused_by_name(
 @pytest.mark.parametrize(
     "name",
     [
-        "base_model.model.model.embed_tokens.lora_embedding_A",
         "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
-        "base_model.model.lm_head.weight",
+        "base_model.model.model.layers.0.self_attn.q_proj.weight",
         "base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias",
     ],
 )
-def test_tensors_that_are_no_pair_are_refused_by_name(llama: Path, name: str) -> None:
+def test_tensors_that_the_configuration_does_not_announce_are_refused(
+    llama: Path, name: str
+) -> None:
     path = llama / "adapter" / "adapter_model.safetensors"
     save_file({**load_file(path), name: torch.ones(2)}, path)
     with pytest.raises(ModelLoadError, match=f"because of the tensor '{name}'"):
@@ -184,7 +181,7 @@ def test_an_adapter_of_another_base(llama: Path) -> None:
     tensors = load_file(path)
     first = next(name for name in tensors if name.endswith("lora_B.weight"))
     save_file({**tensors, first: torch.ones(99, tensors[first].shape[1])}, path)
-    with pytest.raises(ModelLoadError, match=r"what the adapter adds \[99, .*another base"):
+    with pytest.raises(ModelLoadError, match=r"what the adapter has for it \[99, .*another base"):
         merged(llama)
     save_file({**tensors, first: torch.ones(8, 7)}, path)
     with pytest.raises(ModelLoadError, match="does not fit the rank"):

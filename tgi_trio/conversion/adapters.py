@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tgi_trio.conversion import child
-from tgi_trio.conversion.folder import weights_of
+from tgi_trio.conversion.folder import tokenizer_files, weights_of
 from tgi_trio.errors import ModelLoadError
 
 CONFIG: Final = "adapter_config.json"
@@ -50,7 +50,7 @@ def merge_model(adapter: Path, base: Path, cache: Path | None = None) -> Path:
     if weights is None:
         raise ModelLoadError(f"{adapter} holds {CONFIG} but none of {', '.join(_WEIGHTS)}")
     cache = cache or _default_cache()
-    target = cache / _digest(adapter / CONFIG, weights, base)
+    target = cache / _digest(adapter / CONFIG, weights, *tokenizer_files(adapter), base=base)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f"{target.name}.lock").open("wb") as lock:
@@ -65,10 +65,10 @@ def merge_model(adapter: Path, base: Path, cache: Path | None = None) -> Path:
     return target
 
 
-def _digest(config: Path, weights: Path, base: Path) -> str:
+def _digest(*files: Path, base: Path) -> str:
     """Return a name for what an adapter's content and a base's files give."""
     digest = hashlib.sha256()
-    for path in (config, weights):
+    for path in files:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     for path in sorted(p for p in base.iterdir() if p.is_file()):

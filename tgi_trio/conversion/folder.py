@@ -19,6 +19,9 @@ STAGING: Final = ".converting"  # holds what a conversion has finished until all
 INDEX: Final = "pytorch_model.bin.index.json"
 NEW_INDEX: Final = "model.safetensors.index.json"
 _LONGEST_HEADER: Final = 100_000_000  # bytes; safetensors' own limit
+_TOKENIZER: Final = (
+    "tokenizer", "special_tokens_map", "added_tokens", "chat_template", "vocab.", "merges.",
+)  # fmt: skip
 # Pickles that lie beside weights; TGI leaves the first three out by these words.
 _NO_WEIGHTS: Final = (
     "arguments", "args", "training", "optimizer", "scheduler", "rng_state", "scaler", "adapter_",
@@ -29,6 +32,12 @@ _NO_WEIGHTS: Final = (
 def weights_of(folder: Path) -> list[Path]:
     """Return the safetensors files of a model; adapters may lie beside them."""
     return sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("adapter_"))
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Return the files of a folder's tokenizer, if it has one; the chat template is among them."""
+    found = [p for p in sorted(folder.iterdir()) if p.is_file() and p.name.startswith(_TOKENIZER)]
+    return found if any(path.name.startswith("tokenizer") for path in found) else []
 
 
 def find_pickles(folder: Path, extensions: Sequence[str] = (".bin", ".pt")) -> list[Path]:

@@ -2,8 +2,8 @@
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021: W + (alpha / r) B A; with
 rsLoRA (Kalajdzievski 2023) the factor is alpha / sqrt(r). Fields are those of peft 0.21's
-LoraConfig. What asks for more than such a sum (DoRA, modules saved whole, biases) is named by
-`find_refused`, and so is a field that is not in these tables: nothing is passed over.
+LoraConfig. What asks for more than such a sum (DoRA, modules saved whole, biases) can only be
+merged; `find_refused` names it, and fields that are not in these tables: nothing is passed over.
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ _ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
     # the others change the base before training: the adapter fits that base alone
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
 }
+# What a merged adapter may have besides.
+_MERGED: Final[Mapping[str, tuple[object, ...]]] = {
+    "bias": ("none", "all", "lora_only"),
+    "use_dora": (True, False),
+    "lora_bias": (True, False),
+    "ensure_weight_tying": (True, False),
+}
+_NAMING: Final = frozenset({"modules_to_save", "trainable_token_indices"})  # may name anything
 
 
 @dataclass(frozen=True)
@@ -53,13 +61,45 @@ class AdapterConfig:
         name = self.values.get("base_model_name_or_path")
         return name if isinstance(name, str) else ""
 
-    def find_refused(self) -> list[str]:
-        """Return what asks for more than sums of products, as `name value`, in the file's order."""
+    def find_refused(self, *, merged: bool = False) -> list[str]:
+        """Return what asks for more than sums of products, as `name value`, in the file's order.
+
+        `merged`: the adapter is to be merged into its base, which may be changed otherwise, too.
+        """
         return [
             f"{name} {value!r:.100}"
             for name, value in self.values.items()
-            if not _is_served(name, value)
+            if not (_is_served(name, value) or (merged and _is_merged(name, value)))
         ]
+
+    def advise(self) -> str:
+        """Return what to do with an adapter that is not served beside others."""
+        if self.find_refused(merged=True):
+            return (
+                "Merge it with PEFT (merge_and_unload, then save_pretrained) and serve that folder"
+            )
+        return f"Served alone it is merged into its base: --model-id {self.folder}"
+
+    @property
+    def saved_modules(self) -> Sequence[str]:
+        """Modules that the adapter has whole: parts of their paths. Raises ModelLoadError."""
+        names = self.values.get("modules_to_save") or []
+        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+            raise ModelLoadError(f"modules_to_save of {self.folder / CONFIG} is no list of names")
+        return names
+
+    def token_indices(self, module: str) -> Sequence[int]:
+        """Return which rows of an embedding or head the adapter has; raises ModelLoadError."""
+        found = self.values.get("trainable_token_indices")
+        if isinstance(found, dict):
+            named = [each for name, each in found.items() if f".{module}".endswith(f".{name}")]
+            found = named[0] if named else None
+        if not isinstance(found, list) or not found or not all(_is_index(each) for each in found):
+            raise ModelLoadError(
+                f"trainable_token_indices of {self.folder / CONFIG} has no list of numbers for "
+                f"{module}"
+            )
+        return found
 
     def rank(self, module: str) -> int:
         """Return r of a module, by the pattern that names it; raises ModelLoadError."""
@@ -126,6 +166,14 @@ def _may_be_slow(pattern: str) -> bool:
     """Whether matching may take time that grows by more than a small power of a name's length."""
     repeats = re.findall(r"[*+{]|(?<!\()\?", pattern)
     return len(repeats) > _MOST_REPEATS or re.search(r"\)[*+{]", pattern) is not None
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_merged(name: str, value: Any) -> bool:
+    return name in _NAMING or value in _MERGED.get(name, ())
 
 
 def _is_served(name: str, value: Any) -> bool:

@@ -16,6 +16,7 @@ WEIGHTS: Final = "adapter_model.safetensors"
 FLOATS: Final = ("F32", "F16", "BF16")  # dtypes of numbers that are served
 _LONGEST_HEADER: Final = 2 << 20  # bytes; parsing it holds up steps, and 2,000 tensors take 300 kB
 _PICKLE: Final = "adapter_model.bin"
+_NAMED: Final = 8  # tensors that a refusal lists
 _HALF: Final = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 
@@ -59,27 +60,28 @@ class Adapter:
 def read_adapter(folder: Path) -> Adapter:
     """Read configuration and header of an adapter.
 
-    Raises ModelLoadError for what is not served, naming all of it, and for a file that is damaged,
+    Raises ModelLoadError for what is not served, naming it, and for a file that is damaged,
     naming the tensor.
     """
     if not (folder / CONFIG).is_file():
         raise ModelLoadError(f"{folder} is no folder of an adapter: it holds no {CONFIG}")
     config = read_adapter_config(folder)
-    refused = config.find_refused()
+    refused, unknown = config.find_refused(), []
     halves: dict[str, dict[str, tuple[str, StoredTensor]]] = {}
     for name, tensor in _read_weights(folder).items():
         match = _HALF.fullmatch(name)
         if match is None:
-            refused.append(f"the tensor {name!r}")
+            unknown.append(f"the tensor {name!r}")
         elif match[2] in halves.setdefault(match[1], {}):
             raise ModelLoadError(f"{folder / WEIGHTS} holds lora_{match[2]} of {match[1]} twice")
         else:
             halves[match[1]][match[2]] = name, tensor
-    if refused:
+    if len(unknown) > _NAMED:
+        unknown[_NAMED:] = [f"{len(unknown) - _NAMED} more tensors"]
+    if refused := refused + unknown:
         raise ModelLoadError(
             f"{folder} cannot be served because of {', '.join(refused)}: only LoRA matrices of "
-            "linear layers are. Merge it with PEFT (merge_and_unload, then save_pretrained) and "
-            "serve that folder"
+            f"linear layers are. {config.advise()}"
         )
     if not halves:
         raise ModelLoadError(f"{folder / WEIGHTS} holds no tensors")

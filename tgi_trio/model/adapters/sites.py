@@ -112,5 +112,5 @@ def _refuse_modules(adapter: Adapter, modules: list[str], spec: DecoderSpec) -> 
     return (
         f"{adapter.folder} changes {', '.join(modules[:_NAMED])}{more}, which is not adapted "
         f"here{outer}: of {spec.family} models {', '.join(kinds) or 'nothing'} of the layers can "
-        "be. Merge it with PEFT (merge_and_unload, then save_pretrained) and serve that folder"
+        f"be. {adapter.config.advise()}"
     )

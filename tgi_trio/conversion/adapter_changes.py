@@ -1,0 +1,263 @@
+"""What an adapter makes of its base's tensors: the kinds of tensors in PEFT's files, and the sums.
+
+LoRA (Hu et al. 2021): W + s B A with s = alpha / r, of rsLoRA alpha / sqrt(r). DoRA (Liu et al.
+2024): m (W + s B A) / |W + s B A|, where |.| is the norm of each output's weights. Names and
+layouts are those of peft 0.21: `_KINDS` lists them. All sums are made in float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.adapters.config import CONFIG, AdapterConfig
+
+Floats = NDArray[np.float32]
+
+
+class Kind(Enum):
+    """What a tensor of an adapter is to its module."""
+
+    A = auto()  # [r, in]
+    B = auto()  # [out, r]
+    ADDED_BIAS = auto()  # [out], of B; added to the module's bias, times s
+    EMBEDDING_A = auto()  # [r, tokens]
+    EMBEDDING_B = auto()  # [width, r]
+    MAGNITUDE = auto()  # [out], or [width] of an embedding: m of DoRA
+    ROWS = auto()  # [n, width]: whole rows of an embedding or head, for `trainable_token_indices`
+    WEIGHT = auto()  # takes the place of the base's
+    BIAS = auto()  # the same
+
+
+_KINDS: Final[Sequence[tuple[Kind, str]]] = (
+    (Kind.A, r"lora_A(?:\.default)?\.weight"),
+    (Kind.B, r"lora_B(?:\.default)?\.weight"),
+    (Kind.ADDED_BIAS, r"lora_B(?:\.default)?\.bias"),
+    (Kind.EMBEDDING_A, r"lora_embedding_A(?:\.default)?"),
+    (Kind.EMBEDDING_B, r"lora_embedding_B(?:\.default)?"),
+    (Kind.MAGNITUDE, r"lora_magnitude_vector(?:\.default)?(?:\.weight)?"),
+    (Kind.ROWS, r"token_adapter\.trainable_tokens_delta(?:\.default)?"),
+    (Kind.WEIGHT, r"(?:base_layer\.)?weight"),
+    (Kind.BIAS, r"(?:base_layer\.)?bias"),
+)
+_NAMES: Final = [
+    (kind, re.compile(rf"(?:base_model\.model\.)?(.+?)\.{suffix}")) for kind, suffix in _KINDS
+]
+# PEFT writes these whole, unasked, where an adapter changes them or their size.
+_WRITTEN_WHOLE: Final = ("embed_tokens", "lm_head")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTensor:
+    """A tensor of an adapter, which is read when it is needed."""
+
+    name: str
+    shape: tuple[int, ...]
+    load: Callable[[], Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an adapter makes of one module's weight, or of its bias."""
+
+    module: str  # as the adapter names it: "model.layers.0.self_attn.q_proj"
+    tensor: str  # "weight" or "bias"
+    parts: Mapping[Kind, AdapterTensor]
+    scale: float = 0.0  # s
+    rows: Sequence[int] = ()  # which tokens' rows ROWS has
+
+    @property
+    def name(self) -> str:
+        """What the base would call the tensor."""
+        return f"{self.module}.{self.tensor}"
+
+    @property
+    def whole(self) -> AdapterTensor | None:
+        """What takes the place of the base's tensor."""
+        return self.parts.get(Kind.WEIGHT if self.tensor == "weight" else Kind.BIAS)
+
+    @property
+    def adds(self) -> bool:
+        """Whether it has more than a whole tensor."""
+        return len(self.parts) > (self.whole is not None)
+
+    def shape(self, base: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the result; raises ModelLoadError where the two do not fit."""
+        whole = self.whole
+        if whole is None:
+            return base
+        if len(whole.shape) != len(base) or whole.shape[1:] != base[1:]:
+            raise self._misfit(base, whole.shape)
+        return whole.shape
+
+    def apply(self, base: Floats, transposed: bool) -> Floats:
+        """Return what becomes of the base's tensor.
+
+        `transposed`: matrices of linears are [in, out] there. Raises ModelLoadError where the
+        adapter's tensors do not fit it.
+        """
+        parts = self.parts
+        self.shape(base.shape)
+        total = base if self.whole is None else self.whole.load()
+        if Kind.ADDED_BIAS in parts:
+            total = self._add(total, np.float32(self.scale) * parts[Kind.ADDED_BIAS].load())
+        inputs = 1  # the axis of a linear's inputs, over which DoRA's norms go
+        if Kind.A in parts:
+            delta = self._product(parts[Kind.A], parts[Kind.B])
+            square = total.shape == delta.shape
+            if total.shape == delta.shape[::-1] and (transposed or not square):
+                delta, inputs = delta.T, 0
+            total = self._add(total, delta)
+        if Kind.EMBEDDING_A in parts:
+            delta = self._product(parts[Kind.EMBEDDING_A], parts[Kind.EMBEDDING_B])
+            total, inputs = self._add(total, delta.T), 0
+        if Kind.MAGNITUDE in parts:
+            total = self._rescale(total, parts[Kind.MAGNITUDE].load().reshape(-1), inputs)
+        if Kind.ROWS in parts:
+            total = self._put_rows(total, parts[Kind.ROWS].load())
+        return total
+
+    def _product(self, a: AdapterTensor, b: AdapterTensor) -> Floats:
+        return np.float32(self.scale) * (b.load() @ a.load())
+
+    def _add(self, base: Floats, added: Floats) -> Floats:
+        if base.shape != added.shape:
+            raise self._misfit(base.shape, added.shape)
+        return base + added
+
+    def _rescale(self, total: Floats, magnitude: Floats, axis: int) -> Floats:
+        norms = np.linalg.norm(total, axis=axis)
+        if norms.shape != magnitude.shape:
+            raise self._misfit(total.shape, magnitude.shape)
+        factors: Floats = magnitude / norms
+        return total * np.expand_dims(factors, axis)
+
+    def _put_rows(self, total: Floats, values: Floats) -> Floats:
+        if values.shape != (len(self.rows), *total.shape[1:]) or max(self.rows) >= len(total):
+            raise self._misfit(total.shape, values.shape)
+        total = total.copy()
+        total[list(self.rows)] = values
+        return total
+
+    def _misfit(self, base: Sequence[int], found: Sequence[int]) -> ModelLoadError:
+        return ModelLoadError(
+            f"{self.name} of the base is {list(base)}, what the adapter has for it {list(found)}: "
+            "it is made for another base"
+        )
+
+
+def find_changes(config: AdapterConfig, tensors: Iterator[AdapterTensor]) -> list[Change]:
+    """Return what an adapter's tensors change, each tensor of the base once.
+
+    Raises ModelLoadError for tensors that its configuration does not speak of, for what it speaks
+    of and lacks, and for matrices that do not fit each other.
+    """
+    modules: dict[str, dict[Kind, AdapterTensor]] = {}
+    for tensor in tensors:
+        kind, module = _classify(config, tensor)
+        if kind in modules.setdefault(module, {}):
+            raise ModelLoadError(f"{config.folder} holds {tensor.name} twice, under two names")
+        modules[module][kind] = tensor
+    if not modules:
+        raise ModelLoadError(f"{config.folder} holds an adapter without tensors")
+    for saved in config.saved_modules:
+        if not any(_is_within(module, saved) for module in modules):
+            raise ModelLoadError(
+                f"modules_to_save of {config.folder / CONFIG} names {saved}, and the adapter has "
+                "no tensor of it"
+            )
+    return [
+        change for module, parts in modules.items() for change in _changes(config, module, parts)
+    ]
+
+
+def _classify(config: AdapterConfig, tensor: AdapterTensor) -> tuple[Kind, str]:
+    """Return what a tensor is, and of which module."""
+    for kind, pattern in _NAMES:
+        match = pattern.fullmatch(tensor.name)
+        if match is not None and _is_announced(config, kind, match[1]):
+            return kind, match[1]
+    raise ModelLoadError(explain_unmerged(config, f"the tensor {tensor.name!r}"))
+
+
+def _is_announced(config: AdapterConfig, kind: Kind, module: str) -> bool:
+    """Whether the configuration says that there are such tensors."""
+    values = config.values
+    match kind:
+        case Kind.MAGNITUDE:
+            return bool(values.get("use_dora"))
+        case Kind.ADDED_BIAS:
+            return bool(values.get("lora_bias"))
+        case Kind.ROWS:
+            return bool(values.get("trainable_token_indices"))
+        case Kind.WEIGHT:
+            saved = (*_WRITTEN_WHOLE, *config.saved_modules)
+            return any(_is_within(module, each) for each in saved)
+        case Kind.BIAS:
+            saved = tuple(config.saved_modules)
+            return values.get("bias", "none") != "none" or any(
+                _is_within(module, each) for each in saved
+            )
+        case _:
+            return True
+
+
+def _is_within(module: str, name: str) -> bool:
+    """Whether `name`, some components of a module's path, names the module or one around it."""
+    return f".{name}." in f".{module}."
+
+
+def _changes(
+    config: AdapterConfig, module: str, parts: Mapping[Kind, AdapterTensor]
+) -> Iterator[Change]:
+    """Yield what becomes of a module's weight and of its bias."""
+    own = dict(parts)
+    bias: dict[Kind, AdapterTensor] = {
+        kind: own.pop(kind) for kind in (Kind.BIAS, Kind.ADDED_BIAS) if kind in own
+    }
+    paired, values = False, config.values
+    for a, b in ((Kind.A, Kind.B), (Kind.EMBEDDING_A, Kind.EMBEDDING_B)):
+        if (a in own) != (b in own):
+            raise ModelLoadError(f"{config.folder} holds only one of the two matrices of {module}")
+        if a in own:
+            paired = True
+            _check_pair(config, module, own[a].shape, own[b].shape)
+    for flag, kind, there in (
+        ("use_dora", Kind.MAGNITUDE, own),
+        ("lora_bias", Kind.ADDED_BIAS, bias),
+    ):
+        if (kind in there) != (paired and bool(values.get(flag))):
+            raise ModelLoadError(
+                f"{flag} of {config.folder / CONFIG} is {values.get(flag)}, and of {module} the "
+                f"adapter has {', '.join(sorted(part.name for part in parts.values()))}"
+            )
+    scale = config.scale(module) if paired else 0.0
+    if own:
+        rows = config.token_indices(module) if Kind.ROWS in own else ()
+        yield Change(module, "weight", own, scale, rows)
+    if bias:
+        yield Change(module, "bias", bias, scale)
+
+
+def _check_pair(config: AdapterConfig, module: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    rank = config.rank(module)
+    if len(a) != 2 or len(b) != 2 or a[0] != rank or b[1] != rank:
+        raise ModelLoadError(
+            f"the adapter's matrices of {module} are {list(a)} and {list(b)}, which does not fit "
+            f"the rank {rank} of {CONFIG}"
+        )
+
+
+def explain_unmerged(config: AdapterConfig, what: str) -> str:
+    """Return why an adapter is not merged."""
+    return (
+        f"{config.folder} cannot be merged because of {what}, which is not known here. Merge it "
+        "with PEFT (merge_and_unload, then save_pretrained) and serve that folder"
+    )
