@@ -1,1 +1,1 @@
-"""Text: tokenizer pool, incremental detokeniser, stop strings, chat templates."""
+"""Text: tokenizer pool, incremental detokeniser, stop strings, chat templates, answers."""

@@ -1,8 +1,8 @@
-"""Reads an answer as it arrives: what is thought, what is said, what is called.
+"""Parses an answer as it arrives, into thoughts, content and calls.
 
-The only reader there is. The deltas of a stream are what it returns, and a body is their fold, so
-the two cannot differ, however the answer is cut into pieces. Whatever fits no mark is prose: an
-answer can be odd, but never an error. Pure: no I/O and no clock.
+Streams and bodies share this parser: a stream sends the deltas that it returns, and a body is their
+fold, so the two cannot differ, however the answer is cut into pieces. Text that matches no mark is
+prose, so an answer can be odd, but never an error. Pure: no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from tgi_trio.router.text.thoughts.marks import Marks
 
 
 class CallReader(Protocol):
-    """Reads what follows the thoughts: content and calls."""
+    """Parses what follows the thoughts: content and calls."""
 
     @property
     def calls(self) -> int:
-        """Calls begun so far."""
+        """Number of calls begun so far."""
 
     @property
     def complete(self) -> bool:
-        """Whether there are calls, and all of them whole."""
+        """Whether there are calls, all of them complete."""
 
     def push(self, text: str) -> Delta:
-        """Return what became certain with `text`."""
+        """Take more text; return what it makes certain."""
 
     def finish(self) -> Delta:
-        """Return what is left to tell, now that no text will follow."""
+        """Return what was held back, now that the answer has ended."""
 
 
 class Region(enum.Enum):
-    """What the next text belongs to."""
+    """What the next text is part of."""
 
-    BEFORE = "before"  # nothing is said yet: a thought may begin
-    OPENED = "opened"  # a thought has begun, and nothing of it has come
+    BEFORE = "before"  # nothing has come yet: a thought may begin
+    OPENED = "opened"  # a thought has begun, without text so far
     THOUGHT = "thought"
-    CLOSED = "closed"  # a thought has ended, and nothing of an answer has come
+    CLOSED = "closed"  # a thought has ended, and no answer has begun
     ANSWER = "answer"  # content and calls, to the end
 
 
@@ -49,21 +49,21 @@ class Edge(enum.Enum):
 
     START = "start"  # the mark that begins a thought
     END = "end"  # the mark that ends it
-    HEADER = "header"  # of a message of the model's
+    HEADER = "header"  # of one of the model's messages
     OPENING = "opening"  # the mark that begins an answer
-    CALL = "call"  # the whole opening of a call, and a name that can be called
-    TEXT = "text"  # any other text, white space at its beginning aside
+    CALL = "call"  # a complete opening of a call, with the name of a function
+    TEXT = "text"  # any other text but white space
 
 
-# region -> what may come there -> the next region. Marks are swallowed, also those that come twice;
-# a call and other text belong to what they lead to. An edge that is not in a row is text there.
+# region -> what may come there -> the next region. Marks are dropped, repeated ones too; a call and
+# other text belong to the region that they lead to. An edge that a row lacks is text there.
 TABLE: dict[Region, dict[Edge, Region]] = {
     Region.BEFORE: {
         Edge.START: Region.OPENED,
         Edge.END: Region.CLOSED,
         Edge.HEADER: Region.BEFORE,
         Edge.OPENING: Region.ANSWER,
-        Edge.TEXT: Region.ANSWER,  # with the white space before it: nothing was thought
+        Edge.TEXT: Region.ANSWER,  # with the white space before it, as there was no thought
     },
     Region.OPENED: {
         Edge.START: Region.OPENED,
@@ -87,16 +87,16 @@ TABLE: dict[Region, dict[Edge, Region]] = {
 
 @dataclass(frozen=True, slots=True)
 class CallOpening:
-    """How a call begins, for an answer that calls before its thought has ended.
+    """How a call begins, for answers that call before their thought has ended.
 
-    Only the whole of it counts: a thought may well speak of the word that begins calls.
+    Only a complete opening counts, since a thought may mention the word that begins calls.
     """
 
     text: str  # up to the name
-    names: tuple[str, ...]  # of the functions, each with what follows it
+    names: tuple[str, ...]  # of the functions, each with the text after it
 
     def find(self, text: str) -> tuple[int, bool]:
-        """Return where an opening in `text` begins, and whether it is whole; (-1, False): none."""
+        """Return where an opening begins, and whether it is complete; (-1, False): none does."""
         position = text.find(self.text)
         while position >= 0:
             rest = text[position + len(self.text) :]
@@ -110,10 +110,10 @@ class CallOpening:
 
 
 class AnswerParser:
-    """Reads one answer whose model may think before it answers.
+    """Parses one answer of a model that may think first.
 
-    White space around thoughts belongs to nobody. A thought that the answer's end cuts off stays a
-    thought.
+    White space around thoughts is dropped. A thought that is cut off by the end of the answer stays
+    a thought.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class AnswerParser:
         inside: bool = False,
         opening: CallOpening | None = None,
     ) -> None:
-        """`calls` reads what follows the thoughts; `inside`: the prompt has begun one.
+        """`calls` parses what follows the thoughts; `inside`: the prompt has begun one.
 
-        No marks: there are no thoughts. `opening`: what ends a thought like its end mark, and
+        `marks`: None if there are no thoughts. `opening`: ends a thought as its end mark does, but
         belongs to the answer.
         """
         self.region = Region.OPENED if inside else Region.BEFORE
@@ -146,29 +146,29 @@ class AnswerParser:
             region: {edge: known[edge] for edge in edges if known.get(edge)}
             for region, edges in TABLE.items()
         }
-        # A thought whose mark the prompt has begun and the model completes (Gemma 4).
+        # For a start mark of which the prompt has the first half (Gemma 4).
         half = marks.start.find(">") + 1
         self._rest_of_start = marks.start[half:] if inside and half else ""
-        # What begins anything but thought.
+        # First characters of what can end a thought.
         self._signs = "".join({marks.end[:1], opening.text[:1] if opening is not None else ""})
-        self._text = ""  # not yet certain what it is
+        self._text = ""  # not yet classified
         self._delta = Delta()
-        self._thought = False  # something was thought
-        self._apart = False  # what is thought next is another thought
+        self._thought = False  # there has been a thought
+        self._apart = False  # a further thought would be a separate one
 
     @property
     def calls(self) -> int:
-        """Calls begun so far."""
+        """Number of calls begun so far."""
         return self._reader.calls
 
     @property
     def complete(self) -> bool:
-        """Whether there are calls, and all of them whole."""
+        """Whether there are calls, all of them complete."""
         return self._reader.complete
 
     @property
     def thinking(self) -> bool:
-        """Whether the next text belongs to a thought, as far as is known."""
+        """Whether the next text is part of a thought, as far as is known."""
         return self.region is Region.OPENED or self.region is Region.THOUGHT
 
     @property
@@ -177,7 +177,7 @@ class AnswerParser:
         return self.region is Region.ANSWER
 
     def push(self, text: str) -> Delta:
-        """Return what became certain with `text`."""
+        """Take more text; return what it makes certain."""
         if self.region is Region.ANSWER and not self._closings:
             return self._reader.push(text)
         if self.region is Region.THOUGHT and not self._text and self._is_plain(text):
@@ -189,7 +189,7 @@ class AnswerParser:
         return self._delta
 
     def finish(self) -> Delta:
-        """Return what is left to tell, now that no text will follow."""
+        """Return what was held back, now that the answer has ended."""
         text, self._text = self._text, ""
         self._delta = Delta()
         if self.thinking:
@@ -202,14 +202,14 @@ class AnswerParser:
         return self._delta
 
     def _is_plain(self, text: str) -> bool:
-        """Whether all of a text is certain to be thought: nearly always, so it is seen first."""
+        """Return whether all of a text certainly is thought; this is the common case, made fast."""
         for sign in self._signs:
             if sign in text:
                 return False
         return not text[-1:].isspace()
 
     def _advance(self) -> bool:
-        """Take what is certain from the text; return whether that led to another region."""
+        """Consume what is certain of the text; return whether the region changed."""
         if self.region is Region.ANSWER:
             self._take_answer()
             return False
@@ -218,7 +218,7 @@ class AnswerParser:
         return self._take_beginning()
 
     def _take_beginning(self) -> bool:
-        """Take a mark from the beginning of a region, or find that it begins with text."""
+        """Consume a mark at the beginning of a region, or enter the region of other text."""
         text = self._text.lstrip()
         if not text:
             return False
@@ -248,7 +248,7 @@ class AnswerParser:
             self._rest_of_start = ""
 
     def _take_thought(self) -> bool:
-        """Pass on a thought, up to what ends it or may do so, less the white space before that."""
+        """Pass a thought on, up to what ends it or may do so, without white space before that."""
         text = self._text
         end, call, whole = text.find(self._end), -1, False
         if self._call is not None:
@@ -271,7 +271,7 @@ class AnswerParser:
         return False
 
     def _take_answer(self) -> None:
-        """Pass on the answer without the marks that close it."""
+        """Pass the answer on without the marks that close it."""
         text = self._text
         for mark in self._closings:
             text = text.replace(mark, "")
@@ -280,7 +280,7 @@ class AnswerParser:
         self._text = text[certain:]
 
     def _think(self, text: str) -> None:
-        """Pass on a piece of a thought; an empty line stands between two thoughts."""
+        """Pass a piece of a thought on; an empty line separates two thoughts."""
         if text:
             self._delta.thought += f"\n\n{text}" if self._apart else text
             self._thought, self._apart = True, False
@@ -290,13 +290,13 @@ class AnswerParser:
             self._add(self._reader.push(text))
 
     def _add(self, delta: Delta) -> None:
-        if delta.thought and self._apart:  # the first of a reader that knows thoughts itself
+        if delta.thought and self._apart:  # the first of a reader that parses thoughts itself
             delta.thought, self._apart = f"\n\n{delta.thought}", False
         self._delta = fold((self._delta, delta)) if self._delta else delta
 
 
 def overlap(text: str, end: str) -> int:
-    """Return how much of the end of `text` may be the beginning of `end`."""
+    """Return the length of the longest proper prefix of `end` with which `text` ends."""
     start = text.find(end[0], max(0, len(text) - len(end) + 1))
     while start >= 0 and not end.startswith(text[start:]):
         start = text.find(end[0], start + 1)
@@ -304,7 +304,7 @@ def overlap(text: str, end: str) -> int:
 
 
 def fold(deltas: Iterable[Delta]) -> Delta:
-    """Return several deltas, in their order, as one."""
+    """Return several deltas, in order, as one."""
     whole = Delta()
     for delta in deltas:
         whole.content += delta.content

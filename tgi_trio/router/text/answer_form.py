@@ -1,4 +1,4 @@
-"""How the answer to one chat is read, and by which grammar it is held to that."""
+"""How the answer to one chat is parsed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tgi_trio.router.text.thoughts.marks import Marks
 
 
 class SaidAlone:
-    """Reads an answer that may call nothing, by a reader of calls: what it calls is nobody's."""
+    """Parses an answer that must not call with a parser of calls, and drops the calls."""
 
     calls = 0
     complete = False
@@ -20,11 +20,11 @@ class SaidAlone:
         self._inner = inner()
 
     def push(self, text: str) -> Delta:
-        """Return the thoughts and the content that became certain with `text`."""
+        """Take more text; return the thoughts and content that it makes certain."""
         return self._without_calls(self._inner.push(text))
 
     def finish(self) -> Delta:
-        """Return what is left of them, now that no text will follow."""
+        """Return what was held back of them, now that the answer has ended."""
         return self._without_calls(self._inner.finish())
 
     def _without_calls(self, delta: Delta) -> Delta:
@@ -36,12 +36,12 @@ class SaidAlone:
 class ReadForm:
     """Implements `request.AnswerForm`."""
 
-    thoughts: Marks | None  # None: nothing is told apart as a thought
+    thoughts: Marks | None  # None: no thoughts are separated
     inside: bool  # the prompt has begun a thought
-    calls: Callable[[], CallReader]  # begins to read content and calls
-    opening: CallOpening | None  # how a call begins, inside a thought too
+    calls: Callable[[], CallReader]  # returns a parser for content and calls
+    opening: CallOpening | None  # how a call begins that ends a thought
     marks: Mapping[int, str]
 
     def read(self) -> AnswerParser:
-        """Begin to read one answer."""
+        """Return a parser for one answer."""
         return AnswerParser(self.thoughts, self.calls(), inside=self.inside, opening=self.opening)

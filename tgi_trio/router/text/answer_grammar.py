@@ -1,9 +1,9 @@
-"""What an answer may look like from its first token on, as one grammar for the shard.
+"""The grammar of a whole answer, from its first token on, for the shard.
 
     thought? answer
 
-The thought is that of `thoughts/rules.py`, where the model thinks at all. The answer is what a
-client asks for in whatever form, prose in which calls may begin, calls alone, or anything.
+The thought is that of `thoughts/rules.py`, if the model thinks. The answer is in the form that a
+client asks for, prose in which calls may begin, calls alone, or anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tgi_trio.router.text.tools.functions import ToolUse
 from tgi_trio.router.text.tools.terms import escape_regex, find_token, write_terms, write_tokens
 
 _TEXT = "(?s:.+)"
-_FORM = "answer_form"  # a grammar of its own
+_FORM = "answer_form"  # name of the grammar that the client asks for
 _BEGUN: Mapping[Place, Begun] = {
     Place.INSIDE: "thought",
     Place.CLOSED: "answer",
@@ -39,11 +39,11 @@ def tool_grammar(
 ) -> str:
     """Return the grammar of an answer that may, or must, call tools.
 
-    `otherwise`: the grammar of an answer that calls none, where it is not free prose.
+    `otherwise`: the grammar of an answer without calls; None: free prose.
 
-    `added`: text -> id of the tokens that were added to the vocabulary. Such a token may be no text
-    to llguidance, so where the format has one, it may come as that token or spelled, and prose may
-    contain all others.
+    `added`: text -> id of the tokenizer's added tokens. llguidance may not know such a token by its
+    text, so where the format contains one, both the token and its spelling are allowed, and prose
+    may contain all others.
     """
     more = [] if otherwise is None or use.required else _named(otherwise)
     if form.channels:
@@ -52,7 +52,7 @@ def tool_grammar(
         beginning = {"answer": f"{write_terms(form.trigger, added)} calls"}
     elif more:
         trigger = write_terms(form.trigger, added)
-        if form.anchored:  # JSON as the form is: what both begin with is a sign of its own
+        if form.anchored:  # both are JSON: what they have in common is a character of its own
             trigger = f"{grammars.literal(form.trigger[0])} {grammars.literal(form.trigger[1:])}"
         beginning = {"answer": f"{trigger} calls | @{_FORM}"}
     else:
@@ -64,7 +64,7 @@ def tool_grammar(
 
 
 def form_grammar(form: str, thought: ThoughtRules | None) -> str:
-    """Return the grammar of an answer in the form of another grammar, a thought before it."""
+    """Return the grammar of an answer that matches `form`, with a thought before it."""
     if thought is None:
         return form
     if thought.on_channels:
@@ -73,13 +73,13 @@ def form_grammar(form: str, thought: ThoughtRules | None) -> str:
 
 
 def _named(form: str) -> list[Mapping[str, Any]]:
-    """Return the parts of a whole grammar, the first of which other rules can name."""
+    """Return the parts of a whole grammar, the first with a name to which rules can refer."""
     first, *more = json.loads(form)["grammars"]
     return [{**first, "name": _FORM}, *more]
 
 
 def free_grammar(added: Mapping[str, int], thought: ThoughtRules) -> str:
-    """Return the grammar of any answer behind a thought whose length is bounded."""
+    """Return the grammar of any answer after a thought of bounded length."""
     if thought.on_channels:
         return _on_channels(None, added, thought)
     tokens = write_tokens(id for id in added.values() if id != thought.begin_token)
@@ -93,7 +93,7 @@ def _on_channels(
     thought: ThoughtRules | None,
     *form: Mapping[str, Any],
 ) -> str:
-    """Return the grammar of an answer on channels; `form`: of what it tells, if that has one."""
+    """Return the grammar of an answer on channels; `form`: the grammar of its content, if any."""
     channels = channel_rules(
         use,
         added,
@@ -107,7 +107,7 @@ def _on_channels(
 def _write_prose(
     form: Format, added: Mapping[str, int], thought: ThoughtRules | None
 ) -> dict[str, str]:
-    """Return the rules of prose, up to and with the trigger of calls."""
+    """Return the rules for prose up to and including the trigger of calls."""
     begin, not_begun = (None, "") if thought is None else (thought.begin_token, thought.not_begun)
     trigger, spelled = escape_regex(form.trigger), grammars.literal(form.trigger)
     token = added.get(form.trigger)
@@ -126,7 +126,7 @@ def _write_prose(
         return _write_around(form, inside, added, others, not_begun)
     return {
         "answer": f"(TEXT? {others})* ({' | '.join(ends)})",
-        # A lazy terminal ends where the trigger is first complete.
+        # A lazy terminal ends as soon as the trigger is complete.
         "lead[lazy]": f"LEAD {spelled}",
         "LEAD": f"/(?s:.*)/{not_begun}",
         "TEXT": f"/{_TEXT}/ & ~/(?s:.*){trigger}(?s:.*)/{not_begun}",
@@ -136,7 +136,7 @@ def _write_prose(
 def _write_around(
     form: Format, inside: str, added: Mapping[str, int], others: str, not_begun: str
 ) -> dict[str, str]:
-    """Return the rules of prose before a trigger with a token in it: what follows that decides."""
+    """Return the rules for prose if an added token is part of the trigger: what follows decides."""
     opened = write_tokens([added[inside]])
     trigger, spelled = escape_regex(form.trigger), grammars.literal(form.trigger)
     rest = form.trigger.partition(inside)[2]

@@ -1,6 +1,6 @@
-"""The text of one generation whose answer is read while it comes: what a chat's client sees.
+"""The text of a generation whose answer is parsed as it arrives, for clients of chats.
 
-Stop strings are looked for in what the answer says: in thoughts and in calls they may stand.
+Stop strings are searched for in content only, so they may occur in thoughts and calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tgi_trio.router.text.tokenizer import IntArray, Tokenizer
 
 
 def output_text(tokenizer: Tokenizer, request: Request) -> OutputText:
-    """Return what turns a request's tokens into what its client sees."""
+    """Return the object that turns a request's tokens into what its client sees."""
     if request.answer is None:
         return OutputText(tokenizer, request.prompt_ids, request.stopping)
     return AnswerText(tokenizer, request.prompt_ids, request.stopping, request.answer)
@@ -56,7 +56,7 @@ class AnswerText(OutputText):
         self._thinking = self._reading.thinking
         self._answering = self._reading.answering
         self._thought_tokens = 0
-        self._undecided: list[ReadToken] = []  # at the beginning, where a thought may begin
+        self._undecided: list[ReadToken] = []  # first tokens: they may belong to a thought
         self._last: ReadToken | None = None
         self._end: AnswerEnd | None = None
 
@@ -65,7 +65,7 @@ class AnswerText(OutputText):
         return self._end
 
     def push(self, token_id: int, logprob: float, tops: Tops = (), eos: bool = False) -> ReadToken:
-        """Return the next token with what became certain with it."""
+        """Return the next token with what it makes certain."""
         special = token_id in self._special
         if special:
             text = self._text_of(token_id)
@@ -75,7 +75,7 @@ class AnswerText(OutputText):
             self._parts.append(text)
         if self._stop_ids and token_id in self._stop_ids and not eos:
             self.stopped, self._stop_id = True, token_id
-            eos = True  # it ends the generation, whatever it may complete
+            eos = True  # it ends the generation, whatever stop string it completes
             shown = shown if self._keep_stop else ""
         reading = self._reading
         delta = reading.push(shown) if shown else Delta()
@@ -87,7 +87,7 @@ class AnswerText(OutputText):
         self._last = token = ReadToken(token_id, text, logprob, special, (), delta)
         if not self._answering:
             self._count(token)
-        elif delta.thought:  # harmony thinks between its messages, too
+        elif delta.thought:  # harmony can think between messages
             token.thought = True
             self._thought_tokens += 1
         if tops:
@@ -95,7 +95,7 @@ class AnswerText(OutputText):
         return token
 
     def finish(self) -> str:
-        """Return the text still held back, now that no token will follow; "" the second time."""
+        """Return the text still held back at the end; "" the second time."""
         text = self._detokenizer.flush()
         self._parts.append(text)
         if self._end is None:
@@ -114,11 +114,11 @@ class AnswerText(OutputText):
 
     @property
     def _cut(self) -> bool:
-        """Whether a stop string has cut the answer, and with it the calls that follow."""
+        """Whether a stop string has ended the answer, so that later calls are cut off."""
         return self._stop is not None and self._stop.matched
 
     def _count(self, token: ReadToken) -> None:
-        """See whether a token belongs to a thought: it is none once an answer has begun."""
+        """Mark a token that belongs to a thought; there is none once the answer has begun."""
         reading = self._reading
         thinking, self._thinking = self._thinking or reading.thinking, reading.thinking
         if thinking:
@@ -130,7 +130,7 @@ class AnswerText(OutputText):
         elif reading.answering:
             self._answering = True
             if self._thought_tokens:
-                for each in self._undecided:  # white space after a thought is not the answer's
+                for each in self._undecided:  # white space after a thought belongs to the thought
                     each.thought = each.text.isspace()
             self._undecided.clear()
         else:
@@ -138,7 +138,7 @@ class AnswerText(OutputText):
             token.silent = True
 
     def _look_for_stop(self, stop: StopMatcher, delta: Delta, eos: bool) -> None:
-        """Cut what a stop string ends; calls that follow it in the same piece are cut as well."""
+        """Cut content at a stop string; calls after it in the same piece are dropped."""
         if eos:
             delta.content = stop.flush() + delta.content
             return

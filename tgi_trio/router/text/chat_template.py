@@ -1,7 +1,7 @@
 """Chat templates, rendered as transformers renders them.
 
-The same sandbox, whitespace rules, filters, functions and preparation of messages, so that a prompt
-made here is the prompt the model was tuned on. TGI's own engine differs in all of these (no
+The sandbox, whitespace rules, filters, functions and preparation of messages are the same, so that
+the prompt is the one that the model was tuned on. TGI's own engine differs in all of these (no
 trim_blocks, sorted and escaped JSON, no keyword arguments).
 """
 
@@ -27,7 +27,7 @@ TemplateMessage = Mapping[str, Any]
 Clock = Callable[[], datetime]
 
 _CONTINUE = "\ue000continue-here\ue000 "  # marks the end of the message to continue; ends in space
-_MARK = "Probe0x"  # no word of any template
+_MARK = "Probe0x"  # a word that occurs in no template
 _PROBE: Mapping[str, Any] = {
     "type": "function",
     "function": {
@@ -36,11 +36,11 @@ _PROBE: Mapping[str, Any] = {
         "parameters": {"type": "object", "properties": {}, "required": []},
     },
 }
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field, in this order
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field, by precedence
 
 
 class ChatTemplate:
-    """The chat templates of one model; rendering touches nothing shared, any thread may do it."""
+    """The chat templates of one model; any thread may render, as nothing shared is changed."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ChatTemplate:
         self._sources = dict(sources)
         self._templates: dict[str, jinja2.Template] = {}
         self._variables: dict[str, set[str]] = {}
-        # Found when they are first asked for: turns that are written, and placeholders (one).
+        # Computed on demand: the roles that are rendered, and whether placeholders are.
         self._roles: dict[bool, Roles] = {}
         self._written: dict[str, bool] = {}
         for name, source in sources.items():
@@ -73,7 +73,7 @@ class ChatTemplate:
                     f"The chat template '{name}' does not compile: line {error.lineno}: "
                     f"{error.message}. Give another with --chat-template."
                 ) from error
-        self._lists: frozenset[str] = frozenset()  # templates that read no text but in a list
+        self._lists: frozenset[str] = frozenset()  # templates that render only lists of parts
         self._lists = frozenset(name for name in sources if self._reads_lists_alone(name))
 
     @classmethod
@@ -83,7 +83,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         defaults: Mapping[str, Any] | None = None,
     ) -> ChatTemplate:
-        """Return the template of `--chat-template`: a file, or the template itself.
+        """Return the template of `--chat-template`: a file, or the template's text.
 
         Raises ConfigurationError.
         """
@@ -91,7 +91,7 @@ class ChatTemplate:
             return cls({"default": text}, special_tokens, defaults=defaults)
         try:
             source = Path(text).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:  # a name with a NUL, or no UTF-8
+        except (OSError, ValueError) as error:  # a name with a NUL, or not UTF-8
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigurationError(
                 f"--chat-template {text} cannot be read: {why}; give a file with a Jinja template, "
@@ -100,15 +100,15 @@ class ChatTemplate:
         return cls({"default": source}, special_tokens, defaults=defaults)
 
     def uses(self, variable: str, *, tools: bool = False) -> bool:
-        """Return whether the template (the one for tools, if there are any) reads `variable`."""
+        """Return whether the template (the one for tools, if `tools`) reads `variable`."""
         return variable in self._variables.get(self._name(tools), ())
 
     def source(self, *, tools: bool = False) -> str:
-        """Return the template's text (of the one for tools, if there are any); "" without one."""
+        """Return the template's text (the one for tools, if `tools`); "" if there is none."""
         return self._sources.get(self._name(tools), "")
 
     def roles(self, *, tools: bool = False) -> Roles:
-        """Return which turns the template writes as they are, beside tools or without."""
+        """Return which turns the template renders unchanged, with tools or without."""
         if tools not in self._roles:
             shown = [_PROBE] if tools else None
             self._roles[tools] = probe_roles(lambda messages: self.render(messages, tools=shown))
@@ -151,12 +151,12 @@ class ChatTemplate:
                     "add_generation_prompt": add_generation_prompt and not continue_final_message,
                 }
             )
-        except Exception as error:  # a template is a program of its own: it may fail in any way
+        except Exception as error:  # a template is a program, which may fail in any way
             raise TemplateError(str(error) or type(error).__name__) from error
         return _cut_final(text, final) if continue_final_message else text
 
     def writes_parts(self, placeholder: str) -> bool:
-        """Return whether an image in a message's list of parts becomes its placeholder."""
+        """Return whether an image in a message's list of parts is rendered as its placeholder."""
         if placeholder not in self._written:
             self._written[placeholder] = self._tries_parts(placeholder)
         return self._written[placeholder]
@@ -170,12 +170,12 @@ class ChatTemplate:
         return text.count(placeholder) == 1 and _MARK in text
 
     def _reads_lists_alone(self, name: str) -> bool:
-        """Return whether a template loses a text that is no list of parts, as for some that see."""
+        """Return whether a template drops text outside a list, as some vision models' do."""
         template = self._templates[name]
 
         def reads(content: Any) -> bool:
             messages = [{"role": "user", "content": content}]
-            with suppress(Exception):  # a template is a program of its own
+            with suppress(Exception):  # a template is a program, which may fail in any way
                 return _MARK in template.render({**self._special_tokens, "messages": messages})
             return False
 
@@ -192,7 +192,7 @@ class ChatTemplate:
 
 
 def _prepare_message(message: TemplateMessage) -> dict[str, Any]:
-    """Return the message without nulls (templates print them) and with reasoning by every name."""
+    """Return the message without nulls (templates print them), with reasoning by all its names."""
     kept = {key: value for key, value in message.items() if value is not None}
     reasoning = next((kept[name] for name in _REASONING if name in kept), None)
     if reasoning is None:
@@ -201,7 +201,7 @@ def _prepare_message(message: TemplateMessage) -> dict[str, Any]:
 
 
 def _with_list(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose content is a list of parts."""
+    """Return the message with its content as a list of parts."""
     content = message.get("content")
     if not isinstance(content, str):
         return message
@@ -209,7 +209,7 @@ def _with_list(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mark_final(chat: list[dict[str, Any]]) -> str:
-    """Mark where the content of the last message ends; return that content."""
+    """Mark the end of the last message's content; return that content."""
     message = chat[-1]
     content = message.get("content")
     if isinstance(content, str):
@@ -233,11 +233,11 @@ def _cut_final(text: str, final: str) -> str:
         )
     if text.startswith(_CONTINUE, position):
         return text[:position]
-    return text[:position].rstrip()  # the template trims contents, so it trims this one
+    return text[:position].rstrip()  # the template trims contents, so this one is trimmed as well
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what a trainer learns from; for us it is a block like any other."""
+    """`{% generation %}` marks text to train on; here it is an ordinary block."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
@@ -248,7 +248,7 @@ class _GenerationTag(Extension):
 
 
 class _TemplateDict:
-    """Stands for `dict` without being the type, whose attributes lead out of the sandbox."""
+    """Replaces `dict`, whose attributes as a type lead out of the sandbox."""
 
     def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
         return dict(*args, **items)
@@ -258,7 +258,7 @@ class _TemplateDict:
 
 
 class _TemplateNamespace(jinja2.utils.Namespace):
-    """Refuses names that begin with an underscore: they lead out of the sandbox."""
+    """Refuses names that begin with an underscore, which lead out of the sandbox."""
 
     def __init__(*args: Any, **attributes: Any) -> None:  # `self` may be an attribute's name
         self, *positional = args
@@ -296,7 +296,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON in the order of its keys and without HTML escapes, unlike jinja2's own filter."""
+    """Return JSON with keys in their order and without HTML escapes, unlike jinja2's own filter."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,14 +1,13 @@
-"""JSON schemas closed: an object has the properties that are listed for it, and no others.
+"""Closes JSON schemas: an object may have its listed properties and no others.
 
-JSON Schema leaves every object open (`additionalProperties` is true unless it is given), so a
-model that is held to such a schema may write properties of its own until its length limit. Clients
-that send the schema of a type mean its fields; outlines, and with it TGI, writes exactly those.
+JSON Schema leaves every object open (`additionalProperties` defaults to true), so a model that is
+constrained by such a schema may write further properties until its length limit. Clients that send
+the schema of a type mean its fields; outlines, and with it TGI, writes exactly those.
 
-`additionalProperties` closes one schema object and knows nothing of the schemas beside it. Where
-several hold together (`allOf`, `$ref` with neighbours, `anyOf` below `properties`), each would
-forbid what the others list; so one of them is closed for what all of them list, and the others
-stay open. A `$ref` among them is replaced by what it refers to, since that is closed where it
-stands alone.
+`additionalProperties` closes one schema object and ignores the schemas beside it. If several apply
+together (`allOf`, `$ref` with siblings, `anyOf` below `properties`), each would forbid what the
+others list. So one of them is closed for what all of them list, and the others stay open. A `$ref`
+among them is replaced by its target, since the target itself is closed where it is used alone.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _VALUES = frozenset({"additionalItems", "additionalProperties", "items", "prefix
 _OWN = frozenset({"additionalProperties", "patternProperties", "properties", "required"})
 _CHOICES = ("anyOf", "oneOf")
 _COMPOSED = frozenset({"$ref", "allOf", *_CHOICES})
-_INNER = _MAPS | _VALUES | _COMPOSED | _OWN  # what a schema without is as it should be
+_INNER = _MAPS | _VALUES | _COMPOSED | _OWN  # a schema without any of these needs no change
 _ROOT_ONLY = frozenset({"$anchor", "$defs", "$id", "$schema", "definitions"})
 _MOST_WORK = 20_000  # schemas copied and names added; real schemas need some dozens
 
@@ -35,10 +34,10 @@ _MOST_WORK = 20_000  # schemas copied and names added; real schemas need some do
 def close_objects(schema: Schema) -> Schema:
     """Return `schema` with `additionalProperties: false` wherever `properties` are listed.
 
-    At every depth, behind `$ref` and through `allOf`, `anyOf` and `oneOf`. What says
-    `additionalProperties` itself is honoured, what lists no `properties` stays open, and the order
-    of properties is kept. The schema that was given is not changed. Raises ValidationError for one
-    that nests too deeply, or whose compositions would grow beyond measure.
+    This holds at every depth, behind `$ref` and through `allOf`, `anyOf` and `oneOf`. An explicit
+    `additionalProperties` is kept, an object without `properties` stays open, and the order of
+    properties is kept. The given schema is not changed. Raises ValidationError for a schema that
+    nests too deeply, or whose compositions would grow without bound.
     """
     try:
         closed: Schema = _Closer(schema).close(schema)
@@ -48,7 +47,7 @@ def close_objects(schema: Schema) -> Schema:
 
 
 def follow_pointer(root: Schema, pointer: str) -> Schema | None:
-    """Return the schema that a JSON pointer leads to, percent-encoded as in references."""
+    """Return the schema at a JSON pointer, percent-encoded as in references, or None."""
     found: Any = root
     for step in unquote(pointer).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
@@ -63,14 +62,14 @@ def follow_pointer(root: Schema, pointer: str) -> Schema | None:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What schemas that hold together list, in order."""
+    """What schemas that apply together list, in order."""
 
-    names: dict[str, None] = field(default_factory=dict)  # of `properties`, and `required` ones
+    names: dict[str, None] = field(default_factory=dict)  # names in `properties`, and in `required`
     patterns: dict[str, None] = field(default_factory=dict)
-    closes: bool = False  # `properties` are among it
+    closes: bool = False  # at least one has `properties`
 
     def include(self, parts: Iterable[Schema]) -> Self:
-        """Return this with what the parts list."""
+        """Return this extended by what the parts list."""
         parts = list(parts)
         names = [name for part in parts for name in _names(part, "properties")]
         names += [name for part in parts for name in _list_required(part)]
@@ -93,7 +92,7 @@ def _list_required(schema: Schema) -> Iterable[str]:
 
 
 class _Closer:
-    """Closes one schema; `close` is for values, `_keep_open` for what holds beside others."""
+    """Closes one schema: `close` is for values, `_keep_open` for what applies beside others."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -101,8 +100,8 @@ class _Closer:
         self._work = 0
 
     def close(self, schema: Any, beside: _Listed | None = None) -> Any:
-        """Return a schema closed; `beside` is listed by those that hold together with it."""
-        if self._inlined:  # a copy: it may hold further copies
+        """Return a schema closed; `beside`: what schemas list that apply together with it."""
+        if self._inlined:  # part of a copy, which may contain further copies
             self._count(1)
         if schema is True and beside is not None:
             schema = {}
@@ -119,7 +118,7 @@ class _Closer:
         return closed
 
     def _close_group(self, schema: Schema, beside: _Listed) -> Schema:
-        """Return a schema closed for all that is listed by it and those it is composed of."""
+        """Return a schema closed for all that it and its compositions list."""
         parts = list(self._parts(schema))
         decided = any("additionalProperties" in part or self._leads_away(part) for part in parts)
         one_choice = sum(key in part for part in parts for key in _CHOICES) == 1
@@ -134,7 +133,7 @@ class _Closer:
         return opened
 
     def _shut(self, schema: Schema, listed: _Listed) -> None:
-        """Let an object have what is listed and nothing else."""
+        """Close an object for what is listed."""
         for key, names in (("properties", listed.names), ("patternProperties", listed.patterns)):
             own = schema.get(key, {})
             if isinstance(own, dict) and not names.keys() <= own.keys():
@@ -143,9 +142,9 @@ class _Closer:
         schema["additionalProperties"] = False
 
     def _keep_open(self, schema: Any, listed: _Listed | None) -> Any:
-        """Return a schema that stays open because another one closes what they describe together.
+        """Return a schema that stays open, since another one closes what they describe together.
 
-        `listed`: the alternatives of the only choice among them do that, each for itself.
+        `listed`: if not None, each alternative of the only choice among them is closed for that.
         """
         self._count(1)
         if not isinstance(schema, dict):
@@ -167,14 +166,14 @@ class _Closer:
         body = {key: value for key, value in target.items() if key not in _ROOT_ONLY}
         inlined = [self._keep_open(body, listed), *opened.pop("allOf", [])]
         self._inlined.pop()
-        # In the place of the reference: the order of keywords is that of properties.
+        # In place of the reference: the order of keywords is that of properties.
         return {
             "allOf" if key == "$ref" else key: inlined if key == "$ref" else value
             for key, value in opened.items()
         }
 
     def _close_nested(self, schema: Schema) -> Schema:
-        """Return a copy in which the schemas of values inside are closed."""
+        """Return a copy in which the schemas of nested values are closed."""
         copy = dict(schema)
         for key, value in schema.items():
             if key in _MAPS and isinstance(value, dict):
@@ -185,7 +184,7 @@ class _Closer:
         return copy
 
     def _sources(self, schema: Any) -> int:
-        """Return how many schemas list properties together here; references count as one each."""
+        """Return how many schemas list properties together here; a reference counts as one."""
         if not isinstance(schema, dict):
             return 0
         own = 0 if _OWN.isdisjoint(schema) else 1
@@ -196,7 +195,7 @@ class _Closer:
         return own + sum(map(self._sources, branches if isinstance(branches, list) else []))
 
     def _parts(self, schema: Schema, deep: bool = False) -> Iterator[Schema]:
-        """Yield the schemas that hold together with this one; `deep`: their alternatives, too."""
+        """Yield the schemas that apply together with this one; `deep`: also their alternatives."""
         followed: set[str] = set()
         waiting: list[Any] = [schema]
         keys = ("allOf", *_CHOICES) if deep else ("allOf",)
@@ -214,11 +213,11 @@ class _Closer:
             waiting += reversed(more)
 
     def _leads_away(self, schema: Schema) -> bool:
-        """Return whether nobody knows here what a schema lists."""
+        """Return whether a schema refers to another document, whose properties are unknown."""
         return "$ref" in schema and self._target(str(schema["$ref"])) is None
 
     def _target(self, reference: str) -> Schema | None:
-        """Return what a reference into this document stands for; None for others."""
+        """Return the target of a reference into this document; None for others."""
         document, hash, pointer = reference.partition("#")
         if not hash or document not in ("", self._root.get("$id")):
             return None

@@ -1,11 +1,11 @@
-"""Token ids to text, one token at a time.
+"""Incremental detokenisation: token ids to text, one token at a time.
 
-The pieces of a generation, concatenated with what `flush` returns, are the text the tokenizer
-decodes from all its ids behind the prompt. Text is held back only while a character is incomplete.
+The pieces of a generation and what `flush` returns, concatenated, are the text that the tokenizer
+decodes from all ids after the prompt. Text is held back only while a character is incomplete.
 
-One case is decided here rather than by the tokenizer: byte-fallback decoders turn a whole run of
-byte tokens into U+FFFD when any byte of it is invalid. Characters already sent cannot be called
-back, so complete characters of such a run stay, and only the invalid bytes become U+FFFD.
+One case differs from the tokenizer: byte-fallback decoders turn a whole run of byte tokens into
+U+FFFD if any of its bytes is invalid. Characters already sent cannot be taken back, so complete
+characters of such a run stay, and only the invalid bytes become U+FFFD.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Protocol
 
 from tgi_trio.router.text.pieces import Pieces
 
-CONTEXT_TOKENS = 5  # prompt tokens that set the scene for the first generated one, as in TGI
+CONTEXT_TOKENS = 5  # prompt tokens that are context for the first generated one, as in TGI
 _MAX_CHARACTER_BYTES = 4  # of UTF-8
-_MAX_WINDOW = 32  # tokens without a complete character at their end: only invalid bytes get there
+_MAX_WINDOW = 32  # most tokens without a complete character at the end; only invalid bytes reach it
 _REPLACEMENT = "\ufffd"
 
 Decode = Callable[[Sequence[int]], str]
 
 
 class Detokenizer(Protocol):
-    """Turns one generation into text; special tokens are the caller's to leave out."""
+    """Turns one generation into text; the caller leaves out special tokens."""
 
     def push(self, token_id: int) -> str:
-        """Return the text that became certain with this token; "" inside a character."""
+        """Return the text that this token completes; "" inside a character."""
         ...
 
     def flush(self) -> str:
-        """Return what is left of an incomplete character at the end, as U+FFFD."""
+        """Return an incomplete character at the end as U+FFFD."""
         ...
 
 
@@ -42,7 +42,7 @@ class PieceDetokenizer:
     __slots__ = ("_pending", "_pieces")
 
     def __init__(self, pieces: Pieces, prompt_ids: Sequence[int]) -> None:
-        """Begin behind `prompt_ids`, which may end within a character when they came as ids."""
+        """Begin after `prompt_ids`; prompts that were given as ids may end within a character."""
         self._pieces = pieces
         tail: list[bytes] = []
         for token_id in reversed(prompt_ids[-CONTEXT_TOKENS:]):
@@ -68,17 +68,18 @@ class PieceDetokenizer:
         pending, self._pending = self._pending, b""
         if self._pieces.per_byte:
             return _REPLACEMENT * len(pending)
-        # Mostly the valid beginning of one character, but the decoder also keeps the beginning of
-        # a surrogate (ED A0..BF), which is invalid already: two bytes, two replacements.
+        # Usually this is the valid beginning of one character, but the decoder also keeps the
+        # beginning of a surrogate (ED A0..BF), which is invalid already: two bytes, two
+        # replacements.
         return utf_8_decode(pending, "replace", True)[0]
 
 
 class WindowDetokenizer:
-    """For any tokenizer: what a short window decodes to, less what was released of it before.
+    """For any tokenizer: decodes a short window, and releases what was not released before.
 
-    The window begins with the tokens behind which the last complete text ended, so that a token is
-    decoded behind a neighbour and spacing rules see what they would see in the whole text. It is
-    cut whenever its text ends with a complete character.
+    The window begins with the tokens of the previous complete text, so that each token is decoded
+    after a neighbour, and spacing rules apply as in the whole text. It is cut whenever its text
+    ends with a complete character.
     """
 
     __slots__ = ("_decode", "_known", "_released", "_window")
@@ -86,7 +87,7 @@ class WindowDetokenizer:
     def __init__(self, decode: Decode, prompt_ids: Sequence[int]) -> None:
         self._decode = decode
         self._window = list(prompt_ids[-CONTEXT_TOKENS:])
-        self._known = len(self._window)  # tokens that are there for context alone
+        self._known = len(self._window)  # tokens that are only context
         self._released = len(decode(self._window))  # characters of the window's text
 
     def push(self, token_id: int) -> str:
@@ -95,7 +96,7 @@ class WindowDetokenizer:
         complete = len(text.rstrip(_REPLACEMENT))
         if complete == len(text):
             return self._cut(text)
-        # An incomplete character shows as one U+FFFD or one per byte; more than that are invalid.
+        # An incomplete character is decoded as one U+FFFD or one per byte; any more are invalid.
         complete = max(complete, len(text) - _MAX_CHARACTER_BYTES + 1)
         if len(self._window) - self._known > _MAX_WINDOW:
             return self._cut(text)
@@ -114,5 +115,5 @@ class WindowDetokenizer:
             text = self._decode(self._window)
             self._released = len(text)
         elif len(self._window) > self._known:
-            self._window.pop()  # without text it gives the next token no context either
+            self._window.pop()  # without text it is no context for the next token
         return piece

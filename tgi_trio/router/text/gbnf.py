@@ -1,10 +1,10 @@
-"""Grammars as llama.cpp (GBNF) and xgrammar (EBNF) write them, read into a tree.
+"""Parses grammars of llama.cpp (GBNF) and xgrammar (EBNF) into a tree.
 
     root ::= "yes" | "no, " reason{1,3}   # the first rule is `root`
     reason ::= [a-z ]+ [.;]
 
-A rule ends where the next one begins, so that alternatives may stand on lines of their own. What is
-wrong is said with its line and column. `gbnf_lark.lark_of` writes the tree for llguidance.
+A rule ends where the next one begins, so alternatives may be on lines of their own. Errors name
+line and column. `gbnf_lark.lark_of` converts the tree for llguidance.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from tgi_trio.errors import ValidationError
 
 ROOT = "root"
-MOST_CHARACTERS = 2**15  # of a grammar; reading one holds up the router
-_DEEPEST = 100  # groups in groups
+MOST_CHARACTERS = 2**15  # of a grammar; parsing one blocks the router
+_DEEPEST = 100  # nested groups
 _LARGEST = 0x10FFFF  # code point
 
 
@@ -26,26 +26,26 @@ class Characters:
     """One character of a class; `ranges` are pairs of code points, both inclusive."""
 
     ranges: tuple[tuple[int, int], ...]
-    negated: bool = False  # of any code point but these
+    negated: bool = False  # any code point but these
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A text, written out."""
+    """A literal text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A rule, by its name."""
+    """A reference to a rule by its name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One part after the other; none is the empty text."""
+    """The parts in sequence; without parts, the empty text."""
 
     parts: tuple[Node, ...]
 
@@ -101,9 +101,9 @@ def looks_like_gbnf(text: str) -> bool:
 
 
 def parse(text: str) -> dict[str, Node]:
-    """Return the rules of a grammar by their names; raises ValidationError with line and column.
+    """Return a grammar's rules by name. Raises ValidationError with line and column.
 
-    Every `Reference` names one of them, and `root` is there.
+    Every `Reference` names one of them, and `root` is among them.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValidationError(
@@ -113,7 +113,7 @@ def parse(text: str) -> dict[str, Node]:
 
 
 class _GbnfParser:
-    """Recursive descent; only groups make it recurse."""
+    """A recursive-descent parser; only groups recurse."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -121,7 +121,7 @@ class _GbnfParser:
         self._end = _Token("end", "", len(text))
         self._place = 0
         self._depth = 0
-        self._used: dict[str, _Token] = {}  # where each rule is referred to first
+        self._used: dict[str, _Token] = {}  # rule -> its first reference
 
     def rules(self) -> dict[str, Node]:
         rules: dict[str, Node] = {}
@@ -231,7 +231,7 @@ class _GbnfParser:
         return Characters(tuple(ranges), negated)
 
     def _codes(self, body: str, at: int, dashes: bool = False) -> Iterator[int]:
-        """Yield the code points of a text or class; its bare dashes as `_DASH` where asked for."""
+        """Yield the code points of a text or class; if `dashes`, bare dashes as `_DASH`."""
         for found in _ESCAPES.finditer(body):
             *numbers, letter, plain = found.groups()
             where = at + found.start()
@@ -248,11 +248,11 @@ class _GbnfParser:
                 yield code
 
 
-_DASH = -ord("-")  # one that may stand between the ends of a range
+_DASH = -ord("-")  # a dash that may separate the ends of a range
 
 
 def _tokens(text: str) -> Iterator[_Token]:
-    """Yield the tokens; raises ValidationError."""
+    """Yield the tokens. Raises ValidationError."""
     at = 0
     while at < len(text):
         found = _TOKENS.match(text, at)

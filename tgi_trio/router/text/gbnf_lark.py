@@ -1,13 +1,13 @@
-"""A GBNF grammar in llguidance's dialect of Lark.
+"""Converts a GBNF grammar to llguidance's dialect of Lark.
 
-llguidance splits text into lexemes, and a lexeme takes every character that it can. Written out
-rule by rule, `word ::= [a-z]+` before an "x" would swallow each "x" and never end. So one lexeme is
-made of a part only where nothing that may follow it could continue it: of all of a grammar that
-does not recur, which then accepts exactly what it derives, and otherwise of the largest such parts.
-What is left is read character by character. One thing remains of lexemes: where a grammar that
-recurs has several at one place, the longest that fits is taken.
+llguidance splits text into lexemes, and lexing is greedy: `word ::= [a-z]+` before an "x", written
+rule by rule, would match each "x" as well and never end. So a part becomes one lexeme only if
+nothing that may follow could continue it. For a grammar without recursion that is the whole, which
+then accepts exactly the texts that it derives; otherwise the largest such parts. The rest is
+matched character by character. One effect of lexemes remains: where a recursive grammar allows
+several at one place, the longest match is taken.
 
-(llguidance's own `gbnf_to_lark` makes a lexeme of every rule that does not recur.)
+(llguidance's own `gbnf_to_lark` makes a lexeme of every rule that is not recursive.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tgi_trio.router.text.gbnf import (
     parse,
 )
 
-_MOST_PASSES = 32  # over rules that recur, until what may follow each of them is known
+_MOST_PASSES = 32  # over recursive rules, until what may follow each of them is known
 _LARGEST = 0x10FFFF  # code point
 
 Update = Callable[[str], None]
@@ -40,23 +40,24 @@ Update = Callable[[str], None]
 def gbnf(text: str) -> str:
     """Return the grammar of a text in GBNF or EBNF, as the shard reads it.
 
-    Takes milliseconds, up to some hundred for the longest texts: have a thread do it. Raises
-    ValidationError that names line and column.
+    This takes milliseconds, up to some hundred for the longest texts, so call it in a thread.
+    Raises ValidationError that names line and column.
     """
     return grammars.lark(lark_of(parse(text)))
 
 
 def lark_of(rules: Mapping[str, Node]) -> str:
-    """Return Lark for the rules of `parse`; raises ValidationError for ones too entangled."""
+    """Return Lark for the rules of `parse`. Raises ValidationError for too entangled ones."""
     return _Writer(_keep_reachable(rules)).lark()
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What is known of a part; sets of characters are bits, one for each interval of code points.
+    """Facts about a part; sets of characters are bits, one for each interval of code points.
 
-    `first`: what a text of it may begin with. `more`: what may continue a text that is complete
-    already; no less than that, sometimes more. `all`: what it may contain.
+    `first`: the characters with which a text of it may begin. `more`: those that may continue a
+    text that is already complete; never too few, sometimes too many. `all`: those that it may
+    contain.
     """
 
     empty: bool = False  # it may be the empty text
@@ -70,7 +71,7 @@ _NOTHING = _Facts()
 
 
 class _Alphabet:
-    """The code points, cut into intervals that no class of the grammar tells apart."""
+    """The code points, divided into intervals that no class of the grammar distinguishes."""
 
     def __init__(self, rules: Mapping[str, Node]) -> None:
         cuts = {0, _LARGEST + 1}
@@ -83,7 +84,7 @@ class _Alphabet:
         self._whole = (1 << (len(cuts) - 1)) - 1
 
     def bits(self, characters: Characters) -> int:
-        """Return a class as a set."""
+        """Return the set of a class."""
         bits = 0
         for low, high in characters.ranges:
             bits |= (1 << self._place[high + 1]) - (1 << self._place[low])
@@ -95,28 +96,28 @@ class _Alphabet:
 
 
 class _Analysis:
-    """What each part of a grammar may begin with, be continued by and be followed by."""
+    """What may begin, continue and follow each part of a grammar."""
 
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._rules = rules
         self._alphabet = _Alphabet(rules)
         order = _order_rules(rules)
-        self._flat = frozenset(order)  # rules that do not recur
+        self._flat = frozenset(order)  # rules without recursion
         self._facts = dict.fromkeys(rules, _NOTHING)
-        self.follow = dict.fromkeys(rules, 0)  # bits of what may come behind each rule
-        for name in order:  # each after those that it refers to
+        self.follow = dict.fromkeys(rules, 0)  # bits: what may follow each rule
+        for name in order:  # each after those to which it refers
             self._facts[name] = self.facts(rules[name])
         tangled = [name for name in rules if name not in self._flat]
         self._settle(tangled, self._facts, self._facts_of_rule)
         self._settle(list(rules), self.follow, self._spread)
 
     def recurs(self, node: Node) -> bool:
-        """Return whether a part refers to rules that recur."""
+        """Return whether a part refers to recursive rules."""
         names = (part.name for part in _parts([node]) if isinstance(part, Reference))
         return any(name not in self._flat for name in names)
 
     def facts(self, node: Node) -> _Facts:
-        """Return what is known of a part."""
+        """Return the facts about a part."""
         match node:
             case Characters():
                 bits = self._alphabet.bits(node)
@@ -138,7 +139,7 @@ class _Analysis:
                 return _repeat_facts(self.facts(part), least, most)
 
     def _settle(self, names: list[str], known: dict[str, Any], update: Update) -> None:
-        """Update what is `known`, in both directions in turn, until nothing changes."""
+        """Update `known`, in alternating directions, until nothing changes."""
         for _ in range(_MOST_PASSES):
             before = dict(known)
             names = names[::-1]
@@ -152,7 +153,7 @@ class _Analysis:
         self._facts[name] = self.facts(self._rules[name])
 
     def _spread(self, name: str) -> None:
-        """Tell the rules that one refers to what may come behind them."""
+        """Add to the rules to which a rule refers what may follow them."""
         waiting = [(self._rules[name], self.follow[name])]
         while waiting:
             node, follow = waiting.pop()
@@ -162,7 +163,7 @@ class _Analysis:
                 waiting += self.parts_and_follows(node, follow)
 
     def parts_and_follows(self, node: Node, follow: int) -> list[tuple[Node, int]]:
-        """Return the parts of a part, each with what may come behind it."""
+        """Return the parts of a part, each with what may follow it."""
         match node:
             case Series(parts):
                 found: list[tuple[Node, int]] = []
@@ -186,7 +187,7 @@ class _Writer:
         self._analysis = _Analysis(rules)
         self._names: dict[Node, str] = {Reference(ROOT): "start"}  # of rules
         self._lexemes: dict[Node, str] = {}
-        self._waiting: list[tuple[str, Callable[[], str]]] = []  # names, and what writes them
+        self._waiting: list[tuple[str, Callable[[], str]]] = []  # names and their writers
 
     def lark(self) -> str:
         """Return the whole grammar."""
@@ -198,7 +199,7 @@ class _Writer:
         return "\n".join(written)
 
     def _rule(self, node: Node, follow: int) -> str:
-        """Return a part inside a rule."""
+        """Return a part as a term inside a rule."""
         if isinstance(node, Characters | Literal):
             return _one_lexeme(node)
         if not self._analysis.recurs(node) and not self._analysis.facts(node).more & follow:
@@ -211,7 +212,7 @@ class _Writer:
                 return _compose(node, [self._rule(part, behind) for part, behind in inner])
 
     def _lexeme(self, node: Node) -> str:
-        """Return a part inside a lexeme."""
+        """Return a part as a term inside a lexeme."""
         match node:
             case Characters() | Literal():
                 return _one_lexeme(node)
@@ -262,7 +263,7 @@ def _compose(node: Series | Alternation | Repeat, parts: Sequence[str]) -> str:
 
 def _one_after_other(a: _Facts, b: _Facts) -> _Facts:
     everything = a.all | b.all
-    clear = not a.more & b.first  # where the first ends
+    clear = not a.more & b.first  # the end of the first is unambiguous
     more = b.more | (a.more | b.first if b.empty else 0) if clear else everything
     return _Facts(a.empty and b.empty, a.first | (b.first if a.empty else 0), more, everything)
 
@@ -270,7 +271,7 @@ def _one_after_other(a: _Facts, b: _Facts) -> _Facts:
 def _unite_facts(a: _Facts, b: _Facts) -> _Facts:
     everything, first = a.all | b.all, a.first | b.first
     empty = a.empty or b.empty
-    # With the same beginning, one may go on where the other is complete.
+    # With a common beginning, one may continue where the other is complete.
     more = everything if a.first & b.first else a.more | b.more | (first if empty else 0)
     return _Facts(empty, first, more, everything)
 
@@ -292,7 +293,7 @@ def _repeat_facts(one: _Facts, least: int, most: int | None) -> _Facts:
 
 
 def _parts(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yield the parts of trees, themselves among them."""
+    """Yield all parts of trees, including their roots."""
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
@@ -318,7 +319,7 @@ def _keep_reachable(rules: Mapping[str, Node]) -> dict[str, Node]:
 
 
 def _order_rules(rules: Mapping[str, Node]) -> list[str]:
-    """Return the rules that refer to no rule that recurs, each after those it refers to."""
+    """Return the rules that refer to no recursive rule, each after those to which it refers."""
     needs = {name: _references(node) for name, node in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, needed in needs.items():

@@ -1,8 +1,8 @@
-"""From what a client asks its answer to look like to ONE grammar text, as llguidance reads it.
+"""Builds from what a client asks for ONE grammar text in llguidance's format.
 
 Every builder returns what `validation.GenerateParameters.grammar` takes and the wire's `grammar`
-column carries to the shard. Nothing is compiled here. JSON is compact: no whitespace is allowed
-between its parts, so that a model cannot lose itself in spaces and newlines.
+column carries to the shard. Nothing is compiled here. JSON is compact: no white space is allowed
+between its parts, so that a model cannot go on with spaces and newlines for ever.
 
 Source of the formats: llguidance's docs/syntax.md and docs/json_schema.md.
 """
@@ -23,14 +23,14 @@ Schema = dict[str, Any] | bool
 _TOO_DEEP = "grammar is not valid: the schema nests too deeply"
 
 _COMPACT = {"whitespace_flexible": False}
-_OPTIONS = "x-guidance"  # key of a schema under which llguidance's compiler finds its options
+_OPTIONS = "x-guidance"  # the key of a schema for options of llguidance's compiler
 
 
 def check_size(given: Any, most: int) -> None:
     """Raise GrammarError for more than `most` bytes (`--max-grammar-bytes`) of text or JSON.
 
-    What a client sends counts, and then the grammar that is made of it. Raises ValidationError for
-    JSON that nests too deeply.
+    Both what a client sends and the grammar made of it are checked. Raises ValidationError for JSON
+    that nests too deeply.
     """
     try:
         size = len(given.encode() if isinstance(given, str) else msgspec.json.encode(given))
@@ -45,7 +45,7 @@ def check_size(given: Any, most: int) -> None:
 def json_schema(schema: Schema) -> str:
     """Return the grammar of compact JSON that is valid for `schema` (draft 2020-12).
 
-    Properties come in the schema's order, and none but those that it lists (`closing.py`). Raises
+    Properties come in the schema's order, and only those that it lists (`closing.py`). Raises
     ValidationError for a schema that nests too deeply, or that cannot be closed.
     """
     return _dumps({"grammars": [{"json_schema": _compact(schema)}]})
@@ -59,21 +59,21 @@ def json_object() -> str:
 def regex(pattern: str) -> str:
     """Return the grammar of texts that match `pattern` as a whole.
 
-    The syntax is that of Rust's `regex` crate: no look-around, no backreferences. Anchors change
-    nothing.
+    The syntax is that of Rust's `regex` crate: no look-around, no backreferences. Anchors have no
+    effect.
     """
     return LLMatcher.grammar_from_regex(pattern)
 
 
 def choice(options: Sequence[str]) -> str:
-    """Return the grammar of exactly one of `options`; raises ValidationError for none."""
+    """Return the grammar of exactly one of `options`. Raises ValidationError if there is none."""
     if not options:
         raise ValidationError("grammar is not valid: a choice needs at least one option")
     return lark("start: " + " | ".join(map(literal, options)))
 
 
 def lark(text: str) -> str:
-    """Return the grammar of a text in llguidance's dialect of Lark; its first rule is `start`.
+    """Return the grammar for a text in llguidance's dialect of Lark; its first rule is `start`.
 
     Special tokens are written `<|name|>` or `<[id]>`, JSON as `embedded(schema)`.
     """
@@ -81,17 +81,17 @@ def lark(text: str) -> str:
 
 
 def embed_schema(schema: Schema) -> str:
-    """Return compact JSON for `schema`, as `json_schema` has it, inside a Lark rule."""
+    """Return a term for compact JSON that is valid for `schema`, for use in a Lark rule."""
     return f"%json {_dumps(_compact(schema))}"
 
 
 def literal(text: str) -> str:
-    """Return `text` as a string inside a Lark rule."""
-    return _dumps(text).replace("\x7f", "\\u007f")  # the one that JSON allows and Lark does not
+    """Return `text` as a string literal of a Lark rule."""
+    return _dumps(text).replace("\x7f", "\\u007f")  # JSON allows it in strings, Lark does not
 
 
 def _compact(schema: Schema) -> Schema:
-    """Return a schema with what llguidance is to make of it: no whitespace, objects closed."""
+    """Return a schema with objects closed, and with llguidance's option for no white space."""
     if schema is True:
         schema = {}
     elif schema is False:

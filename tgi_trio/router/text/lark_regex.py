@@ -1,8 +1,8 @@
-"""A Lark grammar without recursion, as one regular expression.
+"""Converts a Lark grammar without recursion to one regular expression.
 
-What has no recursion is regular, so it can be held to wherever an expression can: in a JSON string,
-between two tags, and in whatever else a family writes texts. The result matches what the rules
-derive; Lark's lexer, which takes the longest terminal it can, matches no more than that.
+A grammar without recursion is regular, so it can constrain text wherever an expression can: in a
+JSON string, between two tags, and wherever else a family writes texts. The result matches what the
+rules derive. Lark's lexer, which takes the longest terminal, matches that or less.
 
 Source of the syntax: lark-parser's docs/grammar.md.
 """
@@ -20,7 +20,7 @@ from tgi_trio.errors import ValidationError
 
 _FLOAT: Final = r"(?:[0-9]+(?:\.[0-9]*)?[eE][+-]?[0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)"
 _NUMBER: Final = r"(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?)"
-# What `%import common.NAME` brings, as lark-parser has it.
+# What `%import common.NAME` imports, as in lark-parser.
 _COMMON: Final[Mapping[str, str]] = {
     "DIGIT": "[0-9]",
     "HEXDIGIT": "[a-fA-F0-9]",
@@ -57,7 +57,7 @@ _TOKEN: Final = re.compile(
     re.VERBOSE,
 )
 _FLAGS: Final = "ims"
-_DEEPEST: Final = 60  # names and brackets in each other
+_DEEPEST: Final = 60  # nested names and brackets
 _ESCAPES: Final[Mapping[str, str]] = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -65,13 +65,13 @@ _ESCAPES: Final[Mapping[str, str]] = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 class _Token:
     kind: str
     text: str
-    at: int  # where it begins
+    at: int  # its position in the text
 
 
 def lark_regex(text: str, most: int) -> str:
-    """Return an expression, of `most` characters at most, of the texts that a grammar derives.
+    """Return an expression, of at most `most` characters, for the texts that a grammar derives.
 
-    Raises ValidationError for what is no grammar, or is one with recursion, with `%ignore` or with
+    Raises ValidationError for text that is not a grammar, and for recursion, `%ignore` and
     templates.
     """
     return _Expander(_Reader(text).read(), most).expand("start")
@@ -83,7 +83,7 @@ def _refuse(text: str, at: int, what: str) -> ValidationError:
 
 
 class _Reader:
-    """Reads a grammar: the tokens of each name's right side, or an expression it is known by."""
+    """Parses a grammar: name -> tokens of its right side, or an expression for imported names."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -102,7 +102,7 @@ class _Reader:
         return self._rules
 
     def _statements(self) -> Iterator[list[_Token]]:
-        """Yield the tokens of each statement; a line that begins with `|` goes on with the last."""
+        """Yield the tokens of each statement; a line that begins with `|` continues the last."""
         statement: list[_Token] = []
         depth = 0
         for i, token in enumerate(self._tokens):
@@ -151,17 +151,17 @@ class _Reader:
 
 
 class _Expander:
-    """Writes names out, each with what it stands for."""
+    """Expands names to the expressions for which they stand."""
 
     def __init__(self, rules: Mapping[str, list[_Token] | str], most: int) -> None:
         self._rules = rules
         self._most = most
         self._done: dict[str, str] = {}
-        self._open: list[str] = []  # names that are being written out
+        self._open: list[str] = []  # names that are being expanded
         self._depth = 0
 
     def expand(self, name: str) -> str:
-        """Return the expression of a name. Raises ValidationError."""
+        """Return the expression for a name. Raises ValidationError."""
         if name in self._done:
             return self._done[name]
         if name in self._open:
@@ -182,7 +182,7 @@ class _Expander:
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Count what is in each other: names and brackets."""
+        """Count nested names and brackets."""
         self._depth += 1
         if self._depth > _DEEPEST:
             raise ValidationError("grammar is not valid: it nests too deeply")
@@ -190,7 +190,7 @@ class _Expander:
         self._depth -= 1
 
     def check_size(self, characters: int) -> None:
-        """Raise ValidationError for more than are allowed."""
+        """Raise ValidationError for more characters than allowed."""
         if characters > self._most:
             raise ValidationError(
                 f"grammar is not valid: `{self._open[-1]}`, written out, has more than "
@@ -199,7 +199,7 @@ class _Expander:
 
 
 class _Rule:
-    """Reads the right side of one rule."""
+    """Parses the right side of one rule."""
 
     def __init__(self, names: _Expander, tokens: list[_Token]) -> None:
         self._names = names
@@ -216,7 +216,7 @@ class _Rule:
         return self._tokens[self._at] if self._at < len(self._tokens) else None
 
     def _take(self, *texts: str) -> str:
-        """Return the next token's text and pass it, if it is one of these; else ""."""
+        """Return the next token's text and skip it, if it is one of these; else ""."""
         token = self._peek()
         if token is None or token.kind != "sign" or token.text not in texts:
             return ""
@@ -236,7 +236,7 @@ class _Rule:
             size += len(items[-1])
             self._names.check_size(size)
         if self._take("->"):
-            self._at += 1  # what a tree calls it
+            self._at += 1  # an alias, which only names a tree's node
         return "".join(items)
 
     def _item(self) -> str:
@@ -264,7 +264,7 @@ class _Rule:
                     raise ValidationError(f"grammar is not valid: `{closing}` is missing")
                 return f"(?:{inner}){behind}"
         token = self._peek()
-        assert token is not None  # _series looked
+        assert token is not None  # `_series` has checked
         self._at += 1
         match token.kind:
             case "string":
@@ -300,7 +300,7 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 def _unquote(text: str) -> str:
-    """Return what a string in quotes says; "" for what is none."""
+    """Return the value of a quoted string; "" if it is not one."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -322,7 +322,7 @@ def _literal(text: str) -> str:
 
 
 def _expression(text: str) -> str:
-    """Return what stands between two slashes, with its flags."""
+    """Return the expression between two slashes, with its flags."""
     end = text.rindex("/")
     inner, flags = text[1:end].replace("\\/", "/"), text[end + 1 :]
     if "x" in flags:

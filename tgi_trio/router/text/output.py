@@ -1,4 +1,4 @@
-"""The text of one generation: detokenised, special tokens set apart, cut where it stops."""
+"""The text of one generation: detokenised, without special tokens, cut at stop strings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Tops = Iterable[tuple[int, float]]  # token id, logprob
 class OutputText:
     """Turns the tokens of one generation into what its client sees.
 
-    The texts of the tokens that are not special, and then `finish`, concatenate to
-    `generated_text`. Runs once per token of every stream: a few microseconds at most.
+    The texts of all tokens that are not special, and of `finish`, concatenate to `generated_text`.
+    This runs once per token of every stream, so it must take a few microseconds at most.
     """
 
     __slots__ = (
@@ -45,31 +45,31 @@ class OutputText:
         self._stop_ids = stopping.stop_ids
         self._stop_id: int | None = None
         self._parts: list[str] = []
-        self.stopped = False  # a stop string is complete: the generation ends with this token
+        self.stopped = False  # a stop string is complete, so the generation ends with this token
 
     @property
     def matched(self) -> str | int | None:
-        """Return what set `stopped`: the stop string, expression or token id as it was given."""
+        """Return what set `stopped`: the stop string, expression or token id, as it was given."""
         if self._stop_id is not None or self._stop is None:
             return self._stop_id
         return self._stop.found
 
     @property
     def answer_end(self) -> AnswerEnd | None:
-        """Return how an answer that is read ended, after `finish`; None for any other text."""
+        """Return how a parsed answer ended, after `finish`; None for text that is not parsed."""
         return None
 
     @property
     def generated_text(self) -> str:
-        """Return all text released so far; whole after `finish`."""
+        """Return all text released so far; it is complete after `finish`."""
         return "".join(self._parts)
 
     def push(self, token_id: int, logprob: float, tops: Tops = (), eos: bool = False) -> Token:
-        """Return the next token with the text that became certain with it.
+        """Return the next token with the text that it completes.
 
-        The text of a special token is its own and no part of `generated_text`. `eos`: it ends the
-        generation, whatever stop string it may complete. Do not push on once `stopped` is set:
-        such tokens have no text.
+        The text of a special token is in the token, but not in `generated_text`. `eos`: it ends the
+        generation, whatever stop string it completes. Do not push after `stopped` is set: such
+        tokens have no text.
         """
         special = token_id in self._special
         if self._stop_ids and token_id in self._stop_ids and not eos:
@@ -82,7 +82,7 @@ class OutputText:
         return token
 
     def finish(self) -> str:
-        """Return the text still held back, now that no token will follow; "" the second time."""
+        """Return the text still held back at the end; "" the second time."""
         text = self._detokenizer.flush()
         if self._stop is not None:
             text, matched = self._stop.push(text)
@@ -103,7 +103,7 @@ class OutputText:
         return text
 
     def _stopping_text(self, token_id: int, special: bool) -> str:
-        """Return the text of a token that ends the generation by its id."""
+        """Return the text of a token whose id ends the generation."""
         self.stopped, self._stop_id = True, token_id
         if special:
             return self._text_of(token_id)

@@ -1,13 +1,12 @@
-"""What each token id adds to a text, for tokenizers where that does not depend on its neighbours.
+"""The text or bytes of each token id, for decoders that do not depend on neighbouring tokens.
 
-| decoder of tokenizer.json | a token is | examples |
-|---|---|---|
-| ByteLevel | bytes, written in GPT-2's printable alphabet; added: text | GPT-2, Llama 3, Qwen |
-| Replace, ByteFallback, Fuse, Strip | text as below, or one byte as `<0xE2>` | Llama 2, Gemma |
-| Metaspace | text with U+2581 for a space | T5, XLM-R |
+|| decoder of tokenizer.json | a token is | examples | ||---|---|---| || ByteLevel | bytes, written
+in GPT-2's printable alphabet; added: text | GPT-2, Llama 3, Qwen | || Replace, ByteFallback, Fuse,
+Strip | text as below, or one byte as `<0xE2>` | Llama 2, Gemma | || Metaspace | text with U+2581
+for a space | T5, XLM-R |
 
 Only the very first token of a text may differ (its leading space is cut); a generated token always
-follows a prompt, so it never is that one. Any other decoder goes the slow way round, through
+follows a prompt, so it is never that one. Any other decoder uses the slower
 `tokenizers.Tokenizer.decode`.
 """
 
@@ -17,14 +16,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Piece = str | bytes  # bytes: not valid UTF-8 on its own, waits for its neighbours
+Piece = str | bytes  # bytes: not valid UTF-8 without its neighbours
 TokenOf = Callable[[int], str | None]
 
 
 class Pieces(dict[int, Piece]):
-    """Token id -> piece, filled on demand; as large as the vocabulary at most.
+    """Token id -> piece, filled on demand; at most as large as the vocabulary.
 
-    A piece is `str` where the token is complete text, `bytes` where it is a part of a character.
+    A piece is `str` if the token is complete text, `bytes` if it is a part of a character.
     """
 
     def __init__(
@@ -34,9 +33,9 @@ class Pieces(dict[int, Piece]):
         per_byte: bool,
         plain: Mapping[int, str] | None = None,
     ) -> None:
-        """`per_byte`: an incomplete character becomes one U+FFFD per byte instead of one in all.
+        """`per_byte`: an incomplete character becomes one U+FFFD per byte instead of a single one.
 
-        `plain`: the text of ids that `piece_of` is not asked about.
+        `plain`: the text of ids for which `piece_of` is not called.
         """
         super().__init__(plain or {})
         self._token_of = token_of
@@ -45,7 +44,7 @@ class Pieces(dict[int, Piece]):
 
     def __missing__(self, token_id: int) -> Piece:
         token = self._token_of(token_id)
-        # Ids beyond the vocabulary exist where a model pads its output layer; they have no text.
+        # Models that pad their output layer have ids beyond the vocabulary, which have no text.
         piece = "" if token is None else self._piece_of(token)
         self[token_id] = piece
         return piece
@@ -54,15 +53,15 @@ class Pieces(dict[int, Piece]):
 def pieces_for(
     decoder_state: bytes | None, token_of: TokenOf, added: Mapping[int, str]
 ) -> Pieces | None:
-    """Return the pieces of a decoder given as JSON, or None where tokens depend on neighbours.
+    """Return the pieces of a decoder given as JSON, or None if tokens depend on neighbours.
 
-    `added`: tokens beside those of the model's vocabulary, by id, as texts have them.
+    `added`: id -> text of the tokens beside those of the model's vocabulary.
     """
     decoder = json.loads(decoder_state) if decoder_state else {}
     parts = decoder.get("decoders", [decoder])
     kinds = [part.get("type") for part in parts]
     if kinds == ["ByteLevel"]:
-        # The library reads `café`, an added token, in the alphabet as well: as `caf\ufffd`.
+        # The library would decode `café`, an added token, by the alphabet as well: to `caf\ufffd`.
         return Pieces(token_of, _byte_level(), per_byte=False, plain=added)
     if kinds == ["Metaspace"]:
         space = parts[0]["replacement"]
@@ -84,7 +83,7 @@ def _byte_level() -> Callable[[str], Piece]:
     def piece_of(token: str) -> Piece:
         try:
             data = bytes([alphabet[character] for character in token])
-        except KeyError:  # not written in the alphabet: it stands for itself
+        except KeyError:  # not written in the alphabet, so it is plain text
             return token
         return _text_if_complete(data)
 

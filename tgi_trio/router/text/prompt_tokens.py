@@ -1,8 +1,8 @@
-"""Tokens of long prompts, of which most has been seen before: a chat comes again with every turn.
+"""A cache of tokenised pieces of long prompts, since a chat comes again with every turn.
 
-A prompt is cut behind special tokens, where no token can reach over and nothing before decides what
-comes after; pieces that are long enough are remembered. Whether a tokenizer leaves a
-special token alone in this way is tried out when the token is met first.
+A prompt is cut after special tokens: no token reaches across them, and nothing before them changes
+what follows. Pieces that are long enough are remembered. Whether a tokenizer really separates texts
+at a special token is tested when the token is first met.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int32]
 
-WORTH = 2048  # characters of a piece that is remembered
-_MOST = 1 << 22  # tokens that are remembered: 16 MiB
+WORTH = 2048  # least characters of a piece that is remembered
+_MOST = 1 << 22  # most tokens that are remembered: 16 MiB
 _PROBES = ("Hello world", " a space first", "\n\nlines", "x", "  ", "#1 (word)", "日本語", "<b>")
 
 
 class PromptTokens:
-    """Tokenises texts piece by piece, without the tokens that a tokenizer puts around them.
+    """Tokenises texts piece by piece, without the tokens that a tokenizer adds around them.
 
-    Any number of threads may use it.
+    Thread-safe.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -36,14 +36,14 @@ class PromptTokens:
         added = [each for each in backend.get_added_tokens_decoder().values() if each.content]
         plain = {each.content: each for each in added if not each.normalized}
         self._plain = frozenset(plain)
-        # What is tried out, when it is met first: whether a text may be cut behind it.
+        # Whether a text may be cut after the token; None: to be tested when it is first met.
         self._may_cut: dict[str, bool | None] = {
             text: None if each.special and not (each.lstrip or each.rstrip) else False
             for text, each in plain.items()
         }
         self._lengths = sorted({len(text) for text in plain}, reverse=True)
         signs = "".join(sorted({re.escape(text[0]) for text in plain}))
-        # A token that must stand alone looks at what is beside it.
+        # Whether a `single_word` token matches depends on the text beside it, so nothing is cut.
         apart = any(each.single_word for each in added)
         self._signs = None if apart or not signs else re.compile(f"[{signs}]")
         self._known: OrderedDict[bytes, IntArray] = OrderedDict()
@@ -51,7 +51,7 @@ class PromptTokens:
         self._lock = threading.Lock()
 
     def encode(self, text: str) -> IntArray:
-        """Return the ids of `text`, int32 [tokens]; raises what the library raises."""
+        """Return the ids of `text`, int32 [tokens]. Raises what the library raises."""
         pieces = list(self._pieces(text))
         keys = [_digest(piece) if len(piece) >= WORTH else None for piece in pieces]
         found = [self._recall(key) for key in keys]
@@ -67,8 +67,8 @@ class PromptTokens:
         return np.concatenate([ids for ids in found if ids is not None])
 
     def _pieces(self, text: str) -> Iterator[str]:
-        """Yield the text in pieces; short ones that are neighbours are one."""
-        begin = end = 0  # of the short pieces that wait
+        """Yield the text in pieces; neighbouring short ones are joined."""
+        begin = end = 0  # of the short pieces to be joined
         for place in (*self._places(text), len(text)):
             if place - end >= WORTH and end > begin:
                 yield text[begin:end]
@@ -81,13 +81,13 @@ class PromptTokens:
             yield text[begin:]
 
     def _places(self, text: str) -> Iterator[int]:
-        """Yield where a text may be cut."""
-        behind = 0  # the last token: none begins inside another
+        """Yield the positions where a text may be cut."""
+        behind = 0  # end of the last token: none begins inside another
         for match in self._signs.finditer(text) if self._signs is not None else ():
             begin = match.start()
             if begin < behind:
                 continue
-            # The library takes the first of all tokens, and the longest that begins there.
+            # The library matches the first token, and the longest one that begins there.
             for length in self._lengths:
                 token = text[begin : begin + length]
                 if token in self._plain:
@@ -128,7 +128,7 @@ def _digest(text: str) -> bytes:
 
 
 def _parts(backend: tokenizers.Tokenizer, token: str) -> bool:
-    """Return whether texts before and behind a token are tokenised as if each were alone."""
+    """Return whether texts before and after a token are tokenised as if each were alone."""
 
     def ids(text: str) -> list[int]:
         return list(backend.encode(text, add_special_tokens=False).ids)

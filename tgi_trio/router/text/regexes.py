@@ -1,10 +1,10 @@
 """Regular expressions of `stop_regex`: Python's syntax, without what takes more than linear time.
 
-An expression becomes Glushkov's automaton: one position per character that is written (a repetition
+An expression becomes a Glushkov automaton: one position per character as written (a repetition
 counts as often as it may repeat), at most `MOST_POSITIONS`. Sets of positions are the bits of an
-integer, so a character of text costs no more than an OR per live position, whatever was written,
-and mostly nothing but two look-ups. Refused by name and place: look-around, anchors,
-backreferences, possessive and atomic parts.
+integer, so each character of text costs at most an OR per live position, and usually only two
+look-ups. Refused by name and place: look-around, anchors, backreferences, possessive and atomic
+parts.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from tgi_trio.errors import ValidationError
 
 MOST_POSITIONS = 128
 _MOST_CHARACTERS = 1000  # of an expression
-_MOST_STEPS = 4096  # of making an automaton: empty groups have no positions
-_DEEPEST = 50  # groups in groups
-_REMEMBERED = 1024  # answers about characters, and about sets of positions
+_MOST_STEPS = 4096  # of building an automaton, since empty groups have no positions to count
+_DEEPEST = 50  # nested groups
+_REMEMBERED = 1024  # most cached results for characters, and for sets of positions
 
 Test = Callable[[str], bool]  # of one character
 
 
 @dataclass(slots=True, eq=False)
 class Automaton:
-    """Accepts what an expression matches, a character at a time; never the empty text."""
+    """Matches an expression one character at a time; never matches the empty text."""
 
     text: str  # the expression
-    first: int = 0  # positions, as bits, that a match may begin with
-    last: int = 0  # those it may end with
-    follow: list[int] = field(default_factory=list)  # [position]: those that may come next
-    _tests: list[tuple[Test, int]] = field(default_factory=list)  # with the positions they are for
+    first: int = 0  # positions, as bits, with which a match may begin
+    last: int = 0  # those with which it may end
+    follow: list[int] = field(default_factory=list)  # those that may follow
+    _tests: list[tuple[Test, int]] = field(default_factory=list)  # and the positions that have it
     _taking: dict[str, int] = field(default_factory=dict)
     _after: dict[int, int] = field(default_factory=dict)
 
     def taking(self, character: str) -> int:
-        """Return the positions, as bits, that take a character."""
+        """Return the positions, as bits, that match a character."""
         bits = self._taking.get(character)
         if bits is None:
             bits = 0
@@ -51,7 +51,7 @@ class Automaton:
         return bits
 
     def after(self, positions: int) -> int:
-        """Return all positions that may come behind these."""
+        """Return all positions that may follow these."""
         reached = self._after.get(positions)
         if reached is None:
             reached, left = 0, positions
@@ -66,7 +66,7 @@ class Automaton:
 
 
 def compile_regex(text: str) -> Automaton:
-    """Return the automaton of an expression; raises ValidationError that says what is wrong."""
+    """Return the automaton of an expression. Raises ValidationError that says what is wrong."""
     if len(text) > _MOST_CHARACTERS:
         raise ValidationError(
             f"`stop_regex` has {len(text)} characters, {_MOST_CHARACTERS} are allowed"
@@ -115,7 +115,7 @@ _NO_FLAGS = "of its flags only `i`, `m`, `s` and `u` are served"
 
 
 class _RegexParser:
-    """Recursive descent; only groups make it recurse."""
+    """A recursive-descent parser; only groups recurse."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -124,7 +124,7 @@ class _RegexParser:
         self._any_case = self._any_line = False
 
     def parse(self) -> _Node:
-        """Return the tree of the expression."""
+        """Return the expression's tree."""
         if flags := _FLAGS.match(self._text):
             if set(flags[1]) - set("imsu"):
                 self._refuse(_NO_FLAGS)
@@ -162,7 +162,7 @@ class _RegexParser:
             return part
         if self._peek() == "+":
             self._refuse("possessive repetitions are not served")
-        if self._peek() == "?":  # the first end counts, however it was reached
+        if self._peek() == "?":  # lazy: no difference, as the first end counts
             self._at += 1
         if self._counts() is not None:
             self._refuse("a repetition is repeated: put it into a group")
@@ -226,7 +226,7 @@ class _RegexParser:
         negated = self._peek() == "^"
         self._at += negated
         tests: list[Test] = []
-        while self._peek() != "]" or not tests:  # a `]` that comes first stands for itself
+        while self._peek() != "]" or not tests:  # a `]` at the beginning is literal
             if not self._peek():
                 self._refuse("this `[` is never closed", opening)
             tests.append(self._member())
@@ -257,7 +257,7 @@ class _RegexParser:
         return found if callable(found) else found.__eq__
 
     def _escaped(self) -> str | Test:
-        """Return the character or the kind of characters that an escape sequence stands for."""
+        """Return the character or kind of characters for an escape sequence."""
         start = self._at
         letter = self._text[start + 1 : start + 2]
         if code := _CODE.match(self._text, start):
@@ -293,7 +293,7 @@ def _no_newline(character: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Fragment:
-    """A part of the automaton: whether it may be empty, where it begins and where it ends."""
+    """A part of the automaton: whether it may be empty, and where it begins and ends."""
 
     empty: bool = True
     first: int = 0
@@ -301,11 +301,11 @@ class _Fragment:
 
 
 class _Compiler:
-    """Makes the automaton of one tree."""
+    """Builds the automaton of one tree."""
 
     def __init__(self, text: str, tree: _Node) -> None:
         self.automaton = Automaton(text)
-        self._positions: dict[int, tuple[Test, int]] = {}  # by the identity of a tree's leaf
+        self._positions: dict[int, tuple[Test, int]] = {}  # by the identity of the tree's leaf
         self._steps = 0
         whole = self._fragment(tree)
         if whole.empty:
@@ -345,7 +345,8 @@ class _Compiler:
             loop = self._fragment(part)
             self._link(loop.last, loop.first)
             return self._join(whole, loop if least else _Fragment(True, loop.first, loop.last))
-        # Each of the others only behind the one before it, so that few positions live at a time.
+        # Each optional repetition may only follow the previous one, so that few positions are live
+        # at a time.
         behind = whole
         for _ in range(most - least):
             one = self._fragment(part)

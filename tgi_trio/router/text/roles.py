@@ -1,4 +1,4 @@
-"""Which turns a chat template writes as they are, found by having it write some."""
+"""Tests which turns a chat template renders unchanged."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from tgi_trio.errors import TemplateError
 
 Render = Callable[[Sequence[Mapping[str, Any]]], str]  # from messages; raises TemplateError
 
-# No word of any template, and of no letter that one would change; templates may trim, so no spaces.
+# A word that is in no template, and without letters that a template might change. No spaces, since
+# templates may trim.
 _MARK = "Probe{}x"
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What a template writes once, in its place and as a turn of its own."""
+    """Which messages a template renders once, in their place and as turns of their own."""
 
-    system: bool = True  # a message of the system in front
-    late_system: bool = True  # one behind other turns
+    system: bool = True  # a system message at the beginning
+    late_system: bool = True  # one after other turns
     user_after_user: bool = True
-    user_after_result: bool = True  # a turn of the user behind a tool's result
+    user_after_result: bool = True  # a user's turn after a tool's result
     several_calls: bool = True  # in one turn of the assistant
 
     def told(self) -> str:
-        """Return what the template does not take, for the log; "" where it takes everything."""
+        """Return what the template does not render, for the log; "" if nothing."""
         missing = {
             "system messages": self.system,
             "system messages behind others": self.late_system,
@@ -37,10 +38,10 @@ class Roles:
 
 
 def probe_roles(render: Render) -> Roles:
-    """Return what a template takes.
+    """Return what a template renders.
 
-    A probe whose other turns the template does not take either tells nothing and counts as passed:
-    there is nothing to be folded where nothing can be written.
+    If the template refuses the other turns of a probe as well, the probe says nothing and counts as
+    passed: there is nothing to fold where nothing can be rendered.
     """
     arguments = _arguments(render)
     loop = [_user(1), _call(1, arguments), _result(2)]
@@ -64,12 +65,12 @@ def probe_roles(render: Render) -> Roles:
 
 
 def _arguments(render: Render) -> dict[str, Any] | str:
-    """Return arguments of a call as the template takes them: an object, or JSON text."""
+    """Return arguments of a call as the template accepts them: an object, or JSON text."""
     return "{}" if _writes_calls(render, 1, "{}") and not _writes_calls(render, 1, {}) else {}
 
 
 def _writes_calls(render: Render, count: int, arguments: dict[str, Any] | str) -> bool:
-    """Return whether a turn of so many calls is written with all of them."""
+    """Return whether a turn of so many calls is rendered with all of them."""
     turns = [_user(1), _call(count, arguments), *(_result(2 + i, i) for i in range(count))]
     try:
         text = render(turns)
@@ -79,7 +80,7 @@ def _writes_calls(render: Render, count: int, arguments: dict[str, Any] | str) -
 
 
 def _takes(render: Render, turns: Sequence[Mapping[str, Any]], at: int) -> bool:
-    """Return whether the template writes turn `at` of `turns` as one of its own."""
+    """Return whether the template renders turn `at` of `turns` as a turn of its own."""
     try:
         without = render([*turns[:at], *turns[at + 1 :]])
     except TemplateError:
@@ -103,10 +104,10 @@ def _takes(render: Render, turns: Sequence[Mapping[str, Any]], at: int) -> bool:
 
 
 def _begins(between: str, end: str) -> bool:
-    """Return whether a turn of its own begins between two texts.
+    """Return whether a separate turn begins between two texts.
 
-    `end` is what stands behind the first of them where the second is left out: what is a part of
-    that only ends the turn before.
+    `end`: what follows the first of them if the second is left out. Text that begins `end` only
+    ends the previous turn.
     """
     markup = between.rstrip()
     return bool(markup.strip()) and not end.startswith(markup)
@@ -143,7 +144,7 @@ def _result(i: int, call: int = 0) -> Mapping[str, Any]:
 
 
 def _id(call: int) -> str:
-    return f"probe000{call}"  # nine letters and digits: Mistral's templates take no other
+    return f"probe000{call}"  # nine letters and digits, since Mistral's templates accept no other
 
 
 def _function(call: int) -> str:

@@ -1,13 +1,14 @@
 """Stop strings and stop expressions in a text that arrives in pieces.
 
 The generation ends where a stop string, or a match of an expression (`stop_regex.py`), is first
-complete, wherever the pieces are cut: across any number of tokens or in the middle of one. When
-several are complete at the same character the longest counts. TGI looks only at the end of each
-token's text; this differs from it where a stop string ends inside a token (found here) or is longer
-than its window of 200 characters (found here).
+complete, wherever the pieces are cut: across any number of tokens or in the middle of one. If
+several are complete at the same character, the longest counts. TGI looks only at the end of each
+token's text; this differs from it for a stop string that ends inside a token (found here) or is
+longer than its window of 200 characters (found here).
 
-A special token is one sign, not letters: a stop string names it whole, alone (`</s>`) or at its
-end, behind text (a newline, then `<|user|>`). TGI searches its letters: `>` would end at it.
+A special token is matched as a whole, not by its letters: a stop string is that token's text alone
+(`</s>`) or ends with it (a newline, then `<|user|>`). TGI searches its letters, so `>` would end at
+it.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ class Pattern(Protocol):
     """Something that ends a text, and how much of it the text ends with."""
 
     text: str  # as the client wrote it
-    matched: int  # characters that may yet become a match
+    matched: int  # characters at the end of the text that may become a match
     length: int  # characters of the match that was found
 
     def find(self, piece: str) -> int:
-        """Return the end of the first match in `piece`, or -1 when none is complete in it."""
+        """Return the end of the first match in `piece`, or -1 if none is complete in it."""
 
     def ends_with(self, whole: str) -> int:
-        """Return how much text stands before `whole`, a special token, in a match that it ends.
+        """Return the length of the text before `whole`, a special token, in a match that it ends.
 
-        -1 where it ends none.
+        -1 if it ends none.
         """
 
     def forget(self) -> None:
-        """Begin again: no match goes on from what was seen."""
+        """Start again: no match continues from earlier text."""
 
 
 class _Pattern:
-    """One stop string and how much of it the text ends with (Knuth, Morris and Pratt, 1977).
+    """One stop string, matched by the algorithm of Knuth, Morris and Pratt (1977).
 
     The failure table grows only as far as the text has matched, so that a stop string of a megabyte
-    costs nothing until a model starts to write it; each character costs amortised constant time.
+    costs nothing until a model starts to write it. Each character takes amortised constant time.
     """
 
     __slots__ = ("_failure", "length", "matched", "text")
@@ -55,10 +56,10 @@ class _Pattern:
         self._failure = [0, 0]  # [k]: longest proper border of text[:k]
 
     def find(self, piece: str) -> int:
-        """Return the end of the first match in `piece`, or -1 when none is complete in it."""
+        """Return the end of the first match in `piece`, or -1 if none is complete in it."""
         text, matched, position = self.text, self.matched, 0
         while position < len(piece):
-            if not matched:  # nothing is pending: let C find the next place to begin
+            if not matched:  # nothing is pending: search for the next place to begin in C
                 position = piece.find(text[0], position)
                 if position < 0:
                     break
@@ -75,9 +76,9 @@ class _Pattern:
         return -1
 
     def ends_with(self, whole: str) -> int:
-        """Return how much text stands before `whole` in this stop string; -1 unless it is complete.
+        """Return the length of the text before `whole` in this stop string; -1 if not complete.
 
-        That is when `whole` ends it and the text ends with what is before.
+        It is complete if it ends with `whole`, and the text ends with the rest of it.
         """
         before = len(self.text) - len(whole)
         if before < 0 or not self.text.endswith(whole):
@@ -102,7 +103,7 @@ class _Pattern:
 
 
 class StopMatcher:
-    """Finds the first of several stop strings; holds text back while it may become one."""
+    """Finds the first of several stop strings; holds back text that may become one."""
 
     __slots__ = ("_held", "_keep", "_patterns", "found", "matched")
 
@@ -111,7 +112,7 @@ class StopMatcher:
     ) -> None:
         """`keep`: the stop string stays in the text (TGI) instead of being cut off (OpenAI).
 
-        With `keep` nothing is ever held back. Empty stop strings are ignored.
+        With `keep`, nothing is held back. Empty stop strings are ignored.
         """
         self._patterns: list[Pattern] = [_Pattern(stop) for stop in stops if stop]
         self._patterns += map(RegexPattern, regexes)
@@ -121,9 +122,9 @@ class StopMatcher:
         self.found: str | None = None  # the stop string or expression that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Return the text that is now certain to be part of the output, and whether it ends here.
+        """Return the text that is now certain to be output, and whether the output ends here.
 
-        After a match everything is swallowed.
+        After a match all text is dropped.
         """
         if self.matched:
             return "", True
@@ -146,7 +147,7 @@ class StopMatcher:
     def name(self, special: str) -> bool:
         """Return whether a stop string is complete with a special token of this text.
 
-        Text of the stop string that stands before it and was held back is dropped.
+        The part of the stop string before it, if held back, is dropped.
         """
         if self.matched:
             return True
@@ -170,7 +171,7 @@ class StopMatcher:
             pattern.forget()
 
     def _first_match(self, text: str) -> tuple[int, Pattern | None]:
-        """Return the end in `text` of what is complete first, and what that is; or (-1, None)."""
+        """Return the end in `text` of the first complete match, and its pattern; or (-1, None)."""
         first, best = -1, None
         for pattern in self._patterns:
             end = pattern.find(text)

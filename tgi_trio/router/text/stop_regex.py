@@ -1,28 +1,28 @@
-"""One `stop_regex` in a text that arrives in pieces; `stop.py` sees to several beside stop strings.
+"""One `stop_regex` in a text that arrives in pieces; `stop.py` combines several.
 
 A match is complete at the first character at which any text that ends there matches as a whole, and
-begins as far to the left as it can: the same wherever the pieces are cut. Nobody knows sooner, so
-`\\d+` ends at the first digit; greedy and lazy repetitions mean the same.
+it begins as far to the left as possible, wherever the pieces are cut. So `\\d+` ends at the first
+digit, and greedy and lazy repetitions are the same.
 """
 
 from __future__ import annotations
 
 from tgi_trio.router.request import Expression
 
-MOST_HELD = 1024  # characters; of a longer match only so many are held back, and dropped
+MOST_HELD = 1024  # characters; of a longer match only the last so many are held back, and dropped
 
 
 class RegexPattern:
-    """Where one expression is in one text; a `stop.Pattern`."""
+    """The state of one expression in one text; a `stop.Pattern`."""
 
     __slots__ = ("_expression", "_live", "_seen", "length", "matched", "text")
 
     def __init__(self, expression: Expression) -> None:
         self.text = expression.text
-        self.matched = 0  # characters; the text ends with the beginning of a match of this length
+        self.matched = 0  # characters at the end of the text that begin a match
         self.length = 0  # characters of the match that was found
         self._expression = expression
-        self._live: list[tuple[int, int]] = []  # where a match may have begun, and its positions
+        self._live: list[tuple[int, int]] = []  # starts of possible matches, with their positions
         self._seen = 0  # characters
 
     def find(self, piece: str) -> int:
@@ -31,7 +31,7 @@ class RegexPattern:
         for offset, character in enumerate(piece, start=1):
             taking = expression.taking(character)
             live: list[tuple[int, int]] = []
-            taken = 0  # positions; whoever came first has them
+            taken = 0  # positions; the earliest start keeps them
             for start, positions in self._live:
                 positions = expression.after(positions) & taking & ~taken
                 if positions:
@@ -50,7 +50,7 @@ class RegexPattern:
         return -1
 
     def ends_with(self, whole: str) -> int:
-        return -1  # a special token is no text, which is all that an expression speaks of
+        return -1  # expressions match text only, and a special token is not text
 
     def forget(self) -> None:
         self._live, self.matched = [], 0

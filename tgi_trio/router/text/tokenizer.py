@@ -1,6 +1,7 @@
 """The tokenizer of the served model, and the threads that run it.
 
-`Tokenizer` is made once at start and only read afterwards: any number of threads may use it.
+A `Tokenizer` is made once at the start and only read afterwards, so any number of threads may use
+it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ IntArray = NDArray[np.int32]
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
-# Up to here tokenising on the spot is about as fast as handing over to a thread and back (40 us).
+# Up to this length, tokenising is about as fast as the way to a thread and back (40 us).
 INLINE_CHARACTERS = 160
-# From here on it is worth to look for what has been tokenised before.
+# From this length on, it pays to look up what has been tokenised before.
 LONG_PROMPT = 4096  # characters
 
 
@@ -41,7 +42,7 @@ class Encoding:
     """A tokenised text."""
 
     ids: IntArray  # int32 [tokens]
-    offsets: list[tuple[int, int]]  # [tokens] characters, start and end; (0, 0): added by us
+    offsets: list[tuple[int, int]]  # [tokens] start and end, characters; (0, 0): added token
     text: str
 
     def byte_offsets(self) -> list[tuple[int, int]]:
@@ -59,11 +60,11 @@ def _utf8_width(character: str) -> int:
 
 
 class Tokenizer:
-    """A `tokenizers` tokenizer with what the model's folder says about special tokens."""
+    """A `tokenizers` tokenizer, with the special tokens that the model's folder specifies."""
 
     def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-        """Adds to `backend` the tokens that only the configuration knows, as transformers does."""
-        backend.no_truncation()  # limits are ours to check, and padding is never wanted
+        """Adds to `backend` the tokens that only the configuration has, as transformers does."""
+        backend.no_truncation()  # limits are checked elsewhere, and padding is never wanted
         backend.no_padding()
         _add_missing(backend, config)
         self._backend = backend
@@ -93,9 +94,9 @@ class Tokenizer:
         cache: Path | None = None,
         trust_remote_code: bool = False,
     ) -> Tokenizer:
-        """Load the tokenizer of a model folder; takes up to seconds, call it before serving.
+        """Load the tokenizer of a model folder. Takes up to seconds, so call it before serving.
 
-        `config_path` replaces tokenizer_config.json, `cache` is where a tokenizer without
+        `config_path` replaces tokenizer_config.json; `cache`: where a tokenizer without
         tokenizer.json is converted to. Raises ModelLoadError.
         """
         file = tokenizer_json(path, cache, trust_remote_code)
@@ -106,16 +107,16 @@ class Tokenizer:
         return cls(backend, read_config(path, config_path))
 
     def encode_ids(self, text: str, add_special_tokens: bool = True) -> IntArray:
-        """Return the token ids of `text`, int32 [tokens]; raises ValidationError."""
+        """Return the token ids of `text`, int32 [tokens]. Raises ValidationError."""
         return np.array(self._encode_text(text, add_special_tokens).ids, dtype=np.int32)
 
     def encode_prompt(
         self, text: str, add_special_tokens: bool, truncate: int | None, most: int
     ) -> tuple[IntArray, int]:
-        """Return the last `truncate` ids of `text` (None: all), int32, and how many they are.
+        """Return the last `truncate` ids of `text` (None: all), int32, and their number.
 
-        More than `most` are counted, not returned: the list of a text that is refused anyway would
-        hold up every other thread for milliseconds. Raises ValidationError.
+        More than `most` are only counted: a list of ids that are refused anyway would block all
+        other threads for milliseconds. Raises ValidationError.
         """
         if len(text) > LONG_PROMPT and not add_special_tokens:
             ids = self._encode_pieces(text)
@@ -137,14 +138,14 @@ class Tokenizer:
         try:
             if len(text) <= INLINE_CHARACTERS:
                 return self._backend.encode(text, add_special_tokens=add_special_tokens)
-            # Of the library's calls only those for batches release the GIL; this one alone skips
-            # the offsets.
+            # Of the library's calls only batch calls release the GIL, and only this one skips
+            # offsets.
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except Exception as error:  # the library raises plain Exception, for lone surrogates too
             raise ValidationError(f"tokenizer error {error}") from error
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
-        """Return ids and offsets of `text`; raises ValidationError. Prefer `encode_ids`."""
+        """Return ids and offsets of `text`. Raises ValidationError. `encode_ids` is faster."""
         try:
             found = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         except Exception as error:
@@ -152,16 +153,16 @@ class Tokenizer:
         return Encoding(np.array(found.ids, dtype=np.int32), found.offsets, text)
 
     def decode(self, ids: Sequence[int] | IntArray, skip_special: bool = True) -> str:
-        """Return the text of `ids`; ids without a token have none."""
+        """Return the text of `ids`; ids without a token have no text."""
         listed = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         if skip_special:
             listed = [token_id for token_id in listed if token_id not in self.special_ids]
         return self._backend.decode(listed, skip_special_tokens=False)
 
     def token_text(self, token_id: int) -> str:
-        """Return the text of one token by itself, U+FFFD for a part of a character.
+        """Return the text of one token by itself; U+FFFD for a part of a character.
 
-        Unlike TGI's it keeps a leading space, so that it equals the text the token has in a stream.
+        Unlike TGI's it keeps a leading space, so it equals the token's text in a stream.
         """
         if self._pieces is None:
             return self._backend.decode([token_id], skip_special_tokens=False)
@@ -171,8 +172,8 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes | None:
         """Return the UTF-8 bytes of one token, which may be a part of a character.
 
-        None where nobody can tell: a part of a character for a decoder that makes text of whole
-        characters alone.
+        None if they are unknown: for a part of a character, with decoders that only produce whole
+        characters.
         """
         if self._pieces is None:
             text = self.token_text(token_id)
@@ -181,15 +182,15 @@ class Tokenizer:
         return piece.encode() if isinstance(piece, str) else piece
 
     def written(self, ids: Sequence[int] | IntArray) -> list[str]:
-        """Return each token as the vocabulary writes it, e.g. `Ġthe`; "" for ids without one."""
+        """Return each token as the vocabulary writes it, such as `Ġthe`; "" for ids without one."""
         return [self._backend.id_to_token(int(token_id)) or "" for token_id in ids]
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token given as the vocabulary writes it."""
+        """Return the id of a token as the vocabulary writes it."""
         return self._backend.token_to_id(token)
 
     def detokenizer(self, prompt_ids: Sequence[int] | IntArray) -> Detokenizer:
-        """Return what turns the tokens generated behind `prompt_ids` into text, one by one."""
+        """Return a detokeniser for the tokens generated after `prompt_ids`."""
         context = [int(token_id) for token_id in prompt_ids[-CONTEXT_TOKENS:]]
         if self._pieces is not None:
             return PieceDetokenizer(self._pieces, context)
@@ -197,7 +198,7 @@ class Tokenizer:
 
 
 class TokenizerPool:
-    """Tokenises in threads of its own, so that a long text never holds up the event loop."""
+    """Tokenises in threads of its own, so that a long text does not block the event loop."""
 
     def __init__(self, tokenizer: Tokenizer, workers: int) -> None:
         """`workers`: texts that may be tokenised at the same time (`--validation-workers`)."""
@@ -220,8 +221,8 @@ class TokenizerPool:
         if len(text) <= INLINE_CHARACTERS:
             await trio.lowlevel.checkpoint()
             return function(text, *arguments)
-        # A client that has left is not waited for: its thread keeps its place among `workers` until
-        # it is done, and nobody sees the result.
+        # Nothing waits for the thread of a client that has left: it keeps its place among `workers`
+        # until it is done, and its result is dropped.
         return await trio.to_thread.run_sync(
             function, text, *arguments, abandon_on_cancel=True, limiter=self._limiter
         )
@@ -254,7 +255,7 @@ def _add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None
 
 
 def _special_ids(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> frozenset[int]:
-    """Return the ids marked special in tokenizer.json or named as such in the configuration."""
+    """Return the ids that tokenizer.json or the configuration marks as special."""
     added = backend.get_added_tokens_decoder()
     named = set(config.special_tokens.values())
     named |= {spec.content for spec in config.added_tokens if spec.special}

@@ -1,4 +1,4 @@
-"""What a model folder says about its tokenizer, besides tokenizer.json itself."""
+"""Reads the files of a model folder that describe its tokenizer, besides tokenizer.json."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMED_TOKENS = (
 _CONVERSION_SECONDS = 300.0
 _LARGEST_SOURCE = (
     64 << 20
-)  # bytes of a file that a tokenizer could be made from; weights are larger
+)  # bytes of a file from which a tokenizer could be made; weights are larger
 _SLOW_FILES = (
     "tokenizer.model",
     "spiece.model",
@@ -57,7 +57,7 @@ AutoTokenizer.from_pretrained(source, trust_remote_code=trust == "1").save_pretr
 
 @dataclass(frozen=True, slots=True)
 class AddedTokenSpec:
-    """An entry of `added_tokens_decoder`, or a special token known by its text alone."""
+    """An entry of `added_tokens_decoder`, or a special token known only by its text."""
 
     content: str
     special: bool = True
@@ -69,20 +69,20 @@ class AddedTokenSpec:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
-    """tokenizer_config.json and its companions, read."""
+    """The contents of tokenizer_config.json and its companions."""
 
     special_tokens: dict[str, str]  # "bos_token" and so on -> text; only those that are set
     added_tokens: tuple[AddedTokenSpec, ...]  # in the order of their ids
     chat_templates: dict[str, str]  # name -> source; "default" is the usual one
-    response_template: dict[str, Any] | None = None  # how transformers reads answers
+    response_template: dict[str, Any] | None = None  # how transformers parses answers
 
 
 def read_config(folder: Path, config_path: Path | None = None) -> TokenizerConfig:
-    """Read the configuration of the tokenizer in `folder`; files that are missing are skipped.
+    """Read the configuration of the tokenizer in `folder`; missing files are skipped.
 
-    `config_path` (`--tokenizer-config-path`) stands in for the folder's tokenizer_config.json.
-    Raises ModelLoadError for a file that is not a JSON object or of another form, and when there is
-    none at `config_path`.
+    `config_path` (`--tokenizer-config-path`) replaces the folder's tokenizer_config.json. Raises
+    ModelLoadError for a file that is not a JSON object or of another form, and if there is none at
+    `config_path`.
     """
     try:
         return _read_config(folder, config_path)
@@ -113,11 +113,11 @@ def _read_config(folder: Path, config_path: Path | None) -> TokenizerConfig:
 def tokenizer_json(
     folder: Path, cache: Path | None = None, trust_remote_code: bool = False
 ) -> Path:
-    """Return the folder's tokenizer.json, converting an older format into `cache` when needed.
+    """Return the folder's tokenizer.json, after converting an older format into `cache` if needed.
 
-    The conversion runs `transformers` in a process of its own, once: this process never imports it.
-    There, with `trust_remote_code`, code that comes with the tokenizer is run; in this process no
-    such code ever is. Raises ModelLoadError when there is nothing to load or the conversion fails.
+    The conversion runs `transformers` once, in a process of its own, as this process never imports
+    it. With `trust_remote_code`, that process runs code that comes with the tokenizer; this process
+    never does. Raises ModelLoadError if there is nothing to load or the conversion fails.
     """
     path = folder / "tokenizer.json"
     if path.is_file():
@@ -125,7 +125,7 @@ def tokenizer_json(
     sources, code = _list_matching(folder, _SLOW_FILES), _own_code(folder)
     if code and not sources and not trust_remote_code:
         raise _needs_code(folder, code)
-    if code:  # which reads whatever it likes
+    if code:  # the code may read any file
         sources = sorted(file for file in folder.iterdir() if file.is_file() and _is_small(file))
     if not sources:
         raise ModelLoadError(
@@ -145,7 +145,8 @@ def _convert(folder: Path, target: Path, trust_remote_code: bool, code: str) -> 
     if code and trust_remote_code:
         log.warning("%s of %s is run once, in a process of its own, to convert it", code, folder)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A folder that is renamed when it is complete: two servers may start at the same time.
+    # Written to a folder that is renamed when complete, since two servers may start at the same
+    # time.
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         arguments = [str(folder), f"{work}/made", "01"[trust_remote_code]]
         try:
@@ -193,7 +194,7 @@ def _needs_code(folder: Path, code: str) -> ModelLoadError:
 
 
 def _own_code(folder: Path) -> str:
-    """Return the class that a tokenizer brings along in a Python file, "" for none."""
+    """Return the tokenizer class that the folder has in a Python file; "" if none."""
     table = _read_object(folder / "tokenizer_config.json").get("auto_map")
     named = table.get("AutoTokenizer") if isinstance(table, Mapping) else table
     classes = named if isinstance(named, list) else [named]
@@ -239,7 +240,7 @@ def _object_or_none(value: Any) -> dict[str, Any] | None:
 
 
 def _text_of(token: Any) -> str | None:
-    """Return the text of a token written as a string or as an object with `content`."""
+    """Return the text of a token given as a string or as an object with `content`."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -255,7 +256,7 @@ def _decoder_entries(config: Mapping[str, Any]) -> list[AddedTokenSpec]:
 
 
 def _extra_special(*configs: Mapping[str, Any]) -> list[AddedTokenSpec]:
-    """Return the special tokens without a role, under their names before and since version 5."""
+    """Return the special tokens without a role, by their keys before and since version 5."""
     found: dict[str, AddedTokenSpec] = {}
     for config in configs:
         for key in ("additional_special_tokens", "extra_special_tokens"):
@@ -269,7 +270,7 @@ def _extra_special(*configs: Mapping[str, Any]) -> list[AddedTokenSpec]:
 def _with_ids_from_model_config(
     special: dict[str, str], folder: Path, config: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Fill in bos and eos by the ids of config.json where no file names their text (GPT-2)."""
+    """Fill in bos and eos by the ids of config.json if no file has their text (GPT-2)."""
     missing = [name for name in ("bos_token", "eos_token") if name not in special | dict(config)]
     if not missing or not (folder / "tokenizer.json").is_file():
         return special
@@ -287,9 +288,9 @@ def _with_ids_from_model_config(
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the templates of the first source that has any, as transformers ranks them.
+    """Return the templates of the first source that has any, in the order of transformers.
 
-    Files of their own come before JSON; of the JSON files TGI's order holds.
+    Files of their own come before JSON; JSON files are in TGI's order.
     """
     own = folder / "chat_template.jinja"
     files = {"default": own} if own.is_file() else {}

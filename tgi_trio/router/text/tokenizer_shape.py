@@ -1,4 +1,4 @@
-"""Whether a file can be a tokenizer.json, without loading it: that takes up to a second."""
+"""Checks files of tokenizers without loading them, which takes up to a second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tgi_trio.errors import ModelLoadError
 
 
 class _Model(msgspec.Struct):
-    vocab: msgspec.Raw  # looked for, not read
+    vocab: msgspec.Raw  # must be present; not parsed
     type: Literal["BPE", "Unigram", "WordLevel", "WordPiece"] | None = None
 
 
@@ -20,10 +20,10 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def check_tokenizer_json(file: Path) -> None:
-    """Raise ModelLoadError for a file that is no tokenizer at all: damaged, or something else."""
+    """Raise ModelLoadError for a file that is not a tokenizer: damaged, or something else."""
     try:
         msgspec.json.decode(file.read_bytes(), type=_TokenizerFile)
-    except (OSError, ValueError) as error:  # ValueError: msgspec's own, and what is no UTF-8
+    except (OSError, ValueError) as error:  # ValueError: msgspec's errors, and invalid UTF-8
         raise ModelLoadError(
             f"{file} cannot be loaded as a tokenizer: {error}. Copy it again, or name another with "
             "--tokenizer-name."
@@ -31,10 +31,10 @@ def check_tokenizer_json(file: Path) -> None:
 
 
 def find_difference(one: Path, other: Path) -> str | None:
-    """Return where two tokenizers number their tokens differently, None where they do not.
+    """Return where two tokenizers give a token different ids; None if they do not.
 
-    Tokens that only one of them has are no difference: models of a family differ in how many they
-    have to spare. Raises ModelLoadError for files that are no tokenizers.
+    Tokens that only one of them has are no difference, since models of a family differ in their
+    spare tokens. Raises ModelLoadError for files that are not tokenizers.
     """
     ours, theirs = _numbers(one), _numbers(other)
     apart = [token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]]

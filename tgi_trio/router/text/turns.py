@@ -1,12 +1,12 @@
-"""The turns of a conversation, and how they are arranged so that a template writes all of them.
+"""The turns of a conversation, and how they are arranged so that a template renders all of them.
 
-Agents send system and developer messages anywhere, and several turns of the user in a row. Many
-templates refuse that, others leave such a message out without a word. What a template takes is
-found by probing it (`roles.py`); what it does not take is folded into a turn beside it. Nothing
-moves to the front: the head of the prompt would change with every turn, and its cached prefix be
-lost. And nothing of the system's becomes a turn of the user behind results of tools: templates take
-such a turn for a new question, and drop the thoughts that led to the calls. Several calls of one
-turn are split where a template writes one at most.
+Agents send system and developer messages anywhere, and several user messages in a row. Many
+templates refuse that, and others silently leave such a message out. What a template renders is
+found by probes (`roles.py`); what it does not render is folded into a neighbouring turn. Nothing
+moves to the front: the beginning of the prompt would change with every turn, and its cached prefix
+would be lost. And no system message becomes a user's turn after results of tools: templates treat
+such a turn as a new question, and drop the thoughts that led to the calls. If a template renders
+only one call a turn, turns of several calls are split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text.roles import Roles
 
-_BREAK = "\n\n"  # between texts that come to share a turn
+_BREAK = "\n\n"  # between texts that are joined in one turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ class PastCall:
     """A call that the model made in an earlier turn."""
 
     name: str
-    arguments: Any  # a JSON value, or text that is no JSON
+    arguments: Any  # a JSON value, or text that is not JSON
     id: str | None = None
     type: str = "function"
 
     def field(self) -> dict[str, Any]:
-        """Return the call as templates expect it; they write its arguments as JSON themselves."""
+        """Return the call as templates expect it; they convert its arguments to JSON themselves."""
         made = {"type": self.type, "function": {"name": self.name, "arguments": self.arguments}}
         return made if self.id is None else {"id": self.id, **made}
 
 
 def read_arguments(text: str) -> Any:
-    """Return the arguments of a call as JSON; text that is none, or too deep, is shown as it is."""
+    """Return a call's arguments, JSON, as a value; unchanged if not JSON or nested too deeply."""
     try:
         return msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, RecursionError):
@@ -50,22 +50,22 @@ def read_arguments(text: str) -> Any:
 class Turn:
     """One message of a conversation."""
 
-    role: str  # system, user, assistant, tool, or whatever else a template knows
+    role: str  # system, user, assistant, tool, or any other that a template knows
     text: str | None = None  # without images
     calls: Sequence[PastCall] | None = None
-    name: str | None = None  # of who speaks, or of the function whose result this is
+    name: str | None = None  # of the speaker, or of the function whose result this is
     call_id: str | None = None  # of the call whose result this is
     thought: str | None = None
-    parts: tuple[Piece, ...] = ()  # texts and images in their order, where there are images
+    parts: tuple[Piece, ...] = ()  # texts and images in order, if there are images
 
     @property
     def images(self) -> list[ImageLink]:
-        """The images that it shows."""
+        """The turn's images."""
         return [part for part in self.parts if isinstance(part, ImageLink)]
 
     @classmethod
     def of(cls, role: str, pieces: Sequence[Piece], between: str = "", **fields: Any) -> Turn:
-        """Return a turn that says these pieces, with `between` them where both are texts."""
+        """Return a turn of these pieces, with `between` between two that are both texts."""
         texts = [piece for piece in pieces if isinstance(piece, str)]
         turn = cls(role, between.join(texts), **fields)
         if len(texts) == len(pieces):
@@ -79,7 +79,7 @@ class Turn:
         return replace(turn, parts=tuple(parts))
 
     def message(self) -> dict[str, Any]:
-        """Return the turn as templates expect it: plain values, the thought by every name."""
+        """Return the turn as templates expect it: plain values, the thought by all its names."""
         fields = {
             "role": self.role,
             "content": [_part(each) for each in self.parts] if self.parts else self.text,
@@ -94,13 +94,13 @@ class Turn:
 
 
 def arrange_turns(turns: Iterable[Turn], roles: Roles) -> list[Turn]:
-    """Return the turns as a template with these `roles` writes them all.
+    """Return the turns so that a template with these `roles` renders them all.
 
-    A developer's messages are the system's, and those at the beginning are one message. No text is
-    lost and no two texts change places.
+    Developer messages become system messages, and those at the beginning are joined into one. No
+    text is lost, and no two texts change their order.
     """
     arranged: list[Turn] = []
-    waiting: list[str] = []  # texts of the system for the turn that follows
+    waiting: list[str] = []  # system texts for the next turn
     for turn in turns:
         if turn.role == "developer":
             turn = replace(turn, role="system")
@@ -125,9 +125,9 @@ def arrange_turns(turns: Iterable[Turn], roles: Roles) -> list[Turn]:
 
 
 def _split_calls(turns: list[Turn]) -> list[Turn]:
-    """Return the turns so that each makes one call at most, with its results behind it."""
+    """Return the turns so that each has at most one call, followed by its result."""
     split: list[Turn] = []
-    rest: list[PastCall] = []  # of the turn before, still without a turn of their own
+    rest: list[PastCall] = []  # of the previous turn, without a turn of their own so far
     for turn in turns:
         if turn.role == "tool":
             owner = next((call for call in rest if call.id == turn.call_id), None)
@@ -143,7 +143,7 @@ def _split_calls(turns: list[Turn]) -> list[Turn]:
 
 
 def _add_system(arranged: list[Turn], waiting: list[str], turn: Turn, roles: Roles) -> None:
-    """Put a message of the system where the template writes it."""
+    """Put a system message where the template renders it."""
     last = arranged[-1] if arranged else None
     text = turn.text or ""
     if last is None and not waiting:
@@ -164,14 +164,14 @@ def _add_system(arranged: list[Turn], waiting: list[str], turn: Turn, roles: Rol
 
 
 def _may_follow(last: Turn, roles: Roles) -> bool:
-    """Return whether a turn of the user may stand behind `last`."""
+    """Return whether a user's turn may follow `last`."""
     if last.role == "user":
         return roles.user_after_user
     return last.role != "tool" or roles.user_after_result
 
 
 def _saying(turn: Turn, first: Turn, second: Turn) -> Turn:
-    """Return `turn` as it says what two others say."""
+    """Return `turn` with the contents of two others."""
     said = replace(turn, text=_join(first.text, second.text))
     if not first.parts and not second.parts:
         return said

@@ -1,1 +1,1 @@
-"""What a model thinks before it answers: by which marks it is told apart, and where it begins."""
+"""A model's thoughts before its answer: the marks around them, and where they begin."""

@@ -1,9 +1,9 @@
-"""By which marks a model's thoughts are told apart: derived, so that no flag has to say it.
+"""Derives the marks around a model's thoughts, so that no flag is needed.
 
-In this order: what `response_template` of tokenizer_config.json says, what the template writes
-around a thought of an earlier turn, marks that are both in the template's text, and marks that are
-both tokens that were added to the vocabulary. Two marks or none: an end mark alone makes false
-friends. Pure: a template, a configuration and texts in, marks out.
+From these sources, in this order: `response_template` of tokenizer_config.json, what the template
+renders around a thought of an earlier turn, known marks that are both in the template's text, and
+known marks that are both added tokens. Always two marks, since an end mark alone gives false
+positives. Pure: a template, a configuration and texts in, marks out.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from tgi_trio.router.text.thoughts.marks import ANSWERS, KNOWN, Marks
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """How a model thinks, as far as its answers and prompts show it."""
+    """How a model thinks, as far as its answers and prompts show."""
 
     marks: Marks
-    header: str  # what a prompt has before each message of the model's; "" where none was found
-    source: str  # what said so
-    parts: bool = False  # earlier ones are parts of a message's content, not a field of it
+    header: str  # what a prompt has before each of the model's messages; "" if nothing was found
+    source: str  # where the marks were found
+    parts: bool = False  # templates take earlier ones as parts of the content, not as a field
 
     def describe(self) -> dict[str, str]:
-        """Return what /info tells."""
+        """Return what /info shows."""
         return {"start": self.marks.start, "end": self.marks.end, "source": self.source}
 
 
 @dataclass(frozen=True, slots=True)
 class ThoughtSettings:
-    """What `--reasoning` says: nothing, that nothing is to be told apart, or both marks."""
+    """The setting `--reasoning`: derive the marks, separate no thoughts, or given marks."""
 
     read: bool = True
     given: Marks | None = None
 
     @classmethod
     def parse(cls, text: str) -> ThoughtSettings:
-        """Return what `auto`, `none` or `START,END` stands for; raises ValueError."""
+        """Return the setting for `auto`, `none` or `START,END`. Raises ValueError."""
         if text in ("auto", "none"):
             return cls(read=text == "auto")
         start, comma, end = (part.strip() for part in text.partition(","))
@@ -60,9 +60,9 @@ def derive_thoughts(
     added: Collection[str],
     settings: ThoughtSettings = ThoughtSettings(),
 ) -> Thoughts | None:
-    """Return how the model of `template` thinks; None where nothing says that it does.
+    """Return how the model of `template` thinks; None if no source says that it does.
 
-    `added`: the texts of the tokens that were added to the vocabulary.
+    `added`: the texts of the tokenizer's added tokens.
     """
     if not settings.read:
         return None
@@ -83,7 +83,7 @@ def derive_thoughts(
 
 
 def _known_or(start: str, end: str) -> Marks:
-    """Return the row of the table for two marks, or one of their own."""
+    """Return the row of `KNOWN` for two marks, or a new one."""
     for marks in KNOWN:
         if (marks.start, marks.end) == (start, end):
             return marks
@@ -91,12 +91,12 @@ def _known_or(start: str, end: str) -> Marks:
 
 
 def _among(present: Callable[[str], bool]) -> Marks | None:
-    """Return the first row of the table whose marks are both `present`."""
+    """Return the first row of `KNOWN` whose marks are both `present`."""
     return next((each for each in KNOWN if present(each.start) and present(each.end)), None)
 
 
 def _with_answer(marks: Marks, source: str) -> Marks:
-    """Add what stands around the answer, where the template speaks of it."""
+    """Add the marks around the answer, if the template contains them."""
     if not marks.opening:
         for opening, closing in ANSWERS:
             if opening in source and closing in source:
@@ -121,7 +121,7 @@ def _in_response_template(spec: Mapping[str, Any] | None) -> Marks | None:
 
 
 def _literal(field: Mapping[str, Any], side: str) -> str:
-    """Return the mark of one side; "" where it is no literal text."""
+    """Return the mark of one side; "" if it is not a literal text."""
     given = field.get(side, field.get(f"{side}_pattern"))
     if isinstance(given, list):
         given = given[0] if given else None
@@ -135,7 +135,7 @@ def _literal(field: Mapping[str, Any], side: str) -> str:
 
 # ---- probes ------------------------------------------------------------------------------------
 
-_THOUGHT = "qzThoughtqz"  # a word that no template has
+_THOUGHT = "qzThoughtqz"  # a word that occurs in no template
 _QUESTION, _ANSWER = "qzQuestionqz", "qzAnswerqz"
 _CALL = {"id": "abcdefgh1", "type": "function", "function": {"name": "f", "arguments": {"x": "y"}}}
 _FIELD = {"reasoning_content": _THOUGHT}
@@ -147,7 +147,7 @@ _ON: Any = {"enable_thinking": True, "thinking": True, "drop_thinking": False}
 
 
 def _in_rendered_thought(template: ChatTemplate) -> Marks | None:
-    """Return the known marks that the template writes around a thought of an earlier turn."""
+    """Return the known marks that the template renders around a thought of an earlier turn."""
     for text in _render_thoughts(template, (_FIELD, _PART)):
         before, found, behind = text.partition(_THOUGHT)
         before, behind = before.rstrip(), behind.lstrip()
@@ -158,7 +158,7 @@ def _in_rendered_thought(template: ChatTemplate) -> Marks | None:
 
 
 def _takes_parts(template: ChatTemplate) -> bool:
-    """Return whether the template writes thoughts that are parts of a content, and no others."""
+    """Return whether the template renders thoughts only if they are parts of the content."""
     fields, parts = (
         any(_THOUGHT in text for text in _render_thoughts(template, [way]))
         for way in (_FIELD, _PART)
@@ -167,7 +167,7 @@ def _takes_parts(template: ChatTemplate) -> bool:
 
 
 def _render_thoughts(template: ChatTemplate, ways: Iterable[Mapping[str, Any]]) -> Iterable[str]:
-    """Yield what a template makes of chats with a thought, written in each of `ways`."""
+    """Yield chats with a thought in each of `ways`, as the template renders them."""
     question = {"role": "user", "content": _QUESTION}
     result = {"role": "tool", "tool_call_id": _CALL["id"], "name": "f", "content": "z"}
     for variables, way in itertools.product((_AS_IS, _ON), ways):
@@ -181,10 +181,10 @@ def _render_thoughts(template: ChatTemplate, ways: Iterable[Mapping[str, Any]]) 
 
 
 def _find_header(template: ChatTemplate, marks: Marks) -> str:
-    """Return what the template writes before a message of the model's, thoughts left out.
+    """Return what the template renders before each of the model's messages, without thoughts.
 
-    That is what it adds for an answer to come; where it adds nothing, what it puts between a
-    question and its answer. "" where neither can be rendered.
+    That is the generation prompt; without one, what is between a question and its answer. "" if
+    neither can be rendered.
     """
     question = [{"role": "user", "content": _QUESTION}]
     answered = [*question, {"role": "assistant", "content": _ANSWER}]
@@ -202,5 +202,5 @@ def _find_header(template: ChatTemplate, marks: Marks) -> str:
 
 def _before_marks(text: str, marks: Marks) -> str:
     places = [text.find(mark) for mark in (marks.start, marks.end) if mark in text]
-    # The white space behind a header may be missing where the model's message goes on.
+    # White space after a header may be missing where the model's message is continued.
     return text[: min(places, default=len(text))].strip()

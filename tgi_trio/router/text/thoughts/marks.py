@@ -1,4 +1,4 @@
-"""The marks that models put around their thoughts: a table."""
+"""A table of the marks that models put around their thoughts."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands around a thought, and what may stand around the answer behind it."""
+    """The marks around a thought, and those that may be around the answer after it."""
 
     start: str
     end: str
-    header: str = ""  # of every message of the model's, thoughts too: swallowed between the two
-    opening: str = ""  # what may begin the answer
-    closing: str = ""  # what may end it
-    ending: str = ""  # what may end the message, behind that
+    header: str = ""  # before each of the model's messages, also between thought and answer
+    opening: str = ""  # may begin the answer
+    closing: str = ""  # may end it
+    ending: str = ""  # may end the message, after `closing`
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Return every mark there is."""
+        """Return all marks that are not empty."""
         texts = (self.start, self.end, self.header, self.opening, self.closing, self.ending)
         return tuple(filter(None, texts))
 
@@ -32,7 +32,7 @@ HARMONY: Final = Marks(
     closing="<|return|>",
 )
 
-# In the order in which they are looked for. White space at either end of a mark is not part of it.
+# In the order in which they are tried. White space at either end of a mark is not part of it.
 KNOWN: Final = (
     HARMONY,  # gpt-oss
     Marks("<|channel>thought", "<channel|>"),  # Gemma 4
@@ -59,6 +59,6 @@ KNOWN: Final = (
     Marks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),  # Apriel 1.6
 )
 
-# Around answers that follow a thought, in templates that speak of both: Granite 3.3 and Ernie 4.5;
+# Marks around answers after a thought, in templates that contain both: Granite 3.3 and Ernie 4.5;
 # Hunyuan A13B.
 ANSWERS: Final = (("<response>", "</response>"), ("<answer>", "</answer>"))

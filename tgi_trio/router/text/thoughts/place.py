@@ -12,16 +12,16 @@ class Place(enum.Enum):
     """Where the model is when it writes its first token."""
 
     INSIDE = "inside"  # the prompt has begun a thought
-    CLOSED = "closed"  # the prompt has ended it, or there is none
-    MAY_OPEN = "may open"  # the model may begin one, at the very beginning
+    CLOSED = "closed"  # the prompt has ended a thought, or there is none
+    MAY_OPEN = "may open"  # the model may begin one, as the first text of its answer
 
 
 def find_place(prompt: str, thoughts: Thoughts, said: str = "") -> Place:
     """Return where an answer to `prompt` begins.
 
-    What counts is the last mark behind the beginning of the last message of the model's: earlier
-    turns may quote marks as they like. `said`: the text of the last message, where another than
-    the model has said it; marks in front of it and in it count no more.
+    The last mark after the beginning of the model's last message decides: earlier turns may quote
+    marks. `said`: the text of the last message, unless it is the model's; marks before and in it
+    are ignored.
     """
     marks = thoughts.marks
     rest = prompt[_behind(prompt, thoughts.header) :]
@@ -34,7 +34,7 @@ def find_place(prompt: str, thoughts: Thoughts, said: str = "") -> Place:
         return Place.CLOSED
     if marks.opening and rest.lstrip().startswith(marks.opening):
         return Place.CLOSED  # the last message is continued
-    # A template may write the first half of the mark (Gemma 4 behind a tool's result).
+    # A template may write the first half of the mark (Gemma 4 after a tool's result).
     half = marks.start.find(">") + 1
     if 0 < half < len(marks.start) and rest.rstrip().endswith(marks.start[:half]):
         return Place.INSIDE
@@ -42,7 +42,7 @@ def find_place(prompt: str, thoughts: Thoughts, said: str = "") -> Place:
 
 
 def _behind(text: str, part: str) -> int:
-    """Return the position behind the last `part`; 0 where there is none."""
+    """Return the position after the last `part`; 0 if there is none."""
     position = text.rfind(part) if part else -1
     return 0 if position < 0 else position + len(part)
 

@@ -1,8 +1,8 @@
-"""Rules of a grammar for the thought before an answer: free text up to its end mark.
+"""Grammar rules for the thought before an answer: free text up to its end mark.
 
-One grammar holds thought and answer, so that nothing has to be handed over between two. Where the
-prompt has begun a thought, it must come to its end mark before what is forced; where the model may
-begin one, it is optional. A budget bounds the tokens of the thought; the end mark follows.
+Thought and answer are in one grammar, so nothing has to be handed over between two. If the prompt
+has begun a thought, its end mark must come before what is forced; if the model may begin one, the
+thought is optional. A budget bounds the thought's tokens, and then the end mark follows.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _BODY = "thought_body"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens that are more than text."""
+    """The tokens that are not ordinary text."""
 
-    added: Mapping[str, int]  # text -> id, of those that were added to the vocabulary
-    special: frozenset[int]  # ids of those that never are a part of a text
+    added: Mapping[str, int]  # text -> id of the tokenizer's added tokens
+    special: frozenset[int]  # ids of special tokens, which are never part of a text
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What begins calls where they are forced: a thought cannot go on behind it."""
+    """What begins calls where they are forced: no thought contains it."""
 
     text: str
-    opening: str  # what follows it up to the first name
+    opening: str  # between the trigger and the first name
 
 
 class ThoughtRules:
@@ -47,16 +47,16 @@ class ThoughtRules:
         budget: int | None = None,
         trigger: Trigger | None = None,
     ) -> None:
-        """`budget`: tokens of the thought at most. `trigger`: calls are forced, and it begins them.
+        """`budget`: most tokens of the thought. `trigger`: calls are forced, and it begins them.
 
-        A special token never comes in a thought: it could end the text before what is forced.
+        No special token occurs in a thought: it could end the text before what is forced.
         """
         self.place = place
         self._marks = marks
         self.added = vocabulary.added
         self.budget = budget
         self._trigger = trigger
-        # The added token that the end mark begins with; "" where the mark is spelled.
+        # The added token with which the end mark begins; "" if the mark is spelled.
         self._end_token = max(
             (text for text in self.added if text and marks.end.startswith(text)),
             key=len,
@@ -66,16 +66,16 @@ class ThoughtRules:
         allowed = set(self.added.values()) - vocabulary.special - never
         others = write_tokens(id for id in allowed if id is not None)
         self._pieces = f"(THOUGHT? {others})* " if allowed else ""
-        self.subs: list[dict[str, Any]] = []  # grammars that the rules name
+        self.subs: list[dict[str, Any]] = []  # grammars to which the rules refer
         self.rules: dict[str, str] = {}
         if place is not Place.CLOSED:
             self._write()
 
     def start(self, *, forced: bool) -> str:
-        """Return the right side of `start`, in front of the rule `answer`.
+        """Return the right side of `start`, which ends with the rule `answer`.
 
-        `forced`: the answer must come; else the text may end within a thought, unless that has a
-        budget: its end mark is what a budget promises.
+        `forced`: the answer must come. Otherwise the text may end within a thought, unless that has
+        a budget, which promises the end mark.
         """
         answer = "answer"
         if self._marks.opening:
@@ -85,7 +85,7 @@ class ThoughtRules:
             if ending:
                 closing = f"{closing} ({write_terms(ending, self.added)})?"
             self.rules["answer_closing"] = closing
-            # Where calls are forced, what is told before them may be empty, and closed.
+            # If calls are forced, the text before them may be empty, and closed.
             opening = "answer_opening?"
             if self._trigger is not None and self._marks.closing:
                 opening = "(answer_opening answer_closing?)?"
@@ -106,19 +106,19 @@ class ThoughtRules:
 
     @property
     def on_channels(self) -> bool:
-        """Whether thoughts are messages among others: `tools/channels.py` has their rules."""
+        """Whether thoughts are messages among others, with rules in `tools/channels.py`."""
         return self._marks == HARMONY
 
     @staticmethod
     def can_be_bounded(marks: Marks, added: Mapping[str, int]) -> bool:
-        """Return whether a budget can be kept: by an end mark that a token or a sign begins."""
+        """Return whether a budget can be kept: the end mark begins with a token or punctuation."""
         first = marks.end[0]
         spelled = not (first.isalnum() or first.isspace())
         return spelled or any(text and marks.end.startswith(text) for text in added)
 
     @property
     def begin_token(self) -> int | None:
-        """Return the token that would begin a thought, where it is one that may."""
+        """Return the token that begins a thought, if one may begin with a token."""
         return self.added.get(self._marks.start) if self.place is Place.MAY_OPEN else None
 
     @property
@@ -156,21 +156,22 @@ class ThoughtRules:
             rules["unended"] = '""'
             rules["thought"] = self._end_terms()
         elif self._end_token:
-            # What precedes a grammar of its own is counted as its first token.
+            # What precedes a grammar that is referred to is counted as its first token.
             most = self.budget + (self.place is Place.MAY_OPEN)
             rules[f"unended[max_tokens={most}]"] = f"@{_BODY}"
             rules["thought"] = f"unended {self._end_terms()}"
             body = {"start": text, "THOUGHT": rules.pop("THOUGHT")}
             self.subs.append({"name": _BODY, **_lark(body)})
         else:
-            # A terminal cannot take back what turns out to begin the mark, and one that the budget
-            # ends looks like one that the mark has ended: so the mark's first sign never comes.
+            # A terminal cannot give back text that turns out to begin the mark, and one that the
+            # budget ends looks like one that the mark has ended. So the mark's first character is
+            # excluded.
             rules[f"unended[max_tokens={self.budget}]"] = "THOUGHT"
             rules["THOUGHT"] = f"/[^{escape_regex(end[0])}]*/"
             rules["thought"] = f"unended {grammars.literal(end)}"
 
     def _end_terms(self) -> str:
-        """Return the end mark; its first token is not spelled where there is one."""
+        """Return terms for the end mark; a token with which it begins is not spelled."""
         token, rest = self._end_token, self._marks.end[len(self._end_token) :]
         first = f"<[{self.added[token]}]>" if token else ""
         return f"{first} {write_terms(rest, self.added) if rest else ''}".strip()

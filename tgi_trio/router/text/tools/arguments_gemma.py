@@ -1,4 +1,4 @@
-"""Arguments in Gemma's own notation: keys without quotes, strings between marks of their own."""
+"""Arguments in Gemma's own notation: keys without quotes, strings between special marks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tgi_trio.router.text.tools.strings import write_terminal
 from tgi_trio.router.text.tools.terms import escape_regex, share_rule, write_terms
 
 _KEY = "[A-Za-z_][A-Za-z0-9_.$-]{0,63}"
-_MOST_MORE = 16  # members of one object that no schema lists
+_MOST_MORE = 16  # most members of an object that its schema does not list
 _SCALARS = ("integer", "number", "boolean", "null")
 
 
 @dataclass(frozen=True, slots=True)
 class GemmaArguments:
-    """`{key:value,key:[value],key:{key:value}}`, strings between two of `quote`."""
+    """`{key:value,key:[value],key:{key:value}}`, with `quote` on both sides of strings."""
 
     quote: str
 
@@ -40,7 +40,7 @@ class GemmaArguments:
         return (self.quote,)
 
     def write(self, arguments: Any) -> str:
-        """Return arguments as the templates write them, keys in order, or text as it is."""
+        """Return arguments as the templates write them, keys sorted; text is returned unchanged."""
         if isinstance(arguments, str):
             return arguments
         return self.write_value(arguments)
@@ -56,16 +56,16 @@ class GemmaArguments:
         return write_json(value)
 
     def rules(self, name: str, function: Function, added: Mapping[str, int]) -> dict[str, str]:
-        """Return the rules (name -> right side) of a function's arguments; one is `name`."""
+        """Return rules (name -> right side) for a function's arguments; `name` is the top one."""
         return _Rules(self, function.schema, added, name).write()
 
     def reader(self, function: Function | None) -> GemmaReader:
-        """Return what reads the arguments of one call."""
+        """Return a reader for the arguments of one call."""
         return GemmaReader(self.quote)
 
 
 class _Rules:
-    """Writes the rules of one function's arguments: one for each part of the schema."""
+    """Writes the rules for one function's arguments, one for each part of the schema."""
 
     def __init__(
         self, style: GemmaArguments, root: Schema, added: Mapping[str, int], name: str
@@ -85,14 +85,14 @@ class _Rules:
         return f"{self._name}_{len(self._rules)}"
 
     def _value(self, schema: Any) -> str:
-        """Return the rule of the values of a schema."""
+        """Return the name of a rule for the values of a schema."""
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if reference is not None and reference in self._named:
             return self._named[reference]
         name = ""
         if reference is not None and len(schema) == 1:
             name = self._named[reference] = self._new()
-            self._rules[name] = ""  # taken
+            self._rules[name] = ""  # reserved: the schema may refer to itself
         ways = dict.fromkeys(map(self._plain, list_alternatives(schema, self._root)))
         right = " | ".join(ways) or '""'
         if not name:
@@ -156,7 +156,7 @@ class _Rules:
         return name
 
     def _anything(self) -> str:
-        """Return the rule of any value."""
+        """Return the name of the rule for any value."""
         if (known := self._named.get("")) is not None:
             return known
         name = self._named[""] = self._new()
@@ -176,21 +176,21 @@ class _Rules:
 
 
 def _repeat(item: str, least: int, most: int | None) -> str:
-    """Return a list of so many items as terms."""
+    """Return terms for `least` to `most` items, separated by commas."""
     if most == 0:
         return '""'
     more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
     return f"{item} {more}" if least else f"({item} {more})?"
 
 
-# ---- what was written ----------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 class _State(enum.Enum):
     KEY = "key"
     VALUE = "value"
     STRING = "string"
-    AFTER = "after"  # behind a value
+    AFTER = "after"  # a value
 
 
 _KEY_ENDS = re.compile(r"\s*([^:{}\[\],]*):")
@@ -198,19 +198,19 @@ _WORD = re.compile(r"[^,\]}]+")
 
 
 class GemmaReader:
-    """Makes JSON of the notation as it comes, up to the brace that closes it."""
+    """Converts the notation to JSON as it arrives, up to its closing brace."""
 
     def __init__(self, quote: str) -> None:
         self._quote = quote
         self._state = _State.VALUE
         self._text = ""
         self._out: list[str] = []
-        self._closing: list[str] = []  # brackets that are open, by what closes them
+        self._closing: list[str] = []  # the closing brackets of open ones
         self.ended = False
-        self.rest = ""  # behind the arguments
+        self.rest = ""  # after the arguments
 
     def push(self, text: str) -> str:
-        """Return what became certain with `text`, as JSON."""
+        """Take more text; return the JSON that it makes certain."""
         self._text += text
         self._out = []
         while not self.ended and _STEPS[self._state](self):
@@ -280,7 +280,7 @@ class GemmaReader:
             self._out.append(self._closing.pop())
             if not self._closing:
                 return self._finish("")
-        return True  # anything else is swallowed
+        return True  # anything else is skipped
 
     def _finish(self, last: str) -> bool:
         self._out.append(last)

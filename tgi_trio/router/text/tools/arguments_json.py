@@ -1,4 +1,4 @@
-"""Arguments as one JSON object: what most families write."""
+"""Arguments as one JSON object, as most families write them."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ class JsonArguments:
     texts: tuple[str, ...] = ()  # literal texts of the style
 
     def write(self, arguments: Any) -> str:
-        """Return arguments as a model would write them: a JSON value, or text as it is."""
+        """Return arguments, a JSON value, as a model would write them; text is left unchanged."""
         return arguments if isinstance(arguments, str) else write_json(arguments)
 
     def rules(self, name: str, function: Function, added: Mapping[str, int]) -> dict[str, str]:
-        """Return the rules (name -> right side) of a function's arguments; one is `name`."""
+        """Return rules (name -> right side) for a function's arguments; `name` is the top one."""
         return {name: grammars.embed_schema(function.schema)}
 
     def reader(self, function: Function | None) -> JsonReader:
-        """Return what reads the arguments of one call."""
+        """Return a reader for the arguments of one call."""
         return JsonReader()
 
 
 class JsonReader:
-    """Passes an object on as it comes, up to its end."""
+    """Passes a JSON object through as it arrives, up to its end."""
 
     def __init__(self) -> None:
         self._end = JsonEnd()
         self._begun = False
         self.ended = False
-        self.rest = ""  # behind the end
+        self.rest = ""  # after the end
 
     def push(self, text: str) -> str:
-        """Return what of `text` is arguments, as JSON."""
+        """Return the part of `text` that belongs to the arguments."""
         if not self._begun:
             text = text.lstrip()
             self._begun = bool(text)
@@ -52,7 +52,7 @@ class JsonReader:
 
 
 class JsonEnd:
-    """Finds where a JSON object that arrives in pieces ends, without parsing it."""
+    """Finds the end of a JSON object that arrives in pieces, without parsing it."""
 
     _MARKS = re.compile(r'["\\{}\[\]]')
 
@@ -62,7 +62,7 @@ class JsonEnd:
         self._escaped = False  # the next character belongs to an escape
 
     def find(self, piece: str) -> int:
-        """Return the position in `piece` behind the end of the object, or -1."""
+        """Return the position in `piece` just after the end of the object, or -1."""
         position = 0
         while position < len(piece):
             if self._escaped:
@@ -78,7 +78,7 @@ class JsonEnd:
         return -1
 
     def _mark(self, character: str) -> bool:
-        """Take a character that matters; return whether it ends the object."""
+        """Take a quote, a backslash or a bracket; return whether it ends the object."""
         if self._in_string:
             self._in_string = character != '"'
             self._escaped = character == "\\"
@@ -98,14 +98,14 @@ def write_json(value: Any) -> str:
 
 
 def escape(text: str) -> str:
-    """Return text as it stands between the quotes of a JSON string."""
+    """Return text escaped for a JSON string, without the quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def write_scalar(text: str) -> str:
-    """Return as JSON what a model wrote in the place of a JSON value: itself if it is one.
+    """Return text that a model wrote as a value, as JSON: itself if it is valid JSON.
 
-    Python's constants are taken for JSON's; what is no value at all becomes a string.
+    Python's constants become JSON's; anything else becomes a string.
     """
     text = text.strip()
     text = CONSTANTS.get(text, text)

@@ -1,7 +1,7 @@
-"""Arguments as keywords of a Python call, with Python's or JSON's literals as values.
+"""Arguments as keywords of a Python call, whose values are Python or JSON literals.
 
-What is forced is what both languages read: strings in double quotes, JSON inside of lists and
-objects; only the constants of a value itself are Python's.
+The grammar allows only what both languages read: strings in double quotes, and JSON inside lists
+and objects. Only a constant that is a value by itself is Python's.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from tgi_trio.router.text.tools.terms import share_rule
 
 _WORDS = {value: key for key, value in CONSTANTS.items()}  # JSON -> Python
 _KEY = "[A-Za-z_][A-Za-z0-9_]{0,63}"
-_MOST_MORE = 16  # arguments of one call that no schema lists
+_MOST_MORE = 16  # most arguments of a call that its schema does not list
 
 
 @dataclass(frozen=True, slots=True)
 class PythonArguments:
-    """`key=value, key=value`, ended by the parenthesis."""
+    """`key=value, key=value`, up to the closing parenthesis."""
 
     texts: tuple[str, ...] = ()
-    quote: str = '"'  # around strings in the templates; double ones are forced
+    quote: str = '"'  # around strings, as templates write them; the grammar forces double quotes
     json_words: bool = False  # true, false and null as in JSON
 
     def write(self, arguments: Any) -> str:
-        """Return arguments as templates write them: an object, or text as it is."""
+        """Return arguments, an object, as templates write them; text is returned unchanged."""
         if not isinstance(arguments, Mapping):
             return str(arguments)
         return ", ".join(f"{key}={self._literal(value)}" for key, value in arguments.items())
@@ -56,7 +56,7 @@ class PythonArguments:
         return self._word(write_json(value))
 
     def rules(self, name: str, function: Function, added: Mapping[str, int]) -> dict[str, str]:
-        """Return the rules (name -> right side) of a function's arguments; one is `name`."""
+        """Return rules (name -> right side) for a function's arguments; `name` is the top one."""
         root = function.schema
         rules: dict[str, str] = {}
         whole = []
@@ -77,7 +77,7 @@ class PythonArguments:
         return {name: " | ".join(whole) or '""', **rules}
 
     def _value(self, rules: dict[str, str], schema: Any, root: Schema) -> str:
-        """Return the alternatives of one value as terms; adds to `rules`."""
+        """Return alternative terms for a value; adds to `rules`."""
         ways = []
         for plain in list_alternatives(schema, root):
             listed, kind = literals_of(plain), type_of(plain)
@@ -93,16 +93,16 @@ class PythonArguments:
         return " | ".join(dict.fromkeys(ways))
 
     def _word(self, text: str) -> str:
-        """Return JSON of a value as it is written here."""
+        """Return a JSON value, with a constant as this style writes it."""
         return text if self.json_words else _WORDS.get(text, text)
 
     def reader(self, function: Function | None) -> PythonReader:
-        """Return what reads the arguments of one call."""
+        """Return a reader for the arguments of one call."""
         return PythonReader()
 
 
 def _joined(plain: Schema) -> Schema:
-    """Return a plain schema as JSON Schema knows it: one pattern, or all of several."""
+    """Return a plain schema as valid JSON Schema: several patterns become an `allOf`."""
     patterns = plain.get("pattern")
     if not isinstance(patterns, tuple):
         return plain
@@ -111,12 +111,13 @@ def _joined(plain: Schema) -> Schema:
 
 
 def chain_rules(name: str, items: Sequence[tuple[str, bool]], separator: str) -> dict[str, str]:
-    """Return the rules of a list whose items, (term, whether it must come), keep their order.
+    """Return the rules of a list whose items may be missing but keep their order.
 
-    The separator is a term; it stands between any two that are there.
+    `items`: (term, whether it is required). `separator`: a term, between any two items that are
+    there.
     """
     rules: dict[str, str] = {}
-    behind = [""] * (len(items) + 1)  # [i]: the rule of what may stand behind those before i
+    behind = [""] * (len(items) + 1)  # [i]: the rule for items i and later, after an earlier one
     for i in reversed(range(1, len(items))):
         term, required = items[i]
         behind[i] = f"{name}n{i}"
@@ -134,12 +135,12 @@ def chain_rules(name: str, items: Sequence[tuple[str, bool]], separator: str) ->
     return {name: " | ".join(begins), **rules}
 
 
-# ---- what was written ----------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 class _State(enum.Enum):
     KEY = "key"
-    VALUE = "value"  # at its beginning, or between two parts of it
+    VALUE = "value"  # at its beginning, or between two of its tokens
     STRING = "string"
     WORD = "word"  # a number or a constant
 
@@ -154,20 +155,20 @@ _WORD = re.compile(r"[^\s,:()\[\]{}'\"]+")
 
 
 class PythonReader:
-    """Makes JSON of the keywords of a call as they come, up to its parenthesis."""
+    """Converts a call's keywords to JSON as they arrive, up to the closing parenthesis."""
 
     def __init__(self) -> None:
         self._state = _State.KEY
         self._text = ""
         self._out: list[str] = []
         self._count = 0
-        self._closing: list[str] = []  # brackets that are open, by what closes them
+        self._closing: list[str] = []  # the closing brackets of open ones
         self._quote = ""
         self.ended = False
-        self.rest = ""  # behind the arguments
+        self.rest = ""  # after the arguments
 
     def push(self, text: str) -> str:
-        """Return what became certain with `text`, as JSON."""
+        """Take more text; return the JSON that it makes certain."""
         self._text += text
         self._out = []
         while not self.ended and _STEPS[self._state](self):
@@ -181,7 +182,7 @@ class PythonReader:
                 self._finish()
             return False
         if head.end() == len(self._text):
-            return False  # more of what stands around `=` may come
+            return False  # more white space may follow the `=`
         self._out.append(f"{',' if self._count else '{'}{write_json(head[1])}:")
         self._count += 1
         self._text = self._text[head.end() :]
@@ -258,7 +259,7 @@ _STEPS = {
 
 
 def _unescape(text: str) -> tuple[int, str]:
-    """Return the length of the escape that text begins with (0: not all of it), and JSON for it."""
+    """Return the length of the escape at the start of `text` (0: incomplete), and its JSON."""
     if len(text) < 2:
         return 0, ""
     kind = text[1]

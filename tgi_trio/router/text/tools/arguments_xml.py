@@ -1,7 +1,7 @@
-"""Arguments as parameters between tags: strings as they are, everything else as JSON.
+"""Arguments as parameters between tags: strings verbatim, everything else as JSON.
 
-What a value is, its function's schema says: `2` is a string where strings may stand, else a number.
-Where a style tells the types itself, they decide between those that the schema allows.
+A value's type follows from the function's schema: `2` is a string where the schema allows strings,
+else a number. Where a style writes types, they choose among those that the schema allows.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from tgi_trio.router.text.tools.strings import write_terminal
 from tgi_trio.router.text.tools.terms import escape_regex, find_token, share_rule, write_terms
 
 _KEY = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"  # of a parameter that no schema lists
-_MOST_MORE = 16  # of these in one call
+_MOST_MORE = 16  # most of these in a call
 _LONGEST_KEY = 300
 
 
 @dataclass(frozen=True, slots=True)
 class XmlArguments:
-    """`prefix key middle value suffix`, as often as there are parameters.
+    """`prefix key middle value suffix` for each parameter.
 
-    A line break at the end of `middle` and at the beginning of `suffix` is no part of a value.
+    Line breaks at the end of `middle` and at the beginning of `suffix` do not belong to the value.
     """
 
     prefix: str
-    middle: str  # may have TYPE in it
+    middle: str  # may contain TYPE
     suffix: str
-    types: Mapping[str, str] = field(default_factory=dict)  # JSON's name -> what stands for TYPE
+    types: Mapping[str, str] = field(default_factory=dict)  # JSON type -> what is written for TYPE
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -51,11 +51,11 @@ class XmlArguments:
 
     @property
     def mark(self) -> str:
-        """Return what no text may have in it: the suffix without white space."""
+        """Return the suffix without white space: it ends a value, so no text may contain it."""
         return self.suffix.strip()
 
     def write(self, arguments: Any) -> str:
-        """Return arguments as a model would write them: an object, or text as it is."""
+        """Return arguments, an object, as a model would write them; text is returned unchanged."""
         if not isinstance(arguments, Mapping):
             return str(arguments)
         return "".join(
@@ -67,13 +67,14 @@ class XmlArguments:
         return self.middle.replace(TYPE, self.types.get(kind, ""))
 
     def reader(self, function: Function | None) -> XmlReader:
-        """Return what reads the arguments of one call; `function` is None for an unknown one."""
+        """Return a reader for the arguments of one call; None: of an unknown function."""
         return XmlReader(self, Shapes(function.schema if function is not None else {}))
 
-    # ---- what may be written -------------------------------------------------------------------
+    # ---- writing rules
+    # ----------------------------------------------------------------------------
 
     def rules(self, name: str, function: Function, added: Mapping[str, int]) -> dict[str, str]:
-        """Return the rules (name -> right side) of a function's arguments; one is `name`."""
+        """Return rules (name -> right side) for a function's arguments; `name` is the top one."""
         root = function.schema
         rules: dict[str, str] = {}
         whole = []
@@ -98,7 +99,7 @@ class XmlArguments:
     def _parameter(
         self, rules: dict[str, str], head: str, schema: Any, root: Schema, added: Mapping[str, int]
     ) -> str:
-        """Return a parameter, whose prefix and key are the text `head`, as terms; adds to rules."""
+        """Return terms for a parameter; `head` is its prefix and key. Adds to `rules`."""
         shape = Shape.of(schema, root)
         ways = []
         end, token, _ = self._cut_suffix(added)
@@ -113,7 +114,7 @@ class XmlArguments:
         return " | ".join(ways)
 
     def _texts_of(self, shape: Shape, end: str) -> Iterator[str]:
-        """Yield terminals of what is written as text, none of it with `end` in it."""
+        """Yield terminals for values that are written as text and do not contain `end`."""
         for plain in shape.texts:
             yield write_terminal(plain, end)
         listed = [each for each in shape.literals if isinstance(each, str) and end not in each]
@@ -121,9 +122,9 @@ class XmlArguments:
             yield f"/{'|'.join(map(escape_regex, listed))}/"
 
     def _values_of(self, shape: Shape, schema: Any, root: Schema) -> Iterator[tuple[str, str]]:
-        """Yield (type, term) of what is written as JSON, as far as it can be told from text."""
+        """Yield (type, term) for values that are written as JSON, if they can be told from text."""
         if shape.texts and not self.types:
-            if shape.nullable:  # the word is text as well, and is read as null
+            if shape.nullable:  # `null` is valid text as well, but is read as null
                 yield "null", '"null"'
             return
         for each in shape.literals:
@@ -147,10 +148,10 @@ class XmlArguments:
             )
 
     def _text(self, rules: dict[str, str], terminal: str, added: Mapping[str, int]) -> str:
-        """Return the rule of text with the suffix behind it; adds to `rules`.
+        """Return the rule for text followed by the suffix; adds to `rules`.
 
-        One terminal has both, for one of the text alone would swallow the suffix. Where that has a
-        token of the vocabulary, the terminal may end before it.
+        One terminal matches both, since one for the text alone would match the suffix as well. If
+        the suffix contains an added token, the terminal may end before that.
         """
         end, token, behind = self._cut_suffix(added)
         own = share_rule(rules, "TEXT", terminal)
@@ -161,9 +162,9 @@ class XmlArguments:
         return share_rule(rules, "text", f"({' | '.join(ways)}) {write_terms(behind, added)}")
 
     def _cut_suffix(self, added: Mapping[str, int]) -> tuple[str, str, str]:
-        """Return the suffix in three: up to its first token of the vocabulary, that, and the rest.
+        """Return the suffix in three parts: up to its first added token, that token, and the rest.
 
-        Without such a token all of its mark is the first.
+        If it has no added token, the first part ends with the mark.
         """
         token = find_token(self.mark, added)
         if token is None:
@@ -176,7 +177,7 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else write_json(value)
 
 
-# ---- what was written ----------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 class _State(enum.Enum):
@@ -184,31 +185,31 @@ class _State(enum.Enum):
     KEY = "key"
     BEGIN = "begin"  # of a value
     TEXT = "text"
-    JSON = "json"  # an object or a list, passed on as it comes
-    HELD = "held"  # a value that is known when all of it is there
-    SUFFIX = "suffix"  # behind a value
+    JSON = "json"  # an object or a list, passed through as it arrives
+    HELD = "held"  # a value that is converted when it is complete
+    SUFFIX = "suffix"  # after a value
 
 
 class XmlReader:
-    """Makes JSON of parameters as they come."""
+    """Converts parameters to JSON as they arrive."""
 
     def __init__(self, style: XmlArguments, shapes: Shapes) -> None:
         self._style = style
         self._shapes = shapes
         self._mark = style.mark
-        self._lines = style.middle.endswith("\n")  # a value stands on lines of its own
+        self._lines = style.middle.endswith("\n")  # values are on lines of their own
         self._state = _State.BETWEEN
         self._text = ""
         self._out: list[str] = []
         self._count = 0
         self._shape = Shape((), (), (), (), False)
-        self._quoted = False  # the quote of a string has been written
+        self._quoted = False  # the opening quote of a string has been written
         self._end = JsonEnd()
         self.ended = False
-        self.rest = ""  # behind the arguments
+        self.rest = ""  # after the arguments
 
     def push(self, text: str) -> str:
-        """Return what became certain with `text`, as JSON."""
+        """Take more text; return the JSON that it makes certain."""
         self._text += text
         self._out = []
         while not self.ended and self._advance():
@@ -216,7 +217,7 @@ class XmlReader:
         return "".join(self._out)
 
     def _advance(self) -> bool:
-        """Take what is certain; return whether that led to another state."""
+        """Consume what is certain; return whether the state changed."""
         match self._state:
             case _State.BETWEEN:
                 return self._between()
@@ -249,7 +250,7 @@ class XmlReader:
     def _key(self) -> bool:
         found = find_text(self._text, self._style.middle)
         if not isinstance(found, Match):
-            if found is PARTIAL and len(self._text) > _LONGEST_KEY:  # nothing that we know
+            if found is PARTIAL and len(self._text) > _LONGEST_KEY:  # not a parameter
                 self._out.append("}" if self._count else "{}")
                 self.ended, self.rest, self._text = True, self._text, ""
             return False
@@ -263,7 +264,7 @@ class XmlReader:
         return True
 
     def _choose(self, shape: Shape, holes: tuple[str, ...]) -> Shape:
-        """Return what is left of a shape when the type was told."""
+        """Return a shape narrowed down to the type that was written, if any was."""
         if not holes or not (shape.has_text and shape.has_values):
             return shape
         if holes[0] == self._style.types["string"]:
@@ -338,7 +339,7 @@ class XmlReader:
         return True
 
     def _find_mark(self) -> str | None:
-        """Leave a value that has ended; return what stood before its suffix."""
+        """Skip the end of a value; return the text before it, or None if it has not ended yet."""
         position = self._text.find(self._mark)
         if position < 0:
             return None

@@ -1,4 +1,4 @@
-"""All ways to write calls that are known, in the order in which they are looked for."""
+"""All known call formats, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tgi_trio.router.text.tools.formats_json import HERMES
 
 __all__ = ["FORMATS", "HERMES", "Format", "format_of"]
 
-# The first whose signs are all there is taken.
+# The first whose signs are all in the template is used.
 FORMATS = (
     HARMONY,
     xml.DSML_V32,
@@ -49,9 +49,9 @@ FORMATS = (
 
 
 def format_of(template: str, tokens: Iterable[str] = ()) -> Format:
-    """Return the format a chat template speaks of; Hermes' where it speaks of none we know.
+    """Return the format that a chat template shows; Hermes' if it shows none of these.
 
-    `tokens` are those that were added to the vocabulary: some families' templates are silent.
+    `tokens`: the tokenizer's added tokens, for families whose templates do not show their format.
     """
     known = frozenset(tokens)
     for each in FORMATS:

@@ -1,7 +1,7 @@
-"""Reads an answer that may call tools, as it arrives: pieces of text in, deltas out.
+"""Parses an answer with tool calls as it arrives: pieces of text in, deltas out.
 
-The only reader there is: a body is the fold of the deltas that a stream sends, so the two cannot
-differ, however the answer is cut into pieces. Pure: no I/O and no clock.
+Streams and bodies share this parser: a body is the fold of the deltas that a stream would send, so
+the two cannot differ, however the answer is cut into pieces. Pure: no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tgi_trio.router.text.tools.matching import (
 
 
 class TextParser:
-    """Reads an answer that calls nothing: all of it is content."""
+    """Parses an answer without calls: all of it is content."""
 
     complete = False
     calls = 0
 
     def push(self, text: str) -> Delta:
-        """Return the text as it is."""
+        """Return the text as content."""
         return Delta(text)
 
     def finish(self) -> Delta:
-        """Return nothing: nothing was held back."""
+        """Return an empty delta: nothing was held back."""
         return Delta()
 
 
@@ -49,16 +49,17 @@ class ParserState(enum.Enum):
     OPENING = "opening"
     NAME = "name"
     ARGUMENTS = "arguments"
-    AFTER = "after"  # behind whole arguments
-    LOST = "lost"  # behind calls, or behind what is none; another may begin
+    AFTER = "after"  # after complete arguments
+    LOST = "lost"  # after calls, or after a malformed one; another may begin
 
 
 class CallParser:
-    """Reads one answer.
+    """Parses one answer.
 
-    Text is prose until the trigger of the format is complete. White space in front of it is no part
-    of the content. A call that the answer's end cuts off keeps the arguments it has; without a
-    whole name it is not reported. What is neither prose, name nor arguments is swallowed.
+    Text is prose until the format's trigger is complete. White space before the trigger does not
+    belong to the content. A call that is cut off by the end of the answer keeps its arguments so
+    far; without a complete name it is not reported. Text that is neither prose, name nor arguments
+    is dropped.
     """
 
     def __init__(
@@ -69,27 +70,27 @@ class CallParser:
         *,
         required: bool = False,
     ) -> None:
-        """`new_id` gives an id to a call of a name.
+        """`new_id` returns the id of a call, given its function's name.
 
-        `required`: the answer is calls and nothing else, so nothing of it is content.
+        `required`: the answer consists of calls alone, so none of it is content.
         """
         self._form = form
         self._new_id = new_id
         self._functions = {function.name: function for function in functions}
         self._state = ParserState.CONTENT
         self._required = required
-        self._text = ""  # not yet certain what it is
+        self._text = ""  # not yet classified
         self._arguments: ArgumentsReader = form.arguments.reader(None)
         self.calls = 0  # begun so far
         self._delta = Delta()
 
     @property
     def complete(self) -> bool:
-        """Whether there are calls, and all of them whole."""
+        """Whether there are calls, all of them complete."""
         return self.calls > 0 and self._state in (ParserState.AFTER, ParserState.LOST)
 
     def push(self, text: str) -> Delta:
-        """Return what became certain with `text`."""
+        """Take more text; return what it makes certain."""
         self._text += text
         self._delta = Delta()
         while _STEPS[self._state](self):
@@ -97,19 +98,19 @@ class CallParser:
         return self._delta
 
     def finish(self) -> Delta:
-        """Return what is left to tell, now that no text will follow."""
+        """Return what was held back, now that the answer has ended."""
         self._delta = Delta()
         if self._state in (ParserState.CONTENT, ParserState.PROSE) and not self._required:
             self._delta.content = self._text
         self._text = ""
         return self._delta
 
-    # Each takes what is certain from the text, and returns whether that led to another state.
+    # Each consumes what is certain of the text, and returns whether the state changed.
 
     def _take_content(self) -> bool:
         trigger, text = self._form.trigger, self._text
         if self._form.anchored and not (text.startswith(trigger) or trigger.startswith(text)):
-            self._state = ParserState.PROSE  # a call had to begin with the answer
+            self._state = ParserState.PROSE  # calls must begin the answer
             return True
         position = text.find(trigger)
         if position >= 0:
@@ -117,7 +118,7 @@ class CallParser:
             self._text = text[position + len(trigger) :]
             self._state = ParserState.OPENING
             return True
-        # White space may stand in front of a trigger, of which the beginning may be there.
+        # The end of the text may be white space and the beginning of a trigger.
         certain = len(text[: len(text) - overlap(text, trigger)].rstrip())
         self._say(text[:certain])
         self._text = text[certain:]
@@ -141,7 +142,7 @@ class CallParser:
         return found is not PARTIAL
 
     def _take_name(self) -> bool:
-        if not split_text(self._form.middle):  # nothing but the end of the name
+        if not split_text(self._form.middle):  # nothing but the name's last character ends it
             bare = _NAME.match(self._text)
             if bare is None:
                 self._state = ParserState.LOST
@@ -164,11 +165,11 @@ class CallParser:
         return True
 
     def _find_middle(self) -> Match | None:
-        """Return where the name ends, as soon as that is certain."""
+        """Return what ends the name, once that is certain."""
         texts = (self._form.middle, self._form.short_middle)
         matches = [find_text(self._text, text) for text in texts if text is not None]
         found = [match for match in matches if isinstance(match, Match)]
-        # What ends first is what was found first where the text came in pieces.
+        # The first one to end is the one that would be found if the text came in smaller pieces.
         return min(found, key=lambda match: match.end, default=None)
 
     def _take_arguments(self) -> bool:
@@ -181,10 +182,10 @@ class CallParser:
         return self._arguments.ended
 
     def _take_next(self) -> bool:
-        """Go on with the next call, or find that there is none: the longer text decides."""
+        """Go on with the next call, or end the calls: the longer match decides."""
         following, closing = self._form.next, self._form.closing
         if not following:
-            return False  # one call was all
+            return False  # the format has one call at most
         found, end = match_text(self._text, following), match_text(self._text, closing)
         if found is PARTIAL or end is PARTIAL:
             return False
@@ -196,7 +197,7 @@ class CallParser:
         return True
 
     def _find_trigger(self) -> bool:
-        """Swallow all up to the next trigger; one that had to begin the answer comes no more."""
+        """Drop text up to the next trigger; an anchored trigger cannot come again."""
         trigger = self._form.trigger
         position = -1 if self._form.anchored else self._text.find(trigger)
         if position < 0:
@@ -216,7 +217,7 @@ _STEPS = {
     ParserState.LOST: CallParser._find_trigger,
 }
 _NAME = re.compile(r"\s*(?:[A-Za-z0-9_.:/-]+|\Z)")
-_LONGEST_HEAD = 400  # characters of a name with what ends it
+_LONGEST_HEAD = 400  # most characters of a name and the text that ends it
 
 
 def call_reader(
@@ -226,7 +227,7 @@ def call_reader(
     *,
     required: bool = False,
 ) -> CallParser | ChannelReader:
-    """Return what reads one answer; `functions` are those that may be called."""
+    """Return a parser for one answer; `functions`: those that may be called."""
     if form.channels:
         return ChannelReader(new_id, required=required)
     return CallParser(form, new_id, functions, required=required)

@@ -1,4 +1,4 @@
-"""The rules of calls: what a model may write from a format's trigger on."""
+"""Grammar rules for tool calls: what a model may write after a format's trigger."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tgi_trio.router.text.tools.terms import write_terms
 
 
 def call_rules(form: Format, use: ToolUse, added: Mapping[str, int]) -> dict[str, str]:
-    """Return rules (name -> right side), of which `calls` is all that follows the trigger.
+    """Return rules (name -> right side); `calls` matches all that follows the trigger.
 
-    `added`: text -> id of the tokens that were added to the vocabulary. Raises ValidationError for
-    a schema that has no grammar.
+    `added`: text -> id of the tokenizer's added tokens. Raises ValidationError for a schema that
+    has no grammar.
     """
-    # A vocabulary may have thousands of added tokens.
+    # Only those that can occur: a vocabulary may have thousands of added tokens.
     texts = "".join(form.texts)
     added = {name: id for name, id in added.items() if name and name in texts}
     several = use.most > 1 and bool(form.next)
@@ -42,10 +42,10 @@ def call_rules(form: Format, use: ToolUse, added: Mapping[str, int]) -> dict[str
 
 
 def _find_shared(form: Format, added: Mapping[str, int]) -> int:
-    """Return how much of what follows arguments is the same whether another call comes or not.
+    """Return the length of the common beginning of `next` and `closing`.
 
-    It is a rule of its own: of two texts of which one begins the other, the longer one would be
-    taken for certain too early. No token is cut in two.
+    It is made a rule of its own. Otherwise, if one of the two texts begins the other, the longer
+    one would be taken as certain too early. No added token is cut in two.
     """
     length = 0
     for one, other in zip(form.next, form.closing, strict=False):
@@ -58,12 +58,12 @@ def _find_shared(form: Format, added: Mapping[str, int]) -> int:
 
 
 def _cuts(text: str, position: int, name: str) -> bool:
-    """Return whether a text is cut in the middle of a name in it."""
+    """Return whether a cut at `position` would divide an occurrence of `name` in `text`."""
     return name in text[max(0, position - len(name) + 1) : position + len(name) - 1]
 
 
 def write_holes(text: str, added: Mapping[str, int]) -> str:
-    """Return a text of a format as terms of a rule, with what may stand in its holes."""
+    """Return a text of a format as terms of a rule; holes become regular expressions."""
     parts = re.split(f"([{''.join(HOLES)}])", text)
     terms = [f"/{HOLES[part]}/" if part in HOLES else write_terms(part, added) for part in parts]
     return " ".join(term for term in terms if term != '""') or '""'

@@ -1,8 +1,8 @@
 """Harmony: answers of several messages, each on a channel that says what it is.
 
-A thought is on `analysis`, what a client reads on `final`, and on `commentary` what the model says
-before it calls. A message to a function is a call, whatever channel it is on, and wherever in its
-header the recipient stands.
+Thoughts are on `analysis`, content for the client is on `final`, and what the model says before a
+call on `commentary`. A message to a function is a call, whatever channel it is on, and wherever in
+its header the recipient is named.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN = MARKS
 _FUNCTIONS = "functions."
 _NO_MARK = f" & ~/(?s:.*)({'|'.join(map(escape_regex, MARKS))})(?s:.*)/"
 
-# ---- what may be written -----------------------------------------------------------------------
+# ---- writing rules ------------------------------------------------------------------------------
 
 
-Begun = Literal["thought", "answer"] | None  # a message, in the prompt
+Begun = Literal["thought", "answer"] | None  # kind of the message that the prompt has begun
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelRules:
-    """The rules of an answer on channels, and the grammars that they name."""
+    """The rules of an answer on channels, and the grammars to which they refer."""
 
     rules: dict[str, str]
     subs: list[dict[str, str]]
@@ -46,18 +46,18 @@ def channel_rules(
     budget: int | None = None,
     final: str | None = None,
 ) -> ChannelRules:
-    """Return the rules of an answer that may, or must, call: `start` is all of it.
+    """Return the rules of an answer that may, or must, call; `start` matches all of it.
 
-    `use`: None where nothing may be called. `added`: text -> id of the tokens that were added to
-    the vocabulary. `begun`: the message that the prompt has begun. `budget`: tokens of thoughts at
-    most. `final`: the term of what an answer without calls must be, and then nothing else is told;
-    None: anything. Raises ValidationError for a schema that has no grammar.
+    `use`: None if nothing may be called. `added`: text -> id of the tokenizer's added tokens.
+    `begun`: kind of the message that the prompt has begun. `budget`: most tokens of thoughts; None:
+    no limit. `final`: a term that an answer without calls must match, and then nothing but thoughts
+    precedes it; None: any text. Raises ValidationError for a schema that has no grammar.
     """
     return _Writer(use, added, budget, final).write(begun)
 
 
 class _Writer:
-    """Writes the rules of one answer."""
+    """Writes the rules for one answer."""
 
     def __init__(
         self, use: ToolUse | None, added: Mapping[str, int], budget: int | None, final: str | None
@@ -73,7 +73,7 @@ class _Writer:
     def write(self, begun: Begun) -> ChannelRules:
         rules = self._rules
         may_answer = self._use is None or not self._use.required
-        rules["start"] = ""  # it comes first
+        rules["start"] = ""  # reserves the first place
         rules["TEXT"] = f"/(?s:.+)/{_NO_MARK}"
         end = self._added.get(_RETURN)
         told = f"{self._final or 'TEXT?'}{'' if end is None else f' <[{end}]>?'}"
@@ -93,7 +93,7 @@ class _Writer:
         return ChannelRules(rules, self._subs)
 
     def _item(self, may_think: bool, may_answer: bool) -> str:
-        """Return the rule of a message and all that follow it."""
+        """Return the name of the rule for a message and all that follow it."""
         name = f"item{'_thought' if may_think else ''}{'_answer' if may_answer else ''}"
         if name in self._rules:
             return name
@@ -106,7 +106,7 @@ class _Writer:
         if self._use is not None:
             ways.append("call")
         if self._use is not None or self._final is None:
-            # What is told before a call; in front of a form it would be none.
+            # Text before a call. An answer that must match `final` cannot begin with it.
             then = self._next(may_think, may_answer and self._final is None)
             ways.append(f'{channel} "commentary" {message} body {then}')
         self._rules[name] = " | ".join(ways)
@@ -116,7 +116,7 @@ class _Writer:
         return f'{self._terms[_START]} "assistant" {self._item(may_think, may_answer)}'
 
     def _write_body(self) -> None:
-        """Write what a message says, with its end."""
+        """Write the rule for a message's text and its end."""
         end = self._added.get(_END)
         if end is None:
             self._rules["SPELLED"] = f"/(?s:.*)/{_NO_MARK}"
@@ -132,20 +132,21 @@ class _Writer:
         elif budget == 0:
             rules["thought"] = self._terms[_END]
         elif end is None:
-            # A terminal cannot take back what turns out to begin the mark, and one that the budget
-            # ends looks like one that the mark has ended: so the mark's first sign never comes.
+            # A terminal cannot give back text that turns out to begin the mark, and one that the
+            # budget ends looks like one that the mark has ended. So the mark's first character is
+            # excluded.
             rules[f"bounded[max_tokens={budget}]"] = "UNSIGNED"
             rules["UNSIGNED"] = f"/[^{_END[0]}]*/"
             rules["thought"] = f"bounded {grammars.literal(_END)}"
         else:
-            # What precedes a grammar of its own is counted as its first token.
+            # What precedes a grammar that is referred to is counted as its first token.
             rules[f"bounded[max_tokens={budget + 1}]"] = "@thought_body"
             rules["thought"] = f"bounded <[{end}]>"
             lark = f"start: TEXT?\nTEXT: {rules['TEXT']}"
             self._subs.append({"name": "thought_body", "lark_grammar": lark})
 
     def _write_calls(self, use: ToolUse) -> None:
-        """Write a call of any function, the recipient behind its channel or before it."""
+        """Write the rules for calls, with the recipient after the channel or before it."""
         rules, terms = self._rules, self._terms
         first, last = (
             " | ".join(f"{name}_{i}" for i in range(len(use.functions)))
@@ -163,11 +164,11 @@ class _Writer:
             rules[f"arguments_{i}"] = grammars.embed_schema(function.schema)
 
 
-# ---- what was written ----------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 class _State(enum.Enum):
-    BEGIN = "begin"  # of the answer: a header, or a message whose header somebody else has read
+    BEGIN = "begin"  # of the answer: a header, or a message without its header
     HEADER = "header"
     BODY = "body"
     CALL = "call"
@@ -188,28 +189,31 @@ _LONGEST_HEADER = 400
 
 
 class ChannelReader:
-    """Reads one answer on channels; messages of a kind are told apart by an empty line."""
+    """Parses one answer on channels; an empty line separates messages of the same kind."""
 
     def __init__(self, new_id: Callable[[str], str], *, required: bool = False) -> None:
-        """`new_id` gives an id to a call of a name. `required`: nothing of it is content."""
+        """`new_id` returns the id of a call, given its function's name.
+
+        `required`: none of the answer is content.
+        """
         self._new_id = new_id
         self._required = required
         self._state = _State.BEGIN
         self._part = _Part.CONTENT
         self._text = ""
         self._arguments = JsonReader()
-        self._said: set[_Part] = set()  # kinds of which there is something already
-        self._apart = False  # the next text begins another message
+        self._said: set[_Part] = set()  # kinds that have had text
+        self._apart = False  # the next text begins another message of its kind
         self.calls = 0  # begun so far
         self._delta = Delta()
 
     @property
     def complete(self) -> bool:
-        """Whether there are calls, and all of them whole."""
+        """Whether there are calls, all of them complete."""
         return self.calls > 0 and self._arguments.ended
 
     def push(self, text: str) -> Delta:
-        """Return what became certain with `text`."""
+        """Take more text; return what it makes certain."""
         self._text += text
         self._delta = Delta()
         while _STEPS[self._state](self):
@@ -217,14 +221,14 @@ class ChannelReader:
         return self._delta
 
     def finish(self) -> Delta:
-        """Return what is left to tell, now that no text will follow."""
+        """Return what was held back, now that the answer has ended."""
         self._delta = Delta()
         if self._state is _State.BODY or self._state is _State.BEGIN:
             self._say(self._text)
         self._text = ""
         return self._delta
 
-    # Each takes what is certain from the text, and returns whether that led to another state.
+    # Each consumes what is certain of the text, and returns whether the state changed.
 
     def _begin(self) -> bool:
         text = self._text.lstrip()
@@ -241,7 +245,7 @@ class ChannelReader:
         if not found:
             if len(self._text) <= _LONGEST_HEADER:
                 return False
-            # No header: what it says is for people, its marks are not.
+            # No header: its text is shown, without marks.
             self._text, self._state = _ANY_MARK.sub("", self._text), _State.BODY
             self._part = _Part.CONTENT
             return True
@@ -264,7 +268,7 @@ class ChannelReader:
         end = _ENDS.search(self._text)
         certain = end.start() if end is not None else len(self._text) - _held(self._text)
         text = self._text[:certain]
-        if end is None or end[0] != _RETURN:  # white space before another message is nobody's
+        if end is None or end[0] != _RETURN:  # white space before another message is dropped
             text = text.rstrip()
         self._say(text)
         self._text = self._text[len(text) if end is None else certain :]
@@ -282,7 +286,7 @@ class ChannelReader:
         return self._arguments.ended
 
     def _between(self) -> bool:
-        """Swallow what follows a message, up to the header of the next one."""
+        """Drop text after a message, up to the next header."""
         places = [at for mark in (_START, _CHANNEL) if (at := self._text.find(mark)) >= 0]
         if not places:
             self._text = self._text[len(self._text) - _held(self._text) :]
@@ -312,7 +316,7 @@ _STEPS = {
 
 
 def _held(text: str) -> int:
-    """Return how much of the end of `text` may be the beginning of a mark."""
+    """Return the length of the end of `text` that may begin a mark."""
     start = text.rfind("<")
     rest = text[start:] if start >= 0 else ""
     return len(rest) if rest and any(mark.startswith(rest) for mark in MARKS) else 0

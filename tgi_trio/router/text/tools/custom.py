@@ -1,6 +1,6 @@
-"""Custom tools of OpenAI's APIs: functions of one text, of the form that it may have.
+"""Custom tools of OpenAI's APIs: their input is one text, which a grammar may constrain.
 
-To the model they are functions of one argument, `input`. Their calls are given back as that text.
+The model sees functions with one argument, `input`. Clients get that text as the call's input.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tgi_trio.router.text import grammars
 from tgi_trio.router.text.lark_regex import lark_regex
 from tgi_trio.router.text.tools.functions import Function
 
-INPUT: Final = "input"  # the one argument
+INPUT: Final = "input"  # the only argument
 
 
 def custom_function(name: str, form: Any, most: int) -> Function:
-    """Return a custom tool as the function that is called.
+    """Return the function that stands for a custom tool.
 
     `form`: `{"type": "text"}`, `{"type": "grammar", "syntax": ..., "definition": ...}`, or None for
-    any text; `most` bytes of its grammar. Raises ToolError.
+    any text. `most`: bytes that its grammar may have. Raises ToolError.
     """
     pattern = _pattern(name, form, most)
     schema = _text_schema() if pattern is None else _text_schema(pattern=pattern)
@@ -31,14 +31,14 @@ def custom_function(name: str, form: Any, most: int) -> Function:
 
 
 def shown_parameters(form: Any) -> dict[str, Any]:
-    """Return the parameters of a custom tool as the model is shown them: with its grammar."""
+    """Return a custom tool's parameters as the model sees them, with its grammar."""
     if not isinstance(form, Mapping) or form.get("type") != "grammar":
         return _text_schema()
     return _text_schema(description=f"{form.get('syntax')} grammar:\n{form.get('definition')}")
 
 
 def read_input(arguments: str) -> str:
-    """Return the text of a call from its arguments, JSON; of a call that was cut off, nothing."""
+    """Return the text of a call from its arguments, JSON; empty if the call was cut off."""
     with suppress(msgspec.DecodeError, RecursionError):
         found = msgspec.json.decode(arguments or "{}")
         if isinstance(found, dict) and isinstance(text := found.get(INPUT), str):
@@ -47,13 +47,13 @@ def read_input(arguments: str) -> str:
 
 
 def _text_schema(**more: Any) -> dict[str, Any]:
-    """Return the schema of one text."""
+    """Return the schema of an object whose only member is a text."""
     properties = {INPUT: {"type": "string", **more}}
     return {"type": "object", "properties": properties, "required": [INPUT]}
 
 
 def _pattern(name: str, form: Any, most: int) -> str | None:
-    """Return the expression that the text must match; None: any text will do. Raises ToolError."""
+    """Return the regular expression for the text; None: any text. Raises ToolError."""
     if form is None:
         return None
     where = f"the `format` of `{name}`"

@@ -1,4 +1,4 @@
-"""Families whose arguments are Gemma's own values: their rows."""
+"""Rows of the families that write arguments in Gemma's own notation."""
 
 from __future__ import annotations
 

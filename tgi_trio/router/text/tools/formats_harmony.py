@@ -1,4 +1,4 @@
-"""gpt-oss, whose answers are messages on channels: its row.
+"""The row of gpt-oss, whose answers are messages on channels.
 
     <|channel|>analysis<|message|>thought<|end|><|start|>assistant
     <|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>

@@ -1,4 +1,4 @@
-"""Families whose arguments are a JSON object: their rows."""
+"""Rows of the families that write arguments as a JSON object."""
 
 # ruff: noqa: RUF001 - DeepSeek's own marks have a bar of full width
 
@@ -127,7 +127,7 @@ PHI_4_MINI = Format(
     families="Phi-4-mini",
     signs=("<|tool|>",),
     token="<|tool|>",  # other programs' templates ask for `functools` alone
-    trigger="functools[",  # the word alone is met in prose
+    trigger="functools[",  # the word alone occurs in prose
     opening='{"name": "',
     middle='", "arguments": ',
     next='}, {"name": "',

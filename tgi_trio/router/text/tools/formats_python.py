@@ -1,4 +1,4 @@
-"""Families that write calls as Python does: their rows."""
+"""Rows of the families that write calls in Python's syntax."""
 
 from __future__ import annotations
 

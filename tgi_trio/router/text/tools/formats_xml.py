@@ -1,4 +1,4 @@
-"""Families whose arguments are parameters between tags: their rows."""
+"""Rows of the families that write arguments as parameters between tags."""
 
 # ruff: noqa: RUF001 - DeepSeek's own marks have a bar of full width
 

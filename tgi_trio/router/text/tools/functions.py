@@ -1,4 +1,4 @@
-"""The tools of a request: checked, and narrowed down to those that may be called."""
+"""Checks the tools of a request, and selects those that may be called."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from tgi_trio.errors import ToolError
 
-MOST_CALLS = 16  # in one answer: a model that repeats itself must come to an end
+MOST_CALLS = 16  # in one answer, so that a model that repeats itself ends
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-# What a schema says to people alone; the template shows it, the grammar is smaller without.
+# Keywords that constrain nothing. The prompt shows them; the grammar is smaller without them.
 _ANNOTATIONS = frozenset(
     {"$comment", "$schema", "default", "deprecated", "description", "examples", "title"}
 )
-# What no grammar of ours can hold a model to. Agents' tools have some of it, and are to be served:
-# their arguments may then break these rules alone.
+# Keywords that our grammars cannot enforce. Tools of agents use some of them and have to be served,
+# so arguments may violate these keywords, and no others.
 _BEYOND = frozenset(
     {
         *("contains", "maxContains", "minContains", "uniqueItems", "unevaluatedItems"),
@@ -33,14 +33,14 @@ class Function:
     """A function that a model may call."""
 
     name: str
-    schema: dict[str, Any]  # of its arguments: an object; what a grammar can hold to, no more
-    part: str = "parameters"  # of a tool, which the schema is made of
+    schema: dict[str, Any]  # of its arguments, an object; only keywords that a grammar enforces
+    part: str = "parameters"  # the field of the tool that had the schema
 
     @classmethod
     def of(cls, name: str, parameters: Any, part: str = "parameters") -> Function:
-        """Check a function; `parameters` is a JSON schema, None where it takes no arguments.
+        """Return a checked function; `parameters`: a JSON schema, None for no arguments.
 
-        `part`: what the API calls that. Raises ToolError.
+        `part`: the API's name of that field. Raises ToolError.
         """
         if not _NAME.fullmatch(name):
             raise ToolError(
@@ -59,7 +59,7 @@ class Function:
 
 
 def _keep_grammar(schema: Any) -> Any:
-    """Return a schema without annotations, and without what no grammar can hold to."""
+    """Return a schema without annotations and keywords that no grammar can enforce."""
     if isinstance(schema, list):
         return [_keep_grammar(each) for each in schema]
     if not isinstance(schema, dict):
@@ -77,7 +77,7 @@ def _keep_grammar(schema: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What one request allows: which functions, whether one must be called, how many times."""
+    """What one request allows: which functions, whether one must be called, and how many calls."""
 
     functions: tuple[Function, ...]  # at least one
     required: bool
@@ -85,7 +85,7 @@ class ToolUse:
 
 
 def only(functions: Sequence[Function], names: Collection[str]) -> list[Function]:
-    """Return the functions of these names; raises ToolError for a name that is not there."""
+    """Return the functions of these names. Raises ToolError for an unknown name."""
     wanted, known = set(names), {function.name for function in functions}
     for name in names:
         if name not in known:
@@ -96,12 +96,12 @@ def only(functions: Sequence[Function], names: Collection[str]) -> list[Function
 def tool_use(
     functions: Sequence[Function], choice: str | None, *, named: bool, parallel: bool
 ) -> ToolUse | None:
-    """Return what `tool_choice` makes of the functions of a request; None where none is to be used.
+    """Return what `tool_choice` allows of a request's functions; None: nothing is to be called.
 
     `choice`: `auto` or None, `required`, or the name of the function that must be called; with
     `named` it can only be a name. Raises ToolError.
     """
-    seen: set[str] = set()  # a body has room for tens of thousands
+    seen: set[str] = set()  # a set, since a body may have tens of thousands
     for function in functions:
         if function.name in seen:
             raise ToolError(f"two tools have the name `{function.name}`")

@@ -1,4 +1,4 @@
-"""Ids of calls, as the templates of a family want to see them."""
+"""Ids of tool calls, in the form that a family's templates accept."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _COUNTED = re.compile(r"functions\.[^:]+:[0-9]+")
 
 
 def new_call_id(source: random.Random) -> str:
-    """Return the id of a call: nine letters and digits, since Mistral's templates take no other."""
+    """Return a call's id: nine letters and digits, since Mistral's templates accept no other."""
     return "".join(source.choices(_ALPHANUMERIC, k=9))
 
 
 def make_ids(form: Format, past: int, source: random.Random | None = None) -> Callable[[str], str]:
-    """Return what gives an id to each call of an answer, by its name.
+    """Return a function that makes ids for the calls of an answer, given their names.
 
-    `past`: calls in the conversation before the answer. Where a family's ids are counted, they
-    count through all of it. `source`: where the others come from (default: the system); answers
-    that share one have ids that differ, and each the same ones however they are interleaved.
+    `past`: number of earlier calls in the conversation, from which counted ids continue. `source`:
+    random source of other ids (default: the system's). Answers that share one get different ids,
+    and the same ones however they are interleaved.
     """
     if form.ids != "counted":
         own: random.Random = random.SystemRandom()
@@ -40,10 +40,10 @@ def make_ids(form: Format, past: int, source: random.Random | None = None) -> Ca
 
 
 def fit_ids(turns: Iterable[Turn], form: Format) -> list[Turn]:
-    """Return turns whose calls have ids that the family's templates take, and their results too.
+    """Return turns in which calls and results have ids that the family's templates accept.
 
-    Ids come back as a client was given them, and some clients' come from another API or another
-    model. Each becomes the same one every time, so that the head of a prompt stays as it was.
+    Clients may send ids from another API or another model. An id is always replaced by the same
+    one, so that a prompt's prefix stays the same.
     """
     if form.ids == "any":
         return list(turns)

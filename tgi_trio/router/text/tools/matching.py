@@ -1,8 +1,8 @@
-"""Finds the texts of a format in what a model wrote, however much of it has come.
+"""Finds a format's texts in the text of a model, of which only a part may have arrived.
 
-White space in a text of a format is what is forced; in reading it is optional and more may stand
-there, since templates of one family differ in it. Where a text has a hole, a model writes something
-of its own.
+White space in a format's text is forced by the grammar. For reading it is optional, and there may
+be more of it, since templates of one family differ in it. Holes in a text stand for what the model
+fills in.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-# Characters of no script stand for what a model writes into a text of the format.
+# Holes: characters of private use that stand for what a model fills in.
 INDEX = "\ue0f0"  # the number of a call
 ID = "\ue0f1"  # an id of nine letters and digits
-TYPE = "\ue0f2"  # what type a value has
+TYPE = "\ue0f2"  # the type of a value
 
 HOLES = {INDEX: "[0-9]{1,4}", ID: "[A-Za-z0-9]{9}", TYPE: "[a-z]{1,16}"}
 _PARTS = re.compile(rf"\s+|[{''.join(HOLES)}]|[^\s{''.join(HOLES)}]+")
@@ -26,11 +26,11 @@ class Match:
 
     start: int
     end: int
-    holes: tuple[str, ...] = ()  # what stands in them
+    holes: tuple[str, ...] = ()  # what the model filled in
 
 
 class Partial:
-    """What has come may be the beginning of the text."""
+    """The text so far may be the beginning of a match."""
 
 
 PARTIAL = Partial()
@@ -38,12 +38,12 @@ PARTIAL = Partial()
 
 @cache
 def split_text(text: str) -> tuple[str, ...]:
-    """Return the words and holes of a text of a format, without the white space between them."""
+    """Return the words and holes of a format's text, without the white space between them."""
     return tuple(part for part in _PARTS.findall(text) if not part.isspace())
 
 
 def match_text(text: str, wanted: str, start: int = 0) -> Match | Partial | None:
-    """Return where `wanted` stands at `start`, PARTIAL where that cannot be told yet, or None."""
+    """Return the match of `wanted` at `start`; PARTIAL: more text is needed; None: no match."""
     position, holes = start, []
     for part in split_text(wanted):
         while position < len(text) and text[position].isspace():
@@ -51,7 +51,7 @@ def match_text(text: str, wanted: str, start: int = 0) -> Match | Partial | None
         if part in HOLES:
             found = re.compile(HOLES[part]).match(text, position)
             if found is None or found.end() == len(text):
-                # A hole that is full ends the text of too much of it as well.
+                # No hole is longer than 16 characters.
                 return PARTIAL if len(text) - position <= 16 and _fits(text[position:]) else None
             holes.append(found[0])
             position = found.end()
@@ -69,7 +69,7 @@ def _fits(rest: str) -> bool:
 
 
 def find_text(text: str, wanted: str) -> Match | Partial | None:
-    """Return the first place of `wanted`; PARTIAL: it may still come; None: it has no words."""
+    """Return the first match of `wanted`; PARTIAL: it may still come; None: it has no words."""
     words = split_text(wanted)
     if not words:
         return None
@@ -84,7 +84,7 @@ def find_text(text: str, wanted: str) -> Match | Partial | None:
 
 
 def overlap(text: str, end: str) -> int:
-    """Return how much of the end of `text` may be the beginning of `end`."""
+    """Return the length of the longest proper prefix of `end` with which `text` ends."""
     start = text.find(end[0], max(0, len(text) - len(end) + 1))
     while start >= 0 and not end.startswith(text[start:]):
         start = text.find(end[0], start + 1)

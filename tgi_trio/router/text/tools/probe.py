@@ -1,8 +1,8 @@
-"""How a model writes calls: known by the signs of its template, and held against what that writes.
+"""Finds a model's call format by signs in its template, and compares it with what that renders.
 
-A template is rendered once with a call and once with two. Of a row and its variants the first is
-taken that writes what the template writes, so white space is forced as the model has seen it. Where
-none does, the row may be wrong for this model: that is told, and the row is taken all the same.
+The template is rendered with one call and with two. The first of a row and its variants that writes
+the same is used, so that the grammar forces the white space of the template. If none does, the row
+may be wrong for this model: it is used all the same, and the difference is reported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tgi_trio.router.text.tools.format import Format
 _NAMES = ("sentinel_first", "sentinel_other")
 _VALUE = "SENTINEL"
 _ARGUMENTS = {"key": _VALUE}
-_SHOWN = 160  # characters of what a template writes, for people
+_SHOWN = 160  # characters of a rendered template that are displayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +29,23 @@ class CallStyle:
     """How the calls of one model are written, in answers and in its template."""
 
     format: Format = HERMES
-    as_text: bool = False  # the template takes the arguments of past calls as JSON text alone
-    as_objects: bool = False  # and here as objects alone
-    problem: str = ""  # in what the template writes something else; "" where that is not so
+    as_text: bool = False  # the template accepts the arguments of past calls only as JSON text
+    as_objects: bool = False  # and here only as objects
+    problem: str = ""  # what the template writes instead; "" if it writes the same
 
     def shape(self, arguments: Any) -> Any:
-        """Return the arguments of a past call as the template takes them."""
+        """Return the arguments of a past call in the form that the template accepts."""
         if isinstance(arguments, dict):
             return write_json(arguments) if self.as_text else arguments
         if self.as_objects:
-            return {"arguments": arguments}  # no JSON object, but what the model has written
+            return {"arguments": arguments}  # not an object: what the model wrote
         return arguments if isinstance(arguments, str) else write_json(arguments)
 
 
 def find_call_style(template: ChatTemplate | None, tokens: Collection[str]) -> CallStyle:
-    """Return how calls are written by the model of a template.
+    """Return how the model of a template writes calls.
 
-    `tokens`: those that were added to the vocabulary.
+    `tokens`: the tokenizer's added tokens.
     """
     if template is None:
         return CallStyle()
@@ -57,14 +57,14 @@ def find_call_style(template: ChatTemplate | None, tokens: Collection[str]) -> C
     known = [text for text in writings if text is not None and _VALUE in text]
     for each in (form, *form.variants):
         if known and all(_writes(each, text) for text in known):
-            # Whatever order the template has, both are read on channels and the row's is forced.
+            # Whichever variant of harmony matches, both are read, and the row's is forced.
             return CallStyle(form if form.channels else each, as_text, as_objects)
     problem = "" if not known else f"the chat template writes {_excerpt(known[-1])!r}"
     return CallStyle(form, as_text, as_objects, problem)
 
 
 def _render(template: ChatTemplate, form: Format, calls: int, as_text: bool) -> str | None:
-    """Return a conversation with calls as the template writes it; None: it refuses."""
+    """Return a rendered conversation with calls; None if the template refuses it."""
     made = [
         {
             "id": id,
@@ -95,9 +95,9 @@ def _ids(form: Format) -> Sequence[str]:
 
 
 def _writes(form: Format, shown: str) -> bool:
-    """Return whether the format writes all calls that are shown as they are shown.
+    """Return whether the format writes the calls in `shown` as they are written there.
 
-    A template that shows one call of two is right with one: more, the format cannot say.
+    If the template has rendered one of two calls, only that one is compared.
     """
     names = [name for name in _NAMES if name in shown]
     ways: list[Any] = [_ARGUMENTS]
@@ -107,6 +107,6 @@ def _writes(form: Format, shown: str) -> bool:
 
 
 def _excerpt(shown: str) -> str:
-    """Return what stands around the call in what a template wrote."""
+    """Return the part of a rendered conversation around its first call."""
     at = shown.find(_NAMES[0])
     return shown[max(0, at - _SHOWN // 2) : at + _SHOWN // 2]

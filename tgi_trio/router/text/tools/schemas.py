@@ -1,4 +1,4 @@
-"""What a JSON schema says of one value, taken apart: for values that are not written as JSON."""
+"""Resolves JSON schemas into plain alternatives, for values that are not written as JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tgi_trio.router.text.closing import follow_pointer
 
 Schema = dict[str, Any]
 
-_MOST = 200  # alternatives of one value
-_DEEPEST = 50  # references and compositions that lead to one
+_MOST = 200  # most alternatives of one value
+_DEEPEST = 50  # most references and compositions that lead to one
 _LARGEST = frozenset({"minLength", "minItems", "minimum", "exclusiveMinimum"})
 _SMALLEST = frozenset({"maxLength", "maxItems", "maximum", "exclusiveMaximum"})
 _OF_OBJECTS = frozenset({"properties", "additionalProperties", "required", "patternProperties"})
@@ -20,15 +20,15 @@ _OF_ARRAYS = frozenset({"items", "prefixItems", "minItems", "maxItems"})
 
 
 def find_target(reference: str, root: Schema) -> Schema:
-    """Return what a reference into the root schema stands for; {} for what is not there."""
+    """Return the schema to which a reference into the root schema points; {} if there is none."""
     return follow_pointer(root, reference.partition("#")[2]) or {}
 
 
 def list_alternatives(schema: Any, root: Schema) -> list[Schema]:
-    """Return plain schemas, one of which a value fits if it fits `schema`.
+    """Return plain schemas; a value fits `schema` if it fits one of them.
 
-    They have neither references nor compositions, and one `type` at most: none is any value.
-    Raises ValidationError for more than a model could choose from.
+    Plain schemas have neither references nor compositions, and at most one `type`; without it, any
+    value fits. Raises ValidationError for too many alternatives and for endless references.
     """
     return list(_unfold(schema, root, 0))
 
@@ -84,7 +84,7 @@ def _unfold_once(schema: Schema, root: Schema, depth: int) -> Iterator[Schema]:
 
 
 def _merge(one: Schema, other: Any) -> Schema:
-    """Return a schema of what fits both."""
+    """Return a schema for values that fit both."""
     if not isinstance(other, dict):
         return one
     merged = dict(one)
@@ -119,7 +119,7 @@ def _listed(value: Any) -> tuple[Any, ...]:
 
 
 def type_of(schema: Schema) -> str | None:
-    """Return the type of a plain schema's values; None where they may be anything."""
+    """Return the type of a plain schema's values; None: any."""
     if "type" in schema:
         return str(schema["type"])
     if _OF_OBJECTS & schema.keys():
@@ -128,7 +128,7 @@ def type_of(schema: Schema) -> str | None:
 
 
 def literals_of(schema: Schema) -> list[Any] | None:
-    """Return the values that a plain schema lists; None where it lists none."""
+    """Return the values that a plain schema enumerates; None if it does not."""
     if "const" in schema:
         return [schema["const"]]
     found = schema.get("enum")
@@ -164,20 +164,20 @@ def with_definitions(schema: Any, root: Schema) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """What an object may have."""
+    """The members that an object may have."""
 
     listed: dict[str, Any]  # name -> schema, in the schema's order
     required: frozenset[str]
-    more: Any  # the schema of members that are not listed; False: there are none
+    more: Any  # the schema of members that are not listed; False: not allowed
 
     @property
     def items(self) -> list[tuple[str, Any, bool]]:
-        """Return (name, schema, whether it must come)."""
+        """Return (name, schema, whether it is required) of each listed member."""
         return [(name, each, name in self.required) for name, each in self.listed.items()]
 
 
 def members_of(schema: Schema) -> Members:
-    """Return the members of a plain schema of objects: without properties any, else those."""
+    """Return the members of a plain schema of objects: its properties; any if it has none."""
     properties = schema.get("properties")
     listed: dict[str, Any] = dict(properties) if isinstance(properties, dict) else {}
     required = [name for name in schema.get("required") or () if isinstance(name, str)]

@@ -1,4 +1,4 @@
-"""What may stand in the place of a value that is written without quotes: text, JSON, or both."""
+"""Whether a value that is written without quotes may be text, JSON, or both."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tgi_trio.router.text.tools.schemas import (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What may stand in the place of one value."""
+    """What one value may be."""
 
     plains: tuple[Schema, ...]  # all alternatives
-    texts: tuple[Schema, ...]  # those of strings, and of anything at all
-    values: tuple[Schema, ...]  # those of JSON
+    texts: tuple[Schema, ...]  # those of strings, and those without a type
+    values: tuple[Schema, ...]  # those of other types, which are written as JSON
     literals: tuple[Any, ...]
     nullable: bool
 
@@ -49,18 +49,18 @@ class Shape:
 
     @property
     def only_text(self) -> bool:
-        """Whether all that may stand there is strings, or is read as one."""
+        """Whether the value is always read as a string, null aside."""
         strings = all(isinstance(each, str) for each in self.literals)
         return bool(self.texts) or (bool(self.literals) and strings and not self.values)
 
     @property
     def has_text(self) -> bool:
-        """Whether strings may stand there."""
+        """Whether the value may be a string."""
         return bool(self.texts) or any(isinstance(each, str) for each in self.literals)
 
     @property
     def has_values(self) -> bool:
-        """Whether anything but strings may stand there."""
+        """Whether the value may be anything but a string."""
         return (
             self.nullable
             or bool(self.values)
@@ -70,14 +70,14 @@ class Shape:
 
 
 class Shapes:
-    """The shapes of a function's parameters, each found when it is asked for."""
+    """The shapes of a function's parameters, computed on demand."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._members: list[Members] | None = None
 
     def find(self, key: str) -> Shape:
-        """Return the shape of one parameter; one that no schema knows may be anything."""
+        """Return the shape of one parameter; an unknown one may be anything."""
         if self._members is None:
             plains = list_alternatives(self._root, self._root) if self._root else []
             self._members = [members_of(plain) for plain in plains]

@@ -1,4 +1,4 @@
-"""Regular expressions of strings that are written without quotes, from their schemas."""
+"""Lark terminals for strings that are written without quotes, from their schemas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMATS = {
 
 
 def write_terminal(schema: Schema, without: str) -> str:
-    """Return a Lark terminal of the strings that fit a plain schema and do not have `without`."""
+    """Return a Lark terminal for strings that fit a plain schema and do not contain `without`."""
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     length = f".{{{least},{most}}}" if least or most != "" else ".*"
     parts = [f"/(?s:{length})/"]
@@ -40,12 +40,12 @@ def write_terminal(schema: Schema, without: str) -> str:
 
 
 def _whole(pattern: str) -> str:
-    """Return an expression for between two slashes."""
+    """Return a regular expression as a group, with slashes escaped."""
     return re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", f"(?:{pattern})", flags=re.DOTALL)
 
 
 def _split(pattern: str) -> Iterator[str]:
-    """Yield the alternatives of an expression."""
+    """Yield the alternatives of a regular expression."""
     depth, start, in_class = 0, 0, False
     for found in re.finditer(r"\\.|.", pattern, re.DOTALL):
         character = found[0]
@@ -62,7 +62,7 @@ def _split(pattern: str) -> Iterator[str]:
 
 
 def _unanchored(pattern: str) -> str:
-    """Return one alternative of a search as an expression of the whole text."""
+    """Return an alternative that is searched for as an expression that matches the whole text."""
     begins, ends = pattern.startswith("^"), bool(re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern))
     inner = pattern[begins : len(pattern) - ends]
     return f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"

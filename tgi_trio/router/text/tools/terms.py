@@ -1,4 +1,4 @@
-"""Terms of Lark rules that are made of a format's texts."""
+"""Terms of Lark rules for the texts of a format."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tgi_trio.router.text import grammars
 
 
 def escape_regex(text: str) -> str:
-    """Return an expression, for between two slashes, that matches exactly `text`."""
-    # A terminal is a line, so that a newline is written as two characters.
+    """Return a regular expression, for use between slashes, that matches exactly `text`."""
+    # A terminal is one line of the grammar, so a newline is written as two characters.
     return re.escape(text).replace("/", "\\/").replace("\n", "n")
 
 
 def write_terms(text: str, added: Mapping[str, int]) -> str:
-    """Return `text` as terms of a rule: strings, and the added tokens that are in it.
+    """Return `text` as terms of a rule: string literals, and the added tokens in it.
 
-    `added`: text -> id of the tokens that were added to the vocabulary. Such a token may be no text
-    to llguidance, so it may come as that token or spelled.
+    `added`: text -> id of the tokenizer's added tokens. llguidance may not know such a token by its
+    text, so both the token and its spelling are allowed.
     """
     names = sorted((name for name in added if name and name in text), key=len, reverse=True)
     either = "|".join(map(re.escape, names))
@@ -32,13 +32,13 @@ def write_terms(text: str, added: Mapping[str, int]) -> str:
 
 
 def find_token(text: str, added: Mapping[str, int]) -> str | None:
-    """Return the first of the added tokens in `text`, of several there the longest."""
+    """Return the first added token in `text`, the longest if several begin there."""
     found = [(text.index(name), -len(name), name) for name in added if name and name in text]
     return min(found)[2] if found else None
 
 
 def write_tokens(ids: Iterable[int]) -> str:
-    """Return any one of these tokens as a term; without any one that never comes."""
+    """Return a term for any one of these tokens; for the empty text if there are none."""
     ranges: list[list[int]] = []
     for id in sorted(ids):
         if ranges and ranges[-1][1] == id - 1:
@@ -49,9 +49,9 @@ def write_tokens(ids: Iterable[int]) -> str:
 
 
 def share_rule(rules: dict[str, str], kind: str, right: str) -> str:
-    """Add a rule that many parts of a grammar have in common; return its name.
+    """Add a rule that several parts of a grammar share; return its name.
 
-    It is named by what it says: a grammar for many tools has it once.
+    The name is a hash of the right side, so that a grammar for many tools has the rule once.
     """
     mark = hashlib.sha256(right.encode()).hexdigest()[:12]
     name = f"{kind}_{mark.upper() if kind.isupper() else mark}"
