@@ -1,1 +1,1 @@
-"""The APIs that chats come by: bodies to conversations, answers to bytes; one module for each."""
+"""The chat APIs, a module for each: bodies to conversations, answers to bytes."""

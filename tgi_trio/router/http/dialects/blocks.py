@@ -1,7 +1,7 @@
-"""An answer as a row of blocks: thoughts, texts and calls in the order in which they came.
+"""An answer as a sequence of blocks: thoughts, texts and calls, in order.
 
-What APIs of agents call content blocks or output items. Deltas go in, changes come out; a body is
-made of the same blocks that a stream tells of piece by piece.
+APIs for agents call them content blocks or output items. Deltas go in, changes come out; a body has
+the same blocks that a stream sends piece by piece.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tgi_trio.router.text.tools.call_parser import Delta
 
 
 class Kind(enum.Enum):
-    """What a block holds."""
+    """The kind of a block."""
 
     THOUGHT = "thought"
     TEXT = "text"
@@ -31,7 +31,7 @@ class Change(enum.Enum):
 
 @dataclass(slots=True)
 class Block:
-    """A piece of an answer that has a kind."""
+    """A part of an answer that is of one kind."""
 
     kind: Kind
     index: int  # among the blocks of the answer
@@ -41,19 +41,19 @@ class Block:
 
     @property
     def text(self) -> str:
-        """Return what the block says: of a call, its arguments as JSON."""
+        """Return the block's text; for a call, its arguments as JSON."""
         return "".join(self.pieces)
 
 
 class Blocks:
-    """The blocks of one answer; at most the last of them is open."""
+    """The blocks of one answer; only the last of them can be open."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []
         self._open = False
 
     def take(self, delta: Delta) -> Iterator[tuple[Change, Block, str]]:
-        """Yield what a delta changes: what happens, to which block, and the new text of `MORE`."""
+        """Yield the changes by a delta: the change, the block, and the new text of `MORE`."""
         if delta.thought:
             yield from self._add(Kind.THOUGHT, delta.thought)
         if delta.content:
@@ -68,9 +68,9 @@ class Blocks:
                 yield Change.MORE, block, news.arguments
 
     def extend(self, delta: Delta) -> tuple[Block, str] | None:
-        """Add a delta that is more of the open block and nothing else: nearly all of them are.
+        """Add a delta that only continues the open block, as nearly all do.
 
-        Returns the block and the text; None where `take` has to look.
+        Return the block and the text; None if `take` is needed.
         """
         if not self._open or delta.calls:
             return None
@@ -87,7 +87,7 @@ class Blocks:
         return block, text
 
     def close(self) -> Iterator[tuple[Change, Block, str]]:
-        """Yield the end of the block that is open, if there is one."""
+        """Yield the end of the open block, if there is one."""
         if self._open:
             self._open = False
             yield Change.CLOSE, self.all[-1], ""

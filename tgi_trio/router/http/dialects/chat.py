@@ -1,4 +1,4 @@
-"""OpenAI's chat completions as a conversation."""
+"""Converts OpenAI's chat completions into conversations."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.turns import PastCall, Turn
 
-_SHOWN: Final = 60  # characters of an unknown type that its refusal repeats
+_SHOWN: Final = 60  # most characters of an unknown type in its error
 
 
 def to_conversation(call: Call, request: schema.ChatRequest) -> Conversation:
-    """Return what a chat request says, but for how tokens are drawn.
+    """Return the conversation of a chat request; sampling parameters are read elsewhere.
 
     Raises BodyRejected, Refused, ToolError and ValidationError.
     """
@@ -57,7 +57,7 @@ def to_conversation(call: Call, request: schema.ChatRequest) -> Conversation:
 
 
 def _continues(request: schema.ChatRequest) -> bool | None:
-    """Return whether the answer goes on with the last message, if that is said; raises Refused."""
+    """Return whether the answer continues the last message; None if not given. Raises Refused."""
     if request.add_generation_prompt is True and request.continue_final_message:
         text = (
             "`continue_final_message` and `add_generation_prompt` cannot both be true: the one "
@@ -72,14 +72,14 @@ _OURS = frozenset(
 )
 
 
-# Variables by which templates are told whether to think, or how much.
+# Template variables that control whether to think, or how much.
 _SWITCHES = ("reasoning_effort", "enable_thinking", "thinking")
 
 
 def _variables(
     request: schema.ChatRequest, template: ChatTemplate | None, *, tools: bool
 ) -> Mapping[str, Any]:
-    """Return the variables of a client's own; raises BodyRejected and ValidationError."""
+    """Return the client's template variables. Raises BodyRejected and ValidationError."""
     variables, effort = request.chat_template_kwargs or {}, request.reasoning_effort
     ours = _OURS if effort is None else _OURS | {"reasoning_effort"}
     for name in variables:
@@ -96,7 +96,7 @@ def _variables(
 
 
 def _budget(request: schema.ChatRequest) -> int | None:
-    """Return the most tokens of a thought, under whatever name; raises BodyRejected."""
+    """Return the most tokens of a thought, under any of its names. Raises BodyRejected."""
     given = [
         value
         for name in ("thinking_token_budget", "max_think_tokens", "thinking_budget_tokens")
@@ -111,7 +111,7 @@ def _budget(request: schema.ChatRequest) -> int | None:
 
 
 def _turn(message: schema.Message, i: int) -> Turn:
-    """Return a message as a turn: text content in one piece. Raises BodyRejected and Refused."""
+    """Return a message as a turn, its text joined. Raises BodyRejected and Refused."""
     pieces: list[Piece] = []
     thinking: list[str | None] = []
     if isinstance(message.content, list):
@@ -123,7 +123,7 @@ def _turn(message: schema.Message, i: int) -> Turn:
     calls = message.tool_calls
     within = "\n".join(filter(None, thinking)) or None
     thoughts = (message.reasoning_content, message.thinking, message.reasoning, within)
-    # An answer that was cut off in its thought has neither, and is sent back as it came.
+    # An answer that was cut off in its thought has neither, and clients send it back like that.
     if message.content is None and calls is None and not any(thoughts):
         raise schema.invalid_value(f"messages[{i}]", "needs `content` or `tool_calls`")
     turn = Turn.of(message.role, pieces)

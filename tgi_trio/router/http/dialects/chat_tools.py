@@ -1,4 +1,4 @@
-"""The tools of a chat, and which of them its answer may call."""
+"""The tools of a chat request, and which of them the answer may call."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from tgi_trio.router.text.tools.custom import INPUT, custom_function, shown_para
 from tgi_trio.router.text.tools.functions import Function, only
 from tgi_trio.router.text.turns import PastCall, read_arguments
 
-_SHOWN: Final = 60  # characters of an unknown type that its refusal repeats
+_SHOWN: Final = 60  # most characters of an unknown type in its error
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What `tool_choice` says."""
+    """The value of `tool_choice`."""
 
     tool: str | None = None  # auto (or None), required, none, or a name
     named: bool = False  # `tool` can only be a name
-    allowed: Collection[str] | None = None  # the names that may be called; None: all
+    allowed: Collection[str] | None = None  # names that may be called; None: all
 
     @property
     def none(self) -> bool:
-        """Whether nothing may be called, whatever tools there are."""
+        """Whether nothing may be called."""
         return self.tool == "none" and not self.named
 
     @classmethod
     def of(cls, given: str | Mapping[str, Any] | None) -> Choice:
-        """Read a choice; raises BodyRejected."""
+        """Return the choice that a body gives. Raises BodyRejected."""
         if given is None or isinstance(given, str):
             return cls(given)
         if given.get("type") != "allowed_tools":
@@ -48,7 +48,7 @@ class Choice:
         return cls(mode, allowed=names)
 
     def narrow(self, functions: Sequence[Function]) -> Sequence[Function]:
-        """Return the functions that may be called; raises ToolError."""
+        """Return the functions that may be called. Raises ToolError."""
         if self.allowed is None:
             return functions
         if self.tool == "required" and not self.allowed:
@@ -58,15 +58,18 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class GivenTools:
-    """The tools of one chat, in their order."""
+    """The tools of one chat, in order."""
 
     functions: Sequence[Function]
-    listed: Sequence[Mapping[str, Any]]  # as templates show them
-    custom: Collection[str]  # names of those whose calls are given back as one text
+    listed: Sequence[Mapping[str, Any]]  # as templates render them
+    custom: Collection[str]  # names of tools whose input is one text
 
     @classmethod
     def of(cls, given: Sequence[Mapping[str, Any]], most: int) -> GivenTools:
-        """Read tools; `most` bytes of a grammar of one. Raises BodyRejected and ToolError."""
+        """Return a body's tools; `most`: bytes of a tool's grammar.
+
+        Raises BodyRejected and ToolError.
+        """
         functions: list[Function] = []
         listed: list[Mapping[str, Any]] = []
         custom: set[str] = set()
@@ -82,7 +85,7 @@ class GivenTools:
 
 
 def to_past_call(each: tool_schema.ToolCall, path: str) -> PastCall:
-    """Return a call of an earlier turn, its arguments read; raises BodyRejected."""
+    """Return a call of an earlier turn, with its arguments decoded. Raises BodyRejected."""
     if each.type == "custom" and each.custom is not None:
         return PastCall(each.custom.name, {INPUT: each.custom.input}, each.id)
     function = each.function
@@ -98,7 +101,7 @@ def to_past_call(each: tool_schema.ToolCall, path: str) -> PastCall:
 
 
 def _kind(given: Mapping[str, Any], path: str, served: str = "`function` and `custom`") -> str:
-    """Return `custom` or `function`, which may go by another name; raises BodyRejected."""
+    """Return `custom` or `function`; other types may stand for the latter. Raises BodyRejected."""
     kind = given.get("type", "function")
     if kind == "custom":
         return "custom"
@@ -122,7 +125,7 @@ def _function(tool: Mapping[str, Any], path: str) -> Function:
 
 
 def _to_listed_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool as it was sent, but for TGI's other name of `parameters`."""
+    """Return a tool as sent, but with `parameters` under that name, not TGI's other one."""
     function = tool["function"]
     if "parameters" in function or "arguments" not in function:
         return tool
@@ -133,7 +136,7 @@ def _to_listed_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 def _custom_tool(
     tool: Mapping[str, Any], path: str, most: int
 ) -> tuple[Function, Mapping[str, Any]]:
-    """Return a custom tool as it is called, and as templates show it."""
+    """Return a custom tool as a function, and as templates render it."""
     found = schema.convert_body(tool, tool_schema.CustomTool, path).custom
     form: dict[str, Any] | None = None
     if found.format is not None:

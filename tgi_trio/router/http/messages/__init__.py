@@ -1,1 +1,1 @@
-"""What bodies say: request schemas, replies, server-sent events and errors."""
+"""HTTP bodies: request schemas, replies, server-sent events and errors."""

@@ -1,10 +1,10 @@
-"""Images are cut out of bodies as these come, and never are in one piece with them.
+"""Cuts large images out of bodies as they arrive, so that they are never in memory as one piece.
 
-An image of megabytes is one long string without a quote in it: its ends are found at the speed of
-memory, in whatever pieces it comes. It goes to the spool, and in its place a mark is left, `#0` for
-the first: no base64 has that letter. What is left of the body is read as JSON and must have each
-mark once, all of them where images are taken, and none that the client wrote itself. Otherwise the
-body is put together again, since something else was cut than images.
+An image of megabytes is one long string without a quote in it, so its end is found at the speed of
+memory, in whatever pieces it arrives. The image goes to the spool, and a mark takes its place, `#0`
+for the first: `#` does not occur in base64. The rest of the body is parsed as JSON. It must contain
+each mark once, all of them where images are taken, and no mark that the client wrote. Otherwise
+something other than images was cut out, and the body is restored.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from tgi_trio.router.images.image_prompt import ImagePrompt
 from tgi_trio.router.images.links import ImageLink, split_text
 from tgi_trio.router.images.spool import EncodedImage, Spool
 
-SHORTEST: Final = 1 << 15  # bytes of base64 that are cut out
-BEGINNINGS: Final = 512  # looked at in a body, of which each takes microseconds
+SHORTEST: Final = 1 << 15  # bytes; shorter base64 stays in the body
+BEGINNINGS: Final = 512  # most possible beginnings examined in a body, each in microseconds
 
-# An image begins behind a URL's header, in a string of its own or in a link, or in what the key
-# `data` has, of a `source` in /v1/messages. These are searched for, the rest is matched around.
+# An image begins after the header of a data URL, which is a whole string or in a Markdown link, or
+# it is the value of the key `data`, as in a `source` of /v1/messages. Only these markers are
+# searched for; the rest is matched around them.
 _MARKER: Final = b";base64,"
 _KEY: Final = b'"data"'
 _HEADER: Final = rb"data:[\w/+.\\-]{0,60};base64,"
 _URL: Final = re.compile(rb'(?:"|!\[\]\()' + _HEADER + rb"\Z")
 _VALUE: Final = re.compile(rb'"data"\s{0,4}:\s{0,4}"(' + _HEADER + rb")?")
-_LONGEST_URL: Final = 77  # bytes of the former
-_LONGEST_VALUE: Final = 89  # and of the latter
+_LONGEST_URL: Final = 77  # most bytes that `_URL` matches
+_LONGEST_VALUE: Final = 89  # most bytes that `_VALUE` matches
 _MARKED_URL: Final = re.compile(r"data:[^,]*;base64,#([0-9]{1,4})")
 _MARKED_LINK: Final = re.compile(r"(?<=!\[\]\()data:[^,()]*;base64,#([0-9]{1,4})(?=\))")
 
-# Fields of a body on the way to images.
+# Fields of a body that lead to images.
 _WAYS: Final = ("instances", "messages", "input", "content")
 
 
@@ -47,7 +48,7 @@ class CutBody:
     images: tuple[EncodedImage, ...] = ()
 
     def restore(self, prompt: ImagePrompt) -> ImagePrompt:
-        """Return a prompt whose images are those of the body."""
+        """Return a prompt with the body's images in place of their marks."""
         if not self.images:
             return prompt
         pieces = (
@@ -63,12 +64,12 @@ class CutBody:
         return replace(link, encoded=self.images[int(found[1])])
 
     def count(self, text: str) -> int:
-        """Return the characters of one of `inputs` as the client wrote it."""
+        """Return the number of characters of one of `inputs` as the client wrote it."""
         marks = (match[1] for match in _MARKED_LINK.finditer(text)) if self.images else ()
         return len(text) + sum(self.images[int(each)].length - len(each) - 1 for each in marks)
 
     def write_out(self, text: str) -> str:
-        """Return one of `inputs` as the client wrote it, before its images are decoded."""
+        """Return one of `inputs` as the client wrote it, with its images in base64."""
         if not self.images:
             return text
         return _MARKED_LINK.sub(
@@ -80,20 +81,20 @@ UNCUT: Final = CutBody(b"")
 
 
 class BodyCutter:
-    """Takes a body in pieces, wherever it is cut into them.
+    """Takes a body in pieces of any size.
 
-    A context manager, of whoever answers the body: behind it the images are there no more, unless
-    somebody else keeps them.
+    A context manager, entered by the handler of the body. When it is left, the images are released,
+    unless something else keeps them.
     """
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
-        self._rest = bytearray()  # of the body, marks in place of its images
-        self._seen = 0  # bytes of it in which no image begins
-        self._beginnings = 0  # of what was no large image
+        self._rest = bytearray()  # the body, with marks in place of its images
+        self._seen = 0  # bytes of `_rest` in which no image begins
+        self._beginnings = 0  # number of beginnings that led to no large image
         self._open: _OpenImage | None = None
         self._images: list[EncodedImage] = []
-        self._places: list[int] = []  # of the marks in `_rest`
+        self._places: list[int] = []  # positions of the marks in `_rest`
 
     def __enter__(self) -> BodyCutter:
         return self
@@ -105,7 +106,7 @@ class BodyCutter:
         self._let_go()
 
     def feed(self, piece: bytes) -> None:
-        """Take what comes next."""
+        """Take the next bytes."""
         while piece:
             if self._open is None:
                 piece = self._read_text(piece)
@@ -113,14 +114,14 @@ class BodyCutter:
                 piece = self._read_image(self._open, piece)
 
     def room(self, most: int) -> list[memoryview]:
-        """Return where up to `most` of the next bytes are to be written: in the midst of an image.
+        """Return where to write up to `most` of the next bytes, as `EncodedImage.room` does.
 
-        As `EncodedImage.room`; nowhere: they are to be fed.
+        Empty outside of images: then the bytes are to be passed to `feed`.
         """
         return [] if self._open is None else self._open.room(most)
 
     def fill(self, count: int) -> None:
-        """Note that so many bytes have been written to `room`."""
+        """Take note of bytes that were written to `room`."""
         if self._open is None:
             raise RuntimeError("no image has begun")
         rest = self._open.fill(count)
@@ -129,21 +130,21 @@ class BodyCutter:
             self.feed(rest)
 
     def finish(self) -> CutBody:
-        """Return the body, which is whole: as it came where it has no large images."""
-        if self._open is not None:  # who reads it says that its end is missing
+        """Return the complete body; unchanged if it has no large images."""
+        if self._open is not None:  # parsing will report the missing end
             self._close(self._open, b"")
         if not self._images:
             return CutBody(self._rest)
         try:
             marks = sorted(_find_marks(msgspec.json.decode(self._rest)))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return self._restore()  # who reads it says what is wrong with it
+            return self._restore()  # parsing will report the error
         if marks != list(range(len(self._images))) or self._has_typed_marks():
             return self._restore()
         return CutBody(self._rest, tuple(self._images))
 
     def _has_typed_marks(self) -> bool:
-        """Whether the client wrote a mark where an image is taken: ours may be elsewhere then."""
+        """Return whether the client wrote a mark where an image is taken."""
         signs = self._rest.count(b"#") + self._rest.count(rb"\u0023")
         if signs == len(self._images):
             return False
@@ -151,13 +152,13 @@ class BodyCutter:
         return next(_find_marks(msgspec.json.decode(without)), None) is not None
 
     def _restore(self) -> CutBody:
-        """Return the body as it came."""
+        """Return the body as it arrived."""
         body = self._fill_places([image.written() for image in self._images])
         self._let_go()
         return CutBody(body)
 
     def _fill_places(self, fillings: Sequence[bytes | bytearray]) -> bytes:
-        """Return the body with something else in the places of the marks."""
+        """Return the body with `fillings` in place of the marks."""
         parts: list[bytes | bytearray] = []
         done = 0
         for i, (place, filling) in enumerate(zip(self._places, fillings, strict=True)):
@@ -170,7 +171,7 @@ class BodyCutter:
             self._images.pop().let_go()
 
     def _read_text(self, piece: bytes) -> bytes:
-        """Take text up to where an image may begin, and return what is behind that."""
+        """Take text up to the possible beginning of an image, and return the bytes after that."""
         self._rest += piece
         found = self._find_begin()
         if found is None:
@@ -182,10 +183,11 @@ class BodyCutter:
         return behind
 
     def _find_begin(self) -> tuple[int, bool] | None:
-        """Return where in the text an image begins that may be large, and whether in a link.
+        """Return where in the text a possibly large image begins, and whether in a link.
 
-        None: nowhere as far as is known. Each byte is looked at so often, however many there are
-        that begin something small; and behind very many of these nothing is looked for any more.
+        None if none is known. Each byte is examined a bounded number of times, however many
+        beginnings of something small there are; after `BEGINNINGS` of these, nothing is searched
+        for any more.
         """
         rest, seen = self._rest, self._seen
         if self._beginnings == BEGINNINGS:
@@ -200,7 +202,7 @@ class BodyCutter:
             else:
                 value = _VALUE.match(rest, key)
                 if (value is None or value[1] is None) and len(rest) - key < _LONGEST_VALUE:
-                    self._seen = key  # more of it is to come
+                    self._seen = key  # more of it has to arrive
                     return None
                 seen = key + len(_KEY)
                 if value is not None:
@@ -221,7 +223,7 @@ class BodyCutter:
         return None
 
     def _read_image(self, open_image: _OpenImage, piece: bytes) -> bytes:
-        """Take what belongs to the image that has begun, and return what is behind that."""
+        """Take the bytes of the open image, and return the bytes after it."""
         end = _find_end(piece, 0, open_image.in_link)
         if end < 0:
             open_image.append(piece)
@@ -231,7 +233,7 @@ class BodyCutter:
         return piece[end:]
 
     def _close(self, open_image: _OpenImage, ending: bytes) -> None:
-        """Put a mark in the place of an image, or what has come where that is none."""
+        """Put a mark in place of an image, or its bytes if it is not one."""
         image = open_image.cut(ending)
         if image is None:
             self._rest += open_image.written()
@@ -245,16 +247,16 @@ class BodyCutter:
 
 
 class _OpenImage:
-    """What may be an image, as far as it has come."""
+    """What may be an image, as far as it has arrived."""
 
     def __init__(self, spool: Spool, in_link: bool) -> None:
         self.in_link = in_link
         self._spool = spool
-        self._first = bytearray()  # until it is known to be large
+        self._first = bytearray()  # the first bytes, until it is known to be large
         self._image: EncodedImage | None = None
 
     def append(self, piece: bytes) -> None:
-        """Take what comes next."""
+        """Take the next bytes."""
         if self._image is not None:
             self._image.append(piece)
             return
@@ -265,11 +267,11 @@ class _OpenImage:
             self._first.clear()
 
     def room(self, most: int) -> list[memoryview]:
-        """Return where up to `most` of the next bytes are to be written; nowhere while small."""
+        """Return where to write up to `most` of the next bytes; empty while the image is small."""
         return [] if self._image is None else self._image.room(most)
 
     def fill(self, count: int) -> bytes:
-        """Note bytes written to `room`; return what follows the end, beginning with it."""
+        """Take note of bytes written to `room`; return those from the end of the image on."""
         image = self._image
         if image is None:
             raise RuntimeError("it has no room yet")
@@ -282,25 +284,25 @@ class _OpenImage:
         return image.cut_off(end)
 
     def cut(self, ending: bytes) -> EncodedImage | None:
-        """Return the image, None where it is small or `ending` is not what ends one."""
+        """Return the image; None if it is small or `ending` is not the end of one."""
         image = self._image
         if image is None or ending != (b")" if self.in_link else b'"'):
             return None
-        # An escape goes on behind the quote.
+        # An escaped quote does not end the string.
         return None if not self.in_link and image.written(image.length - 1) == b"\\" else image
 
     def written(self) -> bytes | bytearray:
-        """Return what has come."""
+        """Return the bytes that have arrived."""
         return self._first if self._image is None else self._image.written()
 
     def close(self) -> None:
-        """Give back what it has of the spool: it is no image."""
+        """Release its part of the spool: it is not an image."""
         if self._image is not None:
             self._image.let_go()
 
 
 def _find_end(text: bytes | bytearray, begin: int, in_link: bool) -> int:
-    """Return where what begins there ends, negative where that is yet to come."""
+    """Return the end of what begins at `begin`; negative if it has not arrived."""
     quote = text.find(b'"', begin)
     if not in_link:
         return quote
@@ -309,7 +311,7 @@ def _find_end(text: bytes | bytearray, begin: int, in_link: bool) -> int:
 
 
 def _find_marks(value: Any) -> Iterator[int]:
-    """Yield the marks that stand where images are taken, in a body or a part of it."""
+    """Yield the marks where images are taken, in a body or a part of it."""
     if isinstance(value, list):
         for each in value:
             yield from _find_marks(each)

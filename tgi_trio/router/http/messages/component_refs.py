@@ -1,4 +1,4 @@
-"""References to the types of the OpenAPI document, for fields that are read as plain JSON."""
+"""References to types of the OpenAPI document, for fields that are decoded as plain JSON."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ COMPONENT = "#/components/schemas/{name}"  # where the OpenAPI document keeps it
 
 
 def any_of(*names: str) -> Meta:
-    """Return what documents JSON that fits one of several types of the OpenAPI document.
+    """Return metadata for JSON that fits one of several types of the OpenAPI document.
 
-    A name with `[]` behind it stands for a list of that type.
+    A name that ends with `[]` stands for a list of that type.
     """
     shapes: list[dict[str, Any]] = []
     for name in names:

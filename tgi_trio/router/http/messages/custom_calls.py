@@ -1,4 +1,4 @@
-"""Calls of custom tools on their way out: their arguments, which are JSON, become a text."""
+"""Converts calls of custom tools for clients: their JSON arguments become a text."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tgi_trio.router.text.tools.custom import read_input
 class CustomInputs:
     """Turns the arguments of one answer's custom tools into texts.
 
-    Arguments are held back until the call has ended, since nothing less is JSON.
+    Arguments are held back until the call has ended, as only then they are complete JSON.
     """
 
     def __init__(self, names: Collection[str]) -> None:
-        """`names` of the custom tools."""
+        """`names`: of the custom tools."""
         self._names = names
-        self._custom: set[int] = set()  # indexes of their calls
+        self._custom: set[int] = set()  # indexes of calls of custom tools
         self._open: int | None = None  # the call whose arguments are held back
         self._arguments = ""
 
     def custom(self, call: CallDelta) -> bool:
-        """Return whether a call is a custom tool's."""
+        """Return whether a call is of a custom tool."""
         return call.index in self._custom
 
     def take(self, delta: Delta) -> Delta:
-        """Return a delta whose calls of custom tools bring their name, then their whole text."""
+        """Return a delta in which calls of custom tools have their name first, then all text."""
         if not self._names or not delta.calls:
             return delta
         calls: list[CallDelta] = []
@@ -44,7 +44,7 @@ class CustomInputs:
         return Delta(delta.content, calls, delta.thought)
 
     def end(self, delta: Delta) -> Delta:
-        """Do what `take` does with the last delta; what was held back comes with it."""
+        """As `take`, for the last delta; with the text that was held back."""
         last = self.take(delta)
         if self._open is None:
             return last
@@ -53,7 +53,7 @@ class CustomInputs:
         return Delta(last.content, calls, last.thought)
 
     def _close(self, calls: list[CallDelta]) -> None:
-        """Add the text of the call that has ended, if there is one, to what is told of calls."""
+        """Add the text of the call that has ended, if any, to `calls`."""
         if self._open is None:
             return
         text = read_input(self._arguments)

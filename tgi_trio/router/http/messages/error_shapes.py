@@ -1,4 +1,4 @@
-"""How each API tells of errors: the status, the body, and the headers of all its replies."""
+"""How each API reports errors: status, body, and the headers of all its replies."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from tgi_trio.router.http.wire.headers import Header
 
 
 class ErrorShape:
-    """TGI's own: a missing key is told by the status alone, and a bad body by plain text."""
+    """TGI's own: a missing key is reported by the status only, a bad body as plain text."""
 
     bare = True
 
     def status(self, problem: Problem) -> int:
-        """Return the status that tells of a problem."""
+        """Return the status for a problem."""
         return problem.status
 
     def body(self, problem: Problem, request_id: str) -> bytes:
-        """Return the body that tells of it."""
+        """Return the body for a problem."""
         return problem.body()
 
     def headers(self, request_id: str) -> list[Header]:
-        """Return what every reply of the API has, error or not."""
+        """Return headers for every reply of the API, error or not."""
         return []
 
 
 class OpenAIShape(ErrorShape):
-    """OpenAI's, with TGI's statuses."""
+    """OpenAI's errors, with TGI's statuses."""
 
     bare = False
 
@@ -39,7 +39,7 @@ class OpenAIShape(ErrorShape):
 
 
 class ResponsesShape(ErrorShape):
-    """That of OpenAI's Responses. Whatever is wrong with a request is a 400."""
+    """Errors of OpenAI's Responses API. Any error in a request is a 400."""
 
     bare = False
 
@@ -67,7 +67,7 @@ _RESPONSES_CODES: Final[Mapping[int, str]] = {
 
 
 def responses_code(problem: Problem) -> str | None:
-    """Return the word by which programs tell a problem; None where there is none."""
+    """Return the `code` by which programs distinguish problems; None if there is none."""
     if problem.too_long is not None:
         return "context_length_exceeded"
     if problem.error_type == "previous_response_not_found":
@@ -78,7 +78,7 @@ def responses_code(problem: Problem) -> str | None:
 
 
 class AnthropicShape(ErrorShape):
-    """Anthropic's. Whatever is wrong with a request is a 400: clients send no other again."""
+    """Anthropic's errors. Any error in a request is a 400, so that clients do not retry it."""
 
     bare = False
 
@@ -114,7 +114,7 @@ def anthropic_error(problem: Problem, status: int) -> dict[str, Any]:
     """Return Anthropic's error object for a status of its API, for bodies and events."""
     text = problem.error
     if problem.too_long is not None:
-        # Agents look for these words, and make their history shorter.
+        # Agents look for these words, and then shorten their history.
         tokens, most = problem.too_long
         text = f"prompt is too long: {tokens} tokens > {most} maximum"
     return {

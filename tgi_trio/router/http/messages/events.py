@@ -1,7 +1,7 @@
-"""What each API family makes of a step's tokens: the events of a stream.
+"""The events of a stream, rendered from each step's tokens; a class per API family.
 
-An object of these classes renders one generation: called with the tokens of a step and, in the
-last call, the outcome or the error. It runs inside the engine's fan-out, once per step.
+An object renders one generation. It is called with the tokens of each step and, in the last call,
+with the outcome or the error, inside the engine's fan-out.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Events(Protocol):
     """Renders one generation of a stream."""
 
     def step(self, tokens: list[Token]) -> bytes:
-        """Return the events of a step that did not end the generation."""
+        """Return the events of a step that does not end the generation."""
 
     def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
         """Return the last events."""
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
-        """Return the events of the last tokens, then of the error."""
+        """Return the events of the last tokens, then that of the error."""
 
 
 _NATIVE_EVENT = (
@@ -49,18 +49,18 @@ _NATIVE_EVENT = (
 
 
 class NativeEvents:
-    """Events of /generate_stream: one per token; the last carries the text."""
+    """Events of /generate_stream, one per token; the last has the whole text."""
 
     __slots__ = ("_details", "_index", "_last_id", "_prefix")
 
     def __init__(self, prefix: str, details: bool) -> None:
-        self._prefix = prefix  # the prompt, where the full text is asked for
+        self._prefix = prefix  # the prompt, if the full text is asked for
         self._details = details
         self._index = 0
         self._last_id = 0
 
     def step(self, tokens: list[Token]) -> bytes:
-        """Written out in full: the hottest lines of the router run here."""
+        """Written out in full, since these are the hottest lines of the router."""
         events = []
         for token in tokens:
             self._last_id = token.id
@@ -107,12 +107,12 @@ class NativeEvents:
 class QueryEvents(NativeEvents):
     """Events of one of several queries that share a stream.
 
-    Each says whose it is (`query_id`, the query's place in `inputs`) and which token of that
-    answer (`position`, from 0); `index` counts the tokens of the whole stream, from 1.
+    Each event has `query_id`, the query's place in `inputs`, and `position`, the token's place in
+    its answer (from 0). `index` counts the tokens of the whole stream, from 1.
     """
 
     def __init__(self, prefix: str, details: bool, query_id: int, index: Iterator[int]) -> None:
-        """`index` is common to the queries of one stream."""
+        """`index` is shared by the queries of one stream."""
         super().__init__(prefix, details)
         self._query_id = query_id
         self._positions = itertools.count()
@@ -137,15 +137,15 @@ class QueryEvents(NativeEvents):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What is the same in every event of one OpenAI call."""
+    """The fields that are the same in all events of one OpenAI call."""
 
-    id: str  # clients put a stream together by it
+    id: str  # by which clients assemble a stream
     created: int  # Unix seconds
     model: str
     fingerprint: str
 
     def fields(self) -> bytes:
-        """Return `id`, `created`, `model` and `system_fingerprint` in that order."""
+        """Return `id`, `created`, `model` and `system_fingerprint`, in that order."""
         return b"%b,%b" % (self.opening(), self.names())
 
     def opening(self) -> bytes:
@@ -185,7 +185,7 @@ class ChatEvents:
         if not self._plain:
             return b"".join([self._event(token, "", GOING_ON) for token in tokens])
         head = self._head
-        if len(tokens) == 1:  # nearly always, and to join a list would nearly double it
+        if len(tokens) == 1:  # nearly always; joining a list would nearly double the time
             text = "" if tokens[0].special else tokens[0].text
             return b"%b%b%b" % (head, text_json(text), _CHAT_TAIL)
         return b"".join(
@@ -220,13 +220,13 @@ class ChatEvents:
 
 
 _CHAT_END = b'}],"usage":null}\n\n'
-# Of a token without extras.
+# For a token without extras.
 CHAT_GOING_ON = b',"logprobs":null,"finish_reason":' + GOING_ON + _CHAT_END
 _CHAT_TAIL = b"}" + CHAT_GOING_ON
 
 
 def chat_chunk_end(extras: ChunkExtras | None, tokens: list[Token]) -> bytes:
-    """Return the end of a chat's chunk, behind its ending, which brings these tokens."""
+    """Return the end of a chat chunk that has these tokens, after its finish reason."""
     if extras is None:
         return _CHAT_END
     ids = extras.tokens(tokens)
@@ -234,7 +234,7 @@ def chat_chunk_end(extras: ChunkExtras | None, tokens: list[Token]) -> bytes:
 
 
 def chat_usage_event(envelope: Envelope, usage: UsageCount) -> bytes:
-    """Return the chunk that follows the last one when usage is asked for."""
+    """Return the chunk that follows the last one if usage is asked for."""
     return b'data: {"object":"chat.completion.chunk",%b,"choices":[],"usage":%b}\n\n' % (
         envelope.fields(),
         usage.json(),
@@ -242,7 +242,7 @@ def chat_usage_event(envelope: Envelope, usage: UsageCount) -> bytes:
 
 
 class CompletionEvents:
-    """Events of /v1/completions: one per token; the last of each prompt carries its usage."""
+    """Events of /v1/completions, one per token; the last of each prompt has its usage."""
 
     def __init__(
         self,
@@ -263,14 +263,14 @@ class CompletionEvents:
         self._top = shown.top
         self._extras = extras
         self._offset = 0  # characters sent
-        self._echo = echo  # the prompt, sent with the first token
+        self._echo = echo  # the prompt, if it is to be sent with the first token
         self._usage = usage
 
     def step(self, tokens: list[Token]) -> bytes:
         if self._echo or self._logprobs is not None or self._extras is not None:
             return b"".join([self._event(token) for token in tokens])
         head, tail = self._head, self._tail
-        if len(tokens) == 1:  # as for chats
+        if len(tokens) == 1:  # as in `ChatEvents.step`
             text = "" if tokens[0].special else tokens[0].text
             return b"%b%b%b" % (head, text_json(text), tail)
         return b"".join(
@@ -319,7 +319,7 @@ class CompletionEvents:
         return self._extras.prompt() + self._extras.tokens(tokens)
 
     def _content(self, token: Token) -> tuple[str, bytes]:
-        """Return the text of the next event, an echo in front of it, and its logprobs."""
+        """Return the text of the next event, after an echo if it is the first, and its logprobs."""
         echo, text = self._take_echo(), visible(token)
         logprobs = b"null"
         if self._logprobs is not None:
@@ -334,7 +334,7 @@ class CompletionEvents:
 
 
 def completion_usage_event(envelope: Envelope, usage: UsageCount) -> bytes:
-    """Return the event that ends a stream when usage is asked for."""
+    """Return the event that ends a stream if usage is asked for."""
     return b'data: {"object":"text_completion",%b,"choices":[],"usage":%b}\n\n' % (
         envelope.fields(),
         usage.json(),

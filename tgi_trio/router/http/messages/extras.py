@@ -1,4 +1,4 @@
-"""What the events of an OpenAI answer carry beside its text, where a client asks for it."""
+"""Optional fields in the events of an OpenAI answer: token ids and running usage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shown:
     running_usage: bool = False
 
     def extras(self, request: Request) -> ChunkExtras | None:
-        """Return what each event of one generation carries; None where that is nothing."""
+        """Return the optional fields of one generation's events; None if there are none."""
         if not (self.token_ids or self.running_usage):
             return None
         return ChunkExtras(request, self.token_ids, self.running_usage)
@@ -36,7 +36,7 @@ PLAIN: Final = Shown()
 class ChunkExtras:
     """Token ids and usage of one generation, event by event.
 
-    Every method returns fields with a comma in front, or nothing.
+    Every method returns fields that begin with a comma, or nothing.
     """
 
     def __init__(self, request: Request, token_ids: bool, usage: bool) -> None:
@@ -47,27 +47,27 @@ class ChunkExtras:
         self._completion_tokens = 0
 
     def prompt(self) -> bytes:
-        """Return `prompt_token_ids`, the first time."""
+        """Return `prompt_token_ids`, in the first call only."""
         prompt, self._prompt = self._prompt, b""
         return prompt
 
     def tokens(self, tokens: list[Token]) -> bytes:
-        """Return `token_ids` of the tokens an event brings, and count them."""
+        """Return `token_ids` of an event's tokens, and count them."""
         self._completion_tokens += len(tokens)
         return token_ids_json(tokens) if self._token_ids else b""
 
     def usage(self) -> bytes | None:
-        """Return the Usage so far; None where only that of the whole is wanted."""
+        """Return the Usage so far; None if it is not asked for."""
         if not self._usage:
             return None
         return running_usage_json(self._prompt_tokens, self._completion_tokens)
 
 
 def prompt_ids_json(request: Request) -> bytes:
-    """Return the field `prompt_token_ids`, with a comma in front."""
+    """Return the field `prompt_token_ids`, after a comma."""
     return b',"prompt_token_ids":%b' % orjson.dumps(request.prompt_ids, option=NUMPY)
 
 
 def token_ids_json(tokens: Iterable[Token]) -> bytes:
-    """Return the field `token_ids`, with a comma in front."""
+    """Return the field `token_ids`, after a comma."""
     return b',"token_ids":%b' % orjson.dumps([token.id for token in tokens])

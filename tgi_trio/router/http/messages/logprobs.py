@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes, and those of prompts in vLLM's."""
+"""Log-probabilities of answers in OpenAI's two forms, and of prompts in vLLM's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tgi_trio.router.text.tokenizer import Tokenizer
 
 
 class LogprobWriter:
-    """Writes the log-probabilities of one call, with its names for tokens."""
+    """Writes the log-probabilities of one call."""
 
     def __init__(self, tokenizer: Tokenizer, as_ids: bool = False) -> None:
-        """`as_ids`: a token is called `token_id:123`, which no other token is."""
+        """`as_ids`: a token is named `token_id:123`, which is unambiguous, not by its text."""
         self._bytes_of = tokenizer.token_bytes
         self._as_ids = as_ids
 
@@ -33,8 +33,8 @@ class LogprobWriter:
     def completion(self, tokens: Sequence[Token], top: int, offset: int = 0) -> bytes:
         """Return the logprobs object of /v1/completions.
 
-        Each token has its `top` likeliest alternatives and itself, as OpenAI has it; `offset`
-        characters came before `tokens`.
+        Each token has its `top` likeliest alternatives and itself, as at OpenAI. `offset`:
+        characters before `tokens`.
         """
         offsets: list[int] = []
         for token in tokens:
@@ -63,9 +63,9 @@ class LogprobWriter:
         return f"token_id:{token.id}" if self._as_ids else token.text
 
     def _alternatives(self, token: Token, top: int) -> dict[str, np.float32] | None:
-        """Return log-probabilities by name; None for the first token, which nothing predicts.
+        """Return log-probabilities by name; None for the first token, which has no prediction.
 
-        Of several tokens with one text, such as pieces of characters, the likeliest is shown.
+        If several tokens have the same text, such as parts of characters, the likeliest is shown.
         """
         if math.isnan(token.logprob):
             return None
@@ -77,7 +77,7 @@ class LogprobWriter:
 
 
 def prompt_tokens(tokenizer: Tokenizer, request: Request, outcome: Outcome) -> list[Token]:
-    """Return the tokens of a prompt whose log-probabilities were asked for, else nothing."""
+    """Return a prompt's tokens if their log-probabilities were asked for, otherwise nothing."""
     if not outcome.prompt_logprobs:
         return []
     text = OutputText(tokenizer, [], StoppingCriteria(max_new_tokens=1))
@@ -87,15 +87,15 @@ def prompt_tokens(tokenizer: Tokenizer, request: Request, outcome: Outcome) -> l
 
 
 def prompt_logprobs_json(tokens: Iterable[Token], top: int) -> bytes:
-    """Return vLLM's `prompt_logprobs`: per token of the prompt an object by token id, or null.
+    """Return vLLM's `prompt_logprobs`: for each prompt token an object by token id, or null.
 
-    The token itself comes first, then the `top` likeliest. A rank is known of these alone.
+    The token itself comes first, then the `top` likeliest. Only these have a known rank.
     """
     return b"[%b]" % b",".join([_prompt_token_json(token, top) for token in tokens])
 
 
 def _prompt_token_json(token: Token, top: int) -> bytes:
-    if math.isnan(token.logprob):  # nothing predicts the first token
+    if math.isnan(token.logprob):  # the first token has no prediction
         return b"null"
     ranks = {other.id: rank for rank, other in enumerate(token.top, start=1)}
     shown = [token, *(other for other in token.top[:top] if other.id != token.id)]

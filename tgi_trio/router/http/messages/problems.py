@@ -1,4 +1,4 @@
-"""What HTTP makes of our exceptions: a status, TGI's `error_type`, and a text for the reader."""
+"""Maps exceptions to HTTP errors: a status, TGI's `error_type`, and a text for the reader."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tgi_trio.router.http.wire.headers import Header
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One failure as a client sees it, in a body or in an event."""
+    """One failure as clients see it, in a body or in an event."""
 
     status: int
     error: str
     error_type: str
     retry_after: float | None = None  # seconds
-    too_long: tuple[int, int] | None = None  # tokens of a prompt, and how many it may have
+    too_long: tuple[int, int] | None = None  # tokens of a prompt, and the most that it may have
 
     def body(self) -> bytes:
         """Return TGI's ErrorResponse."""
         return orjson.dumps({"error": self.error, "error_type": self.error_type})
 
     def openai_body(self) -> bytes:
-        """Return OpenAI's error object; `error_type` beside it is for clients of TGI."""
+        """Return OpenAI's error object, with `error_type` beside it for TGI's clients."""
         error = {
             "message": self.error,
             "type": self.error_type,
@@ -41,7 +41,7 @@ class Problem:
         return b"data: %b\n\n" % self.body()
 
     def openai_event(self, id: str) -> bytes:
-        """Return the error event of an OpenAI stream, whose `id` its chunks have as well."""
+        """Return the error event of an OpenAI stream, with the `id` of its chunks."""
         error = {
             "message": self.error,
             "http_status_code": self.status,
@@ -50,14 +50,14 @@ class Problem:
         return b"data: %b\n\n" % orjson.dumps({"error": error, "id": id})
 
     def headers(self) -> list[Header]:
-        """Return `retry-after` where waiting helps."""
+        """Return `retry-after` if waiting helps."""
         if self.retry_after is None:
             return []
         return [(b"retry-after", b"%d" % max(1, math.ceil(self.retry_after)))]
 
 
 class Refused(errors.TgiTrioError):
-    """A request that a route turns down before it reaches the validator."""
+    """A request that a route refuses before validation."""
 
     def __init__(self, status: int, message: str, error_type: str) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class Refused(errors.TgiTrioError):
 
 
 class BodyRejected(errors.TgiTrioError):
-    """A body that could not be read as JSON of the right shape; plain text at native routes."""
+    """A body that is not JSON of the right form; native routes answer it with plain text."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -79,12 +79,12 @@ def too_large() -> BodyRejected:
 
 
 def too_slow() -> BodyRejected:
-    """Return the error for a body that takes longer than we wait."""
+    """Return the error for a body that takes too long to arrive."""
     return BodyRejected(408, "The request body did not arrive in time")
 
 
 def problem_of(error: BaseException) -> Problem | None:
-    """Return what to tell the client about `error`; None when it is not one of ours."""
+    """Return the client's error for an exception; None if it is not one of ours."""
     text = str(error)
     match error:
         case Refused():
@@ -108,6 +108,6 @@ def problem_of(error: BaseException) -> Problem | None:
 
 
 def internal(request_id: str) -> Problem:
-    """Return what to tell the client about a defect of ours, which the log describes."""
+    """Return the client's error for a defect of the server; the log has the details."""
     text = f"Internal error; the server's log says more under request id {request_id}"
     return Problem(500, text, "internal")

@@ -1,8 +1,8 @@
 """Pieces of JSON that replies and events share, so that a stream and a body cannot differ.
 
-Written by template: an event costs about a microsecond, which is what a step pays for each stream.
-Log-probabilities are float32 and written with the fewest digits that name them, as TGI does;
-what is not finite becomes null.
+They are written by templates: an event takes about a microsecond, which each step pays for each
+stream. Log-probabilities are float32, written with the fewest digits that identify them, as TGI
+does; values that are not finite become null.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tgi_trio.router.request import FinishReason, Outcome, Token
 NUMPY = orjson.OPT_SERIALIZE_NUMPY
 BOOLEAN = (b"false", b"true")
 
-# OpenAI knows one way to stop; a stop string and the model's own end are the same to it.
+# OpenAI has one reason for stopping, both for stop strings and for the model's own end.
 OPENAI_REASONS = {
     FinishReason.LENGTH: b'"length"',
     FinishReason.EOS_TOKEN: b'"stop"',
     FinishReason.STOP_SEQUENCE: b'"stop"',
 }
 
-# What follows `"finish_reason":` until the end, and `ending_json` at it.
+# What follows `"finish_reason":` before the end; at the end, `ending_json`.
 GOING_ON = b'null,"stop_reason":null,"matched_stop":null'
 
 text_json = orjson.dumps
@@ -44,9 +44,9 @@ def optional_json(value: int | None) -> bytes:
 def ending_json(outcome: Outcome, reason: bytes | None = None) -> bytes:
     """Return OpenAI's finish reason, vLLM's `stop_reason` and SGLang's `matched_stop`, with commas.
 
-    Both name the stop string, expression or token id that ended the generation; the model's own
-    end token is named by the second alone. `reason` is the first, as JSON, where it is not the
-    outcome's own.
+    The last two have the stop string, expression or token id that ended the generation; the model's
+    own end token is only in `matched_stop`. `reason`: the finish reason as JSON, if it is not the
+    outcome's.
     """
     matched = None if outcome.reason is FinishReason.LENGTH else outcome.matched
     stop = None if outcome.reason is FinishReason.EOS_TOKEN else matched
@@ -58,7 +58,7 @@ def ending_json(outcome: Outcome, reason: bytes | None = None) -> bytes:
 
 
 def token_json(token: Token, tail: str = "") -> bytes:
-    """Return a native Token; `tail` is text that no token carried, shown with the last one."""
+    """Return a native Token; `tail` is text without a token, shown with the last one."""
     return b'{"id":%d,"text":%b,"logprob":%b,"special":%b}' % (
         token.id,
         orjson.dumps(token.text + tail),
@@ -81,7 +81,7 @@ def prefill_json(ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[fl
 
 
 def visible(token: Token) -> str:
-    """Return a token's text as OpenAI's clients see it: special tokens have none."""
+    """Return a token's text for OpenAI's clients, to whom special tokens are not shown."""
     return "" if token.special else token.text
 
 

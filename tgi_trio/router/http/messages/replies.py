@@ -1,8 +1,8 @@
-"""The bodies of replies, as types: what the OpenAPI document shows and tests check replies against.
+"""Bodies of replies as types, for the OpenAPI document and for tests.
 
-Those of generations are here, others in `service_replies.py`. Replies themselves are put together
-in `render.py` and `events.py`: `T | UnsetType = UNSET` marks a
-field that is left out, `T | None` one that may be null.
+Those of generations are here, others in `service_replies.py`. Replies themselves are written in
+`render.py` and `events.py`. `T | UnsetType = UNSET` is a field that may be left out, `T | None` one
+that may be null.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OpenAIError(Struct, forbid_unknown_fields=True):
 
 
 class OpenAIErrorResponse(Struct, forbid_unknown_fields=True):
-    """Error of the OpenAI endpoints; `error_type` is that of TGI."""
+    """Error of the OpenAI endpoints; `error_type` is TGI's."""
 
     error: OpenAIError
     error_type: str
@@ -116,7 +116,7 @@ class StreamResponse(Struct, forbid_unknown_fields=True):
     generated_text: str | None
     details: StreamDetails | None
     top_tokens: list[Token] | UnsetType = UNSET
-    # Only where `inputs` is a list: whose token this is, and which of that answer, from 0.
+    # Only if `inputs` is a list: the query's index, and the token's place in its answer, from 0.
     query_id: int | UnsetType = UNSET
     position: int | UnsetType = UNSET
     receipt: StreamReceipt | UnsetType = UNSET
@@ -137,7 +137,7 @@ class CompletionTokensDetails(Struct, forbid_unknown_fields=True):
 
 
 class Usage(Struct, forbid_unknown_fields=True):
-    """Tokens of a call; the details are left out while an answer goes on."""
+    """Tokens of a call; the details are left out until the answer ends."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -177,26 +177,26 @@ class PromptLogprob(Struct, forbid_unknown_fields=True):
     decoded_token: str
 
 
-# By token id; null for the first token, which nothing predicts.
+# By token id; null for the first token, which has no prediction.
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
-    """What is called, and with what."""
+    """The called function and its arguments."""
 
     name: str
     arguments: str  # JSON
 
 
 class CalledCustomTool(Struct, forbid_unknown_fields=True):
-    """Which custom tool is called, and with what text."""
+    """The called custom tool and its text."""
 
     name: str
     input: str
 
 
 class OutputToolCall(Struct, forbid_unknown_fields=True):
-    """A call of a tool: it has the field that `type` names."""
+    """A call of a tool; it has the field that `type` names."""
 
     id: str
     type: Literal["function", "custom"]
@@ -208,9 +208,9 @@ class OutputMessage(Struct, forbid_unknown_fields=True):
     """The model's turn."""
 
     role: Literal["assistant"]
-    content: str | None  # null where there are calls and no prose, or a thought that was cut off
+    content: str | None  # null if there are calls and no prose, or a thought that was cut off
     tool_calls: list[OutputToolCall] | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET  # what was thought before, if anything was
+    reasoning_content: str | UnsetType = UNSET  # the thought before the answer, if any
     reasoning: str | UnsetType = UNSET  # the same by vLLM's name
 
 
@@ -243,22 +243,22 @@ class ChatCompletion(Struct, forbid_unknown_fields=True):
 class FunctionDelta(Struct, forbid_unknown_fields=True, kw_only=True):
     """A piece of a call's function."""
 
-    name: str | UnsetType = UNSET  # with the first piece of a call alone
-    arguments: str  # to be put together
+    name: str | UnsetType = UNSET  # only in the first piece of a call
+    arguments: str  # to be concatenated
 
 
 class CustomDelta(Struct, forbid_unknown_fields=True, kw_only=True):
     """A piece of a custom tool's call."""
 
-    name: str | UnsetType = UNSET  # with the first piece of a call alone
-    input: str  # empty until it comes whole
+    name: str | UnsetType = UNSET  # only in the first piece of a call
+    input: str  # empty until the whole text comes
 
 
 class ToolCallDelta(Struct, forbid_unknown_fields=True, kw_only=True):
     """A piece of a call, of a function or of a custom tool."""
 
     index: int  # of the call
-    id: str | UnsetType = UNSET  # with the first piece alone
+    id: str | UnsetType = UNSET  # only in the first piece
     type: Literal["function", "custom"] | UnsetType = UNSET  # the same
     function: FunctionDelta | UnsetType = UNSET
     custom: CustomDelta | UnsetType = UNSET
@@ -270,7 +270,7 @@ class DeltaMessage(Struct, forbid_unknown_fields=True):
     role: Literal["assistant"]
     content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET  # a piece of a thought
+    reasoning_content: str | UnsetType = UNSET  # part of a thought
     reasoning: str | UnsetType = UNSET  # the same by vLLM's name
 
 
@@ -296,7 +296,7 @@ class ChatCompletionChunk(Struct, forbid_unknown_fields=True):
     system_fingerprint: str
     choices: list[ChatCompletionChoice]
     usage: Usage | None
-    prompt_token_ids: list[int] | UnsetType = UNSET  # with the first of each choice
+    prompt_token_ids: list[int] | UnsetType = UNSET  # in the first chunk of each choice
     receipt: StreamReceipt | UnsetType = UNSET
 
 
@@ -318,7 +318,7 @@ class CompletionComplete(Struct, forbid_unknown_fields=True):
     finish_reason: OpenAIFinishReason | None
     stop_reason: StopReason
     matched_stop: StopReason
-    prompt_token_ids: list[int] | UnsetType = UNSET  # of a stream: with the first of each
+    prompt_token_ids: list[int] | UnsetType = UNSET  # in streams: in the first chunk of each choice
     token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
@@ -345,11 +345,11 @@ class Chunk(Struct, forbid_unknown_fields=True):
     choices: list[CompletionComplete]
     model: str
     system_fingerprint: str
-    usage: Usage | UnsetType = UNSET  # so far, where asked for
+    usage: Usage | UnsetType = UNSET  # so far, if asked for
 
 
 class VertexResponse(Struct, forbid_unknown_fields=True):
-    """Answer of /vertex: a text per instance."""
+    """Answer of /vertex: one text per instance."""
 
     predictions: list[str]
 

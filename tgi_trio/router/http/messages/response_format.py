@@ -1,16 +1,13 @@
-"""What clients write about the form of an answer, in everybody's shapes, as one grammar.
+"""Builds one grammar from the form that a client asks for, in any server's notation.
 
-| type | native `grammar`, and `response_format` | OpenAI's `response_format` |
-|---|---|---|
-| `json`, `json_object` | `value`: a schema, or its text | nothing more: any object; or `schema` |
-| `json_schema` | `value`: `{"name", "schema"}` | `json_schema`: the same; or `schema` |
-| `regex`, `lark` | `value`: text | |
-| `choice` | `value`: texts | |
-| `text` | | anything |
+|| type | native `grammar`, and `response_format` | OpenAI's `response_format` | ||---|---|---| ||
+`json`, `json_object` | `value`: a schema, or its text | nothing more: any object; or `schema` | ||
+`json_schema` | `value`: `{"name", "schema"}` | `json_schema`: the same; or `schema` | || `regex`,
+`lark` | `value`: text | | || `choice` | `value`: texts | | || `text` | | anything |
 
-The names of vLLM, SGLang and llama.cpp are those of `shared_fields.py`. One form is taken, not two.
-What is larger than a grammar may be is refused before anything is made of it: that is work in
-Python, and every stream would wait for it.
+The fields of vLLM, SGLang and llama.cpp are in `shared_fields.py`. Only one form may be given. One
+that exceeds the size limit is refused before it is processed, since that is work in Python during
+which every stream would wait.
 """
 
 from __future__ import annotations
@@ -28,9 +25,9 @@ from tgi_trio.router.text import grammars
 from tgi_trio.router.text.gbnf import looks_like_gbnf
 from tgi_trio.router.text.gbnf_lark import gbnf
 
-_UNSUPPORTED = "grammar is not supported"  # TGI's words for a value of another kind
+_UNSUPPORTED = "grammar is not supported"  # TGI's message for a value of another kind
 
-Builder = Callable[[str, Any, int], str]  # from the path of a value, the value, most bytes of it
+Builder = Callable[[str, Any, int], str]  # path of a value, the value, most bytes of the grammar
 OpenAiRequest = schema.ChatRequest | schema.CompletionRequest
 
 
@@ -45,10 +42,10 @@ def native_grammar(given: schema.GrammarType | None, most: int) -> str | None:
 
 
 async def answer_grammar(request: OpenAiRequest, most: int) -> str | None:
-    """Return the grammar that an OpenAI request asks for, under whatever name; `most` bytes of it.
+    """Return the grammar that an OpenAI request asks for, in any notation; at most `most` bytes.
 
-    Raises ValidationError and BodyRejected, for two of them as well. Texts that take long to read
-    are read in a thread.
+    Raises ValidationError and BodyRejected, also if there are two. Grammars that take long to parse
+    are parsed in a thread.
     """
     given = forms(request)
     if not given:
@@ -66,7 +63,7 @@ async def answer_grammar(request: OpenAiRequest, most: int) -> str | None:
 
 
 def forms(request: OpenAiRequest) -> dict[str, Any]:
-    """Return what a request says of its answer's form, by the names of the fields.
+    """Return the forms of the answer that a request gives, by field name.
 
     Raises ValidationError for what is not served.
     """
@@ -74,7 +71,7 @@ def forms(request: OpenAiRequest) -> dict[str, Any]:
     for name in _FIELDS:
         if "." not in name and (value := getattr(request, name)) is not None:
             given[name] = value
-    if given.get("grammar") == "":  # what llama.cpp's clients send for none
+    if given.get("grammar") == "":  # llama.cpp's clients send this for no grammar
         del given["grammar"]
     if request.response_format is not None and request.response_format.type != "text":
         given["response_format"] = request.response_format
@@ -82,7 +79,7 @@ def forms(request: OpenAiRequest) -> dict[str, Any]:
 
 
 def _structured(given: StructuredOutputs | None) -> Iterator[tuple[str, Any]]:
-    """Yield what `structured_outputs` says, by paths; raises ValidationError."""
+    """Yield the forms in `structured_outputs`, by path. Raises ValidationError."""
     if given is None:
         return
     for name, advice in _UNSERVED.items():
@@ -170,11 +167,11 @@ def _choice(path: str, value: Any, most: int) -> str:
 
 
 def _gbnf(path: str, value: str, most: int) -> str:
-    return gbnf(value)  # which has a bound of its own: comments and names cost no grammar
+    return gbnf(value)  # it limits the text itself: comments and names do not enlarge a grammar
 
 
 def _any_grammar(path: str, value: str, most: int) -> str:
-    """Read a grammar as vLLM does: rules with `::=` are GBNF, others Lark."""
+    """Return a grammar, parsed as vLLM does: rules with `::=` are GBNF, others Lark."""
     if looks_like_gbnf(value):
         return gbnf(value)
     grammars.check_size(value, most)

@@ -1,8 +1,8 @@
-"""The bodies of requests, decoded and checked by msgspec.
+"""Bodies of requests, decoded and checked by msgspec.
 
-Kinds of fields, as in TGI: `T | None = None` may be absent or null; `T = default` may be absent but
-not null; unknown fields are ignored. Integers must be written as integers. Class names are those of
-the OpenAPI document, which is generated from here.
+Fields are as in TGI: `T | None = None` may be absent or null; `T = default` may be absent but not
+null; unknown fields are ignored. Integers must be written as integers. Class names are those in the
+OpenAPI document, which is generated from these classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tgi_trio.router.http.messages.tool_schema import ToolCall, ToolChoice, Tool
 from tgi_trio.router.http.messages.unserved import CHAT, COMPLETION, AnyBytes, UnservedFields
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-U64 = Annotated[int, Meta(ge=0)]  # its upper end is checked with the other parameters
+U64 = Annotated[int, Meta(ge=0)]  # its upper limit is checked with the other parameters
 Json = Any
 
 
@@ -54,7 +54,7 @@ class GenerateParameters(Scheduling):
     top_n_tokens: U32 | None = None
     grammar: GrammarType | None = None
     adapter_id: str | None = None
-    # Not TGI's.
+    # Not in TGI.
     min_new_tokens: U32 | None = None
 
 
@@ -66,7 +66,7 @@ class GenerateRequest(Struct):
     """Body of /generate and /generate_stream."""
 
     inputs: Inputs
-    # Absent, it stands for `{"do_sample": true}`: TGI's own surprise, see `parameters_of`.
+    # If absent, `{"do_sample": true}` applies, TGI's own oddity: see `parameters_of`.
     parameters: GenerateParameters | UnsetType = UNSET
 
 
@@ -90,11 +90,11 @@ CHUNK_TYPES = ("text", "image_url", "thinking")
 class MessageChunk(Struct):
     """A part of a message's content."""
 
-    # Of another type is refused where it is read, by a sentence that says what is served.
+    # Other types are refused later, with a message that lists the served ones.
     type: Annotated[str, Meta(extra_json_schema={"enum": list(CHUNK_TYPES)})]
     text: str | None = None
     image_url: Url | None = None
-    thinking: str | None = None  # what a model thought in an earlier turn, as Mistral's have it
+    thinking: str | None = None  # the model's thought in an earlier turn, in Mistral's form
 
 
 class Message(Struct):
@@ -105,14 +105,14 @@ class Message(Struct):
     tool_calls: list[ToolCall] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    # What a model thought in an earlier turn: templates read it under these names.
+    # The model's thought in an earlier turn, under the names that templates read.
     reasoning_content: str | None = None
     reasoning: str | None = None
     thinking: str | None = None
 
 
 class StreamOptions(Struct):
-    """Extras of a stream."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's: usage so far in every chunk
@@ -162,13 +162,13 @@ class ChatRequest(SharedFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None  # for templates that show them
+    documents: list[dict[str, Any]] | None = None  # for templates that render them
     reasoning_effort: str | None = None  # for templates that read it, or a switch
-    # Tokens of a thought at most, -1 for no bound: vLLM's, SGLang's and llama.cpp's names.
+    # Most tokens of a thought, -1 for no limit: vLLM's, SGLang's and llama.cpp's names.
     thinking_token_budget: Count | None = None
     max_think_tokens: Count | None = None
     thinking_budget_tokens: Count | None = None
-    # Whether thoughts are shown (vLLM), and whether they are told apart at all (SGLang).
+    # Whether thoughts are shown (vLLM), and whether they are separated at all (SGLang).
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
 
@@ -178,7 +178,7 @@ class CompletionRequest(SharedFields):
 
     unserved: ClassVar = COMPLETION
 
-    prompt: str | list[str | I32 | list[I32]]  # texts, token ids of one, or token ids of several
+    prompt: str | list[str | I32 | list[I32]]  # texts, or token ids of one prompt or of several
     model: str | None = None
     max_tokens: U32 | None = None
     temperature: float | None = None
@@ -226,7 +226,7 @@ class InferInput(Struct):
 
 
 class InferOutput(Struct):
-    """What an output is to be called."""
+    """The name of an output."""
 
     name: str
 
@@ -244,16 +244,16 @@ Body = TypeVar("Body")
 
 
 class BodyReader:
-    """Decodes bodies of one shape; errors are worded as TGI's JSON extractor words them."""
+    """Decodes bodies of one type; errors are worded as TGI's JSON extractor words them."""
 
     def __init__(self, shape: type[Body]) -> None:
         self._decoder = msgspec.json.Decoder(shape)
         self._unserved = UnservedFields(shape) if issubclass(shape, SharedFields) else None
 
     def read(self, headers: dict[bytes, bytes], body: AnyBytes, at: str = "") -> Any:
-        """Return the decoded body; raises BodyRejected (415, 400 or 422), and ValidationError.
+        """Return the decoded body. Raises BodyRejected (415, 400 or 422) and ValidationError.
 
-        `at` is where in the whole body it was found, for the errors' texts.
+        `at`: its place in the whole body, for errors.
         """
         if not _is_json(headers.get(b"content-type", b"")):
             raise BodyRejected(415, "Expected request with `Content-Type: application/json`")
@@ -271,15 +271,15 @@ class BodyReader:
 
 
 class FirstFit:
-    """Decodes a body as the first of several shapes that it fits."""
+    """Decodes a body as the first of several types that it fits."""
 
     def __init__(self, shapes: Mapping[str, type], needs: str) -> None:
-        """`shapes` by a field that each must have; `needs` is said to a body that has none."""
+        """`shapes`: types by a field that each must have; `needs`: the error if a body has none."""
         self._readers = {name: BodyReader(shape) for name, shape in shapes.items()}
         self._needs = needs
 
     def read(self, headers: dict[bytes, bytes], body: AnyBytes, at: str = "") -> Any:
-        """Return the decoded body; raises BodyRejected in the words of the shape that was meant."""
+        """Return the decoded body. Raises BodyRejected with the error of the intended type."""
         problem: BodyRejected | None = None
         for name, reader in self._readers.items():
             try:
@@ -297,7 +297,7 @@ _SHAPE = "Failed to deserialize the JSON body into the target type: "
 
 
 def convert_body(value: Json, shape: type[Body], path: str) -> Body:
-    """Return a part of a body as `shape`; raises BodyRejected (422) that names its `path`."""
+    """Return a part of a body as `shape`. Raises BodyRejected (422) that names its `path`."""
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
@@ -312,7 +312,7 @@ def _is_json(content_type: bytes) -> bool:
 
 
 def _syntax_error(error: Exception, body: bytes) -> str:
-    """Return what is wrong: msgspec takes half of a surrogate pair for the end of its input."""
+    """Return an error's text; msgspec's is wrong for half a surrogate pair, as for an early end."""
     if "truncated" in str(error):
         try:
             orjson.loads(body)
@@ -322,17 +322,17 @@ def _syntax_error(error: Exception, body: bytes) -> str:
 
 
 def _shape_error(message: str, at: str) -> str:
-    """Turn "what - at `$.path`" into "path: what", as the extractor writes it."""
+    """Turn "what - at `$.path`" into "path: what", as TGI's extractor writes it."""
     what, _, path = message.partition(" - at `$")
     path = (at + path.rstrip("`")).lstrip(".")
     return f"{_SHAPE}{path}: {what}" if path else _SHAPE + what
 
 
 def duplicate_field(name: str) -> BodyRejected:
-    """Return the error for a field that was given under two of its names."""
+    """Return the error for a field that is given under two names."""
     return BodyRejected(422, f"{_SHAPE}duplicate field `{name}`")
 
 
 def invalid_value(path: str, what: str) -> BodyRejected:
-    """Return the error for a field whose value has the wrong shape."""
+    """Return the error for a field whose value has the wrong type."""
     return BodyRejected(422, f"{_SHAPE}{path}: {what}")

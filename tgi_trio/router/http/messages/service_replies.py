@@ -1,6 +1,6 @@
-"""The bodies of replies about the server, its model and its tokens, as types.
+"""Bodies of replies about the server, its model and its tokens, as types.
 
-As in `replies.py`, which has those of generations.
+See `replies.py`, which has those of generations.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class ChatTokenizeResponse(Struct, forbid_unknown_fields=True):
 
 
 class TokenizeResponse(Struct, forbid_unknown_fields=True):
-    """Answer of /tokenize to vLLM's form."""
+    """Answer of /tokenize in vLLM's form."""
 
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None  # as the vocabulary writes them, where asked for
+    token_strs: list[str] | None  # as the vocabulary writes them, if asked for
 
 
 class DetokenizeResponse(Struct, forbid_unknown_fields=True):
-    """Answer of /detokenize; `content` is the same text, where no model was named."""
+    """Answer of /detokenize; `content` is the same text, if no model was named."""
 
     prompt: str
     content: str | UnsetType = UNSET
@@ -49,7 +49,7 @@ class ModelInfo(Struct, forbid_unknown_fields=True):
     object: Literal["model"]
     created: int
     owned_by: str
-    root: str  # the model, or adapter, by its own name
+    root: str  # the model's or adapter's own name
     parent: str | None  # of an adapter: the model
     max_model_len: int  # tokens of prompt and answer together
 
@@ -62,11 +62,11 @@ class ModelsInfo(Struct, forbid_unknown_fields=True):
 
 
 class Reasoning(Struct, forbid_unknown_fields=True):
-    """By which marks the model's thoughts are told apart from its answers."""
+    """The marks that separate the model's thoughts from its answers."""
 
     start: str
     end: str
-    source: str  # what said so
+    source: str  # where they were found
 
 
 class Info(Struct, forbid_unknown_fields=True):
@@ -87,8 +87,8 @@ class Info(Struct, forbid_unknown_fields=True):
     sha: str | None
     docker_label: str | None
     adapters: list[str]  # names of LoRA adapters; ours, not TGI's
-    reasoning: Reasoning | None  # null where no thoughts are told apart; ours, not TGI's
-    settings: dict[str, Any]  # every resolved setting that is no secret; ours, not TGI's
+    reasoning: Reasoning | None  # null if no thoughts are separated; ours, not TGI's
+    settings: dict[str, Any]  # every resolved setting that is not a secret; ours, not TGI's
 
 
 class Version(Struct, forbid_unknown_fields=True):
@@ -98,7 +98,7 @@ class Version(Struct, forbid_unknown_fields=True):
 
 
 class Live(Struct, forbid_unknown_fields=True):
-    """That the server answers, in KServe's protocol."""
+    """Whether the server answers, in KServe's protocol."""
 
     live: bool
     ready: bool | UnsetType = UNSET

@@ -1,4 +1,4 @@
-"""Fields of chats and completions that came with vLLM, SGLang and llama.cpp, by their names."""
+"""Fields of chats and completions that vLLM, SGLang and llama.cpp have, under their names."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tgi_trio.router.http.messages.unserved import Unserved
 Json = Any
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=-1, le=2**32 - 1)]  # -1: as many as there are
-# Cached prefixes are kept by it, so its length is bounded.
+# A key of cached prefixes, so its length is limited.
 Salt = Annotated[str, Meta(min_length=1, max_length=256)]
 SchemaOrText = dict[str, Any] | str  # a JSON schema, or JSON text of one
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """What an answer must look like, in vLLM's shape: one of the first five."""
+    """The form of an answer, as in vLLM: one of the first five fields."""
 
     json: SchemaOrText | None = None
     regex: str | None = None
@@ -28,46 +28,46 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     json_object: bool | None = None
     structural_tag: Json = None  # refused
     whitespace_pattern: str | None = None  # refused
-    # True of every answer, whatever is said here.
+    # True for every answer, whatever is given here.
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
     disable_fallback: bool | None = None
 
 
 class Scheduling(Struct, kw_only=True):
-    """How a generation is to be scheduled, in all APIs; nobody else's fields."""
+    """How a generation is scheduled, in all APIs."""
 
     timeout: float | None = None  # seconds from the request's arrival
     priority: I32 | None = None  # lower is sooner
-    # Prefixes in the cache are shared with requests of the same salt alone. vLLM:
+    # vLLM's: cached prefixes are shared only with requests that have the same salt.
     cache_salt: Salt | None = None
 
 
 class SharedFields(Scheduling, kw_only=True):
-    """What is the same in both bodies."""
+    """Fields that chats and completions share."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = MappingProxyType({})
 
-    # What the answer must look like. vLLM:
+    # The form of the answer. vLLM:
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaOrText | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None  # GBNF (`::=`) or Lark (`:`)
-    # SGLang; llama.cpp has `json_schema`, too:
+    # SGLang; `json_schema` is llama.cpp's, too:
     json_schema: SchemaOrText | None = None
     regex: str | None = None
     ebnf: str | None = None
     # llama.cpp:
     grammar: str | None = None  # GBNF
-    # Where it ends.
+    # Where the answer ends.
     stop_regex: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
-    no_stop_trim: bool | None = None  # SGLang's name of the same
-    # How its tokens are drawn.
+    no_stop_trim: bool | None = None  # SGLang's name for the same
+    # How tokens are sampled.
     typical_p: float | None = None
-    # What is told of its tokens, and how much of its prompt is read. vLLM:
+    # What is reported about tokens, and how much of the prompt is used. vLLM:
     prompt_logprobs: Count | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

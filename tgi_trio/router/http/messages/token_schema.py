@@ -1,4 +1,4 @@
-"""The bodies of the routes that count tokens: TGI's and vLLM's forms."""
+"""Bodies of the routes that count tokens, in TGI's and vLLM's forms, and of those for adapters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class TokenizeRequest(Struct):
-    """Body of /tokenize in TGI's form: that of /generate, of which one text counts."""
+    """Body of /tokenize in TGI's form: that of /generate with one text."""
 
     inputs: str
     parameters: GenerateParameters | UnsetType = UNSET
@@ -29,7 +29,7 @@ class TokenizePromptRequest(Struct):
 
 
 class TokenizeChatRequest(ChatRequest):
-    """Body of /tokenize in vLLM's form, for a chat: all of it that shapes the prompt counts."""
+    """Body of /tokenize in vLLM's form, for a chat; every field that affects the prompt is used."""
 
     unserved: ClassVar = TOKENIZED_CHAT
 
@@ -42,7 +42,7 @@ class LoadAdapterRequest(Struct):
 
     lora_name: str | None = None
     lora_path: str | None = None  # below --adapter-folder
-    load_inplace: bool = False  # a name that is served already gets another adapter
+    load_inplace: bool = False  # a name that is already served gets another adapter
 
 
 class UnloadAdapterRequest(Struct):

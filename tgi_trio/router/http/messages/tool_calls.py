@@ -1,4 +1,4 @@
-"""Answers that are read, as bodies and as streams: thought, content and calls of tools."""
+"""Parsed answers, as bodies and as streams: thoughts, content and calls of tools."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from tgi_trio.router.text.tools.custom import read_input
 
 
 class AnswerReader:
-    """Tells of one answer, token by token: what its tokens were read as (`text/answer_text.py`).
+    """Returns an answer's deltas, token by token, as `text/answer_text.py` has parsed them.
 
-    Tokens that nobody has read are content.
+    Tokens that were not parsed are content.
     """
 
     def __init__(self, *, show_thoughts: bool = True) -> None:
-        """`show_thoughts`: else they are left out, and count all the same."""
+        """`show_thoughts`: if false, thoughts are left out, but counted."""
         self._show_thoughts = show_thoughts
         self._called = False
         self._last: Token | None = None
 
     def take(self, token: Token) -> Delta:
-        """Return what one token brought."""
+        """Return the delta of one token."""
         self._last = token
         if not isinstance(token, ReadToken):
             return Delta(visible(token))
         return self._shown(token.delta)
 
     def end(self, tail: str) -> Delta:
-        """Return what is left to tell; `tail` is text that no token carried."""
+        """Return the last delta; `tail` is text without a token."""
         last = self._last
         if not isinstance(last, ReadToken):
             return Delta(tail)
@@ -51,12 +51,12 @@ class AnswerReader:
         return self._called
 
     def called_tools(self, outcome: Outcome) -> bool:
-        """Return whether the answer ended with whole calls."""
+        """Return whether the answer ended with complete calls."""
         end = outcome.answer
         return end is not None and end.called and outcome.reason is not FinishReason.LENGTH
 
     def ending(self, outcome: Outcome) -> bytes:
-        """Return what `ending_json` does; OpenAI has a reason of its own for calls."""
+        """Return what `ending_json` does, but with OpenAI's own finish reason for calls."""
         return ending_json(outcome, b'"tool_calls"' if self.called_tools(outcome) else None)
 
     def _shown(self, delta: Delta) -> Delta:
@@ -71,7 +71,7 @@ class AnswerReader:
 
 
 def read_answer(reader: AnswerReader, tokens: Iterable[Token], tail: str) -> Answer:
-    """Return what the tokens of a whole answer say."""
+    """Return the answer that the tokens make up."""
     answer = Answer()
     for token in tokens:
         answer.add(reader.take(token))
@@ -80,9 +80,9 @@ def read_answer(reader: AnswerReader, tokens: Iterable[Token], tail: str) -> Ans
 
 
 def message_json(answer: Answer, outcome: Outcome, custom: Collection[str] = ()) -> bytes:
-    """Return an answer as OpenAI's message; `custom` are the names of custom tools.
+    """Return an answer as OpenAI's message; `custom`: names of custom tools.
 
-    Its content is null where there are calls instead, and where it was cut off in its thought.
+    Its content is null if there are calls instead, or if it was cut off in a thought.
     """
     calls = [_output_call(call, custom) for call in answer.calls]
     end = outcome.answer
@@ -101,7 +101,7 @@ def _output_call(call: CallDelta, custom: Collection[str]) -> replies.OutputTool
 
 
 def answer_tokens(tokens: Iterable[Token]) -> list[Token]:
-    """Return the tokens whose log-probabilities are told: those of the answer, not of thoughts."""
+    """Return the tokens whose log-probabilities are shown: those of the answer, not of thoughts."""
     return [token for token in tokens if not (isinstance(token, ReadToken) and token.thought)]
 
 
@@ -109,11 +109,11 @@ def answer_tokens(tokens: Iterable[Token]) -> list[Token]:
 
 
 class ReadChatEvents:
-    """Events of /v1/chat/completions whose answers are read: a chunk for each piece of news.
+    """Events of /v1/chat/completions with parsed answers: a chunk for each delta.
 
-    A token that is markup brings no chunk; its log-probability and id come with the next one. Where
-    no tools may be called, every other token has a chunk, and the last one tells the end, as if
-    nobody had read it.
+    A token of markup has no chunk; its log-probability and id are in the next one. Without tools,
+    every other token has a chunk, and the last one has the finish reason, as if the answer were not
+    parsed.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ReadChatEvents:
         tools: bool = True,
         custom: Collection[str] = (),
     ) -> None:
-        """`tools`: some may be called; `custom` are the names of custom tools."""
+        """`tools`: some may be called; `custom`: names of custom tools."""
         self._tools = tools
         self._inputs = CustomInputs(custom)
         self._envelope = envelope
@@ -141,7 +141,7 @@ class ReadChatEvents:
         self._logprobs = shown.logprobs
         self._extras = extras
         self._keep = shown.logprobs is not None or extras is not None
-        self._silent: list[Token] = []  # tokens without a chunk so far, where they are asked for
+        self._silent: list[Token] = []  # tokens without a chunk so far, if they are to be shown
 
     def step(self, tokens: list[Token]) -> bytes:
         if len(tokens) == 1:  # nearly always
@@ -197,7 +197,7 @@ class ReadChatEvents:
             if delta.content or not self._reader.called():
                 return b'{"role":"assistant","content":%b}' % text_json(delta.content)
             return b'{"role":"assistant"}'
-        # By both names that clients look for: DeepSeek's and vLLM's.
+        # Under both names that clients look for: DeepSeek's and vLLM's.
         thought = text_json(delta.thought)
         content = b',"content":%b' % text_json(delta.content) if delta.content else b""
         return b'{"role":"assistant"%b,"reasoning_content":%b,"reasoning":%b}' % (

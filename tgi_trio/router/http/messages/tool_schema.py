@@ -1,6 +1,6 @@
-"""Tools in the bodies of chats: those that a model may call, must call, and has called.
+"""Tools in the bodies of chats: those that the model may call, must call, and has called.
 
-What is in no `enum` is refused where it is read, by a sentence that says what is served.
+Types that are in no `enum` are refused later, with a message that lists the served ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tgi_trio.router.http.messages.component_refs import any_of
 
 
 class FunctionDefinition(Struct):
-    """A function a model may call, or called; TGI takes `arguments` for `parameters` and back."""
+    """A function; as in TGI, `arguments` may stand for `parameters` and the other way round."""
 
     name: str
     description: str | None = None
@@ -22,14 +22,14 @@ class FunctionDefinition(Struct):
 
 
 class Tool(Struct):
-    """A tool a model may call."""
+    """A tool that the model may call."""
 
     type: str
     function: FunctionDefinition
 
 
 class CustomGrammar(Struct):
-    """A grammar of a text."""
+    """A grammar for a text."""
 
     definition: str
     syntax: Annotated[str, Meta(extra_json_schema={"enum": ["lark", "regex"]})]
@@ -43,7 +43,7 @@ class CustomFormat(Struct):
 
 
 class CustomDefinition(Struct):
-    """A custom tool: it takes one text."""
+    """A custom tool, whose input is one text."""
 
     name: str
     description: str | None = None
@@ -51,14 +51,14 @@ class CustomDefinition(Struct):
 
 
 class CustomTool(Struct):
-    """A custom tool a model may call."""
+    """A custom tool that the model may call."""
 
     custom: CustomDefinition
     type: Literal["custom"]
 
 
-# Read as they are, since templates show every field in the order in which it was sent; what we need
-# of them is converted to `Tool` or, of type `custom`, to `CustomTool`.
+# Kept as sent, since templates render every field in the order in which it was sent; what is needed
+# of them is converted to `Tool` or, for type `custom`, to `CustomTool`.
 Tools = list[Annotated[dict[str, Any], any_of("Tool", "CustomTool")]]
 
 
@@ -70,7 +70,7 @@ class CustomInput(Struct):
 
 
 class ToolCall(Struct):
-    """A call the model made in an earlier turn: of a function or of a custom tool."""
+    """A call by the model in an earlier turn, of a function or of a custom tool."""
 
     function: FunctionDefinition | None = None
     custom: CustomInput | None = None
@@ -105,7 +105,7 @@ MODES = ("auto", "required")
 
 
 class AllowedTools(Struct):
-    """Those of the tools that may be called, and whether one of them must be."""
+    """The tools that may be called, and whether one of them must be."""
 
     mode: Annotated[str, Meta(extra_json_schema={"enum": list(MODES)})]
     tools: list[Annotated[dict[str, Any], any_of("NamedToolChoice", "NamedCustomToolChoice")]]
@@ -118,10 +118,10 @@ class AllowedToolsChoice(Struct):
     type: Literal["allowed_tools"]
 
 
-# Converted to what `type` says.
+# Converted to the type that `type` names.
 ToolChoice = Annotated[
     dict[str, Any], any_of("NamedToolChoice", "NamedCustomToolChoice", "AllowedToolsChoice")
 ]
 
-# What bodies name, but are not decoded to.
+# Types that bodies refer to, but are not decoded to.
 NAMED = (Tool, CustomTool, NamedToolChoice, NamedCustomToolChoice, AllowedToolsChoice)

@@ -1,7 +1,8 @@
-"""Fields that change a generation at vLLM, SGLang, llama.cpp or TGI, and are not served here.
+"""Fields that change a generation at vLLM, SGLang, llama.cpp or TGI, but are not served here.
 
-A client that sends one counts on its effect, so it is refused with a sentence, unless its value is
-what happens anyway. Names that nobody knows are ignored, as clients of OpenAI's API expect.
+A client that sends one relies on its effect, so the request is refused with an explanation, unless
+the value asks for what happens anyway. Unknown names are ignored, as clients of OpenAI's API
+expect.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tgi_trio.errors import ValidationError
 
 @dataclass(frozen=True, slots=True)
 class Unserved:
-    """What is said to a value that is not among the `neutral` ones; null always is."""
+    """The advice for a value that is not one of `neutral`; null is always neutral."""
 
     advice: str
     neutral: tuple[Any, ...] = ()
@@ -120,7 +121,7 @@ _COMPLETION = {
 }
 
 CHAT: Mapping[str, Unserved] = MappingProxyType(_ANYWHERE | _CHAT)
-# A chat that is turned into tokens alone has a say in its special tokens.
+# A chat that is only tokenised may choose its special tokens.
 TOKENIZED_CHAT: Mapping[str, Unserved] = MappingProxyType(
     {name: each for name, each in CHAT.items() if name != "add_special_tokens"}
 )
@@ -128,14 +129,14 @@ COMPLETION: Mapping[str, Unserved] = MappingProxyType(_ANYWHERE | _COMPLETION)
 
 
 class Shape(Protocol):
-    """A msgspec struct that knows what it does not serve."""
+    """A msgspec struct that lists the fields that it does not serve."""
 
     unserved: ClassVar[Mapping[str, Unserved]]
     __struct_fields__: ClassVar[tuple[str, ...]]
 
 
 class UnservedFields:
-    """Finds the fields that a shape of bodies does not serve."""
+    """Finds fields that a type of body does not serve."""
 
     def __init__(self, shape: type[Shape]) -> None:
         if both := shape.unserved.keys() & set(shape.__struct_fields__):
@@ -144,7 +145,7 @@ class UnservedFields:
         self._decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
     def check(self, body: AnyBytes) -> None:
-        """Raise ValidationError for a body, an object, that sets one of the fields."""
+        """Raise ValidationError for a body, a JSON object, that sets one of the fields."""
         fields = self._decoder.decode(body)
         for name in self._table.keys() & fields.keys():
             value = msgspec.json.decode(fields[name])
@@ -157,4 +158,4 @@ class UnservedFields:
             )
 
 
-_SHOWN = 60  # characters of a value that its refusal repeats
+_SHOWN = 60  # most characters of a value in its error

@@ -1,4 +1,4 @@
-"""OpenAI's usage: how many tokens a call took, and of which kinds."""
+"""OpenAI's usage: the tokens of a call, by kind."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tgi_trio.router.request import Outcome
 
 @dataclass(slots=True)
 class UsageCount:
-    """Tokens of one prompt and of the answers to it, added up as they end."""
+    """Tokens of one prompt and of the answers to it, added up as answers end."""
 
     prompt_tokens: int
     completion_tokens: int = 0
-    cached_tokens: int | None = None  # of the prompt, not computed again; None: none has ended
-    thought_tokens: int = 0  # of the completions, those of thoughts and their marks
+    cached_tokens: int | None = None  # of the prompt, not computed again; None: no answer has ended
+    thought_tokens: int = 0  # part of the completions: thoughts and their marks
 
     def add(self, outcome: Outcome) -> None:
         """Count an answer that has ended.
 
-        A prompt counts once however many answers it has, so only what none of them had to compute
-        is cached.
+        A prompt counts once for all its answers, so only tokens that none of them computed are
+        cached.
         """
         self.completion_tokens += outcome.generated_tokens
         if outcome.answer is not None:
@@ -51,7 +51,7 @@ class UsageCount:
 def usage_json(
     prompt_tokens: int, completion_tokens: int, cached_tokens: int, thought_tokens: int = 0
 ) -> bytes:
-    """Return OpenAI's Usage with its details; nothing is predicted by clients here."""
+    """Return OpenAI's Usage with its details; clients' predictions are not served."""
     return (
         b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,'
         b'"prompt_tokens_details":{"cached_tokens":%d},'
@@ -68,7 +68,7 @@ def usage_json(
 
 
 def running_usage_json(prompt_tokens: int, completion_tokens: int) -> bytes:
-    """Return the Usage of an answer that goes on: its details are known at its end."""
+    """Return the Usage of an answer that goes on, without details, which are known at its end."""
     return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (
         prompt_tokens,
         completion_tokens,
@@ -78,17 +78,17 @@ def running_usage_json(prompt_tokens: int, completion_tokens: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StreamUsage:
-    """Where a stream tells its usage, beside where it always does."""
+    """Where a stream has its usage, in addition to where it always does."""
 
-    last: bool = False  # in an event of its own, after all answers
+    last: bool = False  # in an event of its own after all answers
     running: bool = False  # in every event, for its answer so far
 
     @classmethod
     def from_options(cls, options: schema.StreamOptions | None) -> StreamUsage:
         """Return what `stream_options` asks for.
 
-        `continuous_usage_stats` alone asks for both, an `include_usage` of false for neither: as
-        in vLLM, where the one is a detail of the other.
+        `continuous_usage_stats` alone implies both; `include_usage: false` excludes both, as in
+        vLLM, where the former is a detail of the latter.
         """
         if options is None:
             return cls()

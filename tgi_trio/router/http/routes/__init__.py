@@ -1,1 +1,1 @@
-"""The routes, by API family. Each is a function of a `Call` that returns a `Reply`."""
+"""The routes, by API family; each is a function from a `Call` to a `Reply`."""

@@ -1,6 +1,6 @@
-"""Adapters loaded and unloaded while the server runs: vLLM's routes, with its words.
+"""Loads and unloads adapters at run time: vLLM's routes, with its messages.
 
-They are there with --adapter-updates alone, ask for the API key, and load only from below
+They exist only with --adapter-updates, require the API key, and load only from below
 --adapter-folder.
 """
 
@@ -21,7 +21,7 @@ _UNLOAD = schema.BodyReader(token_schema.UnloadAdapterRequest)
 
 
 async def load_adapter(call: Call) -> Reply:
-    """POST /v1/load_lora_adapter: serve another adapter, once the shard has it."""
+    """POST /v1/load_lora_adapter: serve another adapter; replies once the shard has it."""
     root = _root(call)
     request: token_schema.LoadAdapterRequest = _LOAD.read(call.headers, call.body)
     name, place = request.lora_name, request.lora_path
@@ -47,7 +47,7 @@ async def load_adapter(call: Call) -> Reply:
 
 
 async def unload_adapter(call: Call) -> Reply:
-    """POST /v1/unload_lora_adapter: serve an adapter no longer; who has it ends as ever."""
+    """POST /v1/unload_lora_adapter: stop serving an adapter; requests that use it still finish."""
     _root(call)
     request: token_schema.UnloadAdapterRequest = _UNLOAD.read(call.headers, call.body)
     name = request.lora_name
@@ -68,7 +68,7 @@ def _root(call: Call) -> Path:
 
 
 def _find_folder(root: Path, place: str) -> Path:
-    """Return a folder below `root`, links followed; raises Refused (400)."""
+    """Return a folder below `root`, with links resolved. Raises Refused (400)."""
     try:
         folder = (root / place).resolve()
         if folder.is_relative_to(root.resolve()) and folder.is_dir():
@@ -76,7 +76,7 @@ def _find_folder(root: Path, place: str) -> Path:
                 if not file.resolve().is_relative_to(root.resolve()):
                     raise _refused(f"'{file.name}' of '{place}' lies outside of --adapter-folder.")
             return folder
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # a name that cannot be a file's
         pass
     raise _refused(f"There is no folder '{place}' below --adapter-folder.")
 

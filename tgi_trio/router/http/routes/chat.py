@@ -62,7 +62,7 @@ async def chat_completions(call: Call) -> Reply:
 
     keep = shown.logprobs is not None or shown.token_ids or not prepared.plain
     results = await collect_results(call, requests, keep_tokens=keep)
-    # A body is dated by its end, as TGI does it.
+    # As in TGI, a body has the time of its end.
     body = _completion(replace(envelope, created=unix_now()), results, shown, prepared)
     body += _prompt_fields(call, request, results[0], shown) + b"}"
     return Reply(body, headers=timing_headers(call, len(prompt), results))
@@ -87,7 +87,7 @@ def _read(call: Call) -> schema.ChatRequest:
 
 
 async def prepare_chat(call: Call, request: schema.ChatRequest) -> Prepared:
-    """Return a chat as a generation needs it.
+    """Return a chat prepared for generation.
 
     Raises TemplateError, ValidationError and what `to_conversation` raises.
     """
@@ -125,7 +125,7 @@ def _events(
 def _completion(
     envelope: Envelope, results: list[Result], shown: Shown, prepared: Prepared
 ) -> bytes:
-    """Return the body, but for what follows its usage."""
+    """Return the body up to and including its usage."""
     usage = UsageCount(results[0].outcome.prompt_tokens)
     choices = []
     for i, result in enumerate(results):
@@ -149,7 +149,7 @@ def _completion(
 
 
 def _prompt_fields(call: Call, request: schema.ChatRequest, result: Result, shown: Shown) -> bytes:
-    """Return what is told of the prompt, which all choices share; a comma in front of each."""
+    """Return the fields about the prompt, which all choices share, each after a comma."""
     fields = prompt_ids_json(result.request) if shown.token_ids else b""
     top = openai.prompt_alternatives(call, request)
     if top is None:
@@ -159,7 +159,7 @@ def _prompt_fields(call: Call, request: schema.ChatRequest, result: Result, show
 
 
 def _answer(result: Result, prepared: Prepared) -> tuple[bytes, bytes]:
-    """Return the message and the ending (`ending_json`) of one choice."""
+    """Return the message and the finish reason (`ending_json`) of one choice."""
     outcome = result.outcome
     if prepared.plain:
         content = text_json(outcome.text)

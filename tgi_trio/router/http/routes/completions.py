@@ -37,7 +37,7 @@ Prompt = str | list[int]
 
 
 async def completions(call: Call) -> Reply:
-    """POST /v1/completions, as a body or as a stream, for one prompt or several."""
+    """POST /v1/completions, as a body or as a stream, for one or several prompts."""
     request: schema.CompletionRequest = _COMPLETION.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
     if request.suffix is not None:
@@ -61,7 +61,7 @@ async def completions(call: Call) -> Reply:
     top = parameters.top_n_tokens
     shown = openai.choose_shown(call, request, logprobs=top is not None, top=top or 0)
     usages = [UsageCount(len(each.prompt_ids)) for each in requests[::candidates]]
-    # TGI does not echo the name in completions, and dates them by their beginning.
+    # As in TGI, completions have the model's own name and the time of their beginning.
     model = call.engine.model.id
     envelope = Envelope(new_id(call, "cmpl"), call.now(), model, fingerprint(call.settings))
     if request.stream:
@@ -95,7 +95,7 @@ async def completions(call: Call) -> Reply:
 async def _parameters(
     call: Call, request: schema.CompletionRequest, unwritten: bool
 ) -> GenerationParameters:
-    """Return what is asked of each generation; raises ValidationError and BodyRejected."""
+    """Return the parameters of each generation. Raises ValidationError and BodyRejected."""
     top = openai.alternatives(call, "logprobs", request.logprobs)
     of_prompt = openai.prompt_alternatives(call, request)
     echoed = top if request.echo and not request.stream else None
@@ -129,7 +129,7 @@ def _events(
 
 
 def _prompts(call: Call, request: schema.CompletionRequest) -> list[Prompt]:
-    """Return the prompts, each as text or as token ids; raises BodyRejected and Refused."""
+    """Return the prompts, each as text or as token ids. Raises BodyRejected and Refused."""
     given = request.prompt
     if given == []:
         raise schema.invalid_value(
@@ -149,7 +149,7 @@ def _prompts(call: Call, request: schema.CompletionRequest) -> list[Prompt]:
 
 
 def _candidates(call: Call, request: schema.CompletionRequest, count: int) -> int:
-    """Return how many generations each prompt gets, of which the best `count` are returned.
+    """Return the number of generations for each prompt; the best `count` of them are returned.
 
     Raises ValidationError.
     """
@@ -165,7 +165,7 @@ def _candidates(call: Call, request: schema.CompletionRequest, count: int) -> in
 
 
 def _writes_nothing(request: schema.CompletionRequest) -> bool:
-    """Return whether the prompt alone is asked for: evaluation tools read its log-probabilities.
+    """Return whether only the prompt is wanted: evaluation tools read its log-probabilities.
 
     Raises ValidationError.
     """
@@ -177,7 +177,7 @@ def _writes_nothing(request: schema.CompletionRequest) -> bool:
 
 
 def _forget(result: Result) -> Result:
-    """Return a result without what was generated: the end of a prefill always brings a token."""
+    """Return a result without its generated token: the end of a prefill always generates one."""
     nothing = replace(
         result.outcome, text="", tail="", generated_tokens=0, reason=FinishReason.LENGTH
     )
@@ -190,7 +190,7 @@ def _texts(
     prompts: Sequence[Prompt],
     requests: Sequence[Request],
 ) -> list[str]:
-    """Return the prompts as text, what `truncate_prompt_tokens` cut off left out."""
+    """Return the prompts as text, without what `truncate_prompt_tokens` cut off."""
     decode = call.engine.tokenizer.decode
     whole = request.truncate_prompt_tokens is None
     return [
@@ -200,7 +200,7 @@ def _texts(
 
 
 def _best(results: list[Result], candidates: int, count: int) -> list[Result]:
-    """Return the best `count` of every prompt's `candidates`, prompts in order."""
+    """Return the best `count` of every prompt's `candidates`, in the order of prompts."""
     if candidates == count:
         return results
     best: list[Result] = []
@@ -218,7 +218,7 @@ def _choice(
     result: Result,
     shown: Shown,
 ) -> bytes:
-    """Return one completion; the logprobs of an echoed prompt have its tokens in them, too."""
+    """Return one completion; with an echo, its logprobs include those of the prompt."""
     outcome = result.outcome
     of_prompt = prompt_tokens(call.engine.tokenizer, result.request, outcome)
     logprobs, extras = b"null", b""

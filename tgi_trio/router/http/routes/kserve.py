@@ -1,4 +1,4 @@
-"""KServe's v2 inference protocol, as far as TGI speaks it: texts as tensors of bytes."""
+"""KServe's v2 inference protocol, as far as TGI supports it: texts as tensors of bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODEL = "/v2/models/<path:model>/versions/<version>"
 
 
 async def server(call: Call) -> Reply:
-    """GET /v2: who is serving."""
+    """GET /v2: metadata of the server."""
     return _metadata("text-generation-inference", __version__, ["health", "models", "metrics"])
 
 
@@ -27,19 +27,19 @@ async def ready(call: Call) -> Reply:
 
 
 async def model(call: Call) -> Reply:
-    """GET the model's metadata; raises Refused (404) for a model that is not served."""
+    """GET the model's metadata. Raises Refused (404) for a model that is not served."""
     resolve_model(call, call.path["model"])
     return _metadata(call.path["model"], call.path["version"], ["infer", "ready"])
 
 
 async def model_ready(call: Call) -> Reply:
-    """GET whether the model is ready; raises Refused (404) for one that is not served."""
+    """GET whether the model is ready. Raises Refused (404) for one that is not served."""
     resolve_model(call, call.path["model"])
     return await ready(call)
 
 
 async def infer(call: Call) -> Reply:
-    """POST prompts and get their texts, in order."""
+    """POST prompts; replies with their texts, in order."""
     request: schema.InferRequest = _INFER.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
     resolve_model(call, call.path["model"])

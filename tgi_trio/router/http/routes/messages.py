@@ -1,4 +1,4 @@
-"""Anthropic's Messages and their token counts."""
+"""Anthropic's Messages API and its token counts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def messages(call: Call) -> Reply:
 
 
 async def count_tokens(call: Call) -> Reply:
-    """POST /v1/messages/count_tokens: the tokens of the prompt that /v1/messages would have."""
+    """POST /v1/messages/count_tokens: the number of tokens of the prompt for /v1/messages."""
     request: schema.CountTokensRequest = _COUNT.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
     resolve_model(call, request.model)

@@ -34,7 +34,7 @@ WithParameters = AnyRequest | schema.VertexInstance | schema.InferRequest
 
 
 async def generate(call: Call) -> Reply:
-    """POST /generate: the text in one piece, or a list of texts for a list of queries."""
+    """POST /generate: a text, or a list of texts for a list of queries."""
     request: schema.GenerateRequest = _GENERATE.read(call.headers, call.body)
     single = isinstance(request.inputs, str)
     return await _whole(call, queries_of(call, request), parameters_of(request), array=not single)
@@ -47,12 +47,12 @@ async def generate_stream(call: Call) -> Reply:
 
 
 async def compat(call: Call) -> Reply:
-    """POST /: the legacy shape, a list of answers or a stream."""
+    """POST /: the legacy form, a list of answers or a stream."""
     request: schema.CompatGenerateRequest = _COMPAT.read(call.headers, call.body)
     parameters = parameters_of(request)
     if parameters.return_full_text is None:
         tag, sees = call.engine.model.pipeline_tag, call.engine.images is not None
-        # The hub has another tag for models that see.
+        # Vision models have another tag on the hub.
         parameters.return_full_text = tag == "text-generation" or (tag is None and not sees)
     if request.stream:
         return await _stream(call, request, parameters)
@@ -60,7 +60,7 @@ async def compat(call: Call) -> Reply:
 
 
 def queries_of(call: Call, request: AnyRequest) -> list[str]:
-    """Return the prompts of a request, one or several; raises Refused for too many."""
+    """Return the prompts of a request. Raises Refused for too many."""
     if isinstance(request.inputs, str):
         return [request.inputs]
     check_batch_size(call, len(request.inputs))
@@ -68,9 +68,9 @@ def queries_of(call: Call, request: AnyRequest) -> list[str]:
 
 
 def find_images(call: Call, query: str) -> Prompt:
-    """Return a prompt whose links to images are found; text for a model that sees none.
+    """Return a prompt with its links to images found; unchanged for models without vision.
 
-    Raises ValidationError for images that a model sees and is not shown.
+    Raises ValidationError for images if the model could see, but its images are not served.
     """
     images = call.engine.images
     if images is None and call.engine.model.unserved_images is None:
@@ -82,12 +82,12 @@ def find_images(call: Call, query: str) -> Prompt:
 
 
 def parameters_of(request: WithParameters) -> schema.GenerateParameters:
-    """Return the parameters; TGI samples when there are none, and is greedy for `{}`."""
+    """Return the parameters; as in TGI, sampling if there are none, greedy for `{}`."""
     return request.parameters or schema.GenerateParameters(do_sample=True)
 
 
 def to_parameters(call: Call, p: schema.GenerateParameters) -> GenerationParameters:
-    """Return the parameters as the validator reads them; raises for a broken grammar."""
+    """Return the parameters for the validator. Raises for an invalid grammar."""
     return GenerationParameters(
         best_of=p.best_of,
         temperature=p.temperature,
@@ -113,9 +113,9 @@ def to_parameters(call: Call, p: schema.GenerateParameters) -> GenerationParamet
 async def generate_all(
     call: Call, queries: Sequence[str], parameters: schema.GenerateParameters, keep: bool = False
 ) -> list[list[Result]]:
-    """Return the generations of each query: the best, then what `best_of` made besides, in order.
+    """Return each query's generations: the best, then the others of `best_of`, in order.
 
-    `keep`: their tokens are wanted. Raises ValidationError, Overloaded, and what generation raises.
+    `keep`: keep their tokens. Raises ValidationError, Overloaded, and what generation raises.
     """
     asked = to_parameters(call, parameters)
     call.engine.validator.check_endpoint(asked, streaming=False)
@@ -153,16 +153,16 @@ async def _whole(
 
 
 def _prefixes(call: Call, queries: list[str], parameters: schema.GenerateParameters) -> list[str]:
-    """Return what stands in front of the text of each query's answers."""
+    """Return what precedes the text of each query's answer."""
     if not parameters.return_full_text:
         return [""] * len(queries)
     return [call.cut.write_out(query) for query in queries]
 
 
 async def _stream(call: Call, request: AnyRequest, parameters: schema.GenerateParameters) -> Reply:
-    """Return the stream; like TGI, with status 200 and an error event when it cannot begin.
+    """Return the stream; as in TGI, status 200 and an error event if it cannot begin.
 
-    Raises Draining: proxies ask another server by the status alone.
+    Raises Draining, as proxies try another server only after an error status.
     """
     call.engine.metrics.inc("tgi_request_count")
     queries = queries_of(call, request)
@@ -189,7 +189,7 @@ async def _stream(call: Call, request: AnyRequest, parameters: schema.GeneratePa
         raise
     except TgiTrioError as error:
         if call.front is not None and isinstance(error, (Overloaded, Unavailable, Refused)):
-            raise  # the front asks another replica
+            raise  # the front tries another replica
         return event_stream(call, explain(call, error).native_event(), characters)
     return event_stream(call, body, characters)
 

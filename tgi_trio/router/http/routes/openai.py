@@ -1,4 +1,4 @@
-"""What both OpenAI endpoints do with their parameters."""
+"""Parameters that both OpenAI endpoints share."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tgi_trio.router.http.messages.response_format import OpenAiRequest
 from tgi_trio.router.http.messages.usage import StreamUsage
 from tgi_trio.router.validation import GenerationParameters
 
-MOST_LOGPROBS = 20  # alternatives per token that OpenAI allows
-_TOKEN_ID = re.compile("-?(0|[1-9][0-9]{0,18})")  # in one way only; the validator knows the range
+MOST_LOGPROBS = 20  # most alternatives per token at OpenAI
+_TOKEN_ID = re.compile("-?(0|[1-9][0-9]{0,18})")  # no leading zeros; the validator checks the range
 
 
 def to_parameters(call: Call, request: OpenAiRequest, **more: Any) -> GenerationParameters:
-    """Return an OpenAI request's parameters as the validator reads them; `more` overrides.
+    """Return an OpenAI request's parameters for the validator; `more` overrides.
 
-    A temperature of 0 is greedy; anything else, given or not, samples. Penalties follow OpenAI's
-    formula, and the text of a stop string is dropped. The grammar is `answer_grammar`'s to find.
-    Raises ValidationError and BodyRejected.
+    A temperature of 0 is greedy; any other value, or none, samples. Penalties follow OpenAI's
+    formula, and stop strings are cut off. The grammar comes from `answer_grammar`. Raises
+    ValidationError and BodyRejected.
     """
     greedy = request.temperature == 0
     parameters: dict[str, Any] = {
         "temperature": None if greedy else request.temperature,
         "do_sample": not greedy,
-        # The likeliest token is the likeliest of any number of them: nothing left to restrict.
+        # Truncation does not change the likeliest token.
         "top_p": None if greedy else request.top_p,
         "top_k": None if greedy or request.top_k in (0, -1) else request.top_k,
         "min_p": None if greedy else request.min_p,
@@ -55,14 +55,14 @@ def to_parameters(call: Call, request: OpenAiRequest, **more: Any) -> Generation
 
 
 def stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Return stop strings or expressions, given one, several or none."""
+    """Return stop strings or expressions as a tuple."""
     if stop is None:
         return ()
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
 def biases(bias: dict[str, float] | None) -> dict[int, float]:
-    """Return `logit_bias` with its keys as token ids; raises BodyRejected."""
+    """Return `logit_bias` with token ids as keys. Raises BodyRejected."""
     for key in bias or {}:
         if not _TOKEN_ID.fullmatch(key):
             what = f"the key `{key}` is no token id: keys are the ids of tokens as decimal numbers"
@@ -71,7 +71,7 @@ def biases(bias: dict[str, float] | None) -> dict[int, float]:
 
 
 def alternatives(call: Call, name: str, asked: int | None) -> int | None:
-    """Return how many alternatives per token the field `name` asks for; -1 is the vocabulary.
+    """Return how many alternatives per token the field `name` asks for; -1: the vocabulary.
 
     Raises ValidationError.
     """
@@ -90,7 +90,7 @@ def alternatives(call: Call, name: str, asked: int | None) -> int | None:
 
 
 def prompt_alternatives(call: Call, request: OpenAiRequest) -> int | None:
-    """Return how many alternatives per token of the prompt are shown; None: not even itself.
+    """Return how many alternatives per prompt token are shown; None: no log-probabilities.
 
     Raises ValidationError.
     """
@@ -100,7 +100,7 @@ def prompt_alternatives(call: Call, request: OpenAiRequest) -> int | None:
 
 
 def truncation(call: Call, request: OpenAiRequest) -> int | None:
-    """Return how many tokens of the prompt are kept, its last ones; None: all of them.
+    """Return how many of the prompt's last tokens are kept; None: all.
 
     `truncate_prompt_tokens` = -1 keeps as many as leave room for the answer. Raises
     ValidationError.
@@ -129,7 +129,7 @@ def choose_shown(call: Call, request: OpenAiRequest, logprobs: bool, top: int = 
 
 
 def choices(n: int | None, most: int) -> int:
-    """Return how many answers are wanted for one prompt; raises ValidationError."""
+    """Return the number of answers for one prompt. Raises ValidationError."""
     count = 1 if n is None else n
     if not 1 <= count <= most:
         raise ValidationError(f"`n` must be > 0 and <= {most}. Given: {count}")

@@ -1,4 +1,4 @@
-"""Routes that generate nothing: health, information, metrics and documentation."""
+"""Routes without generation: health, information, metrics and documentation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tgi_trio.router.telemetry.metrics import CONTENT_TYPE
 
 
 async def health(call: Call) -> Reply:
-    """GET /health, /ping and /: 200 while generation makes progress; a front is told the load."""
+    """GET /health, /ping and /: 200 while generation makes progress; a front gets the load."""
     healthy, reason = call.engine.health()
     if healthy:
         load = [] if call.front is None else [(LOAD, b"%d/%d" % call.engine.load())]
@@ -27,12 +27,12 @@ async def health(call: Call) -> Reply:
 
 
 async def live(call: Call) -> Reply:
-    """GET /live: 200 unless only a new process can serve again; from memory, never waits."""
+    """GET /live: 200 unless only a new process can serve again; answered from memory at once."""
     return _verdict("live", *call.engine.alive())
 
 
 async def ready(call: Call) -> Reply:
-    """GET /ready: the verdict of /health, with the reason in the body."""
+    """GET /ready: as /health, with the reason in the body."""
     return _verdict("ready", *call.engine.health())
 
 
@@ -57,11 +57,11 @@ async def info(call: Call) -> Reply:
                 "max_total_tokens": limits.max_total_tokens,
                 "validation_workers": limits.validation_workers,
                 "max_client_batch_size": limits.max_client_batch_size,
-                "router": "text-generation-router",  # clients recognise TGI by it
+                "router": "text-generation-router",  # clients recognise TGI by this
                 "version": __version__,
                 "sha": None,
                 "docker_label": call.settings.docker_label,
-                # Ours, beside TGI's.
+                # Not in TGI.
                 "adapters": list(call.engine.adapters.names),
                 "reasoning": None if thoughts is None else thoughts.describe(),
                 "settings": call.settings.shown,
@@ -79,14 +79,14 @@ async def models(call: Call) -> Reply:
 
 
 async def model(call: Call) -> Reply:
-    """GET /v1/models/{id}; raises Refused (404) for a name that is not served."""
+    """GET /v1/models/{id}. Raises Refused (404) for a name that is not served."""
     return Reply(orjson.dumps(_model_info(call, resolve_model(call, call.path["name"]))))
 
 
 def _model_info(call: Call, name: str) -> dict[str, Any]:
-    """Return OpenAI's Model, and what vLLM tells beside it.
+    """Return OpenAI's Model, with the fields that vLLM adds.
 
-    `root` is the model by its own name; an adapter is its own root, and the model its parent.
+    `root` is the model's own name; an adapter is its own root and has the model as parent.
     """
     card = call.engine.model
     adapter = call.engine.adapters.serves(name)
@@ -102,7 +102,7 @@ def _model_info(call: Call, name: str) -> dict[str, Any]:
 
 
 async def version(call: Call) -> Reply:
-    """GET /version, as vLLM has it."""
+    """GET /version, as in vLLM."""
     return Reply(orjson.dumps({"version": __version__}))
 
 
@@ -117,11 +117,11 @@ async def openapi(call: Call) -> Reply:
 
 
 async def docs(call: Call) -> Reply:
-    """GET /docs: the OpenAPI document as a page that loads nothing from elsewhere."""
+    """GET /docs: the OpenAPI document as a page that loads nothing from other servers."""
     return Reply(DOCS_PAGE, content_type=b"text/html; charset=utf-8")
 
 
-# Also at a port of their own, with --prometheus-port.
+# Also served at the port of --prometheus-port.
 WATCHED = (
     Route("GET", "/health", health, protected=False),
     Route("GET", "/live", live, protected=False),
@@ -129,7 +129,7 @@ WATCHED = (
     Route("GET", "/metrics", metrics, protected=False),
 )
 
-# HAProxy's `option httpchk`, unless told otherwise.
+# What HAProxy's `option httpchk` sends by default.
 PROBE = Route("OPTIONS", "/", health, protected=False)
 
 ROUTES = (

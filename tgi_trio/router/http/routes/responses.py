@@ -1,4 +1,4 @@
-"""OpenAI's Responses, without a memory."""
+"""OpenAI's Responses API, without stored state."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def responses(call: Call) -> Reply:
 
 
 def _told_tokens(call: Call, request: schema.ResponsesRequest) -> ToldTokens | None:
-    """Return what tells of tokens, where they are asked for, in either way."""
+    """Return what finds the tokens of texts, if log-probabilities are asked for, in either way."""
     if not request.top_logprobs and WANTED not in (request.include or ()):
         return None
     return ToldTokens(LogprobWriter(call.engine.tokenizer))

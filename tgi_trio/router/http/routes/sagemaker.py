@@ -1,4 +1,4 @@
-"""SageMaker's one route for everything: the body says which API is meant."""
+"""SageMaker's only route; the body determines the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HANDLERS: dict[type, Handler] = {
     schema.ChatRequest: chat_completions,
     schema.CompletionRequest: completions,
 }
-# In TGI's order: a body with both `inputs` and `messages` is POST /'s.
+# In TGI's order: a body with both `inputs` and `messages` is one of POST /.
 _BODY = schema.FirstFit(
     dict(zip(("inputs", "messages", "prompt"), _HANDLERS, strict=True)),
     needs="needs `inputs`, `messages` or `prompt`",
@@ -21,7 +21,7 @@ _BODY = schema.FirstFit(
 
 
 async def invocations(call: Call) -> Reply:
-    """POST /invocations: what POST /, chat or completions make of it, by the first that fits."""
+    """POST /invocations: answered as POST /, chat or completions, the first whose body fits."""
     body = _BODY.read(call.headers, call.body)
     return await _HANDLERS[type(body)](call)
 

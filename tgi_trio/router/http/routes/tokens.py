@@ -1,4 +1,4 @@
-"""Routes that turn texts and chats into tokens, and tokens into text."""
+"""Routes that convert texts and chats to tokens, and tokens to text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.images.image_prompt import Prompt
 from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Encoding
 
-# In this order: a body with `inputs` is TGI's, whatever else it has.
+# In this order: a body with `inputs` is in TGI's form, whatever else it has.
 _TOKENIZE = schema.FirstFit(
     {
         "inputs": token_schema.TokenizeRequest,
@@ -31,7 +31,7 @@ _VllmForm = token_schema.TokenizePromptRequest | token_schema.TokenizeChatReques
 
 
 async def tokenize(call: Call) -> Reply:
-    """POST /tokenize: the tokens of a text or a chat, as TGI or as vLLM lists them."""
+    """POST /tokenize: the tokens of a text or a chat, in TGI's or vLLM's form."""
     request: token_schema.TokenizeRequest | _VllmForm = _TOKENIZE.read(call.headers, call.body)
     if isinstance(request, token_schema.TokenizeRequest):
         return Reply(simple_tokens_json(await tokenize_text(call, request.inputs, True)))
@@ -51,25 +51,25 @@ async def tokenize(call: Call) -> Reply:
 
 
 async def detokenize(call: Call) -> Reply:
-    """POST /detokenize: the text of tokens, special ones shown; raises ValidationError."""
+    """POST /detokenize: the text of tokens, including special ones. Raises ValidationError."""
     request: token_schema.DetokenizeRequest = _DETOKENIZE.read(call.headers, call.body)
     resolve_model(call, request.model)
     ids = np.array(request.tokens, dtype=np.int32)
     call.engine.validator.check_ids(ids, "tokens")
     text = await _text_of(call, ids.tolist())
     answer = {"prompt": text}
-    if request.model is None:  # llama.cpp's clients, which read `content`, never name one
+    if request.model is None:  # llama.cpp's clients read `content`, and never name a model
         answer["content"] = text
     return Reply(orjson.dumps(answer))
 
 
 async def expand_text(call: Call, prompt: Prompt) -> str:
-    """Return a prompt as its tokenizer reads it, its images fetched and counted."""
+    """Return a prompt as its tokenizer gets it, with images fetched and expanded."""
     return prompt if isinstance(prompt, str) else (await expand_images(call, prompt)).text
 
 
 async def tokenize_text(call: Call, text: str, add_special_tokens: bool) -> Encoding:
-    """Return the tokens of `text`, made in a thread when it is long; raises ValidationError."""
+    """Return the tokens of `text`; a long text is tokenised in a thread. Raises ValidationError."""
     encode = call.engine.tokenizer.encode
     if len(text) <= INLINE_CHARACTERS:
         return encode(text, add_special_tokens)
@@ -77,7 +77,7 @@ async def tokenize_text(call: Call, text: str, add_special_tokens: bool) -> Enco
 
 
 async def _text_of(call: Call, ids: list[int]) -> str:
-    """Return the text of tokens, special ones included, made in a thread when they are many."""
+    """Return the text of tokens, including special ones; many are decoded in a thread."""
     decode = call.engine.tokenizer.decode
     if len(ids) <= INLINE_CHARACTERS:
         return decode(ids, False)
@@ -85,7 +85,7 @@ async def _text_of(call: Call, ids: list[int]) -> str:
 
 
 def simple_tokens_json(encoding: Encoding) -> bytes:
-    """Return a list of `SimpleToken`, with byte offsets as TGI gives them."""
+    """Return a list of `SimpleToken`, with byte offsets as in TGI."""
     data = encoding.text.encode()
     pieces = []
     for id, (start, stop) in zip(encoding.ids.tolist(), encoding.byte_offsets(), strict=True):

@@ -1,4 +1,4 @@
-"""The page at /ui: chat, completion and a live dashboard, served from the package's own files."""
+"""The page at /ui: chat, completion and a live dashboard, served from files of the package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILES: Final = (
     "dashboard.js",
 )
 
-# Nothing from elsewhere runs or is asked for; what a model writes is never markup.
+# Nothing from other servers is run or loaded; a model's text is never markup.
 _POLICY: Final[list[Header]] = [
     (b"content-security-policy", b"default-src 'self'; img-src data:; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),

@@ -1,4 +1,4 @@
-"""Vertex AI: prompts and conversations in one call, texts as the answer."""
+"""Vertex AI: prompts and conversations in one call, answered by texts."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ async def predict(call: Call) -> Reply:
 
 
 async def _request(call: Call, instance: schema.VertexInstance | schema.ChatRequest) -> Request:
-    """Return what one instance asks for; as in TGI a prompt always samples."""
+    """Return the request of one instance; as in TGI, a prompt is always sampled."""
     if isinstance(instance, schema.ChatRequest):
         resolve_model(call, instance.model)
         prepared = await chat.prepare_chat(call, instance)
         asked = replace(prepared.parameters, top_n_tokens=None, decoder_input_details=False)
         return await replace(prepared, parameters=asked).validate(call, instance)
-    resolve_model(call, None)  # a chat before it may have named one
+    resolve_model(call, None)  # an earlier chat may have named a model
     parameters = native.parameters_of(instance)
     asked = replace(native.to_parameters(call, parameters), do_sample=True, best_of=None)
     return await validate_request(
@@ -55,7 +55,7 @@ async def _request(call: Call, instance: schema.VertexInstance | schema.ChatRequ
 
 
 def vertex_routes(http: HttpSettings) -> tuple[Route, ...]:
-    """Return the routes that Vertex AI asks for, where it wants them."""
+    """Return the routes that Vertex AI's environment asks for, if any."""
     found: list[Route] = []
     if http.predict_route is not None:
         found.append(Route("POST", http.predict_route, predict, images=True))

@@ -1,3 +1,4 @@
-"""HTTP on a socket: connections, HTTP/1.1, HTTP/2 through hypercorn, TLS and Unix sockets. No
-route, no schema.
+"""HTTP on sockets: connections, HTTP/1.1, HTTP/2 (by hypercorn), TLS and Unix sockets.
+
+No routes, no schemas.
 """

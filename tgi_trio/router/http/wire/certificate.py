@@ -1,4 +1,4 @@
-"""A certificate that is renewed while the server runs."""
+"""A TLS certificate that may be renewed while the server runs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ log = logging.getLogger(__name__)
 
 
 class Certificate:
-    """The files of --ssl-certfile and --ssl-keyfile, and what serves TLS by them."""
+    """The certificate in --ssl-certfile and --ssl-keyfile, and the TLS context that uses it."""
 
     def __init__(self, certfile: Path | str, keyfile: Path | str | None) -> None:
-        """Raises ConfigurationError when the pair cannot be used."""
+        """Raises ConfigurationError if the pair cannot be used."""
         self._paths = [Path(each) for each in (certfile, keyfile) if each is not None]
-        self.context: ssl.SSLContext  # of connections that begin now
+        self.context: ssl.SSLContext  # for new connections
         self.context, self._content = self._read()
 
     def _read(self) -> tuple[ssl.SSLContext, list[bytes]]:
         try:
             content = [path.read_bytes() for path in self._paths]
         except OSError:
-            content = []  # the next line says what is wrong
+            content = []  # the next line reports the error
         return tls_context(self._paths[0], self._paths[-1]), content
 
     async def watch(self) -> None:
-        """Take what the files hold whenever that is another pair, until cancelled.
+        """Reload the files whenever they hold another pair, until cancelled.
 
-        While they cannot be used, or do not belong together, as in the middle of a renewal, the
-        old pair is served. Connections that have begun keep theirs.
+        While they cannot be used or do not match, as in the middle of a renewal, the old pair is
+        served. Existing connections keep theirs.
         """
         await watch_files(self._paths, self._read_again)
 

@@ -1,14 +1,15 @@
 """One client connection: bytes in, bytes out, bounded sends, and disconnects noticed at once.
 
-It knows nothing of what the bytes mean. What it adds to a plain stream:
+It does not interpret the bytes. What it adds to a plain stream:
 
-* a send that makes no progress is given up after `send_timeout`, so that nothing, least of all
-  shutdown, waits for ever for a client that does not read;
+* a send without progress is given up after `send_timeout`, so that nothing, least of all shutdown,
+  waits for ever for a client that does not read;
 * while the socket has room, bytes are written without a lock and without a pass of the scheduler;
-* of a large body, the reader wakes only when many bytes have come, and receives them in place:
-  straight into the memory where they stay;
+* for a large body, the reader wakes only when many bytes have arrived, and receives them directly
+  into the memory where they stay;
 * one task per connection watches for idleness, whatever the number of requests;
-* closing lingers, so that a client still sending its body reads the answer instead of a reset.
+* closing lingers, so that a client that is still sending its body can read the answer instead of a
+  reset.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ import trio
 from tgi_trio.router.http.wire.idle import IdleConnections, IdleWatch
 from tgi_trio.router.http.wire.transport import SEND_TIMEOUT, inner_socket
 
-_RECEIVED = 1 << 16  # bytes taken from the socket at once
-_MOST_RECEIVED = 1 << 18  # at once from a client that has just sent so many: each turn costs
+_RECEIVED = 1 << 16  # bytes received from the socket at once
+_MOST_RECEIVED = 1 << 18  # bytes at once after a full read, since each turn of the loop has a cost
 
-# Of bytes that are received in place: how many are worth a turn of the loop, and how many are taken
-# in one at most, which takes half a millisecond.
+# For bytes that are received in place: how many are worth a turn of the loop, and the most that are
+# received in one, which takes half a millisecond.
 _WORTH = 1 << 20
 _MOST_WRITTEN = 1 << 21
 
-# A body larger than this goes out in pieces, each of which has `send_timeout` to leave.
+# Larger bodies are sent in pieces of this size, each with `send_timeout` to leave.
 _PIECE = 1 << 16
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST and forgets unsent bytes
@@ -45,7 +46,7 @@ PeerAddress = tuple[str, int]
 
 
 class BodyMemory(Protocol):
-    """Memory for bytes of a body that are received in place, which nobody else need look at."""
+    """Memory into which the bytes of a body are received directly."""
 
     @property
     def wanted(self) -> int:
@@ -55,31 +56,31 @@ class BodyMemory(Protocol):
         """Wait until more may be received."""
 
     def room(self, most: int) -> list[memoryview]:
-        """Return where up to `most` bytes are to be written; empty: `take` is to have them."""
+        """Return where to write up to `most` bytes; empty: they are to be passed to `take`."""
 
     async def fill(self, count: int) -> bool:
-        """Note that `count` bytes have been written to `room`; return whether more may come."""
+        """Take note of `count` bytes written to `room`; return whether more may come."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Patience with one connection, in seconds."""
+    """Timeouts of a connection, in seconds."""
 
-    send_timeout: float = SEND_TIMEOUT  # a reader that takes nothing for so long counts as gone
-    head_timeout: float = 75.0  # for a request's head, and for the first of them to begin
-    linger: float = 2.0  # how long a closing connection still reads what the client sends
+    send_timeout: float = SEND_TIMEOUT  # a client that reads nothing for so long is treated as gone
+    head_timeout: float = 75.0  # for a request's head, and for the first one to begin
+    linger: float = 2.0  # for reading what the client still sends after we close
 
 
 class Connection:
-    """One accepted connection; the module's docstring says what it adds to a stream."""
+    """One accepted connection; see the module's docstring."""
 
     def __init__(
         self,
         stream: Any,  # trio.SocketStream or trio.SSLStream
         limits: ConnectionLimits,
-        keep_alive_timeout: float,  # seconds it may be idle between two requests
-        draining: trio.Event,  # the server shuts down
-        waiting: IdleConnections,  # all that wait for another request
+        keep_alive_timeout: float,  # seconds that it may be idle between two requests
+        draining: trio.Event,  # set when the server shuts down
+        waiting: IdleConnections,  # all connections that wait for another request
     ) -> None:
         self.stream = stream
         self.limits = limits
@@ -90,7 +91,7 @@ class Connection:
         self.plain: trio.SocketStream | None = (
             stream if isinstance(stream, trio.SocketStream) else None
         )
-        self.protocol = "http/1.1"  # or what the client chose by TLS (ALPN)
+        self.protocol = "http/1.1"  # or what TLS has negotiated (ALPN)
         self.addresses: tuple[PeerAddress | None, PeerAddress | None] = (
             None,
             None,
@@ -100,13 +101,13 @@ class Connection:
         self._nursery: trio.Nursery | None = None
         self._reader: trio.lowlevel.Task | None = None
         self._reading = trio.CancelScope()
-        self._room = _RECEIVED  # bytes that are taken next
+        self._room = _RECEIVED  # most bytes to receive next
         self._inner = None if self.plain is None else inner_socket(self.plain.socket)
-        self._least = 1  # bytes that must have come before the kernel wakes the reader
-        self._lingering = False  # our side has ended, and the client may still be sending
+        self._least = 1  # bytes that must arrive before the kernel wakes the reader
+        self._lingering = False  # our side is closed, and the client may still be sending
 
     async def run(self, speak: Callable[[Connection], Awaitable[None]]) -> None:
-        """Do the TLS handshake, if any, and let `speak` serve; the connection is closed then."""
+        """Do the TLS handshake, if any, and have `speak` serve; then close the connection."""
         try:
             if not (self.plain or await self._shake_hands()):
                 return
@@ -114,7 +115,7 @@ class Connection:
             try:
                 self.addresses = _address(sock.getpeername()), _address(sock.getsockname())
             except OSError:
-                return  # gone already
+                return  # disconnected already
             async with trio.open_nursery() as self._nursery:
                 self.idle_watch.expect_head()
                 self._nursery.start_soon(self.idle_watch.run)
@@ -149,20 +150,20 @@ class Connection:
         self._on_end = callback
 
     async def end(self) -> None:
-        """Call what `on_end` was given: the connection has ended."""
+        """Call the callback of `on_end`: the connection has ended."""
         if self._on_end is not None:
             await self._on_end()
 
     # ---- sending ------------------------------------------------------------------------------
 
     async def send(self, data: bytes) -> None:
-        """Send all of `data`; if the client has left, the callback of `on_end` is called."""
+        """Send all of `data`; if the client has left, call the callback of `on_end`."""
         if not data:
             return
         try:
             sent = 0 if self._send_lock.locked() else self._send_now(data)
             if sent != len(data):
-                # Shielded: half a frame on the wire would spoil the connection. It is bounded.
+                # Shielded, since half a frame would break the connection; and bounded in time.
                 with trio.CancelScope(shield=True):
                     async with self._send_lock:
                         await self._send_patiently(memoryview(data)[sent:])
@@ -170,7 +171,7 @@ class Connection:
             await self.end()
 
     def _send_now(self, data: bytes) -> int:
-        """Write what the socket takes without waiting; return how many bytes."""
+        """Write as much as the socket takes without waiting; return the number of bytes."""
         if self.plain is None:
             return 0
         try:
@@ -187,7 +188,10 @@ class Connection:
                 raise trio.ClosedResourceError("the client stopped reading")
 
     def abort(self) -> None:
-        """Reset the connection now, which wakes whoever waits on it. Synchronous, idempotent."""
+        """Reset the connection at once, which wakes every task that waits on it.
+
+        Synchronous, idempotent.
+        """
         stream = self._transport_stream()
         if stream.socket.fileno() != -1:
             stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -198,7 +202,7 @@ class Connection:
     async def read(
         self, take: Callable[[bytes], Awaitable[bool]], memory: BodyMemory | None = None
     ) -> None:
-        """Give `take` what the client sends until it leaves, we close, or `take` returns False.
+        """Pass received bytes to `take`, until the client leaves, we close or `take` is False.
 
         Bytes that `memory` wants are received into it instead, on connections without TLS.
         """
@@ -216,14 +220,14 @@ class Connection:
             if self._lingering:
                 with trio.move_on_after(self.limits.linger):
                     while await self._receive():
-                        pass  # the client's rest is read and dropped
+                        pass  # what the client still sends is dropped
         finally:
             self._reader = None
 
     async def _read_into(
         self, memory: BodyMemory, sock: socket.socket, take: Callable[[bytes], Awaitable[bool]]
     ) -> bool:
-        """Receive what comes next, most of it into `memory`; return whether more may come."""
+        """Receive the next bytes, most of them into `memory`; return whether more may come."""
         try:
             self._wake_for(min(memory.wanted, _WORTH))
             await trio.lowlevel.wait_readable(sock)
@@ -239,9 +243,10 @@ class Connection:
         return bool(data) and await take(data)
 
     def _wake_for(self, least: int) -> None:
-        """Have the kernel wake the reader only once `least` bytes have come, or the end.
+        """Have the kernel wake the reader only when `least` bytes have arrived, or the end.
 
-        Each wake costs a turn of the loop, and a body of megabytes may come in a thousand packets.
+        Each wake costs a turn of the loop, and a body of megabytes may arrive in a thousand
+        packets.
         """
         if self._inner is not None and least != self._least:
             self._inner.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
@@ -261,12 +266,12 @@ class Connection:
     async def close(self, linger: bool = False) -> None:
         """Close the connection. Idempotent.
 
-        `linger`: the client may be in the middle of sending; close so that it can read the answer.
+        `linger`: the client may still be sending; close so that it can read the answer.
         """
         if self._reader is None or self.plain is None or not linger:
             await self._close_now()
             return
-        # The reader goes on for a moment: closing now, with unread bytes in the socket's buffer,
+        # The reader continues for a moment: closing now, with unread bytes in the socket's buffer,
         # would send a reset that can overtake our answer.
         self._lingering = True
         with contextlib.suppress(OSError):
@@ -290,9 +295,9 @@ class Connection:
 
 
 def _receive_into(room: list[memoryview], sock: socket.socket) -> int:
-    """Receive from a socket into `room`; return how many bytes, 0 at its end. Raises OSError.
+    """Receive from a socket into `room`; return the number of bytes, 0 at the end.
 
-    The views of `room` are released, since its memory may move.
+    The views of `room` are released, since its memory may move. Raises OSError.
     """
     try:
         return sock.recvmsg_into(room)[0]
@@ -302,5 +307,5 @@ def _receive_into(room: list[memoryview], sock: socket.socket) -> int:
 
 
 def _address(name: Any) -> PeerAddress | None:
-    """Return host and port that a socket is bound to, None for a Unix socket."""
+    """Return the host and port of a socket's address; None for a Unix socket."""
     return (name[0], name[1]) if isinstance(name, tuple) else None

@@ -10,7 +10,7 @@ Header = tuple[bytes, bytes]
 
 
 def header_block(headers: Sequence[Header]) -> bytes:
-    """Return headers as lines of a response's head; raises ValueError for one that breaks out."""
+    """Return headers as lines of a response's head. Raises ValueError for header injection."""
     block = b"".join([b"%b: %b\r\n" % header for header in headers])
     if block.count(b"\n") != len(headers) or block.count(b"\r") != len(headers) or b"\0" in block:
         raise ValueError(f"a header may not contain CR, LF or NUL: {headers}")
@@ -18,14 +18,14 @@ def header_block(headers: Sequence[Header]) -> bytes:
 
 
 class DateHeader:
-    """The header that every response carries, made once a second instead of once a response."""
+    """The `date` header of every response, made once a second rather than once a response."""
 
     def __init__(self) -> None:
         self._second = 0
         self._header: Header = (b"date", b"")
 
     def __call__(self) -> Header:
-        """Return the header of this second."""
+        """Return the header for the current second."""
         second = int(time.time())
         if second != self._second:
             self._second = second

@@ -1,8 +1,8 @@
-"""HTTP/1.1 without a connection: bytes in, events out; answers in, bytes out.
+"""HTTP/1.1 without I/O: bytes in, events out; answers in, bytes out.
 
-It knows no socket and no task. Everything that moves a connection through the table of `states.py`
-is in this file, and nothing else is. httptools is the tokeniser, except for bodies of known length:
-there is nothing to parse in them, and it would copy them.
+No socket and no task. All transitions in the table of `states.py` happen in this file, and nothing
+else does. httptools is the tokeniser, except for bodies of known length, which need no parsing and
+which it would copy.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tgi_trio.router.http.wire.states import (
     next_state,
 )
 
-LONGEST_HEAD: Final = 1 << 14  # bytes of a request's head that may come without its end
+LONGEST_HEAD: Final = 1 << 14  # most bytes of a request's head without its end
 
-_H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"  # of a client that knows that we speak HTTP/2
+_H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"  # of a client that knows that the server speaks HTTP/2
 
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
@@ -38,41 +38,41 @@ _BODILESS = frozenset({204, 304})
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
-# ---- what is heard -------------------------------------------------------------------------------
+# ---- events --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class RequestHead:
-    """A request begins: its head is whole."""
+    """The complete head of a request."""
 
     method: str
     target: bytes
     version: str  # "1.1", "1.0"
     headers: list[Header]  # names in lower case
-    keep_alive: bool  # the client would have the connection serve another request
-    expects_continue: bool  # the client waits to be told to send the body
+    keep_alive: bool  # the client may send another request on this connection
+    expects_continue: bool  # the client waits for 100 Continue before it sends the body
 
     @property
     def size(self) -> int:
-        """Bytes that the head counts for, roughly, while it waits."""
+        """Bytes for which the head is counted, roughly, while it waits."""
         return len(self.target) + sum(64 + len(value) for _, value in self.headers)
 
 
 @dataclass(slots=True)
 class BodyPart:
-    """A part of the body of the request whose head came last."""
+    """A part of the body of the last request."""
 
     data: bytes
 
 
 @dataclass(slots=True)
 class RequestEnd:
-    """The request whose head came last is whole."""
+    """The last request is complete."""
 
 
 @dataclass(slots=True)
 class Refusal:
-    """What came is not a valid request; nothing after it is read."""
+    """What arrived is not a valid request; nothing after it is read."""
 
     status: int  # of the answer to it
 
@@ -83,9 +83,9 @@ class Refusal:
 
 @dataclass(slots=True)
 class Http2Preface:
-    """The client speaks HTTP/2; nothing after this is read here."""
+    """The client speaks HTTP/2; nothing more is read here."""
 
-    data: bytes  # all that has come, beginning with the preface
+    data: bytes  # all bytes received, beginning with the preface
 
 
 Heard = RequestHead | BodyPart | RequestEnd | Refusal | Http2Preface
@@ -97,13 +97,14 @@ Heard = RequestHead | BodyPart | RequestEnd | Refusal | Http2Preface
 class Framing(enum.Enum):
     """How a client knows where the body of an answer ends."""
 
-    SIZED = enum.auto()  # by content-length
+    SIZED = enum.auto()  # by Content-Length
     CHUNKED = enum.auto()
-    ABSENT = enum.auto()  # there is none, whatever is given
+    ABSENT = enum.auto()  # there is no body, whatever is given
     UNTIL_CLOSE = enum.auto()  # by the end of the connection
 
 
-# Looked up once: until Python 3.12 a member of an enum costs a call; a request needs thirty.
+# Looked up once, as until Python 3.12 access to an enum's member is a call, and a request needs
+# thirty.
 _FRESH, _HEAD, _BODY = WireState.FRESH, WireState.HEAD, WireState.BODY
 _SENDING, _DRAINING, _CLOSED = WireState.SENDING, WireState.DRAINING, WireState.CLOSED
 _BEGIN, _ASK, _END, _END_LAST = (
@@ -122,35 +123,35 @@ _SIZED, _CHUNKED, _ABSENT = Framing.SIZED, Framing.CHUNKED, Framing.ABSENT
 
 
 class Http1:
-    """What client and server have said on one connection, and what may follow.
+    """The protocol state of client and server on one connection.
 
-    The methods that move the server's side raise IllegalWireEvent when it is not their turn.
+    Methods of the server's side raise IllegalWireEvent when it is not their turn.
     """
 
     def __init__(self, longest_head: int = LONGEST_HEAD) -> None:
-        """`longest_head`: bytes of a request's head that may come without its end."""
+        """`longest_head`: most bytes of a request's head without its end."""
         self._longest_head = longest_head
-        self.client = CLIENT_BEGINS  # what the client says
-        self.server = SERVER_BEGINS  # what we say
-        self.framing = _SIZED  # of the present answer, once it has a head
+        self.client = CLIENT_BEGINS  # the state of the client's side
+        self.server = SERVER_BEGINS  # the state of the server's side
+        self.framing = _SIZED  # of the current answer, once it has a head
         self._parser = httptools.HttpRequestParser(self)
-        self._heard: list[Heard] = []  # in the present call of `receive`
-        self._first = b""  # bytes that may yet become HTTP/2's preface
-        self._head_size = 0  # bytes that have come of a head that has no end yet
+        self._heard: list[Heard] = []  # events of the current call of `receive`
+        self._first = b""  # bytes that may become HTTP/2's preface
+        self._head_size = 0  # bytes received of an incomplete head
         self._headers: list[Header] = []
         self._target = b""
-        self._again = b""  # a head that asked for an upgrade, without that: to be read instead
-        self._refused_with = 400  # status of the answer to what is no HTTP
-        self._body_left = 0  # bytes that are yet to come of a body of known length
+        self._again = b""  # a head without its request to upgrade, to be parsed instead
+        self._refused_with = 400  # status of the answer to invalid requests
+        self._body_left = 0  # bytes still to come of a body of known length
         self._incoming: RequestHead | None = None  # whose body is being received
         self._current: RequestHead | None = None  # which is being answered
 
     # ---- what the client says --------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Heard]:
-        """Return the events in `data`, in order. How the bytes are cut makes no difference.
+        """Return the events in `data`, in order. How bytes are cut into pieces makes no difference.
 
-        A head counts as too long (431) once that many bytes of it have come without its end.
+        A head is too long (431) if so many bytes of it have come without its end.
         """
         self._heard = []
         if self.client is _FRESH:
@@ -171,14 +172,14 @@ class Http1:
 
     @property
     def body_left(self) -> int:
-        """How many of the bytes that come next are certain to be the incoming request's body."""
+        """How many of the next bytes certainly belong to the incoming request's body."""
         heard = self.client is _BODY and self.server is not _DRAINING
         return self._body_left if heard else 0
 
     def skip_body(self, count: int) -> list[Heard]:
         """Return what `receive` would return for `count` bytes of a body, without a `BodyPart`.
 
-        They were received in place. Raises ValueError for more than `body_left`.
+        They have been received in place. Raises ValueError for more than `body_left`.
         """
         if count > self.body_left:
             raise ValueError(f"{count} bytes of a body that has {self.body_left} left")
@@ -189,11 +190,11 @@ class Http1:
     def _count_body(self, count: int) -> None:
         self._body_left -= count
         if not self._body_left:
-            self._parser = httptools.HttpRequestParser(self)  # the old one waits for this body
+            self._parser = httptools.HttpRequestParser(self)  # the old one still expects this body
             self.on_message_complete()
 
     def _choose_protocol(self, data: bytes) -> bytes:
-        """Return the bytes to read as HTTP/1.1; none while they may become HTTP/2's preface."""
+        """Return the bytes to parse as HTTP/1.1; none while they may become HTTP/2's preface."""
         self._first += data
         if self._first.startswith(_H2_PREFACE):
             self._heard.append(Http2Preface(self._first))
@@ -213,8 +214,8 @@ class Http1:
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 data, self._again = self._again + data[upgrade.args[0] :], b""
-                # The old parser believes that the request has been answered, and with HTTP/1.0 that
-                # the connection is over.
+                # The old parser considers the request finished, and with HTTP/1.0 the connection as
+                # well.
                 self._parser = httptools.HttpRequestParser(self)
 
     def _refuse(self, status: int) -> None:
@@ -233,12 +234,12 @@ class Http1:
         self._target += piece
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by the parser with a header, or a trailer, which nobody reads."""
+        """Called by the parser with a header, or with a trailer, which is ignored."""
         if self.client is _HEAD:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Called by the parser: the head is whole."""
+        """Called by the parser: the head is complete."""
         if self.client is not _HEAD:
             return
         version, method = self._parser.get_http_version(), self._parser.get_method()
@@ -249,7 +250,7 @@ class Http1:
         if version == "1.1" and b"host" not in headers:
             raise ValueError("a request of HTTP/1.1 names its host")
         if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
-            self._refused_with = 501  # HTTP's own word for a coding that a server does not have
+            self._refused_with = 501  # HTTP's status for an unknown transfer coding
             raise ValueError("the only transfer coding is chunked")
         self._incoming = RequestHead(
             method.decode("ascii"),
@@ -265,8 +266,9 @@ class Http1:
         self._heard.append(self._incoming)
 
     def _read_again(self, version: str, method: bytes) -> None:
-        # A server may decline an upgrade, and we do. The parser would take the request's body for
-        # bytes of the other protocol, so it gets the head once more, without the question.
+        # A server may ignore an upgrade, and this one does. The parser would treat the request's
+        # body as the other protocol's bytes, so it gets the head again without the request to
+        # upgrade.
         lines = header_block([each for each in self._headers if each[0] != b"upgrade"])
         parts = (method, self._target, version.encode(), lines)
         self._again = b"%b %b HTTP/%b\r\n%b\r\n" % parts
@@ -280,7 +282,7 @@ class Http1:
             self._heard.append(BodyPart(piece))
 
     def on_message_complete(self) -> None:
-        """Called by the parser: the request is whole."""
+        """Called by the parser: the request is complete."""
         if self.client is _BODY and self._incoming is not None:
             event = _END if self._incoming.keep_alive else _END_LAST
             self.client = next_state(self.client, event)
@@ -290,16 +292,15 @@ class Http1:
     # ---- what we say -----------------------------------------------------------------------------
 
     def take_turn(self, request: RequestHead) -> None:
-        """Begin to answer `request`; there may be others behind it."""
+        """Begin to answer `request`; others may wait behind it."""
         self.server = next_state(self.server, _TURN)
         self._current = request
 
     def start_answer(self, status: int, headers: list[Header], last: bool) -> bytes:
-        """Return the head of the answer. `last`: the connection is to end with it in any case.
+        """Return the head of the answer. `last`: the connection ends after it in any case.
 
-        It also ends where only closing can show the end of the body, and where the request is not
-        whole yet, since the client would go on with its rest. Raises ValueError for a header that
-        breaks out of the head.
+        It also ends if only closing can mark the end of the body, and if the request is incomplete,
+        as the client would continue with its rest. Raises ValueError for header injection.
         """
         request = self._current
         if request is None:
@@ -329,7 +330,7 @@ class Http1:
         return b"" if self.framing is _ABSENT else data
 
     def finish_answer(self) -> bool:
-        """Note that the answer has been sent; return whether another may follow it."""
+        """Record that the answer has been sent; return whether another may follow."""
         if self.server is not _SENDING:
             return False
         self.server = next_state(self.server, _FINISH)
@@ -352,7 +353,7 @@ class Http1:
         return True
 
     def close(self) -> None:
-        """Note that the connection is over. Idempotent."""
+        """Record that the connection is over. Idempotent."""
         if self.server is not _CLOSED:
             self.client = next_state(self.client, WireEvent.CLOSE)
             self.server = next_state(self.server, WireEvent.CLOSE)

@@ -1,7 +1,7 @@
 """One request of HTTP/1.1 and its answer.
 
-An `Http1Request` is at once the ASGI `receive` and `send` of the application, and the `Transport`
-that lets a stream write its events to the socket.
+An `Http1Request` is both the application's ASGI `receive` and `send`, and the `Transport` by which
+a stream writes its events to the socket.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from tgi_trio.router.http.wire.transport import EXTENSION, App, BodySink, Transp
 
 log = logging.getLogger(__name__)
 
-# Bytes read from a client ahead of its current request: later requests, which wait for their turn,
-# and bodies that nobody has asked for yet. While there are fewer, a disconnect is noticed at once.
+# Most bytes read from a client ahead of its current request: later requests, which wait for their
+# turn, and bodies that have not been asked for. While there are fewer, a disconnect is noticed at
+# once.
 _READ_AHEAD = 1 << 18
 
 _EMPTY: list[Header] = [(b"content-length", b"0")]
 
 
 class ReadAhead:
-    """Counts the bytes that were read from a client and that no request has used yet."""
+    """Counts the bytes that were read from a client and not yet used by a request."""
 
     def __init__(self) -> None:
         self._unread = 0
         self._room = trio.Event()
 
     def take(self, count: int) -> None:
-        """Count bytes that have come."""
+        """Count bytes that were received."""
         self._unread += count
 
     def release(self, count: int) -> None:
-        """Count bytes that were read, or that nobody will read any more."""
+        """Count bytes that were used, or that never will be."""
         self._unread -= count
         if self._unread <= _READ_AHEAD:
             self._room.set()
@@ -65,7 +66,7 @@ class Http1Request(Transport):
         ahead: ReadAhead,
         common: Callable[[], Header],
     ) -> None:
-        """`common` returns a header that every answer carries."""
+        """`common` returns a header for every answer."""
         self.head = head
         self.send_timeout = connection.limits.send_timeout
         self._http1 = http1
@@ -75,25 +76,25 @@ class Http1Request(Transport):
         # The request:
         self._pieces: deque[bytes] = deque()
         self._whole = False
-        self._told = False  # the application has been told that the request is whole
+        self._told = False  # the application knows that the request is complete
         self._gone = False  # the client has left, or has its answer
         self._news = trio.Event()
-        self.sink: BodySink | None = None  # gets the body, instead of ASGI messages
-        self._given = 0  # bytes that the sink was given
+        self.sink: BodySink | None = None  # gets the body instead of ASGI messages
+        self._given = 0  # bytes passed to the sink
         self._failure: Exception | None = None  # raised by the sink
         self._on_leave: Callable[[], None] | None = None
         # The answer:
-        self._unsent = b""  # its head, which leaves with the first bytes of the body
+        self._unsent = b""  # its head, which is sent with the first bytes of the body
 
     # ---- the request ----------------------------------------------------------------------------
 
     @property
     def whole(self) -> bool:
-        """Whether all of it has come."""
+        """Whether the request is complete."""
         return self._whole
 
     def add(self, piece: bytes) -> None:
-        """Take a part of the body, unless nobody will read it."""
+        """Take a part of the body; it is dropped if the request is over."""
         if self.sink is not None:
             with self._giving(len(piece)) as sink:
                 sink.feed(piece)
@@ -103,20 +104,20 @@ class Http1Request(Transport):
             self._news.set()
 
     def room(self, most: int) -> list[memoryview]:
-        """Return where up to `most` of the next bytes are to be written, if anywhere."""
+        """Return where to write up to `most` of the next bytes, if anywhere."""
         if self.sink is not None:
             with self._giving(0) as sink:
                 return sink.room(most)
         return []
 
     def fill(self, count: int) -> None:
-        """Note that `count` bytes have been written to `room`."""
+        """Take note of `count` bytes written to `room`."""
         with self._giving(count) as sink:
             sink.fill(count)
 
     @contextmanager
     def _giving(self, count: int) -> Iterator[BodySink]:
-        """Hand `count` bytes to the sink; `receive_into` raises what the sink raises."""
+        """Count bytes for the sink; `receive_into` raises what the sink raises."""
         if self.sink is None:
             raise RuntimeError("nobody has asked for the body")
         self._given += count
@@ -128,7 +129,7 @@ class Http1Request(Transport):
 
     async def receive_into(self, sink: BodySink) -> int:
         self._given = 0
-        while self._pieces:  # the reader was faster
+        while self._pieces:  # received before the sink was there
             piece = self._pieces.popleft()
             self._ahead.release(len(piece))
             await sink.ready()
@@ -145,12 +146,12 @@ class Http1Request(Transport):
         return self._given
 
     def complete(self) -> None:
-        """The body is whole."""
+        """Record that the body is complete."""
         self._whole = True
         self._news.set()
 
     def leave(self) -> None:
-        """The client has left. Synchronous, idempotent."""
+        """Record that the client has left. Synchronous, idempotent."""
         if self._gone:
             return
         self._end_request()
@@ -164,13 +165,13 @@ class Http1Request(Transport):
         self._news.set()
 
     async def receive(self) -> Any:
-        """Return the next ASGI message: parts of the body, in the end `http.disconnect`."""
+        """Return the next ASGI message: parts of the body, then `http.disconnect`."""
         while not (self._pieces or self._gone or (self._whole and not self._told)):
             self._news = trio.Event()
             await self._news.wait()
         if self._gone:
             return {"type": "http.disconnect"}
-        # One by one: joining them would copy all into memory that was not touched before.
+        # One by one, as joining would copy all of them into memory that is not in use yet.
         body = self._pieces.popleft() if self._pieces else b""
         self._ahead.release(len(body))
         self._told = self._whole and not self._pieces
@@ -179,7 +180,7 @@ class Http1Request(Transport):
     # ---- the answer -----------------------------------------------------------------------------
 
     async def run(self, app: App, scheme: str) -> bool:
-        """Have the application answer; return whether the answer is whole, whatever it raised."""
+        """Have the application answer; return whether the answer is complete, even if it raised."""
         try:
             await app(self._scope(scheme), self.receive, self.send)
         except Exception as error:
@@ -192,7 +193,7 @@ class Http1Request(Transport):
         if self._gone:
             return not self._http1.over
         if self._http1.server is not WireState.ANSWERING:
-            self._connection.abort()  # so that the client sees that something is missing
+            self._connection.abort()  # so that the client notices the incomplete answer
             return False
         self._start(500, _EMPTY, last=True)
         await self.send({"type": "http.response.body", "body": b""})
@@ -257,7 +258,7 @@ class Http1Request(Transport):
             callback()
 
     def direct_socket(self) -> trio.socket.SocketType | None:
-        # Without chunks there is nothing to frame events with, and TLS must encrypt what is sent.
+        # Events need chunks as framing, and TLS must encrypt what is sent.
         plain, chunked = self._connection.plain, self._http1.framing is Framing.CHUNKED
         return plain.socket if plain is not None and chunked else None
 

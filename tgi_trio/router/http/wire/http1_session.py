@@ -1,9 +1,9 @@
-"""HTTP/1.1 on one connection: each request is answered by the application, one after the other.
+"""HTTP/1.1 on one connection: the application answers one request after the other.
 
-This replaces hypercorn's HTTP/1.1, which spends three times as much on a short request as all of
+This replaces hypercorn's HTTP/1.1, which takes three times as long for a short request as all of
 our routes: h11 is Python, and every message crosses a channel. Here `http1.py` turns bytes into
-events, and a request is an object (`http1_request.py`) that the application reads from and writes
-to directly.
+events, and a request is an object (`http1_request.py`) that the application reads and writes
+directly.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class Http1Session:
         common: Callable[[], Header],
         longest_head: int = LONGEST_HEAD,
     ) -> None:
-        """`common` returns a header that every answer carries; `longest_head` is in bytes."""
+        """`common` returns a header for every answer; `longest_head` is in bytes."""
         self._connection = connection
         self._app = app
         self._common = common
         self._scheme = "http" if connection.plain is not None else "https"
         self._http1 = Http1(longest_head)
         self._ahead = ReadAhead()
-        self._incoming: Http1Request | None = None  # whose body may be being received
+        self._incoming: Http1Request | None = None  # whose body may be arriving
         self._current: Http1Request | None = None  # which is being answered
         self._waiting: deque[Http1Request] = deque()
-        self._refusal: Refusal | None = None  # of what came behind all of these
-        self._switched = b""  # what a client has sent that turned out to speak HTTP/2
+        self._refusal: Refusal | None = None  # of what came after all of these
+        self._switched = b""  # bytes received from a client that turned out to speak HTTP/2
 
     async def serve(self) -> bytes:
         """Serve the connection until it ends.
 
-        Returns the bytes received so far if the client turns out to speak HTTP/2, otherwise none.
+        Return the bytes received so far if the client turns out to speak HTTP/2, otherwise none.
         """
         self._connection.on_end(self._hear_end)
         await self._connection.read(self._take, self)
@@ -62,7 +62,7 @@ class Http1Session:
         return self._switched
 
     async def _take(self, data: bytes) -> bool:
-        """Process received bytes, and wait until more may come; False if the rest is HTTP/2's."""
+        """Process received bytes, and wait until more may come; False if the rest is HTTP/2."""
         heard = self._http1.receive(data)
         if self._current is None and self._http1.client is WireState.HEAD:
             self._connection.idle_watch.expect_head()
@@ -70,7 +70,7 @@ class Http1Session:
 
     @property
     def wanted(self) -> int:
-        """How many of the next bytes are a body's that is received in place (`BodyMemory`)."""
+        """How many of the next bytes belong to a body that is received in place (`BodyMemory`)."""
         request = self._incoming
         return 0 if request is None or request.sink is None else self._http1.body_left
 
@@ -80,11 +80,11 @@ class Http1Session:
             await self._incoming.sink.ready()
 
     def room(self, most: int) -> list[memoryview]:
-        """Return where up to `most` of them are to be written; empty: `_take` is to have them."""
+        """Return where to write up to `most` of them; empty: they are to be passed to `_take`."""
         return [] if self._incoming is None else self._incoming.room(min(most, self.wanted))
 
     async def fill(self, count: int) -> bool:
-        """Note that `count` bytes have been written to `room`; return as `_take` does."""
+        """Take note of `count` bytes written to `room`; return as `_take` does."""
         if self._incoming is not None:
             self._incoming.fill(count)
         return await self._hear(self._http1.skip_body(count))
@@ -118,10 +118,10 @@ class Http1Session:
             self._waiting.append(request)
 
     async def _refuse(self, refusal: Refusal) -> None:
-        """Take note that nothing more is heard; what was asked before is answered first."""
+        """Record that nothing more is read; requests that came before are answered first."""
         self._refusal = refusal
         broken = self._incoming
-        if broken is not None and not broken.whole:  # it is no request: its body has no end
+        if broken is not None and not broken.whole:  # it is not a request, as its body has no end
             if broken is not self._current:
                 self._waiting.remove(broken)
                 self._ahead.release(broken.head.size)
@@ -135,7 +135,7 @@ class Http1Session:
             await self._say_why()
 
     async def _say_why(self) -> None:
-        """Refuse what came behind all requests, and hang up."""
+        """Answer what was refused, after all requests, and close the connection."""
         if self._refusal is not None:
             await self._connection.send(self._refusal.answer())
         await self._say_goodbye()
@@ -148,7 +148,7 @@ class Http1Session:
         self._connection.idle_watch.busy()
 
     async def _answer(self) -> None:
-        """Answer the current request, and then those that have come after it meanwhile."""
+        """Answer the current request, and then those that have arrived meanwhile."""
         while self._current is not None:
             if not await self._current.run(self._app, self._scheme):
                 await self._hear_end()  # the reader may be waiting for room
@@ -167,7 +167,7 @@ class Http1Session:
                 self._rest()
 
     def _rest(self) -> None:
-        """Wait for another request; part of its head may have come already."""
+        """Wait for another request; part of its head may have arrived already."""
         self._connection.idle_watch.idle()
         if self._http1.client is WireState.HEAD:
             self._connection.idle_watch.expect_head()
@@ -175,7 +175,7 @@ class Http1Session:
     # ---- the end --------------------------------------------------------------------------------
 
     async def _say_goodbye(self) -> None:
-        """End the connection; requests that wait for their turn are dropped."""
+        """End the connection; waiting requests are dropped."""
         if not self._http1.over:
             lingers = self._http1.say_goodbye()
             await self._connection.close(lingers)

@@ -1,8 +1,8 @@
-"""HTTP/2 by hypercorn: the only file that knows it.
+"""HTTP/2 by hypercorn; no other file uses it.
 
-Its H2Protocol is driven as its own TCPServer does it, but for what `Protocol` keeps from it.
-Attributes of its streams that are no published interface are touched behind exact type checks; a
-stream that is not recognised is served as any ASGI server would.
+Its H2Protocol is driven as by its own TCPServer, except for what `Protocol` overrides. Non-public
+attributes of its streams are used only after exact type checks; an unrecognised stream is served as
+any ASGI server would.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tgi_trio.router.http.wire.connection import Connection
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.http.wire.transport import EXTENSION, App, AsgiTransport, Receive, Send
 
-# Bytes of one stream that may wait for the client's flow-control window.
+# Most bytes of one stream that may wait for the client's flow-control window.
 _WINDOW = 1 << 16
 
 _CANCEL = 8  # error code of RST_STREAM
@@ -36,7 +36,7 @@ class Http2Server:
     """What all HTTP/2 connections of a server share."""
 
     def __init__(self, log: logging.Logger, common: Callable[[], Header]) -> None:
-        """`common` returns a header that every answer carries."""
+        """`common` returns a header for every answer."""
         self.config = _Config(common)
         self.config.keep_alive_max_requests = 10**9
         self.config.accesslog = None  # hypercorn's copies the environment for every request
@@ -44,7 +44,7 @@ class Http2Server:
         self.context = WorkerContext(None)
 
     async def drain(self) -> None:
-        """Take no new requests; connections end with the last of theirs."""
+        """Accept no new requests; each connection ends after its last one."""
         await self.context.terminated.set()
 
 
@@ -58,7 +58,7 @@ class Http2Session:
         self._protocol: Protocol | None = None
 
     async def serve(self, first: bytes = b"") -> None:
-        """Serve the connection until it ends. `first`: what has come already."""
+        """Serve the connection until it ends. `first`: bytes received already."""
         connection = self._connection
         client, own = connection.addresses
         async with TaskGroup() as tasks:
@@ -121,7 +121,7 @@ class Http2Session:
 
 
 class Http2Transport(AsgiTransport):
-    """A response that shares its connection; hypercorn buffers it without bound."""
+    """A response that shares its connection with others; hypercorn buffers it without limit."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Http2Transport(AsgiTransport):
         self._id = stream.stream_id
 
     async def send(self, message: Any) -> None:
-        """Send a message of the response. The last one has as long as the client reads."""
+        """Send a message of the response. The last one may take as long as the client reads."""
         if message["type"] != "http.response.body" or message.get("more_body", False):
             await self._send(message)
             return
@@ -152,7 +152,7 @@ class Http2Transport(AsgiTransport):
             nursery.cancel_scope.cancel()
 
     async def _until_stalled(self) -> None:
-        """Return when the client has taken nothing for `send_timeout`."""
+        """Return when the client has read nothing for `send_timeout`."""
         unsent, before = self._unsent(), -1
         while unsent != before:
             await trio.sleep(self.send_timeout)
@@ -181,28 +181,28 @@ class Http2Transport(AsgiTransport):
 
 
 class Protocol(H2Protocol):
-    """hypercorn's protocol, whose connection one request cannot end for the others.
+    """hypercorn's protocol, changed so that one request cannot end the connection for others.
 
-    It raises KeyError at a body whose request has been answered, and remembers a stream that was
-    reset while nothing waited to be sent, until it has a thousand and raises.
+    The original raises KeyError for a body whose request has been answered. It also keeps streams
+    that were reset while nothing waited to be sent, until it has a thousand and raises.
     """
 
     async def drop_unsent(self, stream_id: int) -> None:
-        """Have the sending task forget a stream that was reset: it tries to end it, and cannot."""
+        """Have the sending task forget a stream that was reset, which it would fail to end."""
         buffer = self.stream_buffers.get(stream_id)
         if buffer is not None:
             await buffer.close()
             await self._window_updated(stream_id)
 
     async def _handle_events(self, events: list[Happening]) -> None:
-        # One by one: a stream may end while an event before is handled.
+        # One by one, as a stream may end while an earlier event is handled.
         for event in events:
             if isinstance(event, RequestReceived) and (b":method", b"CONNECT") in event.headers:
                 self._decline(event.stream_id)
             elif isinstance(event, DataReceived) and event.stream_id not in self.streams:
-                # The rest of a body whose request has been answered is dropped. Others need the
-                # connection's window, and the client that of the stream: many look at the answer
-                # only when they have sent everything.
+                # The rest of a body whose request has been answered is dropped, but acknowledged:
+                # others need the connection's window, and the client that of the stream, as many
+                # read the answer only after sending everything.
                 self.connection.acknowledge_received_data(
                     event.flow_controlled_length, event.stream_id
                 )
@@ -213,18 +213,18 @@ class Protocol(H2Protocol):
         await self._flush()
 
     def _decline(self, stream_id: int) -> None:
-        """Refuse to become a tunnel, or a WebSocket (RFC 8441), which no route speaks."""
+        """Refuse a tunnel or a WebSocket (RFC 8441), which no route supports."""
         headers = [(b":status", b"501"), *self.config.response_headers("h2")]
         self.connection.send_headers(stream_id, headers, end_stream=True)
 
 
 class _Config(Config):
-    """hypercorn's configuration, with our header instead of its own."""
+    """hypercorn's configuration, with our header in place of its own."""
 
     def __init__(self, common: Callable[[], Header]) -> None:
         super().__init__()
         self._common = common
 
     def response_headers(self, protocol: str) -> list[Header]:
-        """Return what every response carries."""
+        """Return the headers of every response."""
         return [self._common()]

@@ -1,4 +1,4 @@
-"""When a connection has been idle for too long, or another client needs its place."""
+"""Closes connections that are idle for too long, or whose place another client needs."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import trio
 
 
 class IdleConnections:
-    """The connections that wait for another request, the one that has waited longest first."""
+    """The connections that wait for another request, the longest waiting first."""
 
     def __init__(self) -> None:
         self._watches: dict[IdleWatch, None] = {}
 
     def add(self, watch: IdleWatch) -> None:
-        """Note that a connection waits from now on."""
+        """Record that a connection waits from now on."""
         self._watches.pop(watch, None)
         self._watches[watch] = None
 
     def discard(self, watch: IdleWatch) -> None:
-        """Note that a connection waits no more, if it did."""
+        """Record that a connection does not wait any more, if it did."""
         self._watches.pop(watch, None)
 
     def close_oldest(self) -> bool:
-        """Have the connection closed that has waited longest; return whether there was one.
+        """Close the connection that has waited longest; return whether there was one.
 
-        A request that comes before its task runs is served all the same.
+        A request that arrives before its task runs is still served.
         """
         watch = next(iter(self._watches), None)
         if watch is None:
@@ -39,8 +39,8 @@ class IdleConnections:
 class IdleWatch:
     """Closes a connection that stays idle for too long, or when the server drains.
 
-    The watch reads the deadline whenever it wakes. A new deadline is never sooner than the end of
-    the wait that is under way, so setting one costs an assignment and not a timer.
+    The watch checks the deadline whenever it wakes. A new deadline is never before the end of the
+    current wait, so setting one costs an assignment and not a timer.
     """
 
     def __init__(
@@ -62,33 +62,33 @@ class IdleWatch:
         self._keep_alive_timeout = keep_alive_timeout
         self._head_timeout = head_timeout
         self._waiting = waiting
-        self._patience = min(keep_alive_timeout, head_timeout)  # of the watch, for one wait
+        self._patience = min(keep_alive_timeout, head_timeout)  # longest single wait of the watch
         self._deadline = math.inf  # trio clock; infinite while a request is being served
-        self._scope = trio.CancelScope()  # of the watch's present wait
+        self._scope = trio.CancelScope()  # of the watch's current wait
         self._ended = False
 
     def idle(self) -> None:
-        """The connection is idle from now on."""
+        """Record that the connection is idle from now on."""
         self._deadline = trio.current_time() + self._keep_alive_timeout
         self._waiting.add(self)
 
     def expect_head(self) -> None:
-        """A request's head has begun, or is the first thing to come. Idempotent until `idle`."""
+        """Record that a request's head has begun, or must begin first. Idempotent until `idle`."""
         self._deadline = min(self._deadline, trio.current_time() + self._head_timeout)
         self._waiting.discard(self)
 
     def busy(self) -> None:
-        """A request is being served."""
+        """Record that a request is being served."""
         self._deadline = math.inf
         self._waiting.discard(self)
 
     def close_soon(self) -> None:
-        """Its place is needed: the connection is closed, unless it is busy again by then."""
+        """Have the connection closed for another client, unless it is busy again by then."""
         self._deadline = trio.current_time()
         self._scope.cancel()
 
     def end(self) -> None:
-        """The connection has ended; without this its nursery would wait for the watch."""
+        """Record that the connection has ended; otherwise its nursery would wait for the watch."""
         self._ended = True
         self._waiting.discard(self)
         self._scope.cancel()

@@ -1,8 +1,8 @@
 """Sockets, connections and shutdown, in place of hypercorn's trio worker.
 
-Hypercorn's takes no other connection class, and at shutdown waits for ever for a client that does
-not read. This server accepts on sockets that we bind ourselves, so that a port in use is an error
-that names the flag, and every phase of its shutdown has a deadline.
+Hypercorn's accepts no other connection class, and its shutdown waits for ever for a client that
+does not read. This server accepts on sockets that we bind ourselves, so that a port in use is an
+error that names the flag, and every phase of its shutdown has a deadline.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from tgi_trio.sockets import address_text, bind
 
 log = logging.getLogger(__name__)
 
-# Seconds after the grace period in which streams that were just ended may still be flushed.
+# Seconds after the grace period in which the last bytes of streams may still be sent.
 FLUSH = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How we listen and for how long we wait."""
+    """Settings for listening, and timeouts."""
 
     graceful_timeout: float = 90.0  # seconds from `shutdown` until generations are ended
-    # Seconds that a connection may be idle between two requests. Longer than proxies keep theirs
-    # (nginx 60, Traefik 90, Caddy 120, Google's load balancers 600): whoever closes first may do so
+    # Seconds that a connection may be idle between two requests. Longer than in proxies (nginx 60,
+    # Traefik 90, Caddy 120, Google's load balancers 600): the side that closes first may do so
     # while the other sends a request, which a proxy must not send again.
     keep_alive_timeout: float = 620.0
     backlog: int = 4096
     certfile: Path | str | None = None
     keyfile: Path | str | None = None
-    longest_head: int = LONGEST_HEAD  # bytes; for HTTP/2 hypercorn has a bound of its own
+    longest_head: int = LONGEST_HEAD  # bytes; for HTTP/2 hypercorn has a limit of its own
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
 def listen(addresses: Sequence[str], backlog: int = 4096) -> list[socket.socket]:
-    """Bind and listen on each of `addresses`, as `sockets.bind` reads them.
+    """Bind and listen on each of `addresses`, in the form of `sockets.bind`.
 
-    Raises ConfigurationError, naming the flag, when an address cannot be had.
+    Raises ConfigurationError, naming the flag, if an address is not available.
     """
     listeners = bind(addresses)
     for listener in listeners:
@@ -71,10 +71,10 @@ async def serve(
 ) -> None:
     """Serve the ASGI `app` until `shutdown` is set and every response has ended.
 
-    Reports the addresses it listens on through `task_status`. `acceptor` bounds how many clients
-    may be connected, and knows how many are; it is told how to close idle ones for others.
-    After `graceful_timeout`, `on_grace_end` may end what still runs; connections that do not end
-    then are reset. Raises ConfigurationError when the certificate cannot be used.
+    Reports its addresses through `task_status`. `acceptor` limits and counts connected clients; it
+    is given a way to close idle connections for others. After `graceful_timeout`, `on_grace_end`
+    may end what is still running; connections that do not end then are reset. Raises
+    ConfigurationError if the certificate cannot be used.
     """
     draining, date = trio.Event(), DateHeader()
     http2 = Http2Server(log, date)
@@ -101,7 +101,7 @@ async def serve(
         live.add(connection)
         try:
             await connection.run(speak)
-        except* Exception as group:  # one connection's trouble never ends the server
+        except* Exception as group:  # an error of one connection must not end the server
             log.error("a connection failed", exc_info=group)
         finally:
             live.discard(connection)
@@ -137,21 +137,21 @@ async def _end_of_grace(
         await trio.sleep(FLUSH)
     log.warning("resetting %d connections that did not end in time", len(live))
     for connection in list(live):
-        connection.abort()  # wakes a send that is shielded against cancellation
+        connection.abort()  # wakes a send that is shielded from cancellation
     connections.cancel_scope.cancel()
 
 
 def _secured(
     tcp: trio.SocketStream, certificate: Certificate | None
 ) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
-    """Return TLS over `tcp`; `tcp` itself without a certificate, or of a Unix socket."""
+    """Return TLS over `tcp`; `tcp` itself without a certificate, or for a Unix socket."""
     if certificate is None or tcp.socket.family == socket.AF_UNIX:
         return tcp
     return trio.SSLStream(tcp, certificate.context, server_side=True, https_compatible=True)
 
 
 def _url(sock: socket.socket, secure: bool) -> str:
-    """Return where clients find the server that listens on `sock`."""
+    """Return the URL of the server that listens on `sock`."""
     address = address_text(sock)
     if sock.family == socket.AF_UNIX:
         return address

@@ -1,9 +1,8 @@
-"""HTTP/1.1 on one connection as one literal table; whatever is not in it raises.
+"""The states of an HTTP/1.1 connection as one literal table; an event that is not in it raises.
 
-Two sides move through it, each in a state of its own: what the client says and what we say. They
-are apart because a client may send its next request before it has the answer to the last
-(pipelining). `http1.py` is the only file in which anything happens to either;
-`docs/architecture.md` draws its table and its diagram from here.
+Client and server each have a state. The two are separate because a client may send its next request
+before it has the last answer (pipelining). `http1.py` is the only file with transitions.
+`docs/architecture.md` gets its table and its diagram from here.
 """
 
 from __future__ import annotations
@@ -13,27 +12,27 @@ from collections.abc import Mapping
 
 
 class WireState(enum.Enum):
-    """Where one side of a connection stands."""
+    """The state of one side of a connection."""
 
-    # what the client says
-    FRESH = "fresh"  # what has come may yet become HTTP/2's preface
+    # the client's side
+    FRESH = "fresh"  # the bytes so far may become HTTP/2's preface
     IDLE = "idle"  # between two requests
-    HEAD = "head"  # a part of a request's head has come
-    BODY = "body"  # a head is whole, what belongs to it is not
-    DEAF = "deaf"  # the last request has come; what follows is not for us
-    BROKEN = "broken"  # what came is no HTTP, and more of it may follow
+    HEAD = "head"  # part of a request's head has arrived
+    BODY = "body"  # a head is complete, but not its body
+    DEAF = "deaf"  # the last request is complete; anything after it is ignored
+    BROKEN = "broken"  # the bytes are not valid HTTP, and more may follow
 
-    # what we say
-    QUIET = "quiet"  # nothing is asked of us
-    ANSWERING = "answering"  # a request has its turn; its answer has no head yet
-    SENDING = "sending"  # an answer is under way, after which the connection is good for another
-    SENDING_LAST = "sending last"  # an answer is under way, after which the connection ends
-    DRAINING = "draining"  # we have said goodbye; what still comes is read and dropped
+    # the server's side
+    QUIET = "quiet"  # no request has its turn
+    ANSWERING = "answering"  # a request is being answered; its answer has no head yet
+    SENDING = "sending"  # an answer is being sent; the connection can serve another after it
+    SENDING_LAST = "sending last"  # an answer is being sent; the connection ends after it
+    DRAINING = "draining"  # our side is closed; what still arrives is read and dropped
 
     # both
     CLOSED = "closed"  # the connection is over, or HTTP/2 has taken it
 
-    # enum's own __hash__ is Python code; identity is what a table lookup needs
+    # Enum's own __hash__ is Python code; identity suffices for table lookups.
     __hash__ = object.__hash__
 
 
@@ -41,24 +40,24 @@ class WireEvent(enum.Enum):
     """What can happen on a connection."""
 
     # by the client
-    RECOGNISE = "recognise"  # what came cannot become HTTP/2's preface
-    SWITCH = "switch"  # what came is HTTP/2's preface
+    RECOGNISE = "recognise"  # the bytes so far cannot become HTTP/2's preface
+    SWITCH = "switch"  # the bytes so far are HTTP/2's preface
     BEGIN = "begin"  # the first byte of a head
-    REREAD = "reread"  # a head that asks for an upgrade is read again without the question
-    ASK = "ask"  # a head is whole: a request
-    END = "end"  # a request is whole, and another may follow
-    END_LAST = "end last"  # a request is whole, and none will follow
-    BREAK = "break"  # what came is no HTTP
+    REREAD = "reread"  # a head that asks for an upgrade is parsed again without that
+    ASK = "ask"  # a head is complete: a request
+    END = "end"  # a request is complete, and another may follow
+    END_LAST = "end last"  # a request is complete, and none will follow
+    BREAK = "break"  # the bytes are not valid HTTP
 
     # by us
-    TURN = "turn"  # the application is given a request
-    START = "start"  # the head of an answer is made
-    START_LAST = "start last"  # the same, of an answer with which the connection ends
-    FINISH = "finish"  # the answer has left
-    LINGER = "linger"  # we say goodbye while the client may still be sending
+    TURN = "turn"  # the application gets a request
+    START = "start"  # the head of an answer is written
+    START_LAST = "start last"  # the same, for an answer after which the connection ends
+    FINISH = "finish"  # the answer has been sent
+    LINGER = "linger"  # our side closes while the client may still be sending
 
     # by either
-    CLOSE = "close"  # the client has left, or we have hung up
+    CLOSE = "close"  # the client has left, or the connection was closed here
 
     __hash__ = object.__hash__
 
@@ -96,18 +95,18 @@ TRANSITIONS: Mapping[tuple[WireState, WireEvent], WireState] = {
     (WireState.DRAINING, WireEvent.CLOSE): WireState.CLOSED,
 }
 
-#: Where each side begins.
+#: The initial states.
 CLIENT_BEGINS, SERVER_BEGINS = WireState.FRESH, WireState.QUIET
 
-#: States of the client in which nothing of what it sends is read as HTTP any more.
+#: States of the client in which what it sends is no longer parsed as HTTP.
 UNHEARD = frozenset({WireState.DEAF, WireState.BROKEN, WireState.CLOSED})
 
-#: States of the client in which it may be in the middle of sending, so that a goodbye lingers.
+#: States of the client in which it may still be sending, so that closing lingers.
 STILL_SENDING = frozenset({WireState.BODY, WireState.BROKEN})
 
 
 class IllegalWireEvent(Exception):
-    """A bug of ours: an event came in a state that has no row for it."""
+    """A bug of ours: an event in a state that has no row for it."""
 
     def __init__(self, state: WireState, event: WireEvent) -> None:
         super().__init__(f"a connection that is {state.name} cannot {event.name}")
@@ -116,7 +115,7 @@ class IllegalWireEvent(Exception):
 
 
 def next_state(state: WireState, event: WireEvent) -> WireState:
-    """Return the state after `event`; raises IllegalWireEvent."""
+    """Return the state after `event`. Raises IllegalWireEvent."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:

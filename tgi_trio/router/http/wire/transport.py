@@ -1,8 +1,8 @@
-"""What carries the bytes of a response, as the application sees it.
+"""The transport of a response, as the application sees it.
 
-It is an extension of our own connections' ASGI scopes: for HTTP/1.1 an
-`http1_request.Http1Request`, for HTTP/2 an `http2.Http2Transport`.
-This is the only file that touches a private attribute of trio, behind an exact type check.
+It is an extension in the ASGI scopes of our connections: an `http1_request.Http1Request` for
+HTTP/1.1, an `http2.Http2Transport` for HTTP/2. No other file uses a private attribute of trio, here
+after an exact type check.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import trio
 
 SEND_TIMEOUT = 30.0  # seconds
 
-EXTENSION = "tgi_trio.transport"  # of an ASGI scope: a Transport
+EXTENSION = "tgi_trio.transport"  # key of an ASGI scope's extensions: a Transport
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -25,7 +25,7 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]  # the ASGI application
 def inner_socket(connected: trio.socket.SocketType) -> socket.socket | None:
     """Return the non-blocking socket inside trio's; None if trio keeps it elsewhere.
 
-    Each event of each stream is written to it: going through trio's would take a tenth more time.
+    Every event of every stream is written to it; trio's wrapper would take a tenth more time.
     """
     inner = getattr(connected, "_sock", None)
     return inner if type(inner) is socket.socket else None
@@ -38,20 +38,20 @@ class BodySink(Protocol):
         """Wait until more may be received."""
 
     def room(self, most: int) -> list[memoryview]:
-        """Return where up to `most` of the next bytes are to be written, in this order.
+        """Return where to write up to `most` of the next bytes, in this order.
 
-        Empty: they are for `feed`. The caller writes at once and reports it to `fill`.
+        Empty: they are to be passed to `feed`. The caller writes at once and then calls `fill`.
         """
 
     def fill(self, count: int) -> None:
-        """Note that `count` bytes have been written to `room`."""
+        """Take note of `count` bytes written to `room`."""
 
     def feed(self, piece: bytes) -> None:
         """Take the next bytes."""
 
 
 class Transport:
-    """The base: it knows nothing of the connection, and offers nothing beyond ASGI."""
+    """The base class: without access to the connection, it offers nothing beyond ASGI."""
 
     send_timeout: float = SEND_TIMEOUT
 
@@ -59,20 +59,20 @@ class Transport:
         """Send the head of the response, if it waits for the body."""
 
     async def invite_body(self) -> None:
-        """Tell a client that asks first (`Expect: 100-continue`) to send its body."""
+        """Have a client that waits for it (`Expect: 100-continue`) send its body."""
 
     async def receive_into(self, sink: BodySink) -> int:
-        """Give `sink` the rest of a body of known length directly, without ASGI messages.
+        """Pass the rest of a body of known length directly to `sink`, without ASGI messages.
 
-        Returns how many bytes that were: all of them, fewer if the client has left, and 0 where
-        this transport cannot do it. Raises what `sink` raises.
+        Return the number of bytes: all of them, fewer if the client has left, and 0 if this
+        transport cannot do it. Raises what `sink` raises.
         """
         return 0
 
     def on_leave(self, callback: Callable[[], None] | None) -> None:
         """Have `callback` called, once and synchronously, when the client leaves.
 
-        From then on nobody but the transport may `receive`.
+        From then on, only the transport may `receive`.
         """
 
     def direct_socket(self) -> trio.socket.SocketType | None:
@@ -80,21 +80,21 @@ class Transport:
         return None
 
     async def wait_flushed(self) -> bool:
-        """Wait until little enough is unsent; False when the client does not read."""
+        """Wait until little enough is unsent; return False if the client does not read."""
         return True
 
     def cut(self) -> None:
-        """Wake a send that cannot be cancelled, by giving its connection up. Synchronous."""
+        """Wake a send that cannot be cancelled by giving up its connection. Synchronous."""
 
     async def abort(self) -> None:
-        """Give the response up so that the client notices."""
+        """Give up the response so that the client notices."""
 
 
 class AsgiTransport(Transport):
-    """What any ASGI server offers: a `receive` that reports in the end that the client has left."""
+    """A transport for any ASGI server, whose `receive` reports a disconnect at the end."""
 
     def __init__(self, nursery: trio.Nursery, receive: Receive, send: Send) -> None:
-        """`nursery`: of this request alone; cancelled when it is over."""
+        """`nursery`: of this request only; it is cancelled when the request is over."""
         self._nursery = nursery
         self._receive = receive
         self._send = send

@@ -70,8 +70,7 @@ class XmlArguments:
         """Return a reader for the arguments of one call; None: of an unknown function."""
         return XmlReader(self, Shapes(function.schema if function is not None else {}))
 
-    # ---- writing rules
-    # ----------------------------------------------------------------------------
+    # ---- writing rules ---------------------------------------------------------------------------
 
     def rules(self, name: str, function: Function, added: Mapping[str, int]) -> dict[str, str]:
         """Return rules (name -> right side) for a function's arguments; `name` is the top one."""

@@ -1,15 +1,12 @@
-"""Answers as Anthropic's clients read them: one message, or the events that it is told by.
+"""Answers for Anthropic's clients: a message, or the events of a stream.
 
-| event | when | what it has |
-|---|---|---|
-| `message_start` | first | the message without content, with what is known of its usage |
-| `content_block_start` | a block begins | its `index` and, empty, the block |
-| `content_block_delta` | a piece of it came | `thinking_delta`, `text_delta`, `input_json_delta` |
-| `content_block_delta` | a thought ends | `signature_delta` |
-| `content_block_stop` | a block ends | its `index` |
-| `message_delta` | all blocks ended | why it ended, and the whole usage |
-| `message_stop` | last | |
-| `error` | instead of the last two | Anthropic's error |
+|| event | when | what it has | ||---|---|---| || `message_start` | first | the message without
+content, with what is known of its usage | || `content_block_start` | a block begins | its `index`
+and, empty, the block | || `content_block_delta` | a piece of it came | `thinking_delta`,
+`text_delta`, `input_json_delta` | || `content_block_delta` | a thought ends | `signature_delta` |
+|| `content_block_stop` | a block ends | its `index` | || `message_delta` | all blocks ended | why
+it ended, and the whole usage | || `message_stop` | last | | || `error` | instead of the last two |
+Anthropic's error |
 """
 
 from __future__ import annotations
@@ -30,24 +27,24 @@ from tgi_trio.router.http.messages.render import text_json
 from tgi_trio.router.http.messages.tool_calls import AnswerReader
 from tgi_trio.router.request import FinishReason, Outcome, Token
 
-# Clients send it back with the thought, and some drop a thought that has none; nobody checks it.
+# Clients send it back with the thought, and some drop a thought without one; it is not checked.
 SIGNATURE: Final = "unsigned"
 
 
 class AnswerEnd:
-    """Tells why an answer ended and what it took."""
+    """Determines why an answer ended, and its usage."""
 
     def __init__(self, prompt_tokens: int, clipped: bool) -> None:
-        """`clipped`: there was less room than the client asked for."""
+        """`clipped`: fewer tokens were possible than the client asked for."""
         self._prompt_tokens = prompt_tokens
         self._clipped = clipped
 
     def start_usage(self) -> replies.MessageUsage:
-        """Return the usage before the first token: what is cached is known at the end."""
+        """Return the usage before the first token; cached tokens are only known at the end."""
         return replies.MessageUsage(self._prompt_tokens, 0)
 
     def usage(self, outcome: Outcome) -> replies.MessageUsage:
-        """Return the usage of the whole; all that is not cached was computed and paid for."""
+        """Return the usage of the whole; input tokens that were not cached were computed."""
         cached = outcome.cached_tokens
         return replies.MessageUsage(
             input_tokens=self._prompt_tokens - cached,
@@ -56,7 +53,7 @@ class AnswerEnd:
         )
 
     def reason(self, outcome: Outcome, called: bool) -> tuple[replies.StopReason, str | None]:
-        """Return why it ended, and by which stop sequence; `called`: with whole calls."""
+        """Return why it ended, and the stop sequence, if any; `called`: with complete calls."""
         if outcome.reason is FinishReason.LENGTH:
             return "model_context_window_exceeded" if self._clipped else "max_tokens", None
         if called:
@@ -100,7 +97,7 @@ def _content_block(block: Block) -> replies.Content:
 
 
 def _input(block: Block) -> dict[str, Any]:
-    """Return the arguments of a call; of one that was cut off, none."""
+    """Return the arguments of a call; empty if it was cut off."""
     try:
         found = msgspec.json.decode(block.text or "{}")
     except (msgspec.DecodeError, RecursionError):
@@ -133,7 +130,7 @@ class MessageEvents:
         self._end = end
 
     def step(self, tokens: list[Token]) -> bytes:
-        """Return the events of tokens; the first time, that of the message in front."""
+        """Return the events of tokens; the first time after `message_start`."""
         start, self._start = self._start, b""
         for token in tokens:
             delta = self._reader.take(token)
@@ -155,7 +152,7 @@ class MessageEvents:
         return b"".join(events)
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
-        """Return the events of the last tokens, then of the error."""
+        """Return the events of the last tokens, then that of the error."""
         error = anthropic_error(problem, ANTHROPIC.status(problem))
         return self.step(tokens) + b"event: error\ndata: %b\n\n" % orjson.dumps(error)
 
@@ -165,12 +162,12 @@ def _event(type: str, **fields: Any) -> bytes:
 
 
 def _piece(block: Block, text: str) -> bytes:
-    """Written out: this is what a stream consists of."""
+    """Written by template, since streams mostly consist of this."""
     return _DELTA % (block.index, _DELTAS[block.kind] % text_json(text))
 
 
 def _told(change: Change, block: Block, text: str) -> bytes:
-    """Return the event that tells of a change."""
+    """Return the events for a change."""
     match change:
         case Change.MORE:
             return _piece(block, text)

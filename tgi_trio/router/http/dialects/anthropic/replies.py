@@ -1,4 +1,4 @@
-"""What /v1/messages answers, as types: written by `answer.py`, shown in the OpenAPI document."""
+"""Replies of /v1/messages as types: written by `answer.py`, shown in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ StopReason = Literal[
 
 
 class ThinkingContent(Struct, tag="thinking", forbid_unknown_fields=True):
-    """What the model thought."""
+    """A thought of the model."""
 
     thinking: str
     signature: str
 
 
 class TextContent(Struct, tag="text", forbid_unknown_fields=True):
-    """What it says."""
+    """A text of the model."""
 
     text: str
 
 
 class ToolUseContent(Struct, tag="tool_use", forbid_unknown_fields=True):
-    """A tool that it calls."""
+    """A call of a tool."""
 
     id: str
     name: str
@@ -40,9 +40,9 @@ Content = ThinkingContent | TextContent | ToolUseContent
 class MessageUsage(Struct, forbid_unknown_fields=True):
     """Tokens of the prompt, in three parts, and of the answer."""
 
-    input_tokens: int  # neither of the two below
+    input_tokens: int  # without the two below
     output_tokens: int
-    cache_creation_input_tokens: int = 0  # always: what is cached is not paid for by itself
+    cache_creation_input_tokens: int = 0  # always 0: caching has no price of its own
     cache_read_input_tokens: int = 0
 
 
@@ -100,7 +100,7 @@ class TextDelta(Struct, tag="text_delta", forbid_unknown_fields=True):
 
 
 class InputJsonDelta(Struct, tag="input_json_delta", forbid_unknown_fields=True):
-    """More of a call's arguments, as text of JSON."""
+    """More of a call's arguments, as JSON text."""
 
     partial_json: str
 

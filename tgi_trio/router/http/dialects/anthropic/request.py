@@ -1,4 +1,4 @@
-"""Anthropic's messages as a conversation."""
+"""Converts Anthropic's messages into conversations."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tgi_trio.router.text.tools.functions import Function
 from tgi_trio.router.text.turns import PastCall, Turn
 from tgi_trio.router.validation import GenerationParameters
 
-CALL_PREFIX: Final = "toolu_"  # of ids, as Anthropic's begin; the template sees what is behind it
+CALL_PREFIX: Final = "toolu_"  # of ids, as of Anthropic's; the template gets the rest
 
-# Claude Code puts this in front of its system prompt; a part of it is another with every request,
-# which would keep the whole prompt out of the prefix cache.
+# Claude Code begins its system prompt with this; a part of it changes with every request, which
+# would keep the whole prompt out of the prefix cache.
 _BILLING: Final = "x-anthropic-billing-header:"
 _BREAK: Final = "\n\n"  # between the texts of one turn
 _NO_IMAGE: Final = "[An image was here; results are read as text.]"
@@ -37,7 +37,7 @@ _CHOICES: Final[Mapping[str, str | None]] = {"auto": None, "any": "required", "n
 
 
 def to_conversation(request: schema.CountTokensRequest) -> Conversation:
-    """Return what a body says, but for how tokens are drawn.
+    """Return the conversation of a body; sampling parameters are read elsewhere.
 
     Raises BodyRejected, Refused and ToolError.
     """
@@ -68,7 +68,7 @@ def to_conversation(request: schema.CountTokensRequest) -> Conversation:
 
 
 def to_parameters(request: schema.MessagesRequest, most: int) -> GenerationParameters:
-    """Return how tokens are drawn and where the answer ends; `most` bytes of a schema.
+    """Return the sampling and stopping parameters; `most`: bytes of a schema.
 
     Raises ValidationError and BodyRejected.
     """
@@ -95,7 +95,7 @@ def to_parameters(request: schema.MessagesRequest, most: int) -> GenerationParam
 
 
 def _grammar(request: schema.CountTokensRequest, most: int) -> str | None:
-    """Return the grammar of the answer's form, if it has one."""
+    """Return the grammar for the answer's form, if it has one."""
     output = request.output_config
     form = (None if output is None else output.format) or request.output_format
     if form is None or form.type == "text":
@@ -112,7 +112,7 @@ def _grammar(request: schema.CountTokensRequest, most: int) -> str | None:
 
 
 def _served(tool: schema.ToolDefinition) -> bool:
-    """Return whether a tool is the client's own; what Anthropic's servers do nobody does here."""
+    """Return whether a tool is the client's own, not one that Anthropic's servers would run."""
     return tool.type in (None, "custom")
 
 
@@ -159,14 +159,14 @@ def _turns(messages: Sequence[schema.InputMessage]) -> Iterator[Turn]:
 
 
 def _texts(content: schema.Content) -> list[str]:
-    """Return the texts of a message, blocks of other kinds left out."""
+    """Return the texts of a message; blocks of other kinds are left out."""
     if isinstance(content, str):
         return [content]
     return [block.text for block in content if block.type == "text" and block.text]
 
 
 def _assistant_turn(content: schema.Content) -> Turn:
-    """Return an earlier answer; blocks that tell of Anthropic's own tools are left out."""
+    """Return an earlier answer; blocks of Anthropic's server tools are left out."""
     if isinstance(content, str):
         return Turn("assistant", content)
     thoughts = [each.thinking for each in content if each.type == "thinking" and each.thinking]
@@ -177,14 +177,14 @@ def _assistant_turn(content: schema.Content) -> Turn:
     ]
     return Turn(
         role="assistant",
-        text=_BREAK.join(_texts(content)),  # templates may add to it, so it is never null
+        text=_BREAK.join(_texts(content)),  # templates may append to it, so it is never null
         calls=calls or None,
         thought=_BREAK.join(thoughts) or None,
     )
 
 
 def _user_turns(content: schema.Content, names: Mapping[str, str], i: int) -> Iterator[Turn]:
-    """Yield results of tools, then what the user says."""
+    """Yield the results of tools, then the user's text and images."""
     if isinstance(content, str):
         yield Turn("user", content)
         return
@@ -203,7 +203,7 @@ def _user_turns(content: schema.Content, names: Mapping[str, str], i: int) -> It
 
 
 def _said(block: schema.ContentBlock, i: int) -> list[Piece]:
-    """Return what a block of the user's says; raises Refused for what nobody can read."""
+    """Return the text or image of a user's block. Raises Refused for unreadable documents."""
     if block.type == "image":
         return [_image(block, i)]
     if block.type == "document":
@@ -257,5 +257,5 @@ def _part_text(part: schema.ContentBlock) -> str:
 
 
 def _own(id: str | None) -> str | None:
-    """Return the id of a call as it was before it went out."""
+    """Return the id of a call without the prefix that it got for the client."""
     return None if id is None else id.removeprefix(CALL_PREFIX)

@@ -1,7 +1,7 @@
-"""The bodies of /v1/messages and /v1/messages/count_tokens.
+"""Bodies of /v1/messages and /v1/messages/count_tokens.
 
-Only what is served is named. Everything else is ignored: agents send fields and blocks of features
-that this server does not have, and count on their being passed over.
+Only served fields are declared. Everything else is ignored: agents send fields and blocks for
+features that this server does not have, and rely on their being ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 
 
 class ContentBlock(Struct):
-    """A part of a message: what it is depends on `type`."""
+    """A part of a message; `type` decides which fields it has."""
 
     type: str
     text: str | None = None
@@ -47,9 +47,9 @@ class InputMessage(Struct):
 
 
 class ToolDefinition(Struct):
-    """A tool that the model may call; those of other types than `custom` are ignored."""
+    """A tool that the model may call; types other than `custom` are ignored."""
 
-    name: str | None = None  # needed of those that are not ignored
+    name: str | None = None  # required unless the tool is ignored
     description: str | None = None
     input_schema: Any = None
     type: str | None = None
@@ -57,7 +57,7 @@ class ToolDefinition(Struct):
 
 
 class ToolChoice(Struct):
-    """Whether, and which tool, the model must call."""
+    """Whether the model must call, and which tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -72,21 +72,21 @@ class Thinking(Struct):
 
 
 class OutputFormat(Struct):
-    """What the answer must look like."""
+    """The form of the answer."""
 
     type: str
     schema: Any = None
 
 
 class OutputConfig(Struct):
-    """How the answer is to be made."""
+    """Options of the answer."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
 class CountTokensRequest(Struct, kw_only=True):
-    """Body of /v1/messages/count_tokens: what shapes the prompt of /v1/messages."""
+    """Body of /v1/messages/count_tokens: the fields of /v1/messages that affect the prompt."""
 
     model: str
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
@@ -96,7 +96,7 @@ class CountTokensRequest(Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # its older name
-    # Not Anthropic's.
+    # Not in Anthropic's API.
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -109,7 +109,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: I32 | None = None
-    # Not Anthropic's.
+    # Not in Anthropic's API.
     seed: U64 | None = None
     timeout: float | None = None  # seconds from the request's arrival
     priority: I32 | None = None  # lower is sooner

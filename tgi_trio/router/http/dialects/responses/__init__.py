@@ -1,4 +1,4 @@
-"""OpenAI's Responses: what their newer SDKs and Codex speak. Nothing is stored.
+"""OpenAI's Responses API, for their newer SDKs and Codex. Nothing is stored.
 
 schema.py: bodies ─┬─ tools.py ────▶ what can be called ─┬─▶ request.py: to a conversation
                    └─ items.py ────▶ turns ──────────────┘

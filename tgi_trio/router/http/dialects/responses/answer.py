@@ -1,20 +1,16 @@
-"""Answers as the clients of OpenAI's Responses read them: one response, or its events.
+"""Answers for clients of OpenAI's Responses: a response, or the events of a stream.
 
-Each event has a `sequence_number`; `*` stands behind what comes any number of times.
+Each event has a `sequence_number`; `*`: any number of times.
 
-| of | events, all of which begin with `response.` |
-|---|---|
-| the response | `created`, `in_progress`, then the items in order, then one of the last row |
-| a thought | `output_item.added`, `content_part.added`, `reasoning_text.delta`*, |
-| | `reasoning_text.done`, `content_part.done`, `output_item.done` |
-| a text | `output_item.added`, `content_part.added`, `output_text.delta`*, |
-| | `output_text.done`, `content_part.done`, `output_item.done` |
-| a call | `output_item.added`, `function_call_arguments.delta`*, |
-| | `function_call_arguments.done`, `output_item.done` |
-| that of a custom tool | `output_item.added`, `custom_tool_call_input.delta`, |
-| | `custom_tool_call_input.done`, `output_item.done` |
-| that of the local shell | `output_item.added`, `output_item.done` |
-| the end | `completed`, `incomplete` or `failed` |
+|| of | events, all of which begin with `response.` | ||---|---| || the response | `created`,
+`in_progress`, then the items in order, then one of the last row | || a thought |
+`output_item.added`, `content_part.added`, `reasoning_text.delta`*, | || | `reasoning_text.done`,
+`content_part.done`, `output_item.done` | || a text | `output_item.added`, `content_part.added`,
+`output_text.delta`*, | || | `output_text.done`, `content_part.done`, `output_item.done` | || a call
+| `output_item.added`, `function_call_arguments.delta`*, | || | `function_call_arguments.done`,
+`output_item.done` | || that of a custom tool | `output_item.added`, `custom_tool_call_input.delta`,
+| || | `custom_tool_call_input.done`, `output_item.done` | || that of the local shell |
+`output_item.added`, `output_item.done` | || the end | `completed`, `incomplete` or `failed` |
 """
 
 from __future__ import annotations
@@ -49,7 +45,7 @@ def _usage(outcome: Outcome) -> replies.ResponseUsage:
 
 
 class _Fold:
-    """Reads an answer into blocks."""
+    """Collects an answer's deltas into blocks."""
 
     def __init__(self, reader: AnswerReader, told: ToldTokens | None) -> None:
         self._reader = reader
@@ -57,7 +53,7 @@ class _Fold:
         self.blocks = Blocks()
 
     def take(self, token: Token) -> Iterable[tuple[Change, Block, str]]:
-        """Return what a token changes."""
+        """Return the changes by a token."""
         delta = self._reader.take(token)
         if self._told is not None:
             return self._told.follow(token, self.blocks.take(delta))
@@ -66,14 +62,14 @@ class _Fold:
         return self.blocks.take(delta) if delta else ()
 
     def end(self, outcome: Outcome) -> Iterator[tuple[Change, Block, str]]:
-        """Yield what the end changes."""
+        """Yield the changes at the end."""
         changes = self.blocks.take(self._reader.end(outcome.tail))
         yield from changes if self._told is None else self._told.follow(None, changes)
         yield from self.blocks.close()
 
 
 def _statuses(blocks: Blocks, outcome: Outcome) -> list[replies.ItemStatus]:
-    """Return the status of each block: the last one may be cut off."""
+    """Return the status of each block; only the last can be incomplete."""
     found: list[replies.ItemStatus] = ["completed" for _ in blocks.all]
     if found and outcome.reason is FinishReason.LENGTH:
         found[-1] = "incomplete"
@@ -127,18 +123,18 @@ class ResponseEvents:
         reader: AnswerReader,
         now: Callable[[], int],
     ) -> None:
-        """`now` gives the time in Unix seconds."""
+        """`now` returns the time in Unix seconds."""
         self._writer = writer
         self._items = items
         self._fold = _Fold(reader, items.told)
         self._now = now
         self._sequence = 0
         self._output: list[replies.OutputItem] = []  # items that are done
-        self._head = b""  # of events with a piece of the block of this index
+        self._head = b""  # beginning of events with a piece of the block `_head_of`
         self._head_of = -1
 
     def step(self, tokens: list[Token]) -> bytes:
-        """Return the events of tokens; the first time, those of the response in front."""
+        """Return the events of tokens; the first time after those of the response."""
         events = b"" if self._sequence else self._begin()
         for token in tokens:
             for change, block, text in self._fold.take(token):
@@ -154,7 +150,7 @@ class ResponseEvents:
         status = _status(outcome)
         last: replies.ItemStatus = "incomplete" if status == "incomplete" else "completed"
         for change, block, text in self._fold.end(outcome):
-            # What ends before the end is whole, also in the last piece of text.
+            # A block before the last one is complete, even if it ends with the last piece of text.
             ends = change is Change.CLOSE and block is self._fold.blocks.all[-1]
             events.append(self._told(change, block, text, last if ends else "completed"))
         usage = _usage(outcome)
@@ -163,7 +159,7 @@ class ResponseEvents:
         return b"".join(events)
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
-        """Return the events of the last tokens, then of the error."""
+        """Return the events of the last tokens, then that of the error."""
         events = self.step(tokens)
         error = replies.ResponseError(responses_code(problem) or "server_error", problem.error)
         failed = self._writer.json("failed", self._output, error=error)
@@ -180,7 +176,7 @@ class ResponseEvents:
         return b"event: %b\ndata: %b\n\n" % (type.encode(), data)
 
     def _told(self, change: Change, block: Block, text: str, status: replies.ItemStatus) -> bytes:
-        """Return the events that tell of a change; `status` of an item that ends."""
+        """Return the events for a change; `status`: of an item that ends."""
         way = self._items.box.find(block.name).way if block.kind is Kind.CALL else Way.FUNCTION
         match change:
             case Change.OPEN:
@@ -191,7 +187,7 @@ class ResponseEvents:
                 return self._closed(block, way, status)
 
     def _piece(self, block: Block, text: str) -> bytes:
-        """Written out: this is what a stream consists of."""
+        """Written by template, since streams mostly consist of this."""
         if block.index != self._head_of:
             self._head, self._head_of = self._write_head(block), block.index
         sequence, self._sequence = self._sequence, self._sequence + 1
@@ -202,7 +198,7 @@ class ResponseEvents:
         return b'%b%d%b,"delta":%b}\n\n' % (self._head, sequence, logprobs, text_json(text))
 
     def _write_head(self, block: Block) -> bytes:
-        """Return what all events with a piece of a block begin with."""
+        """Return the common beginning of all events with a piece of a block."""
         name, more = _DELTAS[block.kind]
         place = b'"item_id":"%b","output_index":%d' % (self._items.id(block).encode(), block.index)
         head = b'event: %b\ndata: {"type":"%b",%b%b,"sequence_number":'
@@ -225,7 +221,7 @@ class ResponseEvents:
         return b"".join(events)
 
     def _whole(self, block: Block, item: replies.OutputItem) -> Iterator[bytes]:
-        """Yield the events that repeat what an item holds, now that it is whole."""
+        """Yield the events that repeat an item's contents when it is complete."""
         place = {"item_id": item.id, "output_index": block.index}
         match item:
             case replies.ReasoningItem():

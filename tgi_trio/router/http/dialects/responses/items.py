@@ -1,4 +1,4 @@
-"""The items of a conversation as turns."""
+"""Converts the items of a conversation into turns."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text.tools.custom import INPUT
 from tgi_trio.router.text.turns import PastCall, Turn, read_arguments
 
-CALL_PREFIX: Final = "call_"  # of ids, as OpenAI's begin; the template sees what is behind it
-_CARRIER: Final = "tgi-trio:"  # of a thought that the client carries for us
+CALL_PREFIX: Final = "call_"  # of ids, as of OpenAI's; the template gets the rest
+_CARRIER: Final = "tgi-trio:"  # prefix of a thought that the client keeps for us
 _BREAK: Final = "\n\n"  # between the texts of one turn
 _NO_IMAGE: Final = "[An image was here; results are read as text.]"
 _ROLES: Final = frozenset({"user", "system", "developer", "assistant"})
@@ -28,27 +28,27 @@ _ROLES: Final = frozenset({"user", "system", "developer", "assistant"})
 
 @dataclass(slots=True)
 class _Answer:
-    """An earlier answer, gathered from its items."""
+    """An earlier answer, collected from its items."""
 
     thoughts: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     calls: list[PastCall] = field(default_factory=list)
 
     def turn(self) -> Iterator[Turn]:
-        """Yield the turn, if anything was said; a thought alone is none."""
+        """Yield the turn, if there are texts or calls; a thought alone is not a turn."""
         if self.texts or self.calls:
             yield Turn(
                 role="assistant",
-                text=_BREAK.join(self.texts),  # templates may add to it, so it is never null
+                text=_BREAK.join(self.texts),  # templates may append to it, so it is never null
                 calls=self.calls or None,
                 thought=_BREAK.join(self.thoughts) or None,
             )
 
 
 def to_turns(items: Sequence[schema.InputItem]) -> Iterator[Turn]:
-    """Yield the turns of a conversation; raises BodyRejected and Refused.
+    """Yield the turns of a conversation. Raises BodyRejected and Refused.
 
-    Items of kinds that are not known here tell of OpenAI's own tools and are passed over.
+    Items of unknown kinds come from OpenAI's own tools and are ignored.
     """
     names: dict[str, str] = {}  # of functions, by the ids of their calls
     answer = _Answer()
@@ -79,12 +79,12 @@ def to_turns(items: Sequence[schema.InputItem]) -> Iterator[Turn]:
 
 
 def carry(thought: str) -> str:
-    """Return a thought as what clients keep unread and send back: `encrypted_content`."""
+    """Return a thought as `encrypted_content`, which clients keep unread and send back."""
     return _CARRIER + base64.b64encode(thought.encode()).decode()
 
 
 def _carried(content: str | None) -> str:
-    """Return the thought that `carry` made this of; "" where somebody else made it."""
+    """Return the thought that `carry` encoded; "" if something else made `content`."""
     if content is None or not content.startswith(_CARRIER):
         return ""
     with suppress(binascii.Error, UnicodeDecodeError):
@@ -112,7 +112,7 @@ def _said(item: schema.InputItem, path: str) -> Turn:
 
 
 def _pieces(content: Any, path: str) -> list[Piece]:
-    """Return the texts and images of a message; raises Refused for what nobody can read."""
+    """Return the texts and images of a message. Raises Refused for other parts."""
     found: list[Piece] = []
     for part in _parts(content, path):
         text = part.text if part.text is not None else part.refusal
@@ -130,7 +130,7 @@ def _pieces(content: Any, path: str) -> list[Piece]:
 
 
 def _texts(content: Any, path: str) -> list[str]:
-    """Return the texts of an earlier answer or of a result; what is no text leaves a note."""
+    """Return the texts of an earlier answer or of a result; other parts become notes."""
     found: list[str] = []
     for part in _parts(content, path):
         text = part.text if part.text is not None else part.refusal
@@ -161,7 +161,7 @@ def _call(item: schema.InputItem) -> PastCall:
 
 
 def _output(item: schema.InputItem, path: str) -> str:
-    """Return what a tool answered; what is neither text nor parts is shown as JSON."""
+    """Return a tool's result; what is neither text nor parts is shown as JSON."""
     output = item.output
     if isinstance(output, list):
         return "\n".join(_texts(output, path))
@@ -173,5 +173,5 @@ def _output(item: schema.InputItem, path: str) -> str:
 
 
 def _own(id: str | None) -> str | None:
-    """Return the id of a call as it was before it went out."""
+    """Return the id of a call without the prefix that it got for the client."""
     return None if id is None else id.removeprefix(CALL_PREFIX)

@@ -1,4 +1,4 @@
-"""What /v1/responses answers, as types: written by `answer.py`, shown in the OpenAPI document."""
+"""Replies of /v1/responses as types: written by `answer.py`, shown in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class ReasoningTextPart(Struct, tag="reasoning_text", forbid_unknown_fields=True):
-    """What was thought."""
+    """The text of a thought."""
 
     text: str
 
 
 class OutputTextPart(Struct, tag="output_text", forbid_unknown_fields=True):
-    """What is said."""
+    """A text of the answer."""
 
     text: str
     annotations: list[Any] = []
-    logprobs: list[ChatCompletionLogprob] = []  # where they are asked for
+    logprobs: list[ChatCompletionLogprob] = []  # if they are asked for
 
 
 class ReasoningItem(Struct, tag="reasoning", forbid_unknown_fields=True):
@@ -33,7 +33,7 @@ class ReasoningItem(Struct, tag="reasoning", forbid_unknown_fields=True):
     status: ItemStatus
     content: list[ReasoningTextPart]
     summary: list[Any] = []
-    encrypted_content: str | UnsetType = UNSET  # where it is asked for
+    encrypted_content: str | UnsetType = UNSET  # if it is asked for
 
 
 class MessageItem(Struct, tag="message", forbid_unknown_fields=True):
@@ -90,14 +90,14 @@ OutputItem = (
 
 
 class InputTokensDetails(Struct, forbid_unknown_fields=True):
-    """Of the prompt."""
+    """Kinds of tokens of the prompt."""
 
     cached_tokens: int
-    cache_write_tokens: int = 0  # always: what is cached is not paid for by itself
+    cache_write_tokens: int = 0  # always 0: caching has no price of its own
 
 
 class OutputTokensDetails(Struct, forbid_unknown_fields=True):
-    """Of the answer."""
+    """Kinds of tokens of the answer."""
 
     reasoning_tokens: int
 
@@ -120,13 +120,13 @@ class ResponseError(Struct, forbid_unknown_fields=True):
 
 
 class IncompleteDetails(Struct, forbid_unknown_fields=True):
-    """Why a response is not whole."""
+    """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class ResponseSettings(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a response repeats of its request."""
+    """The fields of a request that its response repeats."""
 
     model: str
     instructions: str | None
@@ -152,7 +152,7 @@ class ResponseSettings(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponseReply(ResponseSettings, forbid_unknown_fields=True, kw_only=True):
-    """A response, whole or under way."""
+    """A response, complete or in progress."""
 
     id: str
     object: Literal["response"]
@@ -184,7 +184,7 @@ class ResponsesErrorResponse(Struct, forbid_unknown_fields=True):
 
 
 class ResponseEvent(Struct, forbid_unknown_fields=True):
-    """An event: `type` says which of the fields below it has."""
+    """An event; `type` decides which of the other fields it has."""
 
     type: str
     sequence_number: int

@@ -1,4 +1,4 @@
-"""OpenAI's responses as a conversation."""
+"""Converts requests of OpenAI's Responses into conversations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MODES: Final = ("auto", "none", "required")
 
 
 def check_state(request: schema.ResponsesRequest) -> None:
-    """Raise Refused for a request that needs what nobody has stored."""
+    """Raise Refused for a request that needs stored state, as nothing is stored."""
     if request.previous_response_id is not None:
         text = (
             f"Previous response with id '{request.previous_response_id}' not found: nothing is "
@@ -39,9 +39,9 @@ def check_state(request: schema.ResponsesRequest) -> None:
 
 
 def to_conversation(request: schema.ResponsesRequest, most: int) -> tuple[Conversation, Toolbox]:
-    """Return what a body says, but for how tokens are drawn, and how calls are given back.
+    """Return the conversation of a body, without sampling parameters, and its tools.
 
-    `most` bytes of a tool's grammar.
+    `most`: bytes of a tool's grammar.
 
     Raises BodyRejected, Refused and ToolError.
     """
@@ -91,7 +91,7 @@ def _choice(given: str | dict[str, Any] | None) -> tuple[str, list[str] | None, 
                 raise invalid_value("tool_choice.mode", f"expected one of {modes}")
             if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
                 raise invalid_value("tool_choice.tools", "expected a list of tools")
-            # OpenAI's own tools have no names, and are passed over here as among `tools`.
+            # OpenAI's own tools have no names, and are ignored here as among `tools`.
             return mode, [_tool_name(each) for each in tools if "name" in each], False
     return "auto", None, False  # one of OpenAI's own tools
 
@@ -106,9 +106,9 @@ def _tool_name(tool: dict[str, Any]) -> str:
 def to_parameters(
     request: schema.ResponsesRequest, most: int, top: int | None
 ) -> GenerationParameters:
-    """Return how tokens are drawn and where the answer ends; `most` bytes of a schema.
+    """Return the sampling and stopping parameters; `most`: bytes of a schema.
 
-    `top`: how many alternatives are told of each token.
+    `top`: number of alternatives reported for each token.
 
     Raises ValidationError and BodyRejected.
     """
@@ -126,12 +126,12 @@ def to_parameters(
         accept_neutral=True,
         clip_max_new_tokens=True,
         top_n_tokens=top,
-        top_n_allowed=top or 0,  # as many as were allowed
+        top_n_allowed=top or 0,  # already checked by the caller
     )
 
 
 def _grammar(request: schema.ResponsesRequest, most: int) -> str | None:
-    """Return the grammar of the answer's form, if it has one."""
+    """Return the grammar for the answer's form, if it has one."""
     form = None if request.text is None else request.text.format
     if form is None or form.type == "text":
         return None

@@ -1,6 +1,6 @@
 """The body of /v1/responses.
 
-Only what is served, repeated in the answer or refused is named; everything else is ignored.
+Only fields that are served, repeated in the answer or refused are declared; others are ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 
 
 class InputPart(Struct):
-    """A part of a message or of a result: what it is depends on `type`."""
+    """A part of a message or of a result; `type` decides which fields it has."""
 
     type: str
     text: str | None = None
@@ -34,7 +34,7 @@ Parts = str | list[InputPart]
 
 
 class InputItem(Struct):
-    """An item of a conversation: what it is depends on `type`; a message needs none."""
+    """An item of a conversation; `type` decides which fields it has, and messages may lack it."""
 
     type: str | None = None
     role: str | None = None
@@ -53,7 +53,7 @@ class InputItem(Struct):
 
 
 class TextFormat(Struct):
-    """What the answer must look like."""
+    """The form of the answer."""
 
     type: str
     name: str | None = None
@@ -63,7 +63,7 @@ class TextFormat(Struct):
 
 
 class TextConfig(Struct):
-    """About the text of the answer."""
+    """Options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
@@ -98,12 +98,12 @@ class ResponsesRequest(Scheduling, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    # Refused where they ask for something.
+    # Refused if they ask for something.
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
     previous_response_id: str | None = None
-    # Not OpenAI's.
+    # Not in OpenAI's API.
     stop: str | list[str] | None = None
     seed: U64 | None = None
     top_k: I32 | None = None

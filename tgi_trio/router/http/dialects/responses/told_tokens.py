@@ -1,4 +1,4 @@
-"""Which tokens each text of an answer is made of, for clients that ask for log-probabilities."""
+"""Finds the tokens of each text of an answer, for clients that ask for log-probabilities."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ WANTED: Final = "message.output_text.logprobs"  # in `include`
 
 
 class ToldTokens:
-    """The tokens of one answer's texts, in JSON; those of thoughts, calls and marks are nobody's.
+    """The tokens of one answer's texts, as JSON; tokens of thoughts, calls and marks are left out.
 
-    A token whose text is held back is told with the piece in which that comes.
+    A token whose text is held back comes with the piece that has its text.
     """
 
     def __init__(self, writer: LogprobWriter) -> None:
         self._writer = writer
         self._waiting: list[Token] = []
-        self._told: dict[int, list[bytes]] = defaultdict(list)  # by the indexes of blocks
+        self._told: dict[int, list[bytes]] = defaultdict(list)  # by the index of the block
         self._news: list[bytes] = []
 
     def follow(
         self, token: Token | None, changes: Iterable[tuple[Change, Block, str]]
     ) -> Iterator[tuple[Change, Block, str]]:
-        """Yield the changes that a token brings; None: the end."""
+        """Yield the changes by a token, after assigning it to its text; None: the end."""
         if token is not None:
             self._waiting.append(token)
         for news in changes:
@@ -44,21 +44,21 @@ class ToldTokens:
             yield news
 
     def news(self) -> bytes:
-        """Return the log-probabilities of the last piece of a text: a JSON list."""
+        """Return the log-probabilities of the last piece of a text, as a JSON list."""
         return _list(self._news)
 
     def of(self, block: Block) -> Any:
-        """Return those of a whole text, to be encoded as they are."""
+        """Return the log-probabilities of a whole text, as raw JSON."""
         return msgspec.Raw(_list(self._told[block.index]))
 
 
 def _last_of(tokens: Sequence[Token], text: str) -> list[Token]:
-    """Return the last of these tokens, as many as `text` is made of: marks stand before it."""
+    """Return the last tokens, as many as make up `text`, since marks precede them."""
     found: list[Token] = []
     left = len(text)
     for token in reversed(answer_tokens(tokens)):
         if (left <= 0 and token.text) or (found and token.special):
-            break  # pieces of a character have no text until its last one
+            break  # parts of a character have no text until its last one
         if not token.special:
             found.append(token)
             left -= len(token.text)

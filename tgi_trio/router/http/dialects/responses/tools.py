@@ -1,12 +1,10 @@
-"""The tools of /v1/responses: what the model is shown, and how its calls are given back.
+"""The tools of /v1/responses: what the model sees, and the form in which calls are returned.
 
-| `type` | to the model | its calls come back as |
-|---|---|---|
-| `function` | a function | `function_call` |
-| `namespace` | its functions, each as `namespace.name` | `function_call` with `namespace` |
-| `custom` | a function of one text, `input`, of the form that it may have | `custom_tool_call` |
-| `local_shell` | a function of a command | `local_shell_call` |
-| any other | nothing: OpenAI's servers would run it | |
+|| `type` | to the model | its calls come back as | ||---|---|---| || `function` | a function |
+`function_call` | || `namespace` | its functions, each as `namespace.name` | `function_call` with
+`namespace` | || `custom` | a function of one text, `input`, of the form that it may have |
+`custom_tool_call` | || `local_shell` | a function of a command | `local_shell_call` | || any other
+| nothing: OpenAI's servers would run it | |
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ _SHELL: Final = {
 
 
 class Way(enum.Enum):
-    """How a call is given back."""
+    """The form in which a call is returned."""
 
     FUNCTION = "function"
     CUSTOM = "custom"
@@ -51,22 +49,22 @@ class Tool:
     """A tool that may be called."""
 
     way: Way
-    name: str  # as the client knows it
+    name: str  # the client's name for it
     namespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """The tools of one request, by the names that the model knows them by."""
+    """The tools of one request, by the model's names for them."""
 
     tools: Mapping[str, Tool] = field(default_factory=dict)
-    listed: Sequence[Mapping[str, Any]] = ()  # as templates show them
+    listed: Sequence[Mapping[str, Any]] = ()  # as templates render them
     functions: Sequence[Function] = ()
-    loose: Collection[str] = ()  # those that are not strict
+    loose: Collection[str] = ()  # names of tools that are not strict
 
     @classmethod
     def of(cls, given: Sequence[Mapping[str, Any]], most: int) -> Toolbox:
-        """Return the tools that can be served; `most` bytes of a grammar of one.
+        """Return the tools that can be served; `most`: bytes of a tool's grammar.
 
         Raises ToolError and BodyRejected.
         """
@@ -94,7 +92,7 @@ class Toolbox:
         return cls(tools, listed, functions, loose)
 
     def only(self, names: Sequence[str]) -> Toolbox:
-        """Return the tools of these names; raises ToolError for one that is not there."""
+        """Return the tools of these names. Raises ToolError for an unknown name."""
         kept = only(self.functions, names)
         return replace(self, tools={name: self.tools[name] for name in names}, functions=kept)
 
@@ -104,12 +102,12 @@ class Toolbox:
 
 
 def model_name(namespace: str | None, name: str) -> str:
-    """Return the name by which the model knows a function of a namespace."""
+    """Return the model's name for a function of a namespace."""
     return f"{namespace}.{name}" if namespace else name
 
 
 def _served(given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Tool, Mapping[str, Any]]]:
-    """Yield each tool that can be called, with what it says of itself."""
+    """Yield each tool that can be called, with its definition."""
     for i, tool in enumerate(given):
         match tool.get("type"):
             case "function":

@@ -1,4 +1,4 @@
-"""A response and its items, in each of their states: under way, whole, cut off."""
+"""Writes a response and its items in each state: in progress, complete, incomplete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CARRIED: Final = "reasoning.encrypted_content"  # in `include`
 
 
 def settings_of(request: schema.ResponsesRequest, model: str) -> replies.ResponseSettings:
-    """Return what a response repeats of its request."""
+    """Return the fields of a request that its response repeats."""
     thinking, text = request.reasoning, request.text
     form = None if text is None or text.format is None else text.format
     shown = {"type": "text"} if form is None else msgspec.to_builtins(form)
@@ -58,10 +58,10 @@ class ResponseWriter:
     def __init__(
         self, settings: replies.ResponseSettings, created: int, source: random.Random
     ) -> None:
-        """`created`: Unix seconds; `source`: where the id comes from."""
+        """`created`: Unix seconds; `source`: the random source of the id."""
         self.id = f"resp_{source.randbytes(24).hex()}"
         self._created = created
-        self._settings = encode(settings)[1:]  # agents send some 100 kB, which each state repeats
+        self._settings = encode(settings)[1:]  # once: agents send 100 kB, and each state repeats it
 
     def json(
         self,
@@ -72,7 +72,7 @@ class ResponseWriter:
         error: replies.ResponseError | None = None,
         completed: int | None = None,
     ) -> bytes:
-        """Return the response; `completed` is when it ended, in Unix seconds."""
+        """Return the response; `completed`: when it ended, in Unix seconds."""
         cut = replies.IncompleteDetails("max_output_tokens") if status == "incomplete" else None
         fields = {
             "id": self.id,
@@ -90,16 +90,16 @@ class ResponseWriter:
 
 @dataclass(frozen=True, slots=True)
 class ItemWriter:
-    """Makes items of blocks; each keeps its id."""
+    """Converts blocks to items; each keeps its id."""
 
     box: Toolbox
     carried: bool  # clients keep thoughts for us
-    source: random.Random  # where the ids of items come from
-    told: ToldTokens | None = None  # where log-probabilities are asked for
+    source: random.Random  # random source of the items' ids
+    told: ToldTokens | None = None  # None if no log-probabilities are asked for
     ids: list[str] = field(default_factory=list)
 
     def item(self, block: Block, status: replies.ItemStatus) -> replies.OutputItem:
-        """Return a block as an item, as much of it as there is."""
+        """Return a block as an item, with its contents so far."""
         id, call_id, text = self.id(block), CALL_PREFIX + block.call_id, block.text
         under_way = status == "in_progress"
         if block.kind is Kind.THOUGHT:
@@ -120,7 +120,7 @@ class ItemWriter:
                 return replies.FunctionCallItem(id, status, call_id, tool.name, text, space)
 
     def part(self, block: Block) -> replies.OutputTextPart:
-        """Return a text, whole."""
+        """Return a complete text."""
         if self.told is None:
             return replies.OutputTextPart(block.text)
         return replies.OutputTextPart(block.text, logprobs=self.told.of(block))
