@@ -1,1 +1,1 @@
-"""Images of requests, from the URL that names one to the number of tokens that it takes."""
+"""Images of requests: from URLs to tokens in the prompt and pixels for the shard."""

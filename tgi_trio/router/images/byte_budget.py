@@ -1,6 +1,7 @@
-"""How many bytes all requests may have in images as they came, before these are decoded.
+"""A limit on the bytes of all requests' images before decoding.
 
-They are kept as long as their request: after a crash of the shard an image is decoded again.
+Encoded images are kept as long as their request, since after a crash of the shard they are decoded
+again.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Final
 
 from tgi_trio.errors import GenerationError, Overloaded, ValidationError
 
-_AGAIN_S: Final = 1.0  # when a client may come back: as soon as another request has ended
+_AGAIN_S: Final = 1.0  # retry-after: as soon as another request has ended
 
 
 class ByteBudget:
-    """The bytes of all requests under way."""
+    """The bytes of images of all running requests."""
 
     def __init__(self, most: int) -> None:
         """`most`: bytes of all images together (--max-image-bytes)."""
@@ -25,7 +26,7 @@ class ByteBudget:
 
     @contextmanager
     def hold(self) -> Iterator[HeldBytes]:
-        """Give a request what it takes of the budget, for the block."""
+        """Give a request its part of the budget, for the block."""
         held = HeldBytes(self)
         try:
             yield held
@@ -34,7 +35,7 @@ class ByteBudget:
             held.ended = True
 
     def take(self, held: HeldBytes, nbytes: int) -> None:
-        """Add bytes to what a request holds; raises as `HeldBytes.take`."""
+        """Add bytes to a request's part. Raises as `HeldBytes.take`."""
         if held.ended:
             raise GenerationError("the client has left")
         if held.nbytes + nbytes > self._most:
@@ -50,16 +51,16 @@ class ByteBudget:
 
 @dataclass(slots=True, eq=False)
 class HeldBytes:
-    """What the images of one request have taken so far."""
+    """The part of one request's images in the budget."""
 
     _budget: ByteBudget
     nbytes: int = 0
-    ended: bool = False  # what it took is given back
+    ended: bool = False  # its bytes have been released
 
     def take(self, nbytes: int) -> None:
-        """Take bytes that have come.
+        """Take bytes that have been received.
 
-        Raises Overloaded while others have them, ValidationError where one request never can, and
-        GenerationError where the request has ended.
+        Raises Overloaded if other requests have too many, ValidationError if a single request can
+        never have so many, and GenerationError if the request has ended.
         """
         self._budget.take(self, nbytes)

@@ -1,8 +1,8 @@
-"""Images inside a request: ``data:image/png;base64,...``, the form of RFC 2397 that TGI takes.
+"""Images inside a request: ``data:image/png;base64,...``, the form of RFC 2397 that TGI accepts.
 
-Large ones are cut out of bodies (`http.messages.body_images`) and read where images are decoded.
-What is left is decoded in the loop and not in threads: a thread would keep the interpreter's lock
-for longer than one slice takes, and nothing else of this process could run either.
+Large ones are cut out of bodies (`http.messages.body_images`) and decoded from base64 by the image
+decoder. The others are decoded in the event loop rather than in threads: a thread would hold the
+interpreter's lock for longer than a slice takes, which would block this process just as well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import trio
 from tgi_trio.errors import ValidationError
 from tgi_trio.images.image_text import INVALID, size_error
 
-_SHOWN: Final = 80  # characters of a URL in a message
+_SHOWN: Final = 80  # most characters of a URL in an error
 _SLICE: Final = 1 << 17  # characters decoded at once, in less than a fifth of a millisecond
 _BYTES: Final = msgspec.json.Decoder(bytes)
 
@@ -23,19 +23,18 @@ _BYTES: Final = msgspec.json.Decoder(bytes)
 async def decode_data_url(url: str, most: int) -> bytes | bytearray:
     """Return the bytes of a data URL.
 
-    The MIME type is not believed: the bytes themselves say which format they have. Raises
-    ValidationError, in TGI's words where it has some; also above `most` bytes, before they are
-    decoded.
+    The MIME type is ignored: the bytes themselves show their format. Raises ValidationError, with
+    TGI's messages where it has any; also for more than `most` bytes, before they are decoded.
     """
     begin = find_base64(url)
     text = url[begin:].encode("utf-8", "surrogatepass")
-    if b"\\" in text:  # it would be an escape of JSON's below
+    if b"\\" in text:  # it would be an escape in the JSON string below
         raise _invalid()
     return await decode_base64(text, most)
 
 
 def find_base64(url: str) -> int:
-    """Return where the base64 of a data URL begins; raises ValidationError where it has none."""
+    """Return where the base64 of a data URL begins. Raises ValidationError if there is none."""
     comma = url.find(",")
     kind = url[: max(comma, 0)]
     if comma < 0 or kind.count(";") != 1 or not kind.endswith(";base64"):
@@ -44,11 +43,11 @@ def find_base64(url: str) -> int:
 
 
 async def decode_base64(text: bytes | memoryview, most: int) -> bytes | bytearray:
-    """Return what base64 says, others running in between; raises ValidationError."""
+    """Return decoded base64; other tasks run in between. Raises ValidationError."""
     size = len(text) // 4 * 3
     if size > most + 2:
         raise ValidationError(size_error(size, most))
-    # Not parts to be joined: that would take milliseconds at once, for an image of megabytes.
+    # Not in parts: joining those of an image of megabytes would block for milliseconds.
     data, end = bytearray(size), 0
     for start in range(0, len(text), _SLICE):
         piece = b"".join((b'"', text[start : start + _SLICE], b'"'))
@@ -74,5 +73,5 @@ def _invalid() -> ValidationError:
 
 
 def shorten(url: str) -> str:
-    """Return as much of a URL as a message shows."""
+    """Return a URL as errors show it."""
     return url if len(url) <= _SHOWN else f"{url[:_SHOWN]}..."

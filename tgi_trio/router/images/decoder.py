@@ -1,8 +1,8 @@
-"""Images are decoded in processes that may die of it: what they are, and how many bytes of pixels.
+"""Decodes images in child processes, which may crash: their keys, sizes and pixels.
 
-A picture of a few kilobytes can ask for gigabytes or for minutes, and decoders of five formats are
-written in C. So each image has a child process of its own with so much memory and CPU time, and a
-crash there is the end of one request.
+An image of a few kilobytes can require gigabytes or minutes, and the decoders of five formats are
+written in C. So each image has a child process of its own with limited memory and CPU time, and a
+crash there ends only one request.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.spool import Compressed, EncodedImage, Spool, keeping
 from tgi_trio.router.sandbox import Answer, Sandbox, SandboxCannotStart, SandboxPool, Turn
 
-_BASE_MEMORY: Final = 128 * 2**20  # bytes a child may take, whatever the image
-_PIXEL_MEMORY: Final = 16  # bytes for each pixel: as decoded, as an array, and as resized
+_BASE_MEMORY: Final = 128 * 2**20  # bytes that a child may take for any image
+_PIXEL_MEMORY: Final = 16  # bytes for each pixel: decoded, as an array, and resized
 _TEXT_MEMORY: Final = 4  # for each byte of the largest image: its base64, twice, and itself
-_BASE_S: Final = 4.0  # seconds of CPU time, likewise
+_BASE_S: Final = 4.0  # seconds of CPU time for any image
 _PIXEL_S: Final = 5e-7
-_SLOWDOWN: Final = 5.0  # how much longer than its CPU time an image may take on a busy machine
-_INLINE: Final = 1 << 18  # bytes that are copied as fast as they are given to a thread
+_SLOWDOWN: Final = 5.0  # wall-clock limit over the CPU limit, for busy machines
+_INLINE: Final = 1 << 18  # bytes for which a copy is as fast as the way to a thread
 _BUSY: Final = "too many images wait to be decoded"
 _AGAIN_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSettings:
-    """How a model's images are processed; goes to the processes as JSON."""
+    """How a model's images are processed; sent to the processes as JSON."""
 
-    family: str  # `images.processors.PROCESSORS` has it
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the image processor
-    given: Mapping[str, Any] = field(default_factory=dict)  # with each image
+    family: str  # a key of `images.processors.PROCESSORS`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the image processor
+    given: Mapping[str, Any] = field(default_factory=dict)  # options passed with each image
     max_pixels: int = 20_000_000  # --max-image-pixels
 
     def dump(self) -> str:
-        """Return it as the processes read it."""
+        """Return the settings as JSON for the processes."""
         return json.dumps(
             {
                 "family": self.family,
@@ -58,22 +58,22 @@ class DecoderSettings:
 
 @dataclass(frozen=True, slots=True)
 class ImageName:
-    """What tells an image from all others."""
+    """Identifies an image by its content."""
 
-    key: bytes  # 32 bytes, as `image_text.start_key` has it
+    key: bytes  # 32 bytes, see `image_text.start_key`
     nbytes: int  # compressed
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """An image whose pixels are there to be copied."""
+    """An image whose pixels are ready to be copied."""
 
-    size: ImageSize  # as it is seen
+    size: ImageSize  # after its EXIF rotation
     nbytes: int  # of its bundle
-    _results: int  # descriptor of the file that has it
+    _results: int  # descriptor of the file that contains it
 
     async def copy_to(self, memory: memoryview) -> None:
-        """Copy the bundle to memory of its size, a large one in a thread."""
+        """Copy the bundle into `memory`, which has its size; a large one in a thread."""
 
         def copy() -> int:
             return os.preadv(self._results, [memory], 0)  # without the interpreter's lock
@@ -84,12 +84,12 @@ class DecodedImage:
 
 
 class ImageDecoder:
-    """Decodes images. Processes start when they are needed first."""
+    """Decodes images in processes, which start when they are first needed."""
 
     def __init__(
         self, settings: DecoderSettings, workers: int, spool: Spool, largest: int = 0
     ) -> None:
-        """`workers`: processes at most; they read encoded images in `spool`, of `largest` bytes."""
+        """`workers`: most processes, which read encoded images in `spool`, of `largest` bytes."""
         self._cpu = _BASE_S + _PIXEL_S * settings.max_pixels
         memory = _BASE_MEMORY + _PIXEL_MEMORY * settings.max_pixels + _TEXT_MEMORY * largest
         limits = (str(self._cpu), str(_SLOWDOWN * self._cpu), str(memory))
@@ -99,7 +99,7 @@ class ImageDecoder:
         self._pool = SandboxPool(sandbox, _BUSY)
 
     async def start(self) -> None:
-        """Have one process ready; raises ModelLoadError where none can be had."""
+        """Start one process. Raises ModelLoadError if that fails."""
         async with self._pool.turn() as turn:
             try:
                 await turn.begin()
@@ -107,11 +107,11 @@ class ImageDecoder:
                 raise ModelLoadError(f"images cannot be served: {error}") from error
 
     async def close(self) -> None:
-        """End all processes that wait for work."""
+        """End all idle processes."""
         await self._pool.close()
 
     async def name(self, image: EncodedImage, most: int) -> ImageName:
-        """Return what an image is called, where what came is base64 of `most` bytes at most.
+        """Return the key and size of an image in base64, of at most `most` bytes.
 
         Raises as `decode` does.
         """
@@ -127,8 +127,8 @@ class ImageDecoder:
     async def decode(self, data: Compressed) -> AsyncIterator[DecodedImage]:
         """Decode an image, and keep its pixels for the block.
 
-        Raises ValidationError, Overloaded or Unavailable where the machine is too busy, and
-        GenerationError for an image whose client has left.
+        Raises ValidationError, Overloaded or Unavailable if the machine is too busy, and
+        GenerationError if the image's client has left.
         """
         with keeping(data):
             async with self._pool.turn() as turn:
@@ -143,9 +143,9 @@ class ImageDecoder:
                 yield DecodedImage(size, found["bytes"], turn.results)
 
     async def _ask(self, turn: Turn, job: Any, data: bytes | bytearray = b"") -> Answer:
-        """Return what a process makes of an image, or what is wrong with it.
+        """Return the answer of a process about an image: a result, or an error.
 
-        Raises as `decode` does where the process did not live to say it.
+        Raises as `decode` does if the process has not survived to answer.
         """
         try:
             answer = await turn.ask(job, data, within=_SLOWDOWN * self._cpu)
@@ -156,12 +156,12 @@ class ImageDecoder:
 
 
 def _job(image: EncodedImage, most: int | None = None) -> Any:
-    """Return the question about an image in the spool: its pixels, or with `most` its name."""
+    """Return the job for an image in the spool: its pixels, or with `most` its key."""
     return {"blocks": image.blocks, "length": image.length, "most": most}
 
 
 def _check_end(answer: Answer) -> None:
-    """Raise ValidationError or Unavailable where a signal ended whoever had an image."""
+    """Raise ValidationError or Unavailable if a signal ended the process of an image."""
     if answer.killed:
         raise Unavailable(
             "the process that decoded the image has ended before it was done", _AGAIN_S

@@ -1,4 +1,4 @@
-"""Fetch an image over HTTP, as the policy allows: bounded in bytes, time and redirects."""
+"""Fetches images over HTTP as the policy allows, with limits on bytes, time and redirects."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 
 class Resolve(Protocol):
-    """Looks a name up: once for each hop, and what it says is what is dialled."""
+    """Resolves a name. It is called once for each hop, and only its addresses are connected to."""
 
     async def __call__(self, host: str, port: int) -> list[str]:
         """Return the addresses of `host`, best first. Raises OSError."""
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
-    """Return a name's addresses by the system's resolver. Raises OSError."""
+    """Return a name's addresses from the system's resolver. Raises OSError."""
     found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """What one image may take of the server."""
+    """Limits for fetching one image."""
 
     max_image_fetch_size: int = 20 * 2**20  # bytes
-    seconds: float = 5.0  # in all, redirects and the name's look-up included
+    seconds: float = 5.0  # in total, including redirects and name resolution
     redirects: int = 3
 
 
 class ImageFetcher:
-    """Fetches images. Cookies, credentials, proxies of the environment: it knows none of these."""
+    """Fetches images, without cookies, credentials, and proxies of the environment."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class ImageFetcher:
         self._tls = tls
 
     async def fetch(self, url: str, take: Callable[[int], object] = lambda count: None) -> bytes:
-        """Return the bytes at an http or https URL; `take` is told how many have come, by pieces.
+        """Return the bytes at an http or https URL; `take` is called with the size of each piece.
 
-        Raises ValidationError, whose text names no address: who may not look inside is not told
-        what is there.
+        Raises ValidationError. Its text contains no address, so as not to reveal the internal
+        network.
         """
         with trio.move_on_after(self._limits.seconds):
             for _ in range(self._limits.redirects + 1):
@@ -78,7 +78,7 @@ class ImageFetcher:
         )
 
     async def _request(self, target: Target, take: Callable[[int], object]) -> bytes | _Redirect:
-        """Return what one hop answers."""
+        """Return the answer of one hop."""
         try:
             stream = await self._connect(target)
             try:
@@ -93,7 +93,7 @@ class ImageFetcher:
             ) from error
 
     async def _connect(self, target: Target) -> trio.abc.Stream:
-        """Open a connection to the first address that takes one; raises as `_request` expects."""
+        """Connect to the first address that accepts. Raises what `_request` handles."""
         stream = await self._dial(await self._look_up(target), target.port)
         if not target.tls:
             return stream
@@ -108,9 +108,9 @@ class ImageFetcher:
         return secured
 
     async def _look_up(self, target: Target) -> list[IPAddress]:
-        """Return a host's addresses; one that may not be dialled refuses them all.
+        """Return a host's addresses. Raises ValidationError if any of them is not allowed.
 
-        Not only those that are left: a name with an inner address among others was made for it.
+        The others are refused as well, since such a name was made to reach the internal one.
         """
         try:
             found = [parse_resolved(each) for each in await self._resolve(target.host, target.port)]
@@ -127,14 +127,14 @@ class ImageFetcher:
 
     async def _dial(self, addresses: list[IPAddress], port: int) -> trio.abc.Stream:
         for address in addresses:
-            with suppress(OSError):  # trio's text would name the address
+            with suppress(OSError):  # trio's error would contain the address
                 return await trio.open_tcp_stream(str(address), port)
         raise ConnectionError(errno.ECONNREFUSED, "no connection could be made")
 
     async def _exchange(
         self, stream: trio.abc.Stream, target: Target, take: Callable[[int], object]
     ) -> bytes | _Redirect:
-        """Ask for the image and read it, no further than its limit."""
+        """Request the image and read it, up to its limit."""
         connection = h11.Connection(h11.CLIENT)
         headers = [
             ("host", target.host_header),
@@ -158,7 +158,7 @@ class ImageFetcher:
             return await self._read_body(events, take)
 
     def _check_answer(self, answer: h11.Response, target: Target) -> _Redirect | None:
-        """Return where the image has moved, None where it comes; raises ValidationError."""
+        """Return the new URL if the image has moved, otherwise None. Raises ValidationError."""
         headers = {name.lower(): value for name, value in answer.headers}
         if answer.status_code in _REDIRECTS and b"location" in headers:
             location = headers[b"location"].decode("ascii", "replace")
@@ -176,7 +176,7 @@ class ImageFetcher:
             raise ValidationError(
                 f"Could not fetch image: {target.host} sent it compressed, unasked"
             )
-        size = int(headers.get(b"content-length", b"0"))  # h11 has seen that it is a number
+        size = int(headers.get(b"content-length", b"0"))  # h11 has checked that it is a number
         if size > self._limits.max_image_fetch_size:
             raise ValidationError(size_error(size, self._limits.max_image_fetch_size))
         return None
@@ -197,7 +197,7 @@ class ImageFetcher:
 
 @dataclass(frozen=True, slots=True)
 class _Redirect:
-    """Another place, to be checked like the first."""
+    """A new URL, to be checked like the first."""
 
     url: str
 
@@ -205,7 +205,7 @@ class _Redirect:
 async def _read_events(
     connection: h11.Connection, stream: trio.abc.Stream
 ) -> AsyncGenerator[h11.Event]:
-    """Yield what the server sends, to the end of its answer."""
+    """Yield the events of the server's answer, up to its end."""
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
@@ -220,8 +220,8 @@ async def _read_events(
 
 
 def _describe(error: Exception) -> str:
-    """Return what went wrong without an address: only the system's words."""
-    cause = error.__cause__ or error  # trio has the reason behind its own
+    """Return what failed in the system's words, without an address."""
+    cause = error.__cause__ or error  # trio has the reason as the cause of its own error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"TLS failed: {cause.verify_message}"
     if isinstance(cause, ssl.SSLError):

@@ -1,4 +1,4 @@
-"""What a model's folder says of images: whether it sees any, and how it takes them."""
+"""What a model's folder says about images: whether it takes any, and how."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings, Im
 from tgi_trio.router.images.layouts.table import LAYOUTS
 
 _SHAPES: Final = (1.0, 4 / 3, 3 / 4, 2.0, 1 / 2)  # width over height
-_STEP: Final = 16  # the part of its pixels by which an image is made smaller at a time
-# Of an image processor's settings, what names it and how it was saved.
+_STEP: Final = 16  # each try has 1 / 16 fewer pixels than the one before
+# Keys of an image processor's settings that do not affect pixels.
 _NAMES: Final = ("image_processor_type", "processor_class", "feature_extractor_type", "auto_map")
 
 
@@ -26,7 +26,7 @@ _NAMES: Final = ("image_processor_type", "processor_class", "feature_extractor_t
 class ImageModel:
     """How one model takes images."""
 
-    family: str  # of image processors, as `images.processors.PROCESSORS` has it
+    family: str  # a key of `images.processors.PROCESSORS`
     layout: ImageLayout
     processor: Mapping[str, Any]  # settings of its image processor
 
@@ -36,7 +36,7 @@ class ImageModel:
         return DecoderSettings(self.family, self.processor, options, max_pixels)
 
     def describe_largest(self, max_pixels: int, max_tokens: int) -> str:
-        """Return the largest image that may come, and what makes its pixels, as JSON; "": none."""
+        """Return the largest allowed image and its decoder settings, as JSON; "": none allowed."""
         size = find_largest(self.layout, max_pixels, max_tokens)
         if size is None:
             return ""
@@ -45,9 +45,9 @@ class ImageModel:
 
 
 def find_largest(layout: ImageLayout, max_pixels: int, max_tokens: int) -> ImageSize | None:
-    """Return the size of an image that takes about as many tokens as any may; None: none may come.
+    """Return the size of an image with about as many tokens as any; None if none is allowed.
 
-    An image becomes a grid of tiles or patches by its shape: common ones are tried.
+    An image becomes a grid of tiles or patches by its shape, so common shapes are tried.
     """
     best, most = None, 0
     for shape in _SHAPES:
@@ -67,7 +67,7 @@ def find_largest(layout: ImageLayout, max_pixels: int, max_tokens: int) -> Image
 
 
 def read_image_settings(folder: Path) -> ImageSettings:
-    """Return what the files of a folder say of images; raises ModelLoadError."""
+    """Return the image settings in a folder's files. Raises ModelLoadError."""
     processor = read_json(folder / "processor_config.json") or {}
     image_processor = read_json(folder / "preprocessor_config.json")
     if image_processor is None:
@@ -77,9 +77,9 @@ def read_image_settings(folder: Path) -> ImageSettings:
 
 
 def find_image_model(folder: Path) -> ImageModel | None:
-    """Return how the model in a folder takes images, None where it sees none.
+    """Return how the model in a folder takes images, None if it takes none.
 
-    Raises ModelLoadError where its images are not served, or its settings cannot be used.
+    Raises ModelLoadError if its images are not served, or its settings cannot be used.
     """
     settings = read_image_settings(folder)
     if not settings.vision:

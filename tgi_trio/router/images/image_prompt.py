@@ -1,4 +1,4 @@
-"""A prompt with images: first as texts and links, then as one text that has all their tokens."""
+"""A prompt with images: first as texts and links, then as one text with all image tokens."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tgi_trio.router.images.spool import Compressed
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompt:
-    """Texts and images in their order."""
+    """Texts and images in order."""
 
     pieces: tuple[Piece, ...]
 
     @classmethod
     def parse(cls, text: str, around: tuple[str, str] = ("", "")) -> ImagePrompt | None:
-        """Return what a text with links says, None where it has none.
+        """Return the prompt of a text with links, None if it has no links.
 
-        `around`: what is to be written around each image.
+        `around`: texts to add before and after each image.
         """
         found = split_text(text)
         if not any(isinstance(each, ImageLink) for each in found):
@@ -38,7 +38,7 @@ class ImagePrompt:
 
     @property
     def text(self) -> str:
-        """What it says beside the images."""
+        """Its text without the images."""
         return "".join(piece for piece in self.pieces if isinstance(piece, str))
 
     @property
@@ -47,16 +47,16 @@ class ImagePrompt:
         return [piece for piece in self.pieces if isinstance(piece, ImageLink)]
 
     def __len__(self) -> int:
-        """Return its characters, without the images'."""
+        """Return the number of its characters, without the images."""
         return sum(len(piece) for piece in self.pieces if isinstance(piece, str))
 
 
-Prompt = str | ImagePrompt  # as a conversation is rendered, or as a client wrote it
+Prompt = str | ImagePrompt  # a rendered conversation, or a client's text
 
 
 @dataclass(frozen=True, slots=True)
 class SeenImage:
-    """An image whose bytes are here and can be decoded."""
+    """An image whose bytes are here, and which can be decoded."""
 
     data: Compressed
     key: bytes  # 32 bytes
@@ -66,21 +66,22 @@ class SeenImage:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedPrompt:
-    """A prompt as its tokenizer is to read it, and which of its feature tokens are whose.
+    """A prompt as its tokenizer gets it, with the owner of each feature token.
 
-    What a client typed may read as a feature token too: it is known by its turn, and is no image.
+    A client's text may contain a feature token as well: its position in `owners` shows that it is
+    not an image's.
     """
 
     text: str
     images: tuple[SeenImage, ...]
-    owners: tuple[tuple[int, int], ...]  # whose tokens (-1: nobody's), and how many, in their order
+    owners: tuple[tuple[int, int], ...]  # runs: (index of the image, -1: text; number of tokens)
     feature_token: str
     feature_id: int
-    writes_bos: bool = False  # it begins with the tokenizer's first token, where one is wanted
+    writes_bos: bool = False  # it already has the tokenizer's BOS token
 
     @property
     def features(self) -> int:
-        """How many feature tokens are images'."""
+        """How many feature tokens belong to images."""
         return sum(count for owner, count in self.owners if owner >= 0)
 
     def __len__(self) -> int:
@@ -89,8 +90,8 @@ class ExpandedPrompt:
     def place(self, ids: NDArray[np.int32], cut_off: bool) -> tuple[PromptImage, ...]:
         """Return where the images are among the ids of the text.
 
-        `cut_off`: those are the last ones only, and images before them are left out. Raises
-        ValidationError where one is cut in two.
+        `cut_off`: `ids` are only the last ones, and images before them are left out. Raises
+        ValidationError if an image is cut in two.
         """
         owners = np.repeat(*np.array(self.owners or [(-1, 0)], np.int64).T)
         places = np.flatnonzero(ids == self.feature_id)
@@ -133,7 +134,7 @@ def _placed(image: SeenImage, places: NDArray[np.int64]) -> PromptImage:
 def expand_prompt(
     prompt: ImagePrompt, images: Sequence[SeenImage], layout: ImageLayout, bos: str, feature_id: int
 ) -> ExpandedPrompt:
-    """Return a prompt with all tokens of its images; raises as `ImageLayout.expand` does."""
+    """Return a prompt with all tokens of its images. Raises as `ImageLayout.expand` does."""
     token = layout.feature_token
     texts: list[str] = []
     owners: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""From the images that a prompt names to its text: fetched, decoded and counted."""
+"""Fetches and decodes a prompt's images, and expands their tokens in its text."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from tgi_trio.router.images.links import ImageLink
 from tgi_trio.router.images.pixel_store import PixelStore
 from tgi_trio.router.images.spool import Compressed, EncodedImage, Spool
 
-_INLINE: Final = 1 << 14  # bytes that are read on the spot, as fast as they are given to a thread
-_FETCHES: Final = 16  # images that are fetched at the same time, of all requests
+_INLINE: Final = 1 << 14  # bytes for which hashing is as fast as the way to a thread
+_FETCHES: Final = 16  # most images that are fetched at a time, for all requests
 
 
 class Fetch(Protocol):
-    """Fetches a URL (`ImageFetcher`); raises ValidationError, and what `take` raises."""
+    """Fetches a URL (`ImageFetcher`). Raises ValidationError, and what `take` raises."""
 
     async def fetch(self, url: str, take: Callable[[int], object]) -> bytes: ...
 
 
 class Namer(Protocol):
-    """Names images in the spool (`ImageDecoder`); raises ValidationError, and where it is busy."""
+    """Computes keys of images in the spool (`ImageDecoder`). Raises as `ImageDecoder.decode`."""
 
     async def name(self, image: EncodedImage, most: int) -> ImageName: ...
 
 
 class Tokens(Protocol):
-    """What a tokenizer knows (`text.tokenizer.Tokenizer`)."""
+    """The tokenizer's special tokens (`text.tokenizer.Tokenizer`)."""
 
     @property
     def added_tokens(self) -> Mapping[str, int]: ...
@@ -51,7 +51,7 @@ class Tokens(Protocol):
 
 
 class Counts(Protocol):
-    """Where is counted (`telemetry.metrics.Metrics`)."""
+    """Metrics (`telemetry.metrics.Metrics`)."""
 
     def inc(self, name: str, value: float = 1) -> None: ...
     def observe(self, name: str, value: float) -> None: ...
@@ -59,15 +59,15 @@ class Counts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What the images of one prompt may be; each field is named after its flag."""
+    """Limits on a prompt's images; each field is named after its flag."""
 
     max_images_per_prompt: int = 8
-    max_image_fetch_size: int = 20 * 2**20  # bytes, of data URLs as well
-    max_image_bytes: int = 128 * 2**20  # as they came, of all requests
+    max_image_fetch_size: int = 20 * 2**20  # bytes, also for data URLs
+    max_image_bytes: int = 128 * 2**20  # bytes of encoded images, of all requests
 
 
 class ImageReader:
-    """Reads the images of prompts. One for all requests of a model."""
+    """Reads the images of prompts, for all requests of a model."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class ImageReader:
         limits: ImageLimits,
         processed_as: str = "",
     ) -> None:
-        """`spool`: of images that are being received, which `namer` reads. `processed_as` tells
-        apart what makes other pixels of the same bytes.
+        """`spool`: of images that are being received, which `namer` reads.
 
-        Raises ModelLoadError for a tokenizer that does not know the layout's tokens.
+        `processed_as` distinguishes settings that yield different pixels for the same bytes. Raises
+        ModelLoadError for a tokenizer without the layout's tokens.
         """
         for token in (layout.placeholder, layout.feature_token):
             if token not in tokenizer.added_tokens:
@@ -106,15 +106,15 @@ class ImageReader:
         self._first = start_key(processed_as)
 
     def hold_bytes(self) -> AbstractContextManager[HeldBytes]:
-        """Return what one request's images may take, for as long as it keeps them."""
+        """Return the byte budget of one request's images, for as long as it keeps them."""
         return self._bytes.hold()
 
     async def read(
         self, prompt: ImagePrompt, max_input_tokens: int, held: HeldBytes
     ) -> ExpandedPrompt:
-        """Return a prompt with all tokens of its images, whose bytes are `held`.
+        """Return a prompt with all tokens of its images, whose bytes count in `held`.
 
-        Raises ValidationError, and Overloaded or Unavailable where the machine is too busy.
+        Raises ValidationError, and Overloaded or Unavailable if the machine is too busy.
         """
         links = prompt.links
         if len(links) > self._limits.max_images_per_prompt:
@@ -137,7 +137,7 @@ class ImageReader:
         return found
 
     async def _see_all(self, links: Sequence[ImageLink], held: HeldBytes) -> list[SeenImage]:
-        """Return all images in their order; the first that fails is raised, the others are left."""
+        """Return all images in order; the first failure is raised and cancels the others."""
         if len(links) == 1:
             return [await self._see(links[0], held)]
         found: dict[int, SeenImage] = {}
@@ -168,7 +168,7 @@ class ImageReader:
         return SeenImage(data, key, known.size, known.nbytes)
 
     async def _load(self, link: ImageLink, held: HeldBytes) -> tuple[Compressed, bytes]:
-        """Return an image as it came, and its key; raises ValidationError."""
+        """Return an encoded image and its key. Raises ValidationError."""
         url, most = link.url, self._limits.max_image_fetch_size
         data: bytes | bytearray
         if url.startswith("data:") or ":" not in url:
@@ -189,12 +189,12 @@ class ImageReader:
 
     def _make_key(self, data: bytes | bytearray) -> bytes:
         found = self._first.copy()
-        found.update(data)  # without the interpreter's lock
+        found.update(data)  # releases the interpreter's lock
         return found.digest()
 
 
 async def _in_thread(size: int, function: Callable[[], bytes]) -> bytes:
-    """Return what a function makes of `size` bytes, away from the loop where they are many."""
+    """Return the result of a function of `size` bytes, which runs in a thread if they are many."""
     if size <= _INLINE:
         return function()
     return await trio.to_thread.run_sync(function, abandon_on_cancel=True)

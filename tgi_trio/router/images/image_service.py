@@ -1,4 +1,4 @@
-"""All that serves a model's images, put together: what decodes, keeps and reads them."""
+"""Everything that serves a model's images: decoder, pixel store and reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tgi_trio.router.images.spool import Spool
 
 @dataclass(frozen=True, slots=True)
 class ImageFlags:
-    """What the operator allows; each field is named after its flag."""
+    """The operator's limits; each field is named after its flag."""
 
     image_urls: str = "public"
     max_image_fetch_size: int = 20 * 2**20  # bytes
@@ -27,7 +27,7 @@ class ImageFlags:
 
 
 class ImageService:
-    """Images of one model, for as long as the server runs."""
+    """Serves the images of one model, for as long as the server runs."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class ImageService:
     ) -> None:
         """`workers`: images that are decoded at the same time.
 
-        Raises ConfigurationError for `image_urls`, ModelLoadError for a tokenizer that does not
-        know the tokens of images.
+        Raises ConfigurationError for `image_urls`, ModelLoadError for a tokenizer without the image
+        tokens.
         """
         settings = model.decoder_settings(flags.max_image_pixels)
         self._spool = Spool()
@@ -66,7 +66,7 @@ class ImageService:
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; started once images can be decoded, or raises ModelLoadError."""
+        """Serve until cancelled; started once images can be decoded. Raises ModelLoadError."""
         try:
             await self._decoder.start()
             task_status.started()

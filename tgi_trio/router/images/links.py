@@ -1,4 +1,4 @@
-"""Images in a text, as TGI's native routes take them: an empty link text, a URL in brackets."""
+"""Images in a text as TGI's native routes take them: Markdown images with an empty text."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _END: Final = ")"
 
 @dataclass(frozen=True, slots=True)
 class ImageLink:
-    """Where an image of a prompt is: an http(s) or a data URL, not yet looked at."""
+    """Where an image of a prompt is: an http(s) or a data URL, not yet checked."""
 
     url: str
-    where: str = "the prompt"  # of a request, for messages
-    encoded: EncodedImage | None = None  # of a data URL, whose own base64 is a mark then
+    where: str = "the prompt"  # the place in the request, for errors
+    encoded: EncodedImage | None = None  # the image of a data URL whose base64 is only a mark
 
 
 Piece = str | ImageLink
 
 
 def split_text(text: str) -> list[Piece]:
-    """Return the pieces of a prompt in their order, none of them an empty text.
+    """Return the pieces of a prompt in order, without empty texts.
 
-    A URL ends at the first bracket that closes, as TGI has it. Without expressions: a data URL may
-    have millions of letters, and nothing else runs while one is matched.
+    As in TGI, a URL ends at the first closing bracket. No regular expressions: a data URL may have
+    millions of letters, and matching would block everything else.
     """
     pieces: list[Piece] = []
     done = 0

@@ -1,9 +1,9 @@
-"""Where the pixels of images are: places in the arena, by content, kept for whoever asks next.
+"""The pixels of images in the arena: places by content, also kept as a cache.
 
-A place is *pinned* while a shard may still read it; others stay as a cache, and the least recently
-used of them makes room. An image without a place is decoded again from its compressed bytes, as
-soon as there is room: a full arena makes it wait in line, and never fails it. One that cannot be
-decoded again, however often it is tried, is given up with the requests that wait for it.
+A place is *pinned* while a shard may still read it; others stay as a cache, evicted least recently
+used first. An image without a place is decoded again from its compressed bytes as soon as there is
+room: if the arena is full, it waits in line and does not fail. An image that still cannot be
+decoded after several tries is given up, with the requests that wait for it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tgi_trio.router.images.spool import Compressed, EncodedImage
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED: Final = 4096  # images whose size is known without decoding them
-_AGAIN_S: Final = 1.0  # before an image is tried again that could be decoded once
-_TRIES: Final = 20  # of an image in a row; a machine that is busy lets one wait before it refuses
+_REMEMBERED: Final = 4096  # most images whose size is known without decoding
+_AGAIN_S: Final = 1.0  # seconds before an image that could be decoded before is tried again
+_TRIES: Final = 20  # most tries of an image in a row, as a busy machine may need several
 
 
 class Arena(Protocol):
@@ -40,7 +40,7 @@ class Arena(Protocol):
 
 
 class Decoded(Protocol):
-    """An image whose pixels are there to be copied (`decoder.DecodedImage`)."""
+    """An image whose pixels are ready to be copied (`decoder.DecodedImage`)."""
 
     @property
     def size(self) -> ImageSize: ...
@@ -49,7 +49,7 @@ class Decoded(Protocol):
     async def copy_to(self, memory: memoryview) -> None: ...
 
 
-# Decodes an image as it came and keeps the pixels for a block; raises as `ImageDecoder.decode`.
+# Decodes an encoded image and keeps the pixels for a block; raises as `ImageDecoder.decode`.
 Decode = Callable[[Compressed], AbstractAsyncContextManager[Decoded]]
 
 
@@ -57,7 +57,7 @@ Decode = Callable[[Compressed], AbstractAsyncContextManager[Decoded]]
 class KnownImage:
     """What is known of an image that has been decoded once."""
 
-    size: ImageSize  # as it is seen
+    size: ImageSize  # after its EXIF rotation
     nbytes: int  # of its bundle
 
 
@@ -66,9 +66,9 @@ class _Kept:
     """Pixels in the arena."""
 
     place: ArenaPlace
-    ready: bool = False  # not yet: they are being written
+    ready: bool = False  # False: they are being written
     pins: int = 0
-    fresh: bool = True  # nobody has pinned them yet
+    fresh: bool = True  # they have not been pinned yet
 
     @property
     def evictable(self) -> bool:
@@ -85,36 +85,36 @@ class PixelStore:
         self._workers = workers
         self._free = FreeSpace(arena.nbytes)
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # by key, least recently used first
-        self._known: OrderedDict[bytes, KnownImage] = OrderedDict()  # likewise
-        self._looking: dict[bytes, trio.Event] = {}  # images that are decoded for the first time
-        self._line: deque[PromptImage] = deque()  # for a place, and to be decoded
+        self._known: OrderedDict[bytes, KnownImage] = OrderedDict()  # ordered likewise
+        self._looking: dict[bytes, trio.Event] = {}  # being decoded for the first time
+        self._line: deque[PromptImage] = deque()  # wait for a place, to be decoded again
         self._awaited: set[bytes] = set()  # keys of those, and of what is being decoded again
         self._active = 0  # images that are being decoded again
-        self._news = trio.Event()  # somebody is in line, or there may be room
-        self._failures: Counter[bytes] = Counter()  # in a row, by key, of what is awaited
+        self._news = trio.Event()  # set if an image is in line, or there may be room
+        self._failures: Counter[bytes] = Counter()  # failures in a row, by key, of awaited images
         self._on_ready: Callable[[bytes], None] = lambda key: None
         self._on_lost: Callable[[bytes, str], None] = lambda key, why: None
 
     def on_ready(self, callback: Callable[[bytes], None]) -> None:
-        """Have `call` told the key of each image that was not there when it was to be pinned.
+        """Have `callback` called with the key of each image that was missing when it was wanted.
 
-        Then it is worth to ask again; where decoding failed it is back in line by that.
+        Then it is worth trying to pin it again; if decoding failed, that puts it in line again.
         """
         self._on_ready = callback
 
     def on_lost(self, callback: Callable[[bytes, str], None]) -> None:
-        """Have `call` told the key of each image that is not decoded again, and why.
+        """Have `callback` called with the key of each image that is given up, and the reason.
 
-        Whoever waits for it waits in vain; to ask again has it tried again.
+        Requests that wait for it wait in vain; asking again has it tried again.
         """
         self._on_lost = callback
 
     # ---- the engine's side ----------------------------------------------------------------------
 
     def pin(self, image: PromptImage) -> ArenaPlace | None:
-        """Return where the pixels are, until `unpin`; None: they are not there.
+        """Return where the pixels are, until `unpin`; None if they are not there.
 
-        They are decoded then, and `on_ready` tells of it.
+        In that case they are decoded, and `on_ready` reports it.
         """
         kept = self._kept.get(image.key)
         if kept is not None and kept.ready:
@@ -125,7 +125,7 @@ class PixelStore:
         if image.key not in self._awaited:
             self._awaited.add(image.key)
             if isinstance(image.data, EncodedImage):
-                image.data.keep()  # whoever asks may leave before it is decoded
+                image.data.keep()  # the request may end before it is decoded
             self._line.append(image)
             self._news.set()
         return None
@@ -142,7 +142,7 @@ class PixelStore:
     # ---- the requests' side ---------------------------------------------------------------------
 
     def check_room(self, sizes: Mapping[bytes, int]) -> None:
-        """Raise ValidationError for images, bytes by key, that can never be there together."""
+        """Raise ValidationError if images (key -> bytes) can never be in the arena together."""
         wanted = sum(map(align, sizes.values()))
         if wanted > self._arena.nbytes:
             raise ValidationError(
@@ -151,14 +151,14 @@ class PixelStore:
             )
 
     def knows(self, key: bytes) -> bool:
-        """Return whether an image need not be decoded to know what it is."""
+        """Return whether an image's size is known without decoding it."""
         return key in self._known
 
     async def look_at(self, key: bytes, data: Compressed) -> KnownImage:
-        """Return what an image is; decoded at most once by all who ask at the same time.
+        """Return an image's size; concurrent calls decode it only once.
 
-        Its pixels stay where there is room for them. Raises ValidationError where it cannot be
-        decoded or can never have room, Overloaded or Unavailable where the machine is too busy.
+        Its pixels are kept if there is room. Raises ValidationError if it cannot be decoded or can
+        never fit, Overloaded or Unavailable if the machine is too busy.
         """
         while (others := self._looking.get(key)) is not None:
             await others.wait()
@@ -189,7 +189,7 @@ class PixelStore:
             )
 
     async def _keep(self, key: bytes, image: Decoded) -> None:
-        """Keep pixels if there is room, without taking it from whoever came before."""
+        """Keep pixels if there is room, but not before images that have waited longer."""
         if self._line or key in self._kept:
             return
         place = self._make_room(image.nbytes, spare_fresh=True)
@@ -199,7 +199,7 @@ class PixelStore:
     # ---- decoding again -------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Decode what was to be pinned and is not there, in turn, for ever."""
+        """Decode the images that were to be pinned and are missing, in turn, for ever."""
         async with trio.open_nursery() as nursery:
             while True:
                 await self._news.wait()
@@ -208,10 +208,10 @@ class PixelStore:
                     image = self._line[0]
                     kept = self._kept.get(image.key)
                     if kept is not None and not kept.ready:
-                        break  # `look_at` has it at this moment, and says when it is done
+                        break  # `look_at` is writing it, and sets `_news` when it is done
                     place = None if kept is not None else self._make_room(image.nbytes)
                     if kept is None and place is None:
-                        break  # whoever unpins one says so
+                        break  # `unpin` sets `_news`
                     self._line.popleft()
                     if place is None:
                         self._tell(image)
@@ -226,12 +226,12 @@ class PixelStore:
                 if found.nbytes != place.nbytes:
                     raise GenerationError(f"{found.nbytes} bytes of pixels, not {place.nbytes}")
                 await self._fill(image.key, place, found)
-        except TgiTrioError as error:  # the machine is busy: it has been decoded before
+        except TgiTrioError as error:  # the machine is busy, as it has been decoded before
             lost = self._note_failure(image, str(error))
             if not lost:
                 log.warning("an image cannot be decoded again, and waits in line: %s", error)
                 await trio.sleep(_AGAIN_S)
-        except Exception as error:  # what nobody foresaw is the end of requests with this image
+        except Exception as error:  # an unexpected error ends the requests with this image
             log.exception("an image cannot be decoded again")
             lost = self._note_failure(image, f"{type(error).__name__}: {error}", last=True)
         else:
@@ -242,7 +242,7 @@ class PixelStore:
         self._tell(image, lost)
 
     def _note_failure(self, image: PromptImage, why: str, *, last: bool = False) -> str:
-        """Free the place of an image; return why it is given up, "" where it is tried again."""
+        """Free the place of an image; return why it is given up, "" if it is tried again."""
         if image.key in self._kept:
             self._drop(image.key)
         self._failures[image.key] += 1
@@ -251,7 +251,7 @@ class PixelStore:
         return f"an image of it cannot be decoded again: {why}"
 
     def _tell(self, image: PromptImage, lost: str = "") -> None:
-        """An image is in line no more; `lost`: why it never will be there."""
+        """Report an image that is no longer in line; `lost`: why it is given up."""
         if isinstance(image.data, EncodedImage):
             image.data.let_go()
         self._awaited.discard(image.key)
@@ -259,13 +259,13 @@ class PixelStore:
             self._on_lost(image.key, lost)
         else:
             self._on_ready(image.key)
-        if image.key not in self._awaited:  # it is there, or lost, or nobody wants it any more
+        if image.key not in self._awaited:  # it is there, or lost, or not wanted any more
             self._failures.pop(image.key, None)
 
     # ---- places ---------------------------------------------------------------------------------
 
     async def _fill(self, key: bytes, place: ArenaPlace, image: Decoded) -> None:
-        """Write pixels to their place; whatever raises leaves nothing behind."""
+        """Write pixels to their place; an exception leaves nothing behind."""
         kept = self._kept[key] = _Kept(place)
         try:
             await image.copy_to(self._arena.view(place))
@@ -276,9 +276,9 @@ class PixelStore:
             self._news.set()
 
     def _make_room(self, nbytes: int, *, spare_fresh: bool = False) -> ArenaPlace | None:
-        """Return a place that is taken now, or None; others are dropped for it.
+        """Return a new place, or None; other images are evicted for it.
 
-        Those that somebody is to pin for the first time go last; `spare_fresh`: they never go.
+        Images that have not been pinned yet are evicted last; with `spare_fresh`, never.
         """
         evictable = [(key, kept) for key, kept in self._kept.items() if kept.evictable]
         used = [each for each in evictable if not each[1].fresh]
@@ -289,7 +289,7 @@ class PixelStore:
         victims = iter(others)
         while (offset := self._free.take(nbytes)) is None:
             victim = next(victims, None)
-            if victim is None:  # what is pinned lies in between
+            if victim is None:  # pinned places are in between
                 return None
             self._drop(victim)
         return ArenaPlace(offset, nbytes)
@@ -299,7 +299,7 @@ class PixelStore:
         self._free.give_back(place.offset, place.nbytes)
 
     def check(self) -> None:
-        """Raise RuntimeError unless places and holes are the arena, each byte once."""
+        """Raise RuntimeError unless places and holes cover each byte of the arena once."""
         places = [(each.place.offset, align(each.place.nbytes)) for each in self._kept.values()]
         end, hole_before = 0, False
         for offset, size, hole in sorted(

@@ -1,4 +1,4 @@
-"""Which bytes of an arena are taken: first fit, neighbours that are free are one."""
+"""Allocates bytes of an arena: first fit, neighbouring holes are joined."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tgi_trio.ipc.images import ALIGNMENT
 
 
 class FreeSpace:
-    """The bytes of an arena that are free, as holes that do not touch; offsets are aligned."""
+    """The free bytes of an arena, as holes that do not touch; offsets are aligned."""
 
     def __init__(self, nbytes: int) -> None:
         self._holes: list[tuple[int, int]] = [(0, nbytes)] if nbytes else []  # offset, bytes
@@ -20,11 +20,11 @@ class FreeSpace:
 
     @property
     def holes(self) -> list[tuple[int, int]]:
-        """Offset and bytes of each hole, in their order."""
+        """Offset and bytes of each hole, in order."""
         return list(self._holes)
 
     def take(self, nbytes: int) -> int | None:
-        """Return the offset of `nbytes` that are taken now, None where no hole is large enough."""
+        """Take `nbytes` and return their offset, None if no hole is large enough."""
         wanted = align(nbytes)
         for i, (offset, size) in enumerate(self._holes):
             if size < wanted:
@@ -49,5 +49,5 @@ class FreeSpace:
 
 
 def align(nbytes: int) -> int:
-    """Return the bytes that a place of `nbytes` takes."""
+    """Return the bytes that a place of `nbytes` takes up."""
     return max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)

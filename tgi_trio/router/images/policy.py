@@ -1,8 +1,8 @@
-"""Which URLs of images are fetched, and which addresses dialled: no request reaches inside.
+"""Which image URLs are fetched, and which addresses connected to: nothing internal.
 
-A server that fetches what its clients name is a way into the network it stands in (server-side
-request forgery, CVE-2025-6242 in vLLM's fetcher). So a name is resolved once, every address that it
-has must be one that anybody on the internet could reach, and it is those that are dialled.
+A server that fetches clients' URLs is a way into its network (server-side request forgery,
+CVE-2025-6242 in vLLM's fetcher). So a name is resolved once, all of its addresses must be publicly
+reachable, and only those are connected to.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _ALLOWED: Final = "--image-urls: none, public, or host names, networks and ports
 
 @dataclass(frozen=True, slots=True)
 class FetchPolicy:
-    """What may be fetched. `parse_policy` makes it from the flag."""
+    """What may be fetched; `parse_policy` makes it from the flag."""
 
     enabled: bool = True
-    hosts: frozenset[str] = frozenset()  # the only ones, in lower case; empty: any
-    networks: tuple[IPNetwork, ...] = ()  # dialled although they are not public
+    hosts: frozenset[str] = frozenset()  # the only allowed ones, in lower case; empty: any
+    networks: tuple[IPNetwork, ...] = ()  # allowed although they are not public
     ports: frozenset[int] = field(default_factory=lambda: frozenset(_PORTS.values()))
 
     def check_url(self, url: str) -> Target:
-        """Return what a URL names. Raises ValidationError for one that is not to be fetched."""
+        """Return the target of a URL. Raises ValidationError if it must not be fetched."""
         if not self.enabled:
             raise ValidationError(
                 "images are not fetched here (--image-urls none): send a data URL, "
@@ -61,40 +61,40 @@ class FetchPolicy:
         return target
 
     def allows(self, address: IPAddress) -> bool:
-        """Return whether an address may be dialled."""
+        """Return whether an address may be connected to."""
         inner = _embedded_ipv4(address)
         if inner is not None:
             return self.allows(inner)
         if any(address.version == each.version and address in each for each in self.networks):
             return True
-        # Reserved are IPv6's ::127.0.0.1 and the like, which Python calls global.
+        # Reserved: IPv6's ::127.0.0.1 and the like, which Python calls global.
         outside = address.is_multicast or address.is_reserved or _is_site_local(address)
         return address.is_global and not outside
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a URL asks for, and of whom."""
+    """The resource of a URL, and its host."""
 
     url: str
-    host: str  # a name, or an address without its brackets
+    host: str  # a name, or an address without brackets
     port: int
     tls: bool
-    path: str  # with its query, in ASCII
+    path: str  # with the query, in ASCII
 
     @property
     def host_header(self) -> str:
-        """The host as HTTP's header has it: with a port that is not the scheme's own."""
+        """The host for HTTP's header, with the port unless it is the scheme's default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         usual = self.port == _PORTS["https" if self.tls else "http"]
         return host if usual else f"{host}:{self.port}"
 
 
 def parse_policy(text: str) -> FetchPolicy:
-    """Return the policy that `--image-urls` names.
+    """Return the policy for `--image-urls`.
 
     `none`, or a list with commas: `public`, host names (then only these), networks such as
-    10.1.0.0/16 that are dialled although they are not public, ports such as :8080 beside 80
+    10.1.0.0/16 that are allowed although they are not public, ports such as :8080 in addition to 80
     and 443. Raises ConfigurationError.
     """
     words = [word.strip() for word in text.split(",")]
@@ -134,8 +134,8 @@ def _parse_url(url: str) -> Target:
         parts = urlsplit(url)
         host = parts.hostname or ""
         port = parts.port or _PORTS.get(parts.scheme, 0)
-        host.encode("idna")  # as the resolver will: a name with an empty or too long part
-    except ValueError as error:  # UnicodeError is one
+        host.encode("idna")  # as the resolver does: fails for a name with an empty or too long part
+    except ValueError as error:  # UnicodeError is a subclass
         raise ValidationError(f"invalid image URL: {error}") from error
     if parts.scheme not in _PORTS:
         raise ValidationError(
@@ -151,14 +151,14 @@ def _parse_url(url: str) -> Target:
 
 
 def _request_path(parts: SplitResult) -> str:
-    """Return path and query as a request line has them: without blanks and letters beyond ASCII."""
+    """Return path and query for a request line, with blanks and non-ASCII characters escaped."""
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
     query = quote(parts.query, safe="/%:@!$&'()*+,;=~-._?[]|")
     return f"{path}?{query}" if query else path
 
 
 def _embedded_ipv4(address: IPAddress) -> IPv4Address | None:
-    """Return the IPv4 address that an IPv6 address leads to, None where it leads to none."""
+    """Return the IPv4 address to which an IPv6 address leads, if any."""
     if not isinstance(address, IPv6Address):
         return None
     if address.ipv4_mapped is not None:
@@ -177,5 +177,5 @@ def _is_site_local(address: IPAddress) -> bool:
 
 
 def parse_resolved(text: str) -> IPAddress:
-    """Return an address as a resolver gives it; raises ValueError. An interface's name is cut."""
+    """Return an address from a resolver without its interface's name. Raises ValueError."""
     return ip_address(text.partition("%")[0])

@@ -1,4 +1,4 @@
-"""An image of a prompt as the engine knows it: where it stands among the ids, and what it is."""
+"""An image of a prompt for the engine: where it is among the ids, and what it is."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from tgi_trio.router.images.spool import Compressed
 
 @dataclass(frozen=True, slots=True)
 class PromptImage:
-    """One image beside the ids of its prompt, which never say by themselves that it is there.
+    """One image beside the ids of its prompt, which do not show by themselves that it is there.
 
-    *Feature tokens* are those at whose places the tower's features stand instead of an embedding.
-    Its *span* reaches from the first to the last of them, marks and newlines in between included.
+    *Feature tokens* are those in whose places features of the vision tower replace embeddings. The
+    *span* of an image reaches from its first to its last feature token, including marks and
+    newlines in between.
     """
 
     first: int  # place of the span's first token in the prompt's ids
@@ -21,16 +22,16 @@ class PromptImage:
     feature_places: tuple[tuple[int, int], ...]  # runs of feature tokens: (offset in span, count)
     size: ImageSize  # pixels as seen, before any scaling
     key: bytes  # 32 bytes: SHA-256 of the compressed bytes and of the processor's settings
-    # Compressed, as it came; decoded again after its place is lost.
+    # Compressed, as received; decoded again if its place has been lost.
     data: Compressed = field(repr=False)
     nbytes: int = 0  # of its pixels, as a bundle in the arena
 
     @property
     def features(self) -> int:
-        """How many feature tokens it has."""
+        """The number of its feature tokens."""
         return sum(count for _, count in self.feature_places)
 
     @property
     def end(self) -> int:
-        """Place behind the span's last token."""
+        """Place after the span's last token."""
         return self.first + self.tokens

@@ -11,14 +11,14 @@ from tgi_trio.model.config import read_config
 from tgi_trio.router.images.image_model import ImageModel, find_image_model
 from tgi_trio.settings.records import Settings
 
-# Pixels reach a shard through shared memory of the router's machine.
+# Pixels reach a shard through shared memory on the router's machine.
 ELSEWHERE = "the shard is on another machine than the router (--shard, --remote-ranks)"
-# Images' features are computed on rank 0, but with stages prompts do not all begin there.
+# Image features are computed on rank 0, but with stages not all prompts begin there.
 STAGED = "the model is cut into stages (--pipeline-stages)"
 
 
 def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
-    """Return how a model takes images, or why they are not served although it takes some.
+    """Return how a model takes images, or why its images are not served.
 
     Text is served in any case. (None, None): the model takes no images.
     """
@@ -37,7 +37,7 @@ def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
 
 
 def explain_unserved_images(settings: Settings) -> str | None:
-    """Return why images cannot be served with these settings, whatever the model; else None."""
+    """Return why no model's images can be served with these settings, or None."""
     if settings.ranks_elsewhere == settings.num_shard:
         return ELSEWHERE
     if settings.pipeline_stages > 1:

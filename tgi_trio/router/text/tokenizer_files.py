@@ -30,9 +30,7 @@ NAMED_TOKENS = (
 )
 
 _CONVERSION_SECONDS = 300.0
-_LARGEST_SOURCE = (
-    64 << 20
-)  # bytes of a file from which a tokenizer could be made; weights are larger
+_LARGEST_SOURCE = 64 << 20  # bytes of a file to make a tokenizer from; weights are larger
 _SLOW_FILES = (
     "tokenizer.model",
     "spiece.model",

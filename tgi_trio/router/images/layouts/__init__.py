@@ -1,1 +1,1 @@
-"""How the families of models write an image among a prompt's tokens: one file each, one table."""
+"""The text for an image in a prompt, by family of models: a file for each kind, and one table."""

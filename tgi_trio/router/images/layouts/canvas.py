@@ -1,4 +1,4 @@
-"""Llama 4, InternVL, Aya Vision and Command A Vision: tiles of an image, then the whole of it."""
+"""Llama 4, InternVL, Aya Vision and Command A Vision: an image's tiles, then the whole image."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATCH: Final = "<|IMG_PATCH|>"  # Cohere's
 
 @dataclass(frozen=True)
 class CanvasLayout(PlainFinish):
-    """A part of text for each tile, and one for the whole image behind several."""
+    """The same text for each tile, and after several tiles for the whole image."""
 
     count_grid: Callable[[ImageSize], TileGrid]
     features: int  # of one tile, and of the whole image
@@ -37,14 +37,14 @@ class CanvasLayout(PlainFinish):
         return self.features * self.count_tiles(size)
 
     def count_tiles(self, size: ImageSize) -> int:
-        """Return how many tiles the tower sees, the whole image among them."""
+        """Return the number of tiles for the tower, including the whole image."""
         tiles = self.count_grid(size).tiles
         return tiles + 1 if tiles > 1 else 1
 
 
 @dataclass(frozen=True)
 class Llama4Layout(CanvasLayout):
-    """Marks between tiles and behind their rows."""
+    """Marks between tiles and after each row."""
 
     def expand(self, size: ImageSize) -> str:
         tile = self.feature_token * self.features
@@ -56,7 +56,7 @@ class Llama4Layout(CanvasLayout):
 
 @dataclass(frozen=True)
 class AyaLayout(CanvasLayout):
-    """Tiles have numbers."""
+    """Numbered tiles."""
 
     def expand(self, size: ImageSize) -> str:
         tile = self.feature_token * self.features
@@ -65,7 +65,7 @@ class AyaLayout(CanvasLayout):
 
 
 def lay_out_llama4(settings: ImageSettings) -> Llama4Layout:
-    """Return the layout of a `llama4` model; raises ModelLoadError."""
+    """Return the layout of a `llama4` model. Raises ModelLoadError."""
     side, found = _tile_side(settings, 336), settings.image_processor
     ratio = settings.processor.get("pixel_shuffle_ratio", 0.5)
     most, largest = read_int(found, "max_patches", 16), bool(found.get("resize_to_max_canvas"))
@@ -79,7 +79,7 @@ def lay_out_llama4(settings: ImageSettings) -> Llama4Layout:
 
 
 def lay_out_internvl(settings: ImageSettings) -> CanvasLayout:
-    """Return the layout of an `internvl` model; raises ModelLoadError."""
+    """Return the layout of an `internvl` model. Raises ModelLoadError."""
     return CanvasLayout(
         _internvl_grid(settings),
         features=read_int(settings.processor, "image_seq_length", 256),
@@ -91,7 +91,7 @@ def lay_out_internvl(settings: ImageSettings) -> CanvasLayout:
 
 
 def lay_out_aya(settings: ImageSettings) -> AyaLayout:
-    """Return the layout of an `aya_vision` model; raises ModelLoadError."""
+    """Return the layout of an `aya_vision` model. Raises ModelLoadError."""
     found = settings.processor
     patch = read_int(found, "patch_size", 28) * read_int(found, "downsample_factor", 1)
     return AyaLayout(
@@ -105,7 +105,7 @@ def lay_out_aya(settings: ImageSettings) -> AyaLayout:
 
 
 def lay_out_cohere2(settings: ImageSettings) -> CanvasLayout:
-    """Return the layout of a `cohere2_vision` model; raises ModelLoadError."""
+    """Return the layout of a `cohere2_vision` model. Raises ModelLoadError."""
     side, found = _tile_side(settings, 512), settings.image_processor
     most = read_int(found, "max_patches", 12)
     cuts = bool(found.get("crop_to_patches", True))
@@ -121,7 +121,7 @@ def lay_out_cohere2(settings: ImageSettings) -> CanvasLayout:
 
 
 def _internvl_grid(settings: ImageSettings) -> Callable[[ImageSize], TileGrid]:
-    """Images are always cut: their processors ask for it, whatever the files say."""
+    """Return the grid of an image; tiles are always cut, whatever the files say."""
     side, found = _tile_side(settings, 384), settings.image_processor
     least, most = read_int(found, "min_patches", 1), read_int(found, "max_patches", 12)
     return lambda size: fit_internvl(*size, side, least, most) if most > 1 else ONE_TILE

@@ -1,4 +1,4 @@
-"""Families whose images take the same number of tokens, whatever their size."""
+"""Families whose images take a fixed number of tokens, whatever their size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tgi_trio.router.images.layouts.layout import (
 
 @dataclass(frozen=True)
 class FixedLayout(PlainFinish):
-    """So many features, and a text before and after them."""
+    """A number of feature tokens, with a text before and after them."""
 
     placeholder: str
     feature_token: str
@@ -31,7 +31,7 @@ class FixedLayout(PlainFinish):
 
 @dataclass(frozen=True)
 class PaligemmaLayout(FixedLayout):
-    """Images first, then the text's first token, and a newline at its end."""
+    """Images first, then the BOS token, the text, and a newline at its end."""
 
     writes_bos = True
 
@@ -44,7 +44,7 @@ class PaligemmaLayout(FixedLayout):
 
 @dataclass(frozen=True)
 class MllamaLayout(FixedLayout):
-    """The text's first token stands behind images that a text begins with."""
+    """The BOS token follows the images with which a text begins."""
 
     def finish(self, text: str, bos: str) -> str:
         if bos in text:
@@ -56,7 +56,7 @@ class MllamaLayout(FixedLayout):
 
 
 def lay_out_llava(settings: ImageSettings) -> FixedLayout:
-    """LLaVA 1.5: the crop that the tower sees, in patches."""
+    """LLaVA 1.5: the patches of the crop that the tower sees."""
     crop = settings.size("crop_size", {"height": 224, "width": 224})
     patch = patch_size(settings)
     side = crop.get("shortest_edge")
@@ -73,12 +73,12 @@ def lay_out_paligemma(settings: ImageSettings) -> PaligemmaLayout:
 
 
 def lay_out_mllama(settings: ImageSettings) -> MllamaLayout:
-    """Llama 3.2 Vision: a token, at which layers of the text's own begin to look at the image."""
+    """Llama 3.2 Vision: one token, from which on cross-attention layers see the image."""
     return MllamaLayout("<|image|>", "<|image|>", 1)
 
 
 def lay_out_deepseek(settings: ImageSettings) -> FixedLayout:
-    """DeepSeek-VL: the patches of a square that the image is padded to."""
+    """DeepSeek-VL: the patches of the square to which the image is padded."""
     found = read_int(settings.processor, "num_image_tokens", 576)
     return FixedLayout("<image_placeholder>", "<image_placeholder>", found)
 
@@ -89,10 +89,10 @@ def patch_size(settings: ImageSettings) -> int:
 
 
 def extra_features(settings: ImageSettings) -> int:
-    """Return what the tower's class token adds to the patches: one more, unless it is left out.
+    """Return the features that the tower's class token adds to the patches: one, or none.
 
-    `num_additional_image_tokens` counts it, and the strategy `default` drops the first feature.
-    A processor that says neither is one for a tower with a class token, which is dropped.
+    `num_additional_image_tokens` counts it, and the strategy `default` drops the first feature. A
+    processor with neither is for a tower with a class token, which is dropped.
     """
     strategy = settings.processor.get("vision_feature_select_strategy") or settings.config.get(
         "vision_feature_select_strategy", "default"

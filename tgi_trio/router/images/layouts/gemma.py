@@ -1,4 +1,4 @@
-"""Gemma 3 and Gemma 4: soft tokens between the marks of an image."""
+"""Gemma 3 and Gemma 4: soft tokens between an image's marks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tgi_trio.router.images.layouts.layout import (
 
 @dataclass(frozen=True)
 class Gemma4Layout(PlainFinish):
-    """As many soft tokens as fit a bound, in the image's own proportions."""
+    """As many soft tokens as a limit allows, in the image's own proportions."""
 
-    unit: int  # pixels, the side of what one soft token sees
-    most: int  # soft tokens
+    unit: int  # pixels, the side of a soft token's square
+    most: int  # most soft tokens
     placeholder: str = "<|image|>"
     feature_token: str = "<|image|>"
 
@@ -44,10 +44,10 @@ class Gemma4Layout(PlainFinish):
 
 
 def lay_out_gemma3(settings: ImageSettings) -> FixedLayout:
-    """Return the layout of a `gemma3` model; raises ModelLoadError.
+    """Return the layout of a `gemma3` model. Raises ModelLoadError.
 
     Crops of long images (`do_pan_and_scan`) are not made: transformers' processor makes them only
-    for a caller who asks, whatever the model's files say.
+    if its caller asks, whatever the model's files say.
     """
     features = read_int(settings.config, "mm_tokens_per_image", 256)
     return FixedLayout(
@@ -60,7 +60,7 @@ def lay_out_gemma3(settings: ImageSettings) -> FixedLayout:
 
 
 def lay_out_gemma4(settings: ImageSettings) -> Gemma4Layout:
-    """Return the layout of a `gemma4` model; raises ModelLoadError."""
+    """Return the layout of a `gemma4` model. Raises ModelLoadError."""
     found = settings.image_processor
     patch = read_int(found, "patch_size", 16)
     pooling = read_int(found, "pooling_kernel_size", 3)

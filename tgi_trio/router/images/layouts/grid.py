@@ -1,4 +1,4 @@
-"""Qwen2-VL to Qwen 3.5 and GLM-4.1V to 4.6V: as many features as the image has merged patches."""
+"""Qwen2-VL to Qwen 3.5 and GLM-4.1V to 4.6V: a feature for each merged patch of the image."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tgi_trio.router.images.layouts.layout import (
     read_int,
 )
 
-_STEEPEST: Final = 200  # the longer side over the shorter one, at most
+_STEEPEST: Final = 200  # most of the longer side over the shorter one
 
 
 @dataclass(frozen=True)
 class GridLayout(PlainFinish):
-    """The image at its own size, within bounds, in units of merged patches."""
+    """The image at its own size, within limits, in units of merged patches."""
 
     unit: int  # pixels, the side of a merged patch
-    least: int  # pixels of the whole image
+    least: int  # least pixels of the whole image
     most: int
     placeholder: str = "<|image_pad|>"
     feature_token: str = "<|image_pad|>"
@@ -44,7 +44,7 @@ class GridLayout(PlainFinish):
 
 @dataclass(frozen=True)
 class GlmLayout(GridLayout):
-    """Bounds are of all frames together, which a picture is repeated for; no side is too short."""
+    """Limits hold for all frames of a repeated picture together; short sides are enlarged."""
 
     frames: int = 2
     placeholder: str = "<|image|>"
@@ -82,7 +82,7 @@ def _fit(size: ImageSize, unit: int, least: int, most: int, frames: int = 1) -> 
 
 
 def lay_out_glm(settings: ImageSettings) -> GlmLayout:
-    """Return the layout of a GLM that sees; raises ModelLoadError."""
+    """Return the layout of a GLM vision model. Raises ModelLoadError."""
     found = settings.image_processor
     size = settings.size("size", {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000})
     return GlmLayout(
@@ -94,7 +94,7 @@ def lay_out_glm(settings: ImageSettings) -> GlmLayout:
 
 
 def lay_out_qwen(settings: ImageSettings) -> GridLayout:
-    """Return the layout of a Qwen-VL model; raises ModelLoadError."""
+    """Return the layout of a Qwen-VL model. Raises ModelLoadError."""
     found = settings.image_processor
     size = settings.size("size", {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
     patch, merge = read_int(found, "patch_size", 14), read_int(found, "merge_size", 2)

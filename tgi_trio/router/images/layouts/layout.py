@@ -1,4 +1,4 @@
-"""What an image becomes among a prompt's tokens, from its size and the model's settings alone."""
+"""The tokens of an image in a prompt, from its size and the model's settings alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Settings = Mapping[str, Any]
 
 
 class ImageSize(NamedTuple):
-    """Pixels of an image as it is seen: after the rotation that its EXIF data asks for."""
+    """Size of an image in pixels, after the rotation in its EXIF data."""
 
     height: int
     width: int
@@ -23,41 +23,41 @@ class ImageSize(NamedTuple):
 
 
 class ImageLayout(Protocol):
-    """One family's way: what `transformers` calls expanding the image token (a *placeholder*)."""
+    """One family's layout: how the image token (`transformers`' *placeholder*) is expanded."""
 
     @property
     def placeholder(self) -> str:
-        """The token that stands for an image in the chat template's text."""
+        """The token for an image in the chat template's text."""
 
     @property
     def feature_token(self) -> str:
-        """The token at whose places the tower's features stand instead of an embedding."""
+        """The token in whose places features of the tower replace embeddings."""
 
     @property
     def around(self) -> tuple[str, str]:
-        """What a chat template writes around the placeholder, and `expand` does not."""
+        """Texts before and after the placeholder that chat templates write, not `expand`."""
 
     @property
     def processor_options(self) -> Mapping[str, Any]:
-        """What the family's processor hands to its image processor with each image."""
+        """Options that the family's processor passes to its image processor with each image."""
 
     @property
     def writes_bos(self) -> bool:
-        """Whether `finish` writes the tokenizer's first token, so that nobody else must."""
+        """Whether `finish` writes the BOS token, so that nothing else must."""
 
     def expand(self, size: ImageSize) -> str:
-        """Return the text that takes the placeholder's place, a feature token for each feature.
+        """Return the text that replaces the placeholder, with a feature token for each feature.
 
-        Raises ValidationError where the family cannot take an image of this size.
+        Raises ValidationError if the family cannot take an image of this size.
         """
 
     def count_features(self, size: ImageSize) -> int:
-        """Return how many feature tokens `expand` writes; raises likewise."""
+        """Return the number of feature tokens in `expand`. Raises as that does."""
 
     def finish(self, text: str, bos: str) -> str:
-        """Return a prompt whose placeholders are expanded as the tokenizer is to read it.
+        """Return a prompt with expanded placeholders as the tokenizer gets it.
 
-        `bos`: the tokenizer's first token, for a family that writes it into the text.
+        `bos`: the tokenizer's BOS token, for a family that writes it into the text.
         """
 
 
@@ -77,7 +77,7 @@ class PlainFinish:
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """What a model's folder says of images; each mapping is empty where its file is not there."""
+    """A model's settings for images; a mapping is empty if its file is missing."""
 
     config: Settings  # config.json
     # preprocessor_config.json, or `image_processor` in processor_config.json (transformers 5).
@@ -86,14 +86,14 @@ class ImageSettings:
 
     @property
     def vision(self) -> Settings:
-        """The tower's numbers."""
+        """The vision tower's configuration."""
         found = self.config.get("vision_config")
         return found if isinstance(found, Mapping) else {}
 
     def size(self, key: str, default: Settings) -> Settings:
-        """Return one of the image processor's sizes, as words and numbers.
+        """Return one of the image processor's sizes as a mapping.
 
-        A lone number is a shortest edge, as older files have it.
+        A single number is a shortest edge, as in older files.
         """
         found = self.image_processor.get(key)
         if found is None:
@@ -102,7 +102,7 @@ class ImageSettings:
 
 
 def read_int(settings: Settings, key: str, default: int | None = None) -> int:
-    """Return a positive number of a settings file; raises ModelLoadError with its name."""
+    """Return a positive number from settings. Raises ModelLoadError with its name."""
     found = settings.get(key)
     if found is None:
         found = default

@@ -1,4 +1,4 @@
-"""LFM2-VL: tiles of an image with their places in front, then the whole of it."""
+"""LFM2-VL: an image's tiles with their positions before them, then the whole image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tgi_trio.router.images.layouts.layout import ImageSettings, ImageSize, Plai
 
 @dataclass(frozen=True)
 class Lfm2Layout(PlainFinish):
-    """Features of each part, and marks around unless the processor writes none."""
+    """The features of each part, with marks unless the processor writes none."""
 
     canvas: Lfm2Canvas
     marks: bool = True
@@ -19,7 +19,7 @@ class Lfm2Layout(PlainFinish):
 
     def expand(self, size: ImageSize) -> str:
         grid, whole = self.canvas.cut(*size), self._count_whole(size)
-        parts: list[tuple[str, int]] = []  # what is written in front, and how many features
+        parts: list[tuple[str, int]] = []  # text before the features, and their number
         if grid.tiles == 1:
             parts.append(("", whole))
         else:
@@ -44,6 +44,6 @@ class Lfm2Layout(PlainFinish):
 
 
 def lay_out_lfm2(settings: ImageSettings) -> Lfm2Layout:
-    """Return the layout of an `lfm2_vl` model; raises ModelLoadError."""
+    """Return the layout of an `lfm2_vl` model. Raises ModelLoadError."""
     canvas = Lfm2Canvas.read(settings.image_processor)
     return Lfm2Layout(canvas, bool(settings.processor.get("use_image_special_tokens", True)))

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT: the whole image, then the one that fits a grid of crops best, without its padding."""
+"""LLaVA-NeXT: the whole image, then the grid of crops that fits it best, without padding."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PINPOINTS: Final = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008
 
 @dataclass(frozen=True)
 class PinpointLayout(PlainFinish):
-    """The features of one crop, of the grid's part that shows the image, and one a row of it."""
+    """Features of one crop, of the image's part of the grid, and one for each row of that."""
 
-    pinpoints: tuple[ImageSize, ...]  # sizes that crops can make up, in pixels
-    crop: int  # pixels, the side of one
+    pinpoints: tuple[ImageSize, ...]  # sizes of grids of crops, in pixels
+    crop: int  # pixels, the side of a crop
     patch: int  # pixels
-    extra: int  # features beside the patches of the whole image
+    extra: int  # features of the whole image besides its patches
     placeholder: str = "<image>"
     feature_token: str = "<image>"
 
@@ -40,9 +40,9 @@ class PinpointLayout(PlainFinish):
 
 
 def find_pinpoint(size: ImageSize, pinpoints: Iterable[ImageSize]) -> ImageSize:
-    """Return the size that keeps most of an image's pixels, of equals the one that wastes least.
+    """Return the size that keeps most of an image's pixels, and among equals wastes least.
 
-    The first of those, in the order of the configuration: transformers' `select_best_resolution`.
+    Ties go to the first in the configuration: transformers' `select_best_resolution`.
     """
 
     def worth(each: ImageSize) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def find_pinpoint(size: ImageSize, pinpoints: Iterable[ImageSize]) -> ImageSize:
 
 
 def unpad(size: ImageSize, rows: int, columns: int) -> ImageSize:
-    """Return how many rows and columns of a grid of features show the image, not its border."""
+    """Return how many rows and columns of a grid of features show the image, not padding."""
     if size.width / size.height > columns / rows:
         shown = int(round(size.height * (columns / size.width), 7))
         return ImageSize(rows - (rows - shown) // 2 * 2, columns)
@@ -63,7 +63,7 @@ def unpad(size: ImageSize, rows: int, columns: int) -> ImageSize:
 
 
 def lay_out_llava_next(settings: ImageSettings) -> PinpointLayout:
-    """Return the layout of a `llava_next` model; raises ModelLoadError."""
+    """Return the layout of a `llava_next` model. Raises ModelLoadError."""
     listed = settings.image_processor.get("image_grid_pinpoints") or _PINPOINTS
     try:
         pinpoints = tuple(ImageSize(int(height), int(width)) for height, width in listed)

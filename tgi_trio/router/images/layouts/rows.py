@@ -1,4 +1,4 @@
-"""Pixtral and Mistral 3: rows of features, each with a token that ends it; LightOn OCR has none."""
+"""Pixtral and Mistral 3: rows of features, each ended by a token; LightOn OCR: without those."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RowLayout(PlainFinish):
         return self.count_units(size).pixels
 
     def count_units(self, size: ImageSize) -> ImageSize:
-        """Return rows and columns of features; raises ValidationError where one vanishes."""
+        """Return rows and columns of features. Raises ValidationError if a side vanishes."""
         ratio = max(size.height / self.longest, size.width / self.longest)
         if ratio > 1:
             size = ImageSize(floor(size.height / ratio), floor(size.width / ratio))
@@ -53,9 +53,9 @@ class RowLayout(PlainFinish):
 
 @dataclass(frozen=True)
 class PlainRowLayout(RowLayout):
-    """Features alone; what is less than a merged patch at an edge is none."""
+    """Feature tokens only; less than a merged patch at an edge is dropped."""
 
-    merged: int = 28  # pixels, the side of a merged patch; `unit` is what the image is resized by
+    merged: int = 28  # pixels, the side of a merged patch; `unit` is for resizing
     placeholder: str = "<|image_pad|>"
     feature_token: str = "<|image_pad|>"
 
@@ -79,7 +79,7 @@ class PlainRowLayout(RowLayout):
 
 
 def lay_out_pixtral(settings: ImageSettings) -> RowLayout:
-    """Return the layout of a `pixtral` or `mistral3` model; raises ModelLoadError."""
+    """Return the layout of a `pixtral` or `mistral3` model. Raises ModelLoadError."""
     merge = settings.config.get("spatial_merge_size") or 1
     merge = read_int(settings.processor, "spatial_merge_size", merge)
     longest = read_int(settings.size("size", {}), "longest_edge", 1024)
@@ -87,7 +87,7 @@ def lay_out_pixtral(settings: ImageSettings) -> RowLayout:
 
 
 def lay_out_lighton(settings: ImageSettings) -> PlainRowLayout:
-    """Return the layout of a `lighton_ocr` model; raises ModelLoadError."""
+    """Return the layout of a `lighton_ocr` model. Raises ModelLoadError."""
     found = settings.image_processor.get("patch_size", 16)
     side = found.get("height") if isinstance(found, Mapping) else found
     merge = read_int(settings.processor, "spatial_merge_size", 2)

@@ -1,4 +1,4 @@
-"""The ways in which images are laid out, by the names that `model.image_families` has of them."""
+"""The table of layouts, by their names in `model.image_families`."""
 
 from __future__ import annotations
 

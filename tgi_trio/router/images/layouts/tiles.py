@@ -1,4 +1,4 @@
-"""Idefics 2, Idefics 3 and SmolVLM: tiles of an image with marks around, then the whole of it."""
+"""Idefics 1 to 3 and SmolVLM: an image's tiles between marks, then the whole image."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tgi_trio.router.images.layouts.layout import (
 _FAKE: Final = "<fake_token_around_image>"
 _GLOBAL: Final = "<global-img>"
 _WORD_BEHIND: Final = re.compile(rf"{_FAKE}(?=[^\s<])")
-_LARGEST: Final = 4096  # pixels of a side, whatever the settings say
+_LARGEST: Final = 4096  # most pixels of a side, whatever the settings say
 
 
 @dataclass(frozen=True)
 class TileLayout(PlainFinish):
-    """A row of text for every row of tiles, and the whole image behind them."""
+    """A line of text for every row of tiles, then the whole image."""
 
-    longest: int  # pixels, the longer side before it is cut into tiles
+    longest: int  # pixels, the longer side before the image is cut into tiles
     tile: int  # pixels, a tile's side
     features: int  # of one tile, and of the whole image
     splits: bool = True
@@ -48,7 +48,7 @@ class TileLayout(PlainFinish):
         return self.features * (rows * columns + 1)
 
     def count_tiles(self, size: ImageSize) -> tuple[int, int]:
-        """Return rows and columns, (0, 0) for an image that is one tile or is not to be cut."""
+        """Return rows and columns; (0, 0) for an image that is one tile or must not be cut."""
         if not self.splits:
             return 0, 0
         height, width = _limit(_stretch(size, self.longest), _LARGEST)
@@ -57,7 +57,7 @@ class TileLayout(PlainFinish):
 
 
 def _stretch(size: ImageSize, longest: int) -> ImageSize:
-    """Scale the longer side to `longest`, the other to an even number near."""
+    """Scale the longer side to `longest`, the other to an even number nearby."""
     ratio = size.width / size.height
     if size.width >= size.height:
         height = int(longest / ratio)
@@ -67,7 +67,7 @@ def _stretch(size: ImageSize, longest: int) -> ImageSize:
 
 
 def _limit(size: ImageSize, longest: int) -> ImageSize:
-    """Scale down so that no side is longer."""
+    """Scale down so that no side is longer than `longest`."""
     if max(size) <= longest:
         return size
     ratio = size.width / size.height
@@ -78,7 +78,7 @@ def _limit(size: ImageSize, longest: int) -> ImageSize:
 
 @dataclass(frozen=True)
 class IdeficsLayout(FixedLayout):
-    """Marks around images, of which neighbours share one; texts around them lose their spaces."""
+    """Marks around images, shared by neighbours; texts around images lose their spaces."""
 
     writes_bos = True
 
@@ -94,7 +94,7 @@ def lay_out_idefics(settings: ImageSettings) -> IdeficsLayout:
 
 
 def lay_out_idefics3(settings: ImageSettings) -> TileLayout:
-    """Return the layout of an `idefics3` or `smolvlm` model; raises ModelLoadError."""
+    """Return the layout of an `idefics3` or `smolvlm` model. Raises ModelLoadError."""
     side = read_int(settings.vision, "image_size", 364)
     patches = side // read_int(settings.vision, "patch_size", 14)
     scale = read_int(settings.config, "scale_factor", 2)
@@ -107,7 +107,7 @@ def lay_out_idefics3(settings: ImageSettings) -> TileLayout:
 
 
 def lay_out_idefics2(settings: ImageSettings) -> Idefics2Layout:
-    """Return the layout of an `idefics2` model: its latents, five times where images are cut."""
+    """Return the layout of an `idefics2` model: its latents, five times if images are cut."""
     perceiver = settings.config.get("perceiver_config") or {}
     latents = read_int(
         settings.processor, "image_seq_len", perceiver.get("resampler_n_latents", 64)
@@ -127,5 +127,5 @@ class Idefics2Layout(FixedLayout):
         return _FAKE + (one + _FAKE) * self.parts
 
     def finish(self, text: str, bos: str) -> str:
-        """Marks that meet, of images side by side, are one; a word behind a mark has a blank."""
+        """Merge marks of adjacent images; add a space between a mark and a word."""
         return _WORD_BEHIND.sub(f"{_FAKE} ", text.replace(_FAKE * 2, _FAKE))
