@@ -1,3 +1,1 @@
-"""Grammars as both processes need them: compiled by llguidance, and checked in a child that may die
-of it.
-"""
+"""Grammars for both processes: compiled by llguidance, checked in a child that may die of it."""

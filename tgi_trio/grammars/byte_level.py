@@ -1,13 +1,13 @@
-"""A tokenizer.json of byte-level BPE (GPT-2's, Llama 3's, Qwen's) as llguidance is to see it.
+"""Converts tokenizer.json of byte-level BPE (GPT-2, Llama 3, Qwen) for llguidance.
 
-llguidance reads any tokenizer.json by itself, a vocabulary of 150,000 tokens in 0.7 s, and holds
-Python's lock meanwhile. Most of that is a tokenizer that it needs for texts that a grammar leaves
-no choice of. Given the tokens as bytes and `BytePairEncoder` for those texts, it is made in less
-than half of the time, and allows the same tokens.
+llguidance can read any tokenizer.json itself, with 150,000 tokens in 0.7 s, and holds the GIL
+meanwhile. Most of that is for a tokenizer, which it only needs for text that a grammar forces.
+Given the tokens as bytes and `BytePairEncoder` for those texts, it takes less than half the time,
+and allows the same tokens.
 
-What is special, and which bytes a token is, follows `toktrie_hf_tokenizers` of llguidance 1.9, but
-for added tokens such as `café`: they stand for themselves, and it reads them in GPT-2's alphabet,
-where that `é` is a byte which is no character.
+Which tokens are special, and their bytes, follow `toktrie_hf_tokenizers` of llguidance 1.9, except
+for added tokens such as `café`: here they stand for themselves, while llguidance reads them in
+GPT-2's alphabet, where that `é` is a byte that is not a character.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from tgi_trio.grammars.byte_pairs import BytePairEncoder
 
-_SPECIAL: Final = b"\xff"  # in front of a token that no text is
+_SPECIAL: Final = b"\xff"  # prefix of a token that is not text
 # GPT-2's alphabet: printable bytes are themselves, the others follow from U+0100.
 _PRINTABLE: Final = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS: Final = [byte for byte in range(256) if byte not in _PRINTABLE]
@@ -30,7 +30,7 @@ _ALPHABET: Final = "".join(
     chr(byte if byte in _PRINTABLE else 0x100 + _OTHERS.index(byte)) for byte in range(256)
 )
 _BYTES: Final = codecs.charmap_build(_ALPHABET)  # character -> byte
-# What puts a space before a text, which llguidance takes out.
+# Steps that put a space before a text; llguidance removes it.
 _PREPENDING: Final = ('"Prepend"', '"Metaspace"')
 
 
@@ -72,7 +72,7 @@ class _File(msgspec.Struct):
 
 
 class _Tokens(TokenizerWrapper):
-    """What llguidance asks of a tokenizer that it has not read itself."""
+    """The interface of a tokenizer that llguidance has not read itself."""
 
     def __init__(self, tokens: list[bytes], eos_id: int, encode: BytePairEncoder) -> None:
         self.is_tokenizer_wrapper = True
@@ -87,16 +87,16 @@ class _Tokens(TokenizerWrapper):
 
 
 def byte_level_tokenizer(data: bytes, eos_ids: list[int], vocab_size: int) -> LLTokenizer | None:
-    """Return llguidance's view of a tokenizer.json; None for one that it has to read itself.
+    """Return llguidance's tokenizer for a tokenizer.json; None if it has to read the file itself.
 
-    `eos_ids` end a text, at least one; `vocab_size` is the least number of ids.
+    `eos_ids`: at least one id that ends a text; `vocab_size`: the least number of ids.
     """
     try:
         file = msgspec.json.decode(data, type=_File)
         added = msgspec.json.decode(file.added_tokens, type=list[_Added])
         steps = msgspec.json.decode(file.pre_tokenizer, type=_Steps).types()
         ranks = _read_ranks(file.model.merges)
-    except (ValueError, RecursionError):  # the first of msgspec as well
+    except (ValueError, RecursionError):  # ValueError: msgspec's errors are among these
         return None
     if not _is_plain(file, steps):
         return None
@@ -118,17 +118,17 @@ def byte_level_tokenizer(data: bytes, eos_ids: list[int], vocab_size: int) -> LL
 
 
 def _read_ranks(merges: msgspec.Raw) -> dict[str, int]:
-    """Return the rank of every merge; raises ValueError for what is no list of pairs."""
+    """Return the rank of every merge. Raises ValueError if it is not a list of pairs."""
     try:
         pairs = msgspec.json.decode(merges, type=list[str])
-    except msgspec.ValidationError:  # as they are written since parts may have spaces
+    except msgspec.ValidationError:  # the newer form, in which parts may have spaces
         parts = msgspec.json.decode(merges, type=list[tuple[str, str]])
         pairs = [f"{left} {right}" for left, right in parts]
     return dict(zip(pairs, range(len(pairs)), strict=True))
 
 
 def _is_plain(file: _File, steps: list[str]) -> bool:
-    """Return whether texts become characters of the alphabet, which are all tokens, and merge."""
+    """Return whether texts become the alphabet's characters, all of them tokens, and are merged."""
     model, decoders = file.model, file.decoder.types()
     return (
         "ByteLevel" in steps
@@ -142,14 +142,14 @@ def _is_plain(file: _File, steps: list[str]) -> bool:
 
 
 def _token_bytes(vocab: dict[str, int], added: list[_Added]) -> list[bytes] | None:
-    """Return the bytes of every id, from 0 without gaps; None where it is not so simple."""
+    """Return the bytes of every id, from 0 without gaps; None if the ids are not like that."""
     more = [each for each in added if each.content not in vocab]
     if [each.id for each in more] != list(range(len(vocab), len(vocab) + len(more))):
         return None
     if any(vocab.get(each.content, each.id) != each.id for each in added):
         return None
     texts, ids, every = list(vocab), list(vocab.values()), list(range(len(vocab)))
-    if ids != every:  # mostly they are written in their order
+    if ids != every:  # usually they are in order
         texts.sort(key=vocab.__getitem__)
         if [vocab[text] for text in texts] != every:
             return None
@@ -167,9 +167,9 @@ def _token_bytes(vocab: dict[str, int], added: list[_Added]) -> list[bytes] | No
 
 
 def _added_bytes(token: _Added, *, merged: bool) -> bytes:
-    """Return the bytes of an added token: those of its text, behind a mark where it is special.
+    """Return the bytes of an added token: those of its text, after a prefix if it is special.
 
-    `merged`: it is one of the vocabulary, which texts are merged to as well.
+    `merged`: it is in the vocabulary, so merges of texts can yield it as well.
     """
     text = token.content
     if token.special or (text.startswith("<") and text.endswith(">")):
@@ -183,7 +183,7 @@ def _added_bytes(token: _Added, *, merged: bool) -> bytes:
 
 
 def _make_cutter(file: _File) -> tokenizers.Tokenizer | None:
-    """Return what cuts texts as the tokenizer does, and knows single characters alone."""
+    """Return a tokenizer with the file's pre-tokenizer whose tokens are single characters."""
     alphabet = {character: number for number, character in enumerate(_ALPHABET)}
     described = {
         "version": "1.0",
@@ -198,7 +198,5 @@ def _make_cutter(file: _File) -> tokenizers.Tokenizer | None:
     }
     try:
         return tokenizers.Tokenizer.from_str(msgspec.json.encode(described).decode())
-    except (
-        Exception
-    ):  # the library raises no other; whoever reads the whole file says what is wrong
+    except Exception:  # the library raises no other; reading the whole file reports the error
         return None

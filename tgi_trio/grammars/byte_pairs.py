@@ -1,8 +1,8 @@
-"""Byte pair encoding of short texts, by a vocabulary and merges that Python holds.
+"""Byte pair encoding of short texts, with a vocabulary and merges in Python.
 
-`tokenizers` makes the same of a tokenizer.json, but to load one takes half a second during which
-nothing else of the process runs. Here it cuts texts into words alone, which needs no vocabulary;
-the merging of a word is ours (Sennrich, Haddow, Birch 2016). A word that was met is remembered.
+`tokenizers` would do the same, but loading a tokenizer.json takes it half a second that blocks the
+process. Here it only cuts texts into words, which needs no vocabulary. Words are merged by our own
+code (Sennrich, Haddow, Birch 2016), and words that have been met are remembered.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Final
 import tokenizers
 from tokenizers.normalizers import NFC
 
-_REMEMBERED: Final = 1 << 12  # words
-_LONGEST: Final = 64  # characters of a word that is remembered
+_REMEMBERED: Final = 1 << 12  # most words
+_LONGEST: Final = 64  # most characters of a word that is remembered
 _NOTHING: Final = -1
 
 
 class BytePairEncoder:
-    """Texts to token ids, as `tokenizers` encodes them without special tokens around."""
+    """Encodes texts to token ids as `tokenizers` does without special tokens around them."""
 
     def __init__(
         self,
@@ -35,12 +35,11 @@ class BytePairEncoder:
         *,
         whole_words_first: bool,
     ) -> None:
-        """`cutter`: a tokenizer whose tokens are the characters of an `alphabet`, from id 0, and
-        those `added`.
+        """`cutter`: a tokenizer whose tokens are the characters of `alphabet`, from id 0.
 
-        `ids` and `added`: text -> id. `ranks`: of the merges, each as its two parts with a space
-        between them, the first to be applied is the least. `whole_words_first`: a word that is a
-        token is not merged.
+        Its added tokens are `added`. `ids` and `added`: text -> id. `ranks`: merge (its two parts
+        with a space between) -> rank; the least is applied first. `whole_words_first`: a word that
+        is a token is not merged.
         """
         self._cutter = cutter
         self._alphabet = alphabet
@@ -64,7 +63,7 @@ class BytePairEncoder:
         return found
 
     def _is_plain(self, text: str) -> bool:
-        """Return whether no normalizer changes a text, and nothing added can be in it."""
+        """Return whether no normalizer changes a text, and it cannot contain added tokens."""
         plain = self._cutter.normalizer is None or isinstance(self._cutter.normalizer, NFC)
         return plain and text.isascii() and self._starts.isdisjoint(text)
 
@@ -74,21 +73,21 @@ class BytePairEncoder:
             yield word
 
     def _cut(self, text: str) -> Iterator[str | int]:
-        """Yield the words of a text, in the alphabet, and ids of what is added."""
+        """Yield the words of a text, in the alphabet, and the ids of added tokens."""
         cut = self._cutter.encode(text, add_special_tokens=False)
         for _, cuts in groupby(zip(cut.word_ids, cut.ids, strict=True), itemgetter(0)):
             parts = [token for _, token in cuts]
-            added = self._added.get(parts[0])  # which is alone: texts are cut around it
+            added = self._added.get(parts[0])  # it is alone: texts are cut around added tokens
             if added is not None:
                 yield added
             else:
                 yield "".join(map(self._alphabet.__getitem__, parts))
 
     def _merge(self, word: str) -> tuple[int, ...]:
-        """Return the ids of one word: the merge of the least rank first, of those the leftmost."""
+        """Return the ids of one word; the merge of least rank comes first, then the leftmost."""
         if self._whole_words_first and word in self._ids:
             return (self._ids[word],)
-        parts = list(word)  # "" where one has become a part of its left neighbour
+        parts = list(word)  # "" for one that has been merged into its left neighbour
         before = list(range(-1, len(parts) - 1))
         behind = [*range(1, len(parts)), _NOTHING]
         waiting: list[tuple[int, int, str]] = []
@@ -104,7 +103,7 @@ class BytePairEncoder:
             _, left, pair = heapq.heappop(waiting)
             right = behind[left]
             if not parts[left] or right == _NOTHING or pair != f"{parts[left]} {parts[right]}":
-                continue  # one of them has been merged with another
+                continue  # one of the two has been merged already
             parts[left] += parts[right]
             parts[right] = ""
             behind[left] = behind[right]

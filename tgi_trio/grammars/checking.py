@@ -1,8 +1,8 @@
-"""`python -m tgi_trio.grammars.checking <tokenizer.json> <cpu> <wall> <bytes>`: is it usable?
+"""`python -m tgi_trio.grammars.checking <tokenizer.json> <cpu> <wall> <bytes>`: checks grammars.
 
-Compiles grammars as the shard will, each in a child of its own that may die of it
-(`sandbox/zygote.py`): some take minutes or all of the memory, and no limit of llguidance's own
-stops them. A question is the grammar, a text; what is wrong with it is its answer.
+Compiles each grammar as the shard will, in a child process that may die of it
+(`sandbox/zygote.py`): some grammars take minutes or all memory, and none of llguidance's own limits
+stops them. A job is the text of a grammar; the answer is what is wrong with it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from llguidance import LLMatcher, LLTokenizer
 from tgi_trio.grammars.compiler import compile_grammar, load_tokenizer
 from tgi_trio.sandbox.zygote import Job, JobLimits, serve_jobs
 
-_PROBED = 8  # tokens followed to see what masks cost
-_SLOWEST_MASK_S = 0.01  # of CPU time: every running sequence waits for it in every step
+_PROBED = 8  # tokens for which the time of masks is measured
+_SLOWEST_MASK_S = 0.01  # of CPU time; every running sequence waits for it in every step
 
 
 def check(text: str, tokenizer: LLTokenizer) -> None:
-    """Raise ValueError, with what is wrong, unless the shard can serve this grammar."""
+    """Raise ValueError with the reason if the shard cannot serve this grammar."""
     matcher = compile_grammar(text, tokenizer)
     slowest = _slowest_mask(matcher)
     if slowest > _SLOWEST_MASK_S:
@@ -33,7 +33,7 @@ def check(text: str, tokenizer: LLTokenizer) -> None:
 
 
 def _slowest_mask(matcher: LLMatcher) -> float:
-    """Return the CPU seconds of the slowest of the first few masks, along any allowed tokens."""
+    """Return the CPU seconds of the slowest of the first few masks, following allowed tokens."""
     slowest = 0.0
     for _ in range(_PROBED):
         began = time.thread_time()
@@ -49,7 +49,7 @@ def _slowest_mask(matcher: LLMatcher) -> float:
 
 
 def main(argv: list[str]) -> int:
-    """Answer until standard input ends; returns the process's exit code."""
+    """Answer until the end of standard input; return the process's exit code."""
 
     def load() -> Job:
         tokenizer = load_tokenizer(Path(argv[0]))

@@ -1,4 +1,4 @@
-"""Compiling grammars with llguidance, within limits that the shard and the router's check share."""
+"""Compiles grammars with llguidance, within limits shared by the shard and the router's check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.grammars.byte_level import byte_level_tokenizer
 
-# What one mask may cost; beyond it the sequence fails alone. About 15 ms at llguidance's speed.
+# Limits on one mask, about 15 ms at llguidance's speed; beyond them only the sequence fails.
 # `max_items_in_row` is what objects with several hundred optional properties need.
 _LIMITS = LLParserLimits(
     step_lexer_fuel=100_000,
@@ -23,10 +23,10 @@ _LIMITS = LLParserLimits(
 
 
 def load_tokenizer(path: Path, eos_ids: Iterable[int] = (), vocab_size: int = 0) -> LLTokenizer:
-    """Return llguidance's view of a tokenizer.json; takes a second for a large vocabulary.
+    """Return llguidance's tokenizer for a tokenizer.json; takes a second for a large vocabulary.
 
-    `eos_ids` end a text (none: those the file suggests), `vocab_size` is the least number of ids.
-    Raises ModelLoadError where the file cannot be used.
+    `eos_ids`: ids that end a text (none: those of the file); `vocab_size`: the least number of ids.
+    Raises ModelLoadError if the file cannot be used.
     """
     eos = list(eos_ids) or None
     try:
@@ -37,25 +37,25 @@ def load_tokenizer(path: Path, eos_ids: Iterable[int] = (), vocab_size: int = 0)
         text = data.decode()
         try:
             return LLTokenizer(text, n_vocab=vocab_size or None, eos_token=eos)
-        except ValueError:  # it may have more ids than the model
+        except ValueError:  # the file may have more ids than the model
             return LLTokenizer(text, eos_token=eos)
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be used for grammars: {error}") from error
 
 
 def compile_grammar(text: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """Return a matcher at the start of the grammar, its first mask computed.
+    """Return a matcher at the start of a grammar, with its first mask computed.
 
-    Raises ValueError with llguidance's words, which name the keyword or the position.
+    Raises ValueError with llguidance's message, which has the keyword or the position.
     """
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
     if not matcher.is_error():
-        matcher.compute_bitmask()  # builds what the masks of all copies need
+        matcher.compute_bitmask()  # builds what the masks of all copies share
     raise_error(matcher)
     return matcher
 
 
 def raise_error(matcher: LLMatcher) -> None:
-    """Raise ValueError, with llguidance's words, for a matcher that has failed."""
+    """Raise ValueError with llguidance's message if a matcher has failed."""
     if matcher.is_error():
         raise ValueError(matcher.get_error().removesuffix("<non-verbose/>").strip())

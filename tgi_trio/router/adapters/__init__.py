@@ -1,1 +1,1 @@
-"""Which adapters have which names, and which of them the shard has in memory."""
+"""Adapters: their names for clients, and which of them are in the shard's memory."""

@@ -1,3 +1,1 @@
-"""Metrics, traces, request statistics and recorded schedules: what is said about requests, never
-what happens to them.
-"""
+"""Metrics, traces, request statistics and recorded schedules: they observe, and change nothing."""

@@ -1,4 +1,4 @@
-"""How many clients are connected, as metrics."""
+"""Metrics of client connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tgi_trio.router.telemetry.metrics import Metrics
 
 
 def counted_acceptor(metrics: Metrics, most: int, prefix: str) -> Acceptor:
-    """Return what lets `most` clients in at a time; the metrics' names begin with `prefix`."""
+    """Return an acceptor for `most` clients, with metrics whose names begin with `prefix`."""
     acceptor = Acceptor(most, note=partial(metrics.inc, f"{prefix}_connection_shortages"))
     metrics.gauge(f"{prefix}_connections_limit", most)
     metrics.before_render(lambda: metrics.gauge(f"{prefix}_connections", acceptor.open))

@@ -1,7 +1,7 @@
 """`METRICS`: every metric of the server, with its labels and buckets.
 
-Names and bucket sets of the first part are TGI's, so that its dashboards keep working; the second
-part is ours.
+Names and bucket sets of the first part are TGI's, so that its dashboards work; the second part is
+ours.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _METHODS = ("prefill", "decode")
-# What `route` may be: the paths that answer with tokens or counts of them, and all else that is
-# asked for by POST, such as a predict route of another name.
+# Values of `route`: the paths that answer with tokens or counts of them, and `other` for all other
+# POST requests, such as a differently named predict route.
 ROUTES: Final = (
     *("/", "/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions"),
     *("/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
@@ -34,7 +34,7 @@ class Metric:
     help: str
     buckets: str = ""  # histograms: a key of `bucket_sets`
     label: str = ""  # at most one label
-    values: tuple[str, ...] = ()  # every value the label may take
+    values: tuple[str, ...] = ()  # all values of the label
 
 
 METRICS: Final[tuple[Metric, ...]] = (

@@ -1,11 +1,11 @@
 """The server's metrics and their Prometheus text form (version 0.0.4).
 
-TGI exposes counters under plain names, while the official Python client insists on a `_total`
-suffix, so the exposition is written here.
+TGI's counters have plain names, but the official Python client requires a `_total` suffix, so the
+text is written here.
 
 Every series of the table exists from the start with value zero (TGI shows a metric only after its
-first use, which breaks `rate()`); label values come from the table too, so that no client can make
-the number of series grow. Use a `Metrics` from one thread only: nothing here locks.
+first use, which breaks `rate()`). Label values come from the table as well, so clients cannot add
+series. A `Metrics` must be used from one thread only, as there are no locks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Histogram:
-    """Observations in buckets; keep a reference to one on a hot path."""
+    """Observations in buckets; hot paths keep a reference to one."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -44,7 +44,7 @@ Key = str | tuple[object, ...]  # a name, or (name, (label, value))
 
 
 class Metrics:
-    """All series of a table; see the module's docstring for the rules."""
+    """All series of a table; see the module's docstring."""
 
     def __init__(
         self,
@@ -52,15 +52,14 @@ class Metrics:
         max_total_tokens: int = 2048,
         table: Sequence[Metric] = METRICS,
     ) -> None:
-        """The limits shape the buckets of lengths, as in TGI; `table`: of a program beside the
-        server."""
+        """The limits determine the buckets of lengths, as in TGI; `table`: of another program."""
         buckets = bucket_sets(max_input_tokens, max_total_tokens)
         self._table = table
         self._counters: dict[Key, float] = {}
         self._gauges: dict[Key, float] = {}
         self._histograms: dict[Key, Histogram] = {}
         self._refreshers: list[Callable[[], None]] = []
-        self._known: dict[str, list[str]] = {}  # further values, by label
+        self._known: dict[str, list[str]] = {}  # label -> further values
         for metric in table:
             for key, _ in _series(metric):
                 if metric.kind == "counter":
@@ -71,7 +70,7 @@ class Metrics:
                     self._histograms[key] = Histogram(buckets[metric.buckets])
 
     def know(self, label: str, value: str) -> None:
-        """Have a series for another value of a label; for what an operator names, never a client.
+        """Add a series for another value of a label, which an operator names, never a client.
 
         Only counters have such labels.
         """
@@ -84,7 +83,7 @@ class Metrics:
                 self._counters[(metric.name, (label, value))] = 0
 
     def forget(self, label: str, value: str) -> None:
-        """End the series of a value that `know` has begun."""
+        """Remove the series of a value that `know` has added."""
         self._known[label].remove(value)
         for metric in self._table:
             if metric.label == label:
@@ -93,7 +92,7 @@ class Metrics:
     def inc(self, name: str, value: float = 1, **labels: str) -> None:
         """Add `value` (not negative) to a counter.
 
-        Raises ValueError for a series that is not in `METRICS`.
+        Raises ValueError for a series that is not in the table.
         """
         if value < 0:
             raise ValueError(f"counter {name} cannot go down by {-value}")
@@ -103,7 +102,7 @@ class Metrics:
             raise self._unknown("counter", name, labels) from None
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Count an observation of a histogram or summary; raises ValueError as `inc` does."""
+        """Count an observation of a histogram or summary. Raises ValueError as `inc` does."""
         try:
             histogram = self._histograms[(name, *labels.items()) if labels else name]
         except KeyError:
@@ -112,20 +111,20 @@ class Metrics:
         histogram.sum += value
 
     def observe_all(self, name: str, count: int, total: float) -> None:
-        """Count `count` observations of a summary that add up to `total`; raises ValueError."""
+        """Count `count` observations of a summary whose sum is `total`. Raises ValueError."""
         summary = self.histogram(name)
         summary.counts[-1] += count
         summary.sum += total
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge; raises ValueError as `inc` does."""
+        """Set a gauge. Raises ValueError as `inc` does."""
         key: Key = (name, *labels.items()) if labels else name
         if key not in self._gauges:
             raise self._unknown("gauge", name, labels)
         self._gauges[key] = value
 
     def histogram(self, name: str, **labels: str) -> Histogram:
-        """Return the histogram itself, for loops that observe many values."""
+        """Return the histogram itself, for loops with many observations."""
         try:
             return self._histograms[(name, *labels.items()) if labels else name]
         except KeyError:
@@ -134,7 +133,7 @@ class Metrics:
     def value(self, name: str, **labels: str) -> float:
         """Return a counter's or gauge's value, or a histogram's number of observations.
 
-        Without labels, a labelled counter gives the sum over its label's values.
+        For a labelled counter without its label, the sum over all label values.
         """
         key: Key = (name, *labels.items()) if labels else name
         if key in self._counters:
@@ -151,11 +150,11 @@ class Metrics:
         return sum(parts)
 
     def before_render(self, refresh: Callable[[], None]) -> None:
-        """Have `refresh` set gauges whenever somebody looks: cheaper than at every step."""
+        """Have `refresh` set gauges before each rendering, which is cheaper than at every step."""
         self._refreshers.append(refresh)
 
     def render(self) -> bytes:
-        """Return every series in Prometheus text format, families in the table's order."""
+        """Return all series in Prometheus text format, families in the table's order."""
         for refresh in self._refreshers:
             refresh()
         lines: list[str] = []
@@ -182,7 +181,7 @@ class Metrics:
 
 
 def _series(metric: Metric, known: Sequence[str] = ()) -> Iterator[tuple[Key, str]]:
-    """Yield (key, label text) for every series of a family; `known`: further values."""
+    """Yield (key, label text) for every series of a family; `known`: further label values."""
     if not metric.label:
         yield metric.name, ""
     for value in (*metric.values, *known):
@@ -208,6 +207,6 @@ def _braces(labels: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Whole numbers without a fraction, others with every digit."""
+    """Return a number with all its digits, whole numbers without a fraction."""
     value = float(value)
     return str(int(value)) if value.is_integer() else repr(value)

@@ -1,4 +1,4 @@
-"""What a generation cost: its tokens, and where its time went (`receipt` in the last event)."""
+"""Statistics of a generation: its tokens and times (`receipt` in the last event)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tgi_trio.router.request import Outcome, Timings
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """One generation, or several added up. Times in seconds, by TGI's definitions (spec 1.11).
+    """One generation, or the sum of several. Times in seconds, by TGI's definitions (spec 1.11).
 
     validation + queue + inference = total, and inference = prefill + decode.
     """
@@ -19,8 +19,8 @@ class RequestStats:
     total: float  # received to ended
     validation: float  # received to queued
     queue: float  # queued to first sent to the shard
-    prefill: float  # from there to the first token
-    decode: float  # from there to the end
+    prefill: float  # first sent to the shard to first token
+    decode: float  # first token to ended
     prompt_tokens: int
     cached_tokens: int  # of the prompt, not computed again
     output_tokens: int
@@ -28,17 +28,20 @@ class RequestStats:
 
     @property
     def inference(self) -> float:
-        """Sent to the shard to ended."""
+        """First sent to the shard to ended."""
         return self.prefill + self.decode
 
     @property
     def per_token(self) -> float:
-        """Inference time of one output token."""
+        """Inference time per output token."""
         return self.inference / max(self.output_tokens, 1)
 
     @classmethod
     def of(cls, timings: Timings, outcome: Outcome, now: float) -> RequestStats:
-        """Return the stats of a generation that ended well at `now`, on the trio clock."""
+        """Return the statistics of a generation that ended without an error at `now`.
+
+        Times are on the trio clock.
+        """
         queued = timings.queued if timings.queued is not None else timings.received
         started = timings.started if timings.started is not None else queued
         first = timings.first_token if timings.first_token is not None else now
@@ -56,7 +59,7 @@ class RequestStats:
 
     @classmethod
     def sum(cls, all_stats: Iterable[RequestStats]) -> RequestStats:
-        """Add up the generations of one call; one alone stays as it is."""
+        """Return the sum over the generations of one call; a single one is unchanged."""
         first, *others = all_stats
         for other in others:
             first = cls(
@@ -65,7 +68,7 @@ class RequestStats:
         return first
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a request's log line, in milliseconds: first TGI's, then ours."""
+        """Return the fields of a request's log line, TGI's first; times in milliseconds."""
         return {
             "total_time": _ms(self.total),
             "validation_time": _ms(self.validation),
@@ -81,7 +84,7 @@ class RequestStats:
         }
 
     def json(self) -> bytes:
-        """Return the `receipt` in the last event of a stream; times in milliseconds."""
+        """Return the `receipt` for the last event of a stream; times in milliseconds."""
         return (
             b'{"queue_ms":%.3f,"prefill_ms":%.3f,"decode_ms":%.3f,'
             b'"prompt_tokens":%d,"cached_tokens":%d,"output_tokens":%d}'

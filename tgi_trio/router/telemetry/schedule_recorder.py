@@ -1,8 +1,8 @@
-"""--record-schedule: every scheduling decision as a trace that `scheduling.trace.replay` plays.
+"""--record-schedule: records scheduling decisions as a trace for `scheduling.trace.replay`.
 
-The event loop only appends lines to a list; a thread writes them. What waits to be written is
-bounded, and so is the file. A trace with a hole cannot be replayed, so at either bound recording
-ends: what is in the file stays a trace of the server's first hours.
+The event loop only appends lines to a list; a thread writes them. Both the unwritten lines and the
+file are limited in size. A trace with a gap cannot be replayed, so recording ends at either limit,
+and the file remains a valid trace of the server's first hours.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tgi_trio.router.scheduling.trace import RecordingScheduler
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 64 << 20  # bytes that wait to be written; more means a disk that stands still
+MAX_WAITING = 64 << 20  # most bytes not yet written; more means that the disk has stalled
 MAX_FILE = 4 << 30  # bytes
-_PAUSE_S = 0.2  # between two writes
+_PAUSE_S = 0.2  # seconds between two writes
 
 
 class ScheduleRecorder:
-    """Takes lines without waiting and writes them to a file."""
+    """Takes lines without waiting, and writes them to a file."""
 
     def __init__(
         self, path: Path, max_waiting: int = MAX_WAITING, max_file: int = MAX_FILE
@@ -40,11 +40,11 @@ class ScheduleRecorder:
         self._ended = False
 
     def scheduler(self, limits: SchedulingLimits) -> RecordingScheduler:
-        """Return a scheduler that is recorded; token ids are veiled by a number of its own."""
+        """Return a recorded scheduler; token ids are obfuscated by a random number."""
         return RecordingScheduler(limits, self.write, veil=secrets.randbits(30) | 1)
 
     def write(self, line: str) -> None:
-        """Take a line; never waits. Ends the recording when a bound is reached."""
+        """Take a line without waiting; ends the recording when a limit is reached."""
         if self._ended:
             return
         if self._waiting + len(line) > self._max_waiting or self._size + len(line) > self._max_file:
@@ -56,9 +56,9 @@ class ScheduleRecorder:
         self._size += len(line)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write until cancelled, then what is left.
+        """Write until cancelled, then write what is left.
 
-        Raises ConfigurationError when the file cannot be made.
+        Raises ConfigurationError if the file cannot be created.
         """
         try:
             file = self._path.open("w", encoding="ascii")
@@ -79,7 +79,7 @@ class ScheduleRecorder:
         if not lines:
             return
         try:
-            # Not given up when the server stops: half a line could follow the other half.
+            # Not cancelled when the server stops, as half a line could then follow another half.
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(_write, file, lines)
         except OSError as error:

@@ -1,9 +1,9 @@
 """Traces: the stages of a request as OpenTelemetry spans, made when the request has ended.
 
-`Timings` are noted in any case, and the spans are written from them, where the access log's line
-is: without `--otlp-endpoint` tracing costs nothing and opentelemetry is never imported. A thread
-of the SDK's own exports in batches. Its queue is bounded, so that a collector that is slow or
-gone costs spans, never requests.
+`Timings` are recorded in any case, and spans are made from them at the same place as the access
+log's line. So without `--otlp-endpoint` tracing costs nothing, and opentelemetry is not imported. A
+thread of the SDK exports in batches. Its queue is bounded, so a slow or absent collector loses
+spans, never requests.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tgi_trio.router.request import Timings
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-FLUSH_TIMEOUT = 2.0  # seconds at the end of the server for the last batch to leave
+FLUSH_TIMEOUT = 2.0  # seconds for the last batch to be exported when the server ends
 
 _PARENT = ("traceparent", "tracestate")  # W3C trace context
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSpan:
-    """A request that has ended. Moments are on the trio clock, in seconds."""
+    """A request that has ended. Times are on the trio clock, in seconds."""
 
     method: str
     path: str
@@ -38,12 +38,12 @@ class RequestSpan:
     began: float
     ended: float
     generations: Sequence[Timings] = ()
-    attributes: Mapping[str, Any] = field(default_factory=dict)  # of the span of the whole
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # of the request's span
     failed: bool = False
 
 
 def check_tracing_installed() -> None:
-    """Raise ConfigurationError where opentelemetry's exporter cannot be imported."""
+    """Raise ConfigurationError if opentelemetry's exporter cannot be imported."""
     try:
         from opentelemetry.exporter.otlp.proto.grpc import trace_exporter  # noqa: F401
     except ImportError as error:
@@ -53,10 +53,10 @@ def check_tracing_installed() -> None:
 
 
 class Tracer:
-    """Makes the spans of exchanges and hands them to the exporting thread."""
+    """Makes spans of requests and passes them to the exporting thread."""
 
     def __init__(self, exporter: SpanExporter, service_name: str) -> None:
-        """Spans are `service_name`'s; `close` ends the thread."""
+        """Spans are of the service `service_name`; `close` ends the thread."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -70,9 +70,9 @@ class Tracer:
 
     @classmethod
     def to(cls, endpoint: str, service_name: str) -> Tracer:
-        """Return a tracer that exports by OTLP over gRPC; the collector need not be there yet.
+        """Return a tracer that exports OTLP over gRPC; the collector may come up later.
 
-        Raises ConfigurationError where opentelemetry is not installed.
+        Raises ConfigurationError if opentelemetry is not installed.
         """
         check_tracing_installed()
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -81,10 +81,10 @@ class Tracer:
         return cls(exporter, service_name)
 
     def record(self, exchange: RequestSpan) -> str:
-        """Write the spans of `exchange`; return its trace id, "" when nobody samples it."""
+        """Export the spans of `exchange`; return its trace id, "" if it is not sampled."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
-        # The clock of spans is the wall's, ours is not: both are read now, once.
+        # Spans use wall-clock time, our times are on trio's clock: both are read once, now.
         wall, now = time.time_ns(), trio.current_time()
 
         def nanoseconds(moment: float) -> int:
@@ -110,7 +110,7 @@ class Tracer:
         for number, timings in enumerate(exchange.generations):
             for stage, start, end in stages(timings, exchange.ended):
                 if number and stage == "validation":
-                    continue  # of all generations of one request together
+                    continue  # common to all generations of a request
                 span = self._tracer.start_span(
                     stage, within, attributes={"generation": number}, start_time=nanoseconds(start)
                 )
@@ -121,13 +121,13 @@ class Tracer:
         return f"{whole.get_span_context().trace_id:032x}"
 
     async def close(self) -> None:
-        """Export what is left, for as long as `FLUSH_TIMEOUT` allows."""
+        """Export what is left, for at most `FLUSH_TIMEOUT`."""
         with trio.move_on_after(FLUSH_TIMEOUT):
             await trio.to_thread.run_sync(self._provider.shutdown, abandon_on_cancel=True)
 
 
 def _writable(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what OTLP can write: its integers have 64 bits with a sign, and seeds without one."""
+    """Return attributes that OTLP can encode: it has signed 64-bit integers, seeds are unsigned."""
     return {
         name: str(value) if isinstance(value, int) and value >= 2**63 else value
         for name, value in attributes.items()
@@ -136,7 +136,7 @@ def _writable(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stages(timings: Timings, ended: float) -> Iterator[tuple[str, float, float]]:
-    """Yield (stage, start, end) of a generation as far as it came; the last may be cut by `ended`.
+    """Yield (stage, start, end) of the stages that a generation reached; `ended` may cut the last.
 
     Trio clock, seconds. The stages are those of `RequestStats`.
     """
