@@ -1,4 +1,4 @@
-"""Where a server listens, and a connection to it."""
+"""Addresses of servers, and connections to them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server's place: a host and a port, or a Unix socket."""
+    """A server's address: a host and a port, or a Unix socket."""
 
     host: str
     port: int = 0
-    prefix: str = ""  # of every path, where a proxy adds one
+    prefix: str = ""  # prefix of every path, if a proxy adds one
     tls: bool = False
     unix: str = ""  # path of the socket; host is then only a name
 
@@ -29,7 +29,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Read `http://host:port/prefix`, `https://...`, `host:port` or `unix:/path`.
+    """Return the address `http://host:port/prefix`, `https://...`, `host:port` or `unix:/path`.
 
     Raises ValueError that says what is allowed.
     """

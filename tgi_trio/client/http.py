@@ -14,11 +14,11 @@ import trio
 from tgi_trio.client.address import Address, connect
 
 _CHUNK: Final = 65536
-_CLOSING: Final = 1.0  # seconds for a polite TLS goodbye
+_CLOSING: Final = 1.0  # seconds for TLS's closing handshake
 
 
 class HTTPFailure(Exception):
-    """The server answered with an error status."""
+    """The server has answered with an error status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -28,7 +28,7 @@ class HTTPFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A server's address and the key that opens it."""
+    """A server's address and the API key for it."""
 
     address: Address
     api_key: str = ""
@@ -41,10 +41,10 @@ class Client:
     async def events(
         self, path: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[tuple[float, dict[str, Any]]]:
-        """POST `body`; yield (arrival time on trio's clock, decoded event) per `data:` line.
+        """POST `body`; yield (arrival time on trio's clock, decoded event) for each `data:` line.
 
-        Leaving it closes the connection, which cancels the request. Raises HTTPFailure for a
-        status other than 200, OSError and trio.BrokenResourceError when the connection fails.
+        Closing the generator closes the connection, which cancels the request. Raises HTTPFailure
+        for a status other than 200, OSError and trio.BrokenResourceError if the connection fails.
         """
         async with self._exchange("POST", path, orjson.dumps(body)) as exchange:
             async with aclosing(exchange.events()) as events:
@@ -85,13 +85,13 @@ class _Exchange:
         await self._stream.send_all(b"".join(self._connection.send(part) or b"" for part in parts))
 
     async def _next(self) -> Any:
-        """Return h11's next event, which is never NEED_DATA."""
+        """Return h11's next event, never NEED_DATA."""
         while (event := self._connection.next_event()) is h11.NEED_DATA:
             self._connection.receive_data(bytes(await self._stream.receive_some(_CHUNK)))
         return event
 
     async def _pieces(self) -> AsyncGenerator[bytes]:
-        """Yield the body's pieces; raises HTTPFailure once an error's body has been read."""
+        """Yield the body's pieces. Raises HTTPFailure once the body of an error has been read."""
         status, refused = 200, b""
         while True:
             event = await self._next()
@@ -122,7 +122,7 @@ class _Exchange:
 
 
 def error_text(body: bytes) -> str:
-    """Return the message in an error's body, be it TGI's shape, OpenAI's or plain text."""
+    """Return the message in an error's body: TGI's, OpenAI's or plain text."""
     try:
         error = orjson.loads(body)["error"]
     except (ValueError, TypeError, KeyError):

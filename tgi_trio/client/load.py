@@ -1,7 +1,7 @@
-"""Loads on a server: so many clients at a time (closed loop), or so many arrivals a second (open).
+"""Load generation: a number of concurrent clients (closed loop), or an arrival rate (open loop).
 
-In a closed loop each client sends its next request when its last has ended; in an open loop
-requests arrive at Poisson times, whatever is still running, as they do from people.
+In a closed loop, each client sends its next request when its last has ended. In an open loop,
+requests arrive as a Poisson process, whatever is still running, as from people.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ WORDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every request of a load asks for."""
+    """The requests of a load."""
 
     requests: int
     words: int  # of the prompt
-    max_tokens: int  # of the answer, all of them: an end-of-sequence token does not end it
+    max_tokens: int  # of the answer, which no end-of-sequence token ends
     seed: int = 0  # of the prompts and the arrivals
-    whole: Mapping[str, Any] | None = None  # fields that ask a server of another kind for all
+    whole: Mapping[str, Any] | None = None  # fields for other servers that ask for all tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ async def one_request(
     whole: Mapping[str, Any] | None = None,
     heard: Callable[[], object] = lambda: None,
 ) -> RequestRecord:
-    """Stream one completion and record when each token arrived; a failure is in the record.
+    """Stream one completion and record when each token arrives; a failure is in the record.
 
-    `whole`: fields that make the answer have all its tokens, by default ours and vLLM's. An event
-    is a token, unless the server tells the usage, for some send several tokens in one event.
-    `heard` is called at each.
+    `whole`: fields that make the answer have all its tokens; by default ours, which are also
+    vLLM's. Each event counts as a token, unless the server reports usage, since some send several
+    tokens in an event. `heard` is called at each event.
     """
     record = RequestRecord(start=trio.current_time(), events=[])
     body = {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "stream": True}
@@ -75,7 +75,7 @@ async def one_request(
                     record.error = str(event["error"])[:200]
                     break
                 used = event.get("usage") or used
-                if event["choices"]:  # none where an event tells nothing but the usage
+                if event["choices"]:  # empty in an event that only has the usage
                     record.events.append(at)
                     record.tokens += 1
                     heard()
@@ -89,7 +89,7 @@ async def one_request(
 async def records_of(
     client: Client, load: Load, work: Work, done: Callable[[], object]
 ) -> list[RequestRecord]:
-    """Put a load on the server and return a record per request; `done` is called after each."""
+    """Put a load on the server; return a record per request. `done` is called after each."""
     rng = random.Random(work.seed)
     texts = [prompt(rng, work.words) for _ in range(work.requests)]
     records: list[RequestRecord] = []
@@ -118,7 +118,7 @@ async def records_of(
 async def measure(
     client: Client, load: Load, work: Work, done: Callable[[], object]
 ) -> dict[str, Any]:
-    """Return the serving metrics of one load, see `measures.summarise`."""
+    """Return the serving metrics of one load; see `measures.summarise`."""
     start = time.perf_counter()
     records = await records_of(client, load, work, done)
     return {"load": load.kind, "level": load.level} | summarise(

@@ -1,6 +1,6 @@
-"""Formulas of the serving metrics, and tables of them.
+"""Formulas of serving metrics, and tables of them.
 
-Tools disagree under the same names, so these are printed with every result:
+Tools use the same names for different formulas, so these are printed with every result:
 
 - TTFT: first content event - request start, client clock.
 - ITL: each gap between consecutive content events; the distribution is over all gaps.
@@ -22,7 +22,7 @@ FORMULAS: Final = "ITL: every gap between content events; TPOT: (latency - TTFT)
 
 @dataclass(frozen=True)
 class Summary:
-    """A distribution: never a mean alone."""
+    """A distribution, never only a mean."""
 
     n: int
     mean: float
@@ -35,7 +35,7 @@ class Summary:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Summary:
-        """Summarise `values` (any unit); all zero when there are none."""
+        """Summarise `values` (any unit); all zero if there are none."""
         data = np.asarray(values, dtype=float)
         if not len(data):
             return cls(0, 0, 0, 0, 0, 0, 0, 0)
@@ -45,7 +45,7 @@ class Summary:
 
 @dataclass
 class RequestRecord:
-    """What the client saw of one request; seconds on one clock."""
+    """One request as the client saw it; seconds on one clock."""
 
     start: float
     events: list[float]  # arrival of each content event

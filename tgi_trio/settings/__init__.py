@@ -1,1 +1,1 @@
-"""What the server can be told: options, checks, what they resolve to, and how they are shown."""
+"""The server's settings: options, checks, resolved values, and how they are shown."""

@@ -1,4 +1,4 @@
-"""What cannot be asked for, whatever the model is; the texts are TGI's wherever TGI has them."""
+"""Checks of options that do not depend on the model; errors are TGI's where TGI has them."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ _AT_LEAST_ZERO: Final = (
     "feature_memory",
 )
 
-LARGEST_DELTA: Final = 1e6  # a thousandth of it forbids all other tokens; float32 holds the sums
+LARGEST_DELTA: Final = 1e6  # a thousandth of it excludes all other tokens; float32 holds the sums
 
 
 def check(options: Options) -> None:
-    """Raise ConfigurationError for what is wrong whatever the model is."""
+    """Raise ConfigurationError for options that are wrong for any model."""
     number_of_shards(options)
     for name in _AT_LEAST_ONE:
         value = getattr(options, name)

@@ -1,4 +1,4 @@
-"""What the parts of a cluster know each other by: one line of a file."""
+"""The secret by which parts of a cluster authenticate each other: one line of a file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from tgi_trio.errors import ConfigurationError
 
-SHORTEST = 16  # characters
+SHORTEST = 16  # least characters
 
 
 def read_cluster_secret(path: Path) -> bytes:
-    """Return the secret in the file of `--cluster-secret-file`, white space around it left out.
+    """Return the secret in the file of `--cluster-secret-file`, without white space around it.
 
     It is never shown. Raises ConfigurationError.
     """

@@ -1,4 +1,4 @@
-"""What cannot be asked for where ranks run on other machines than the router."""
+"""Checks of options when ranks run on other machines than the router."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.checks import number_of_shards
 from tgi_trio.settings.records import Options
 
-# Flags of what the router and its shard have together on one machine alone, and why.
+# Flags that need the router and its shard on one machine, and why.
 _PIXELS: Final = "pixels of images reach a shard through memory of its own machine"
 _OF_ONE_MACHINE: Final = {
     "spin_us": "it is for readers of memory that router and shard share",
@@ -29,7 +29,7 @@ _OF_ONE_MACHINE: Final = {
 
 
 def check_ranks_elsewhere(options: Options) -> None:
-    """Raise ConfigurationError for ranks of other machines that cannot be had so."""
+    """Raise ConfigurationError if ranks on other machines do not go with the options."""
     flag = "shard" if options.shard else "remote_ranks"
     if options.shard:
         _check_shards(options)

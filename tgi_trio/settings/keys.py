@@ -1,4 +1,4 @@
-"""The keys that open a server: those of flags, and those of a file, which may change meanwhile."""
+"""API keys: those of flags, and those of a file, which may change at run time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tgi_trio.errors import ConfigurationError
 
 
 def check_key(text: str) -> str:
-    """Return a key as it is, commas and spaces within included; raises ValueError.
+    """Return a key unchanged; it may contain commas and spaces. Raises ValueError.
 
-    What is wrong is said as the end of a sentence that does not repeat the key.
+    The error is the end of a sentence and does not contain the key.
     """
     if not text:
         raise ValueError("expected a key")
@@ -24,20 +24,20 @@ def check_key(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Where keys come from."""
+    """The sources of keys."""
 
-    given: tuple[str, ...] = ()  # by flags and variables
+    given: tuple[str, ...] = ()  # from flags and environment variables
     file: Path | None = None  # of `--api-key-file`
 
     def read(self) -> tuple[str, ...]:
-        """Return all keys, those of the file as it is now; raises ConfigurationError."""
+        """Return all keys, with the present ones of the file. Raises ConfigurationError."""
         return self.given if self.file is None else self.given + read_key_file(self.file)
 
 
 def read_key_file(path: Path) -> tuple[str, ...]:
-    """Return the keys of a file: each line is one, white space around it left out.
+    """Return the keys of a file, one per line, without white space around them.
 
-    They are never shown. Raises ConfigurationError, for a file without a key as well: it would
+    They are never shown. Raises ConfigurationError, also for a file without keys, as that would
     leave the server open to everybody.
     """
     try:

@@ -1,7 +1,7 @@
-"""From what was asked for and what the model is to every final number of `Settings`.
+"""Computes all `Settings` from the options and the model's facts.
 
-`resolve` decides before anything starts; `with_kv` finishes it once the warm-up has found how many
-KV blocks fit. Both are pure. The texts of the errors are TGI's wherever TGI has them.
+`resolve` decides before anything starts; `with_kv` completes the settings when the warm-up has
+found how many KV blocks fit. Both are pure. Errors are TGI's where TGI has them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tgi_trio.settings.checks import check, number_of_shards
 from tgi_trio.settings.elsewhere import check_ranks_elsewhere
 from tgi_trio.settings.records import AsGiven, Options, Settings
 
-DEFAULT_POSITIONS: Final = 4096  # for a model that states no longest sequence
-DEFAULT_PREFILL_TOKENS: Final = 4096  # TGI's, where no accelerator suggests another
-DRAFTED: Final = 4  # tokens that a smaller model guesses ahead
-DEFAULT_STEP_TOKENS: Final = 512  # a prefill chunk that a running stream can wait for
+DEFAULT_POSITIONS: Final = 4096  # for a model without a longest sequence
+DEFAULT_PREFILL_TOKENS: Final = 4096  # TGI's, unless an accelerator suggests another
+DRAFTED: Final = 4  # tokens that a draft model guesses ahead
+DEFAULT_STEP_TOKENS: Final = 512  # a prefill chunk for which a running stream can wait
 
 
 def resolve(options: Options, facts: ModelFacts) -> Settings:
     """Decide everything that can be decided before the model is loaded.
 
-    Raises ConfigurationError, naming the setting, when the options cannot work together.
+    Raises ConfigurationError, naming the setting, if the options do not go together.
     """
     check(options)
     check_ranks_elsewhere(options)
@@ -60,12 +60,12 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
 
 
 def with_kv(settings: Settings, blocks: int, block_size: int, state_slots: int = 0) -> Settings:
-    """Finish settings with what the warm-up found.
+    """Complete settings with the results of the warm-up.
 
-    `blocks` are those that can be handed out, so without block 0; `block_size` is in tokens.
-    `state_slots`: the same of slots for states, 0 for a model that keeps none.
-    Limits that nobody asked for shrink to what fits. Raises ConfigurationError when one that was
-    asked for does not fit.
+    `blocks`: blocks that can be granted, without block 0; `block_size`: tokens; `state_slots`:
+    slots for recurrent states that can be granted, 0 for a model without states. Limits that were
+    not asked for shrink to what fits. Raises ConfigurationError if one that was asked for does not
+    fit.
     """
     supported = blocks * block_size
     if settings.max_batch_total_tokens:
@@ -161,8 +161,8 @@ def _lengths(options: Options, facts: ModelFacts) -> tuple[int, int]:
 def _step_limits(options: Options, facts: ModelFacts) -> tuple[int, int, int]:
     """Return (max_batch_prefill_tokens, step_token_budget, max_batch_size).
 
-    They hold batch size <= budget <= prefill tokens: a step has room for one token of every
-    running sequence, and no step is larger than the one the warm-up measured.
+    Batch size <= budget <= prefill tokens: a step has room for one token of every running sequence,
+    and no step is larger than the one that the warm-up measured.
     """
     prefill = options.max_batch_prefill_tokens
     budget = options.step_token_budget
@@ -194,7 +194,7 @@ def _step_limits(options: Options, facts: ModelFacts) -> tuple[int, int, int]:
 
 
 def _speculate(options: Options) -> int:
-    """Return how many tokens are guessed ahead: all heads there are, where nobody says."""
+    """Return how many tokens are guessed ahead; by default as many as there are heads."""
     folder, asked = options.draft_model, options.speculate
     if folder is None:
         return asked or 0
@@ -204,14 +204,14 @@ def _speculate(options: Options) -> int:
 
 
 def _dtype(options: Options, facts: ModelFacts) -> str:
-    """Without a wish, the checkpoint's own; float16 is widened, a CPU is slow at it."""
+    """Return the dtype, by default the checkpoint's; float16, slow on CPUs, becomes float32."""
     if options.dtype is not None:
         return options.dtype
     return facts.dtype if facts.dtype in ("float32", "bfloat16") else "float32"
 
 
 def _asked(options: Options) -> frozenset[str]:
-    """Return the names that differ from their default, the older name under its new one."""
+    """Return the names that differ from their defaults, the older name replaced by its new one."""
     names = {f.name for f in fields(Options) if getattr(options, f.name) != f.default}
     if "max_input_length" in names:
         names = (names - {"max_input_length"}) | {"max_input_tokens"}
@@ -219,7 +219,7 @@ def _asked(options: Options) -> frozenset[str]:
 
 
 def _drafter(options: Options) -> str | None:
-    """Return what guesses; see `Settings.drafter`."""
+    """Return the drafter, as in `Settings.drafter`."""
     if not _speculate(options):
         return None
     if options.draft_model is None:

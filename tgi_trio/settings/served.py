@@ -1,4 +1,4 @@
-"""Settings as they act on the model that has been loaded."""
+"""Adjusts settings to the model that has been loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tgi_trio.settings.records import Settings
 
 
 def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str]]:
-    """Return settings without what the loaded model cannot do, and what is to be said of it."""
+    """Return settings without what the loaded model cannot do, and messages about that."""
     overruled: list[str] = []
     said: list[str] = []
     backend = serving.backend

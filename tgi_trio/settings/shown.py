@@ -1,4 +1,4 @@
-"""Settings as people and programs read them: the table at the start, JSON logs, GET /info."""
+"""Shows settings to people and programs: the table at the start, JSON logs, GET /info."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SETTING_OF: Final = {"served_model_name": "served_model_names"}  # option -> se
 def as_rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
     """Yield (name, value, origin) of every setting.
 
-    origin is "asked", "default", "computed", or "the model" where it overrules what was asked.
+    Origin: "asked", "default", "computed", or "the model" if it overrules what was asked.
     """
     given = {f.name for f in fields(AsGiven)}
     asked = {_SETTING_OF.get(name, name) for name in settings.asked}
@@ -33,7 +33,7 @@ def as_rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
         yield name, text or "-", origin
 
 
-# Where things lie on this machine is the operator's to know, not every client's.
+# Paths and addresses on this machine are for the operator, not for every client.
 _PLACES: Final = frozenset(
     "model_path tokenizer_path huggingface_hub_cache tokenizer_config_path chat_template bind "
     "draft_model ssl_certfile ssl_keyfile api_key_file "
@@ -42,12 +42,12 @@ _PLACES: Final = frozenset(
 
 
 def public_json(settings: Settings) -> dict[str, Any]:
-    """Return the settings that any client may read, as GET /info shows them."""
+    """Return the settings that any client may read, for GET /info."""
     return {name: value for name, value in as_json(settings).items() if name not in _PLACES}
 
 
 def as_json(settings: Settings) -> dict[str, Any]:
-    """Return every setting as JSON values; the API key is only said to be set."""
+    """Return every setting as JSON values; of API keys only that they are set."""
     result: dict[str, Any] = {}
     for name in (f.name for f in fields(Settings)):
         value = getattr(settings, name)
