@@ -1,1 +1,1 @@
-"""The command line: flags and variables as tables, and the commands beside `serve`."""
+"""The command line: tables of flags and variables, and the commands besides `serve`."""

@@ -1,4 +1,4 @@
-"""`bench`: put loads on a server and print what its clients saw."""
+"""`bench`: puts loads on a server and prints what the clients measured."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ HEADER: Final = (
 
 
 async def bench(options: BenchOptions, output: TextIO) -> None:
-    """Run every load one after the other; print a table and write `--json`.
+    """Run the loads one after the other; print a table and write `--json`.
 
-    Raises ShardCannotStart when the server of our own does not start, OSError when the one of
+    Raises ShardCannotStart if the server of our own does not start, OSError if the server at
     `--url` cannot be reached.
     """
     loads = [Load("closed", n) for n in options.clients] + [Load("open", r) for r in options.rate]

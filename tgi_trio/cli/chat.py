@@ -1,4 +1,4 @@
-"""`chat`: talk with a model in the terminal, word by word, with history, thoughts and tools."""
+"""`chat`: a conversation with a model in the terminal, with history, thoughts and tools."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 
 @asynccontextmanager
 async def client_for(options: ChatOptions | BenchOptions) -> AsyncGenerator[Client]:
-    """Yield a client of the server of `--url`, or of one that is started for the block."""
+    """Yield a client of the server at `--url`, or of one that is started for the block."""
     async with AsyncExitStack() as stack:
         if options.url is not None:
             address = parse_address(options.url)
@@ -51,7 +51,7 @@ async def client_for(options: ChatOptions | BenchOptions) -> AsyncGenerator[Clie
 
 
 def read_tools(path: Path) -> list[Any]:
-    """Return the tools of `--tools`; raises ConfigurationError."""
+    """Return the tools in the file of `--tools`. Raises ConfigurationError."""
     try:
         tools = orjson.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -63,12 +63,12 @@ def read_tools(path: Path) -> list[Any]:
 
 @dataclass
 class Terminal:
-    """Shows answers: thoughts dim, and folded into one line unless they are to be shown."""
+    """Shows answers; thoughts are dimmed, and folded into one line unless they are to be shown."""
 
     output: TextIO
     color: bool
     shows_thoughts: bool = False
-    _thinks: bool = False  # the last thing shown is a thought
+    _thinks: bool = False  # the last piece shown was a thought
 
     def show(self, piece: Piece) -> None:
         """Show the next piece of an answer."""
@@ -84,7 +84,7 @@ class Terminal:
             self._write(self._dim(piece.text))
 
     def end_thought(self) -> None:
-        """Begin a line for what follows a thought, if one was shown."""
+        """Begin a new line after a thought, if one was shown."""
         if self._thinks:
             self._write("\n")
         self._thinks = False
@@ -102,10 +102,10 @@ class Terminal:
 
 
 async def chat(options: ChatOptions, lines: TextIO, output: TextIO) -> None:
-    """Read lines until the end of input or /quit; Ctrl-C breaks off an answer.
+    """Read lines until the end of input or /quit; Ctrl-C interrupts an answer.
 
-    Raises ShardCannotStart when the server of our own does not start, OSError when the one of
-    `--url` cannot be reached, ConfigurationError for bad tools.
+    Raises ShardCannotStart if the server of our own does not start, OSError if the server at
+    `--url` cannot be reached, ConfigurationError for invalid tools.
     """
     tools = read_tools(options.tools) if options.tools is not None else []
     color = options.color and output.isatty() and not os.environ.get("NO_COLOR")
@@ -174,23 +174,23 @@ class _Chat:
                     return False
                 results.append(line)
             await self._show(self.conversation.give_results(results))
-            if self.conversation.calls is calls:  # it failed: another message may follow
+            if self.conversation.calls is calls:  # it failed, and another message may follow
                 return True
         return True
 
     async def _next_line(self, prompt: str) -> str | None:
-        """Return the next line, None at the end of input or when Ctrl-C comes first."""
+        """Return the next line; None at the end of input or if Ctrl-C comes first."""
         text = ""
         print(prompt, end="", file=self.terminal.output, flush=True)
         async with _cancel_at(self.interrupts):
-            # A thread that still waits for a line is left behind: nobody can interrupt it.
+            # A thread that still waits for a line is abandoned, as it cannot be interrupted.
             text = await trio.to_thread.run_sync(self.lines.readline, abandon_on_cancel=True)
         if not text:
             print(file=self.terminal.output)
         return text.strip() if text else None
 
     async def _show(self, answer: AsyncGenerator[Piece]) -> None:
-        """Print one answer as it comes; Ctrl-C breaks it off, a failure is told and survived."""
+        """Print an answer as it arrives; Ctrl-C interrupts it, errors are printed."""
         async with _cancel_at(self.interrupts):
             try:
                 async with aclosing(answer) as pieces:
@@ -204,7 +204,7 @@ class _Chat:
 
 @asynccontextmanager
 async def _cancel_at(interrupts: Interrupts) -> AsyncGenerator[None]:
-    """Cancel the block at Ctrl-C, and only the block."""
+    """Cancel only the block at Ctrl-C."""
 
     async def wait(scope: trio.CancelScope) -> None:
         async for _ in interrupts:

@@ -1,4 +1,4 @@
-"""`cluster`: from flags to the front before its servers, and to how these are divided."""
+"""`cluster`: builds from flags the front and the division of servers over machines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tgi_trio.sockets import bind_sockets
 
 
 def find_front(options: ClusterOptions) -> KeptFront | None:
-    """Return the front to keep, which is not started yet; None: none is asked for.
+    """Return the front to keep running, not yet started; None if none is asked for.
 
-    Raises ConfigurationError for an address that cannot be used here, and where the servers'
-    secret, which is the front's as well, cannot be read on this machine.
+    Raises ConfigurationError if its address cannot be used here, or if the servers' secret, which
+    is also the front's, cannot be read on this machine.
     """
     if options.no_front:
         return None
     with bind_sockets([options.front_bind]):
-        pass  # later it would be told by a process that nobody looks at
+        pass  # checked now, as later only a background process would report it
     secret = parse(options.server, {}).options.cluster_secret_file
     check_cluster_secret(secret)
     more = ["--logger-level", options.logger_level]
@@ -33,10 +33,10 @@ def find_front(options: ClusterOptions) -> KeptFront | None:
 
 
 def find_division(options: ClusterOptions) -> Divided | None:
-    """Return how each server is divided over machines; None: it is on one.
+    """Return how each server is divided over machines; None if it is on one.
 
-    Without --num-shard each machine has one rank. Raises ConfigurationError for what cannot be
-    divided so, and where ranks could not prove whose they are.
+    Without --num-shard, each machine has one rank. Raises ConfigurationError for an impossible
+    division, and if ranks would have no secret by which to authenticate.
     """
     nodes = options.nodes_per_replica
     if nodes < 1:

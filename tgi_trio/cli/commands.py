@@ -1,4 +1,4 @@
-"""Every command as one row of one table: its flags, its operand and what it is for."""
+"""A table of all commands: their flags, operands and summaries."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ Groups = tuple[tuple[str, tuple[Flag, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One row of `COMMANDS`."""
+    """A row of `COMMANDS`."""
 
     name: str
     summary: str  # one line of --help
     groups: Groups
-    options: type[Any]  # the dataclass that its flags fill in
+    options: type[Any]  # the dataclass that its flags set
     operand: str = ""  # placeholder of the one word that is not a flag
-    operand_field: str = ""  # the field of `options` that it sets
-    operand_help: str = ""  # what it is, for the error when it is missing
+    operand_field: str = ""  # the field of `options` that the operand sets
+    operand_help: str = ""  # what the operand is, for the error if it is missing
     operand_kind: str = "model"  # a key of `KINDS`
     operand_needed: bool = True
     target_field: str = ""  # the field that a second word sets, a path; "": there is none
-    serve_field: str = ""  # the field of all other words, a command line of `serve`; "": none
+    serve_field: str = ""  # the field for all other words, a command line of `serve`; "": none
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """Every flag, without the groups."""
+        """All flags, without groups."""
         return tuple(flag for _, rows in self.groups for flag in rows)
 
     @property
@@ -59,7 +59,7 @@ def _of_serve(*names: str) -> tuple[Flag, ...]:
 
 
 def _client_flags(owner: type[Any]) -> Groups:
-    """`chat` and `bench` talk to a server that runs, or start one."""
+    """Return the flags of `chat` and `bench`, which use a running server or start one."""
     return (
         (
             "Server",
@@ -73,7 +73,7 @@ def _client_flags(owner: type[Any]) -> Groups:
     )
 
 
-# flags that only mean something here, so no environment variable is theirs
+# Flags of a single command, so most have no environment variable.
 _answer: Final = partial(Flag, owner=ChatOptions, variable=False)
 _spread: Final = partial(Flag, owner=FrontOptions)
 _load: Final = partial(Flag, owner=BenchOptions, variable=False)
@@ -320,5 +320,5 @@ SERVE: Final = COMMANDS[0]
 
 
 def command_named(name: str) -> Command | None:
-    """Return a row of `COMMANDS`."""
+    """Return the row of a command; None if there is none."""
     return next((command for command in COMMANDS if command.name == name), None)

@@ -1,4 +1,4 @@
-"""`completion`: scripts that let a shell complete commands and flags, made from the tables."""
+"""`completion`: scripts by which shells complete commands and flags, made from the tables."""
 
 from __future__ import annotations
 

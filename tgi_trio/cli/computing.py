@@ -1,4 +1,4 @@
-"""What `rank` and `shard` have in common: a model of this machine, and a program that ends well."""
+"""Shared by `rank` and `shard`: the machine's own model, and running until a signal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tgi_trio.signals import SIGNALS, run_to_its_end
 
 
 def find_own_model(options: RankOptions | ShardOptions) -> OwnModel:
-    """Return the model of this machine; downloads what is not here. Raises ModelLoadError."""
+    """Return the model of this machine; downloads what is missing. Raises ModelLoadError."""
     if options.model_id is None:
         return OwnModel(None, options.trust_remote_code)
     from tgi_trio.hub import resolve_served  # heavy, and not always needed
@@ -30,7 +30,7 @@ def find_own_model(options: RankOptions | ShardOptions) -> OwnModel:
 
 
 def run_until_signalled(run: Callable[[], Awaitable[None]]) -> None:
-    """Run a program until SIGTERM or SIGINT; main thread only. Raises its first error of ours."""
+    """Run a program until SIGTERM or SIGINT; main thread only. Raises its first TgiTrioError."""
 
     async def main(early: Sequence[int]) -> None:
         with trio.open_signal_receiver(*SIGNALS) as signals:

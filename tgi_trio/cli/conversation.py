@@ -1,4 +1,4 @@
-"""A conversation as a client of the server sees it: messages, and answers that come in pieces."""
+"""A conversation from a client's side: messages, and answers that arrive in pieces."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tgi_trio.client.http import Client
 from tgi_trio.errors import GenerationError
 
 Message = dict[str, Any]
-NO_RESULT = "There is no result."  # of a call that a person leaves without one
+NO_RESULT = "There is no result."  # for a call whose result the user does not give
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text of an answer as it comes."""
+    """A piece of an answer's text."""
 
     text: str
-    thought: bool = False  # what the model thinks before it answers
+    thought: bool = False  # part of a thought
 
 
 @dataclass(slots=True)
 class Call:
-    """A call of a tool, as much of it as there is."""
+    """A call of a tool, as far as it has arrived."""
 
     id: str = ""
     name: str = ""
@@ -36,7 +36,7 @@ class Call:
     custom: bool = False
 
     def field(self) -> Message:
-        """Return the call as messages have it."""
+        """Return the call in the form of messages."""
         if self.custom:
             made = {"name": self.name, "input": self.arguments}
             return {"id": self.id, "type": "custom", "custom": made}
@@ -46,14 +46,14 @@ class Call:
 
 @dataclass(slots=True)
 class _Heard:
-    """One answer so far."""
+    """An answer as far as it has arrived."""
 
     content: str = ""
     thought: str = ""
     calls: list[Call] = field(default_factory=list)
 
     def take(self, delta: dict[str, Any]) -> list[Piece]:
-        """Add a delta; return what there is to show of it at once."""
+        """Add a delta; return the pieces to show."""
         thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
         content = delta.get("content") or ""
         for news in delta.get("tool_calls") or ():
@@ -73,7 +73,7 @@ class _Heard:
         call.arguments += made.get("arguments") or made.get("input") or ""
 
     def message(self) -> Message | None:
-        """Return the answer as a message of the history; None where nothing was heard."""
+        """Return the answer as a message of the history; None if nothing has arrived."""
         if not (self.content or self.thought or self.calls):
             return None
         message: Message = {"role": "assistant", "content": self.content}
@@ -86,34 +86,34 @@ class _Heard:
 
 @dataclass
 class Conversation:
-    """The messages so far, and how the next answer is asked for."""
+    """The messages so far, and the settings of the next answer."""
 
     client: Client
     options: ChatOptions
-    tools: list[Any] = field(default_factory=list)  # as the API takes them
-    thinking: bool | None = None  # None: as the model's template does by itself
+    tools: list[Any] = field(default_factory=list)  # in the API's form
+    thinking: bool | None = None  # None: the template's default
     messages: list[Message] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)  # of the last answer: they want results
+    calls: list[Call] = field(default_factory=list)  # of the last answer, without results so far
     thought: str = ""  # of the last answer
-    images: list[str] = field(default_factory=list)  # data URLs, for what is said next
+    images: list[str] = field(default_factory=list)  # data URLs, for the next message
 
     def attach(self, path: Path) -> None:
-        """Show a file with what is said next; raises OSError. What it is, the server finds out."""
+        """Attach a file to the next message; the server checks its type. Raises OSError."""
         kind = mimetypes.guess_type(path.name)[0] or "image/png"
         self.images.append(f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}")
 
     def reset(self, system: str | None = None) -> None:
-        """Begin anew; the system message stays unless another is given."""
+        """Start again; the system message stays unless another one is given."""
         text = system if system is not None else self.options.system
         self.messages = [{"role": "system", "content": text}] if text else []
         self.calls, self.thought, self.images = [], "", []
 
     async def say(self, text: str) -> AsyncGenerator[Piece]:
-        """Say `text`, with images that wait, and yield the pieces of the answer.
+        """Send `text` with the attached images, and yield the pieces of the answer.
 
-        All become part of the history. An answer that is broken off leaves what was heard of it;
-        one that failed leaves nothing.
-        Raises GenerationError for an error event, and what `Client.events` raises.
+        All become part of the history. An interrupted answer is kept as far as it has arrived;
+        nothing is kept of a failed one. Raises GenerationError for an error event, and what
+        `Client.events` raises.
         """
         unanswered = [_result(call, NO_RESULT) for call in self.calls]
         shown = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
@@ -128,7 +128,7 @@ class Conversation:
                 self.images = []
 
     async def give_results(self, results: list[str]) -> AsyncGenerator[Piece]:
-        """Say what the calls have found, in their order; as `say`."""
+        """Send the results of the calls, in order; as `say`."""
         found = zip(self.calls, results, strict=True)
         async with aclosing(self._answer([_result(*each) for each in found])) as pieces:
             async for piece in pieces:
@@ -160,7 +160,7 @@ class Conversation:
         }
         if self.tools:
             body["tools"] = self.tools
-        if self.thinking is not None:  # templates know the switch by one of these names
+        if self.thinking is not None:  # templates have the switch under one of these names
             names = ("enable_thinking", "thinking")
             body["chat_template_kwargs"] = dict.fromkeys(names, self.thinking)
         return body

@@ -1,4 +1,4 @@
-"""How many devices the shards may use, told without torch: by /dev and by the usual variables."""
+"""Counts the devices that shards may use without torch: from /dev and environment variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tgi_trio.devices import torch_is_for_cpus
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.records import Options
 
-# The first that is set counts, TGI's before AMD's; each lists indices or names between commas.
+# The first one that is set is used, TGI's before AMD's; each lists indices or names, separated by
+# commas.
 VARIABLES: Final = (
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_VISIBLE_DEVICES",
@@ -20,11 +21,11 @@ VARIABLES: Final = (
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
 )
-_NO_LIST: Final = frozenset(("all", "void", ""))  # what NVIDIA's container runtime is told besides
+_NO_LIST: Final = frozenset(("all", "void", ""))  # other values for NVIDIA's container runtime
 
 
 def present_devices(dev: Path = Path("/dev")) -> int:
-    """Return how many devices this machine, or container, has that torch could use."""
+    """Return how many devices of this machine or container torch could use."""
     nvidia = [path for path in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     if nvidia or not (dev / "kfd").exists():
         return len(nvidia)
@@ -32,7 +33,7 @@ def present_devices(dev: Path = Path("/dev")) -> int:
 
 
 def visible_devices(environ: Mapping[str, str], present: int) -> tuple[int, str]:
-    """Return how many of the devices that are present may be used, and what says so."""
+    """Return how many of the devices may be used, and the source of that number."""
     for name in VARIABLES:
         text = environ.get(name)
         if text is None or (name == "NVIDIA_VISIBLE_DEVICES" and text.strip() in _NO_LIST):
@@ -40,7 +41,7 @@ def visible_devices(environ: Mapping[str, str], present: int) -> tuple[int, str]
         listed = 0
         for entry in map(str.strip, text.split(",")):
             if entry in ("", "none", "NoDevFiles") or entry.startswith("-"):
-                break  # as the drivers read them: what follows a name of nothing is hidden
+                break  # as drivers read them: entries after an invalid one are hidden
             listed += 1
         return (listed if "MIG-" in text else min(listed, present)), f"{name}={text}"
     return present, "/dev"
@@ -49,10 +50,10 @@ def visible_devices(environ: Mapping[str, str], present: int) -> tuple[int, str]
 def choose_num_shard(
     options: Options, environ: Mapping[str, str], present: int | None = None
 ) -> Options:
-    """Return the options with `num_shard` by the number of devices, where `sharded` asks for it.
+    """Return the options with `num_shard` from the number of devices, if `sharded` asks for it.
 
-    Raises ConfigurationError for more ranks than devices. Without a device, with a torch that is
-    made for CPUs, or with `device` cpu nothing changes: ranks share the processor then.
+    Raises ConfigurationError for more ranks than devices. Nothing changes without a device, with a
+    CPU build of torch, or with `device` cpu: then ranks share the processor.
     """
     here = (options.num_shard or 1) - options.ranks_elsewhere
     if options.device == "cpu" or (not options.sharded and here <= 1):

@@ -1,4 +1,4 @@
-"""`doctor`: what this machine has, what is missing, and what to do about it."""
+"""`doctor`: reports what this machine has, what is missing, and how to fix it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class FindingVerdict(Enum):
     """What a finding means for serving."""
 
     GOOD = "ok"
-    POOR = "warn"  # serves, but not as it could
-    BAD = "FAIL"  # does not serve
+    POOR = "warn"  # the server works, but not as well as it could
+    BAD = "FAIL"  # the server does not work
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,15 @@ class Finding:
     subject: str
     verdict: FindingVerdict
     found: str
-    cure: str = ""  # what to do, for anything but GOOD
+    cure: str = ""  # how to fix it, unless GOOD
 
 
 _PACKAGES: Final = (
     "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "hypercorn", "quart",
     "quart-trio", "trio", "numpy", "orjson", "llguidance", "numba",
 )  # fmt: skip
-_DESCRIPTORS: Final = 4096  # open files that a few thousand streams need
-_SHM: Final = 64 * 2**20  # bytes; what a container has when nobody says anything
+_DESCRIPTORS: Final = 4096  # open files for a few thousand streams
+_SHM: Final = 64 * 2**20  # bytes; a container's default
 
 
 def _python() -> Finding:
@@ -170,13 +170,13 @@ def checks(options: DoctorOptions) -> Iterator[Callable[[], Finding]]:
 
 
 def findings(options: DoctorOptions) -> Iterator[Finding]:
-    """Yield what each check finds, as soon as it has."""
+    """Yield the finding of each check as soon as it is there."""
     for check in checks(options):
         yield check()
 
 
 def doctor(options: DoctorOptions, output: TextIO) -> int:
-    """Print the report; return 1 when something keeps the server from serving."""
+    """Print the report; return 1 if something keeps the server from working."""
     print(f"tgi-trio {__version__}", file=output)
     bad = 0
     for finding in findings(options):

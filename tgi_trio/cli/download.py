@@ -1,4 +1,4 @@
-"""`download-weights`: fetch a model, make it what serving needs, and say where it is."""
+"""`download-weights`: fetches a model, converts it if needed, and prints its folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tgi_trio.hub import PICKLES, fetch_pickles, resolve_model
 def download_weights(options: DownloadOptions) -> str:
     """Return the line to print; JSON with `--json-output`.
 
-    Raises ModelLoadError when the model cannot be had, ConfigurationError for flags that exclude
+    Raises ModelLoadError if the model is not available, ConfigurationError for flags that exclude
     each other.
     """
     progress = not options.json_output

@@ -1,4 +1,4 @@
-"""The environment as `serve` reads it: its own variables, SageMaker's, and those of no effect."""
+"""The environment of `serve`: its own variables, SageMaker's, and TGI's that have no effect."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 from tgi_trio.cli.foreign import IDLE
 from tgi_trio.cli.values import read_value
 
-# What SageMaker's containers are told by -> our variable. They act together, as they do in TGI's
-# entry point for SageMaker: a revision belongs to the model beside it.
+# SageMaker's variable -> our variable. As in TGI's entry point for SageMaker, they are used
+# together: a revision belongs to its model.
 SAGEMAKER: Final[Mapping[str, str]] = {
     "HF_MODEL_ID": "MODEL_ID",
     "HF_MODEL_REVISION": "REVISION",
@@ -24,26 +24,26 @@ SAGEMAKER_PORT: Final = "8080"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Variables by the names that flags have, and where each value really comes from."""
+    """Variables under the names of our flags, and where each value comes from."""
 
     values: Mapping[str, str]
     origins: Mapping[str, str] = field(default_factory=dict)  # our variable -> the one that is set
     notes: tuple[str, ...] = ()  # for the log
 
     def get(self, name: str) -> str:
-        """Return a variable's text as it is, "" where it is not set."""
+        """Return a variable's text unchanged, "" if it is not set."""
         return self.values.get(name, "") if name else ""
 
     def source(self, name: str) -> str:
-        """Return what an error calls a variable."""
+        """Return a variable's name for errors."""
         return f"environment variable {self.origins.get(name, name)}"
 
 
 def read_environment(environ: Mapping[str, str], model_is_given: bool) -> Environment:
-    """Return the environment of `serve`, with SageMaker's variables in the place of ours.
+    """Return the environment of `serve`, with SageMaker's variables in place of ours.
 
-    They act only where HF_MODEL_ID names the model: no flag does (`model_is_given`), nor MODEL_ID.
-    Variables of ours that are set win.
+    They are used only if HF_MODEL_ID names the model, and neither a flag (`model_is_given`) nor
+    MODEL_ID does. Our variables take precedence.
     """
     if not environ.get("HF_MODEL_ID", "").strip():
         return Environment(environ)
@@ -63,10 +63,10 @@ def read_environment(environ: Mapping[str, str], model_is_given: bool) -> Enviro
 
 
 def idle_notes(given: Mapping[str, list[str]], environ: Environment) -> tuple[str, ...]:
-    """Return what the log says of flags and variables that make no difference here.
+    """Return messages for the log about flags and variables without effect.
 
-    `given` has the texts of each idle flag by field name. Raises ValueError for a value that not
-    even text-generation-inference takes.
+    `given`: the texts of each such flag by field name. Raises ValueError for a value that
+    text-generation-inference would refuse as well.
     """
     notes = []
     for idle in IDLE:

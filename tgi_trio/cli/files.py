@@ -1,4 +1,4 @@
-"""The files that flags name, read before anything starts."""
+"""Checks files that flags name, before anything starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def check_key_file(path: Path | None) -> None:
     """Raise ConfigurationError unless `--api-key-file` can be used.
 
-    A file that every user of the machine may read is warned about.
+    Warns if every user of the machine may read it.
     """
     if path is None:
         return
@@ -29,7 +29,7 @@ def check_key_file(path: Path | None) -> None:
 def check_cluster_secret(path: Path | None) -> None:
     """Raise ConfigurationError unless `--cluster-secret-file` can be used.
 
-    A file that every user of the machine may read is warned about.
+    Warns if every user of the machine may read it.
     """
     if path is None:
         return
@@ -39,7 +39,7 @@ def check_cluster_secret(path: Path | None) -> None:
 
 
 def check_tokenizer_config(path: Path | None) -> None:
-    """Raise ConfigurationError unless `--tokenizer-config-path` names a file of a JSON object."""
+    """Raise ConfigurationError unless `--tokenizer-config-path` is a file with a JSON object."""
     if path is None:
         return
     why: str | None = None

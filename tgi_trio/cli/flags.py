@@ -1,9 +1,9 @@
-"""Every flag of `serve` as one row of one table.
+"""A table of all flags of `serve`.
 
-A row's name, with underscores, is the field of `settings.Options` that it sets; the default is
-that field's default. The environment variable has the same name in UPPER_SNAKE. A flag wins over
-its variable; an empty variable counts as not set. Flags of other commands than `serve` are rows of
-`cli.commands`, those of text-generation-inference that do nothing here of `cli.foreign`.
+A row's name, with underscores, is the field of `settings.Options` that it sets; its default is that
+field's default. The environment variable has the same name in UPPER_SNAKE. A flag overrides its
+variable; an empty variable counts as not set. Flags of other commands are in `cli.commands`, those
+of text-generation-inference without effect here in `cli.foreign`.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from tgi_trio.settings.records import (
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One row of `FLAGS`, or of another command's."""
+    """A row of `FLAGS`, or of another command's flags."""
 
     name: str  # kebab-case
     kind: str  # a key of `KINDS`
     help: str  # one line
-    unset: str = ""  # what happens when the default is None
+    unset: str = ""  # what applies if the default is None
     owner: type[Any] = Options  # the dataclass that has the field
     variable: bool = True  # whether the environment may set it
     short: str = ""  # e.g. "-p"
     many: bool = False  # may be given several times
-    env_name: str = ""  # of the variable, where it is not the flag's own name
+    env_name: str = ""  # the variable's name, if it is not the flag's
 
     @property
     def field(self) -> str:
-        """Name in `owner`."""
+        """Its field in `owner`."""
         return self.name.replace("-", "_")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its long names: a toggle has two."""
+        """Its long names; a toggle has two."""
         return (self.name, f"no-{self.name}") if self.kind == "toggle" else (self.name,)
 
     @property
     def takes_value(self) -> bool:
-        """Whether a word must follow it."""
+        """Whether a value must follow it."""
         return self.kind not in ("switch", "toggle")
 
     @property
     def env(self) -> str:
-        """Name of the environment variable; empty when there is none."""
+        """Name of the environment variable; empty if there is none."""
         return (self.env_name or self.field.upper()) if self.variable else ""
 
     @property
     def secret(self) -> bool:
-        """Whether values are taken as they are and never shown; a variable holds one of them."""
+        """Whether values are never stripped, split or shown; a variable then has a single one."""
         return self.kind in SECRET
 
     @property
@@ -270,5 +270,5 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
 
 
 def all_flags() -> tuple[Flag, ...]:
-    """Return every row of `FLAGS`, without the groups."""
+    """Return all rows of `FLAGS`, without groups."""
     return tuple(flag for _, rows in FLAGS for flag in rows)

@@ -1,6 +1,6 @@
-"""Flags and variables of text-generation-inference that do nothing here.
+"""Flags and variables of text-generation-inference that have no effect here.
 
-None is ignored in silence: some end the start with the reason, the others are named in the log.
+None is silently ignored: some end the start with a reason, the others are named in the log.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class RefusedFlag:
-    """A flag of another build: using it is an error, unless it asks for what we do anyway."""
+    """A flag of TGI that is an error, unless its value asks for what happens anyway."""
 
     name: str
     why: str
-    same: tuple[Any, ...] = ()  # values that change nothing here, so they are let through
+    same: tuple[Any, ...] = ()  # accepted values, as they change nothing here
     kind: str = "text"  # a key of `KINDS`
     short: str = ""
-    env: bool = True  # False: the variable belongs to others too, so it is left alone
+    env: bool = True  # False: other programs use the variable too, so it is ignored
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What may be asked for and makes no difference: the log says so."""
+    """A flag or variable without effect; the log says so."""
 
-    name: str  # of the flag, in kebab-case; the variable is the same in UPPER_SNAKE
+    name: str  # of the flag, in kebab-case; the variable has the same name in UPPER_SNAKE
     why: str
     kind: str = "text"  # a key of `KINDS`
-    flag: bool = True  # False: there is a variable alone
+    flag: bool = True  # False: there is only a variable
 
 
 _OWN_KERNELS: Final = (

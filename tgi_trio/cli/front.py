@@ -23,7 +23,7 @@ SHORTEST_TIMEOUT = 0.5  # seconds
 
 
 def front(options: FrontOptions) -> None:
-    """Run the front until told to stop. Raises ConfigurationError."""
+    """Run the front until a signal ends it. Raises ConfigurationError."""
     check_key_file(options.api_key_file)
     settings = program_settings(options)
     raise_limit()
@@ -37,7 +37,7 @@ def front(options: FrontOptions) -> None:
 
 
 def program_settings(options: FrontOptions) -> ProgramSettings:
-    """Return what the options ask for. Raises ConfigurationError."""
+    """Return the settings for the options. Raises ConfigurationError."""
     _check(options)
     path, keys = options.cluster_secret_file, Keys(options.api_key, options.api_key_file)
     if path is None:

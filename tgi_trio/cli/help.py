@@ -1,4 +1,4 @@
-"""`--help`: grouped, one line per flag with its environment variable and default."""
+"""`--help`: flags in groups, one line per flag with its environment variable and default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SOURCES = "A flag wins over its environment variable, named in brackets; (=X) i
 
 
 def serve_help() -> str:
-    """Return the help of `serve`, which is also that of the whole program."""
+    """Return the help of `serve`, which is also that of the program."""
     lines = [f"Usage: {_PROGRAM} [COMMAND] [FLAGS]", "", "Commands:"]
     lines += [f"  {command.usage:<33} {command.summary}" for command in COMMANDS]
     lines += [f"  {'--version':<33} print the version", "", _SOURCES]
@@ -35,7 +35,7 @@ def _groups(command: Command) -> list[str]:
 
 
 def default_text(flag: Flag) -> str:
-    """Return a flag's default as people read it."""
+    """Return a flag's default for display."""
     default = flag.default
     if default is None or default == ():
         return flag.unset or "none"

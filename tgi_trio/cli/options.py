@@ -1,4 +1,4 @@
-"""What the commands beside `serve` are asked for; their defaults are the flags' defaults."""
+"""Options of the commands besides `serve`; their defaults are the flags' defaults."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class _Client:
-    """What both clients need: a server that runs, or a model to serve for the occasion."""
+    """Options of `chat` and `bench`: a running server, or a model for which to start one."""
 
     url: str | None = None  # None: a server of our own
     api_key: str | None = None
-    model_id: str | None = None  # of the server of our own
+    model_id: str | None = None  # of a server of our own
     dtype: str | None = None
 
 
@@ -46,8 +46,8 @@ class DownloadOptions:
     model_id: str
     revision: str | None = None
     extension: str = ".safetensors"  # of EXTENSIONS
-    auto_convert: bool = True  # pickles, where there are no safetensors
-    merge_lora: bool = False  # an adapter into its base
+    auto_convert: bool = True  # convert pickles if there are no safetensors
+    merge_lora: bool = False  # merge an adapter into its base
     huggingface_hub_cache: Path | None = None
     trust_remote_code: bool = False
     json_output: bool = False
@@ -56,7 +56,7 @@ class DownloadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeOptions:
-    """`quantize`; names and defaults of GPTQ's numbers are TGI's."""
+    """`quantize`; names and defaults of GPTQ's parameters are TGI's."""
 
     model_id: str
     output: Path
@@ -79,25 +79,25 @@ class QuantizeOptions:
 class ClusterOptions:
     """`cluster`."""
 
-    replicas: tuple[int, int] | None = None  # at least, at most; None: one
+    replicas: tuple[int, int] | None = None  # least and most; None: one
     replicas_file: Path = Path("replicas.txt")
-    front_bind: str = "0.0.0.0:3000"  # where a front serves before them
+    front_bind: str = "0.0.0.0:3000"  # address of a front for all of them
     no_front: bool = False
     address: str = "auto"  # of the Ray cluster
     replica_cpus: float = 1.0
     replica_gpus: float = 0.0
-    nodes_per_replica: int = 1  # that its ranks are divided over
-    server: tuple[str, ...] = ()  # what else the command line says is the servers'
+    nodes_per_replica: int = 1  # machines over which a server's ranks are divided
+    server: tuple[str, ...] = ()  # further flags, for the servers
     json_output: bool = False
     logger_level: str = "info"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Computing:
-    """What a machine is told that computes for a router elsewhere."""
+    """Options of a machine that computes for a router on another one."""
 
     cluster_secret_file: Path | None = None
-    model_id: str | None = None  # None: the folder that the router has, which is here as well
+    model_id: str | None = None  # None: the router's folder, which exists here as well
     revision: str | None = None
     huggingface_hub_cache: Path | None = None
     trust_remote_code: bool = False
@@ -122,13 +122,13 @@ class ShardOptions(_Computing):
 
 @dataclass(frozen=True, kw_only=True)
 class FrontOptions:
-    """`front`; what it shares with the server has the server's defaults."""
+    """`front`; options that it shares with the server have the server's defaults."""
 
     replica: tuple[str, ...] = ()
     replicas_file: Path | None = None
-    replica_timeout: float = 3.0  # seconds of silence until a replica is dead
-    peer: tuple[str, ...] = ()  # host:port of other fronts' UDP
-    peer_bind: str | None = None  # host:port of this one's; None: where it serves first
+    replica_timeout: float = 3.0  # seconds of silence until a replica counts as dead
+    peer: tuple[str, ...] = ()  # host:port of other fronts, UDP
+    peer_bind: str | None = None  # host:port of this front, UDP; None: its first address
     known_prefixes: int = 131_072
     cluster_secret_file: Path | None = None
     max_concurrent_requests: int = 4096
@@ -148,7 +148,7 @@ class FrontOptions:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return what to listen on, each as host:port, [host]:port or unix:path."""
+        """The addresses to listen on, each as host:port, [host]:port or unix:path."""
         host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
         return self.bind or (f"{host}:{self.port}",)
 
@@ -162,7 +162,7 @@ class DoctorOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaOptions:
-    """`print-schema`, which asks for nothing."""
+    """`print-schema`, which has no options."""
 
 
 @dataclass(frozen=True, kw_only=True)

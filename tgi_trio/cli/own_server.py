@@ -1,4 +1,4 @@
-"""A server that starts and ends with a command: for `chat` and `bench` when no URL is given."""
+"""A server for the duration of a command: for `chat` and `bench` without --url."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tgi_trio.errors import ShardCannotStart
 from tgi_trio.ipc.parent import die_with_parent
 
 _POLL: Final = 0.02  # seconds
-_LAST_WORDS: Final = 2000  # bytes of its output that a failure quotes
-_FAREWELL: Final = 5.0  # seconds it has for its end after SIGTERM
+_LAST_WORDS: Final = 2000  # most bytes of its output in an error
+_FAREWELL: Final = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 @asynccontextmanager
 async def own_server(flags: Sequence[str]) -> AsyncGenerator[Address]:
-    """Serve with `flags` on a Unix socket of a temporary folder until the block is left.
+    """Serve with `flags` on a Unix socket in a temporary folder until the block is left.
 
-    The kernel ends it should this process be killed. Raises ShardCannotStart, with the last of
-    what it printed, when it ends before it is ready.
+    The kernel ends the server if this process is killed. Raises ShardCannotStart, with the end of
+    its output, if it ends before it is ready.
     """
     with tempfile.TemporaryDirectory(prefix="tgi-trio-") as folder:
         socket, log = Path(folder, "socket"), Path(folder, "log")
         argv = [sys.executable, "-m", "tgi_trio", "serve", *flags, "--bind", f"unix:{socket}"]
         with log.open("wb") as output:
-            # The main thread starts it, and nothing here has threads yet.
+            # Started by the main thread, before there are other threads.
             process = _start_server(argv, output)
         try:
             address = Address("localhost", unix=str(socket))
@@ -56,7 +56,7 @@ def _start_server(argv: Sequence[str], output: IO[bytes]) -> subprocess.Popen[by
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        process_group=0,  # Ctrl-C is the command's to handle
+        process_group=0,  # the command handles Ctrl-C
         preexec_fn=partial(die_with_parent, os.getpid()),
     )
 

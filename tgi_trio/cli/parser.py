@@ -1,4 +1,4 @@
-"""From argv and the environment to a command and its `Options`."""
+"""Parses argv and the environment into a command and its options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from tgi_trio.settings.records import Options
 
 _FOUND: Final = "each gets an address of its own, and fronts ask it by plain HTTP"
 _RANKS: Final = "--nodes-per-replica says over how many machines their ranks are divided"
-# Flags of `serve` that say where one server, or a part of it, is; and why no cluster's has them.
+# Flags of `serve` for the place of one server or of its parts, and why servers of a cluster cannot
+# have them.
 _PLACED: Final = {
     **dict.fromkeys(("hostname", "port", "ssl_certfile", "ssl_keyfile"), _FOUND),
     **dict.fromkeys(("remote_ranks", "rank_address", "shard"), _RANKS),
@@ -31,12 +32,12 @@ _PLACED: Final = {
 
 
 class UsageError(Exception):
-    """The command line or the environment is wrong; its text is one sentence naming the flag."""
+    """The command line or the environment is wrong; the text is a sentence that names the flag."""
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """What to do."""
+    """The command to run."""
 
     command: str  # the name of a row of `COMMANDS`, or "print"
     options: Any = field(default_factory=Options)  # of the row's type
@@ -46,9 +47,9 @@ class Invocation:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
-    """Return what `argv` (without the program's name) and `environ` ask for.
+    """Return the invocation for `argv` (without the program's name) and `environ`.
 
-    Raises UsageError for unknown or refused flags and for values that cannot be read.
+    Raises UsageError for unknown or refused flags and for unreadable values.
     """
     command, rest = _command(argv)
     namespace, others = _parser(command).parse_known_args(_add_truth_values(rest, command))
@@ -78,9 +79,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
 
 
 def _check_served(words: Sequence[str]) -> None:
-    """Raise UsageError for words that `serve` would refuse on any machine, and for a place.
+    """Raise UsageError for words that `serve` would refuse on any machine, and for `_PLACED`.
 
-    What depends on the machine, as the number of its devices does, is checked where it is served.
+    What depends on the machine, such as the number of devices, is checked where the server starts.
     """
     namespace, others = _parser(SERVE).parse_known_args(_add_truth_values(words, SERVE))
     given = vars(namespace)
@@ -99,14 +100,14 @@ def _check_served(words: Sequence[str]) -> None:
 
 
 def asks_for_json(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Return whether even a mistake in `argv` is to be told as JSON (`--json-output`)."""
+    """Return whether even errors in `argv` are to be shown as JSON (`--json-output`)."""
     texts = [word.partition("=")[2] or "true" for word in argv if _name_of(word) == "--json-output"]
     text = (texts or [environ.get("JSON_OUTPUT", "")])[-1].strip().lower()
     return text in BOOLEANS and read_bool(text)
 
 
 def _command(argv: Sequence[str]) -> tuple[Command, list[str]]:
-    """Return the command and its words; without one it is `serve`, also before a model's path."""
+    """Return the command and its words: `serve` if there is none, or a model's path comes first."""
     words = list(argv)
     if not words or words[0].startswith("-"):
         return SERVE, words
@@ -127,7 +128,7 @@ class _FlagParser(argparse.ArgumentParser):
 
 
 def _parser(command: Command) -> argparse.ArgumentParser:
-    """argparse only splits the words here: `read_value` reads values of both sources alike."""
+    """Return a parser that only splits words; `read_value` reads flags and variables alike."""
     parser = _FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-V", "--version", action="store_true")
@@ -148,9 +149,9 @@ def _parser(command: Command) -> argparse.ArgumentParser:
 
 
 def _add_truth_values(words: Sequence[str], command: Command) -> list[str]:
-    """Return the words with `=true` behind each switch that stands without a value.
+    """Return the words with `=true` added to each switch without a value.
 
-    A truth value may also follow as a word of its own; any other word there is no value.
+    A truth value may also follow as a separate word; any other word is not its value.
     """
     rows: list[Flag | RefusedFlag | Idle] = [*command.flags]
     if command is SERVE:
@@ -188,7 +189,7 @@ def _explain_unknown(word: str, command: Command) -> str:
 
 
 class _Reader:
-    """Reads the values of one command line; what is worth saying of them gathers beside."""
+    """Reads the values of one command line, and collects warnings and notes."""
 
     def __init__(
         self,
@@ -202,7 +203,7 @@ class _Reader:
         self._command = command
         self._given = given
         self._operands = operands
-        self._system = environ  # variables that belong to others
+        self._system = environ  # all variables, unchanged
         self._environ = Environment(environ)
 
     def options(self) -> Any:
@@ -230,7 +231,7 @@ class _Reader:
         return options
 
     def read_flags(self) -> dict[str, Any]:
-        """Return what is given, by field. Raises UsageError and ValueError."""
+        """Return the given values by field. Raises UsageError and ValueError."""
         values = {flag.field: self._value(flag) for flag in self._command.flags}
         return {field: value for field, value in values.items() if value is not None}
 
@@ -254,7 +255,7 @@ class _Reader:
             values[command.target_field] = read_value("path", "OUTPUT", self._operands[1])
 
     def refuse(self) -> None:
-        """Raise UsageError when a flag of another build asks for something we do not do."""
+        """Raise UsageError if a flag of TGI asks for something that is not done here."""
         for refused in REFUSED:
             name = refused.name.replace("-", "_")
             variable = name.upper()
@@ -265,7 +266,7 @@ class _Reader:
                 _check_refused(refused, self._environ.source(variable), text)
 
     def _value(self, flag: Flag) -> Any:
-        """Return a flag's value, None when it is given nowhere."""
+        """Return a flag's value, None if it is not given."""
         texts = self._given[flag.field]
         if texts:
             if len(texts) > 1 and not flag.many and flag.kind != "switch":
@@ -285,7 +286,7 @@ class _Reader:
     def _read_variable(self, flag: Flag, text: str) -> Any:
         source = self._environ.source(flag.env)
         if flag.kind == "ip" and not _is_ip(text.strip()):
-            # shells and containers set HOSTNAME to the machine's name
+            # Shells and containers set HOSTNAME to the machine's name.
             self.warnings.append(
                 f"HOSTNAME={text} is no IP address: listening on {flag.default} "
                 f"(--{flag.name} sets another)"
@@ -299,7 +300,7 @@ class _Reader:
         except ValueError as error:
             if flag.kind != "levels":
                 raise
-            # Containers share such variables with other programs, and TGI goes on, too.
+            # Other programs in a container use such variables, too; TGI continues as well.
             self.warnings.append(f"{error}: logging at {flag.default}")
             return None
         return (value,) if flag.many else value

@@ -1,10 +1,10 @@
-"""`print-schema`: the OpenAPI document, without a server."""
+"""`print-schema`: prints the OpenAPI document, without a server."""
 
 from __future__ import annotations
 
 
 def print_schema() -> str:
-    """Return what a server answers at /api-doc/openapi.json."""
-    from tgi_trio.router.http.openapi import document  # brings what checks requests
+    """Return the document that a server has at /api-doc/openapi.json."""
+    from tgi_trio.router.http.openapi import document  # imports the checks of requests
 
     return document().decode()

@@ -1,4 +1,4 @@
-"""`quantize`: a model's weights in fewer bits, written by a process that has torch."""
+"""`quantize`: writes a model with weights of fewer bits, in a process with torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _BITS = 4
 def quantize(options: QuantizeOptions) -> str:
     """Return the line to print; JSON with `--json-output`.
 
-    Raises ConfigurationError for what cannot be asked for, ModelLoadError where the model cannot
-    be had or quantised: why has been said by then.
+    Raises ConfigurationError for invalid options, ModelLoadError if the model is not available or
+    cannot be quantised; the reason has been printed by then.
     """
     _check(options)
     folder = resolve_model(
@@ -56,7 +56,7 @@ def _check(options: QuantizeOptions) -> None:
 
 
 def _job(options: QuantizeOptions) -> dict[str, Any]:
-    """Return what the other process is told of the numbers."""
+    """Return the options for the other process."""
     text = options.calibration_text
     return {
         "format": options.format,

@@ -1,4 +1,4 @@
-"""`python -m tgi_trio rank`: from flags to the program that runs one rank for another machine."""
+"""`python -m tgi_trio rank`: runs one rank of a server on another machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run_rank(options: RankOptions) -> None:
 
 
 def find_place(options: RankOptions) -> RankPlace:
-    """Return which rank of whose group is to run; raises ConfigurationError."""
+    """Return which rank of which server is to run. Raises ConfigurationError."""
     leader, rank, secret = options.leader, options.rank, options.cluster_secret_file
     if leader is None or rank is None or secret is None:
         raise ConfigurationError(

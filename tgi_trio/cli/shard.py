@@ -1,4 +1,4 @@
-"""`python -m tgi_trio shard`: from flags to the program that computes for routers elsewhere."""
+"""`python -m tgi_trio shard`: computes for routers on other machines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_shard(options: ShardOptions) -> None:
 
 
 def _tell(line: str, *, as_json: bool) -> None:
-    """Say what scripts wait for."""
+    """Print the line for which scripts wait."""
     if as_json:
         say_record(line)
     else:

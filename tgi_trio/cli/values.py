@@ -1,4 +1,4 @@
-"""How the text of a flag or variable becomes a value: one reader per kind, for both sources alike.
+"""Readers of flags' and variables' texts, by kind of value.
 
 A reader raises ValueError with what is allowed, as the end of a sentence.
 """
@@ -27,13 +27,13 @@ from tgi_trio.settings.records import (
 _TRUE: Final = frozenset(("true", "1", "yes", "y", "on", "t"))
 _FALSE: Final = frozenset(("false", "0", "no", "n", "off", "f"))
 BOOLEANS: Final = _TRUE | _FALSE
-EXTENSIONS: Final = (".safetensors", ".bin", ".pt")  # of weights that `download-weights` fetches
-WEIGHT_FORMATS: Final = ("gptq", "gguf:q4_0", "gguf:q8_0")  # that `quantize` writes
-SHELLS: Final = ("bash", "zsh", "fish")  # that `completion` knows
+EXTENSIONS: Final = (".safetensors", ".bin", ".pt")  # of weights for `download-weights`
+WEIGHT_FORMATS: Final = ("gptq", "gguf:q4_0", "gguf:q8_0")  # for `quantize`
+SHELLS: Final = ("bash", "zsh", "fish")  # for `completion`
 
 
 def read_bool(text: str) -> bool:
-    """Return a truth value as people write it, in any case."""
+    """Return a truth value, in any of the usual words and any case."""
     word = text.lower()
     if word not in BOOLEANS:
         raise ValueError("expected true or false")
@@ -41,7 +41,7 @@ def read_bool(text: str) -> bool:
 
 
 def _one_of(words: Sequence[str]) -> Callable[[str], str]:
-    """Return the reader of a word out of a few."""
+    """Return a reader that accepts only these words."""
 
     def read(text: str) -> str:
         if text not in words:
@@ -125,7 +125,7 @@ def _shard(text: str) -> str:
 
 
 def _url(text: str) -> str:
-    from tgi_trio.client.address import parse_address  # brings trio, which --help does not need
+    from tgi_trio.client.address import parse_address  # imports trio, which --help does not need
 
     parse_address(text)
     return text
@@ -153,7 +153,7 @@ def _quantization(text: str) -> str:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """As TGI reads them: sizes of zero and less are dropped, so that 0 alone means none."""
+    """Return sizes; as in TGI, those of zero and less are dropped, so that 0 alone means none."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.removeprefix("-").isdecimal() for part in parts):
         raise ValueError("expected sizes such as 1,2,4,8, or 0 for none")
@@ -161,7 +161,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _adapters(text: str) -> tuple[str, ...]:
-    """As TGI reads them: spaces do not count, and an entry has one `=` and one `@` at most."""
+    """Return entries; as in TGI, spaces are ignored, with at most one `=` and one `@` in each."""
     entries = tuple("".join(entry.split()) for entry in text.split(","))
     for entry in entries:
         name = entry.partition("=")[0].partition("@")[0]
@@ -213,7 +213,7 @@ def _usage_stats(text: str) -> str:
 # kind -> (placeholder in --help, reader)
 KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "switch": ("", read_bool),  # given or not; a value may follow
-    "toggle": ("", read_bool),  # the same, with a --no- form for a default that is true
+    "toggle": ("", read_bool),  # the same, with a --no- form, for defaults of true
     "bool": ("BOOL", read_bool),
     "int": ("N", _int),
     "tokens": ("TOKENS", _int),
@@ -254,9 +254,9 @@ SECRET: Final = frozenset(("key",))  # never stripped, split or shown
 
 
 def read_value(kind: str, source: str, text: str) -> Any:
-    """Return the value of `text`, which `source` (a flag or a variable) gives.
+    """Return the value of `text` from `source`, a flag or a variable.
 
-    Raises ValueError with a whole sentence; secrets are not repeated in it.
+    Raises ValueError with a whole sentence, which does not contain secrets.
     """
     secret = kind in SECRET
     try:
