@@ -1,4 +1,4 @@
-"""What a model gets on a device besides weights: recordings, steps that nothing waits for."""
+"""Assembles what a model on a device has besides weights: CUDA graphs, steps launched ahead."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ if TYPE_CHECKING:
 
 
 class KernelAdapters(RecordedAdapters, StagedAdapters, Protocol):
-    """Adapters that our kernels compute."""
+    """Adapters whose products our kernels compute."""
 
 
 class DeviceModel(Protocol):
-    """What of a model these need."""
+    """The attributes of a model that this file uses."""
 
     @property
     def capturable(self) -> bool: ...
@@ -101,14 +101,14 @@ class DeviceModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """What guesses for a model, how many tokens a row, and who keeps what is guessed."""
+    """What guesses for a model on the device."""
 
-    most: int
-    last: LastStep
+    most: int  # tokens guessed for a row
+    last: LastStep  # keeps the guesses
     heads: TorchHeads | None = None  # None: n-grams
 
     def drafting(self, vocab_size: int) -> DeviceDrafting | None:
-        """Return what guesses behind every choice on a device."""
+        """Return what guesses after every choice of a step; None for n-grams."""
         if self.heads is None:
             return None
         return DeviceDrafting(self.heads, self.most, vocab_size)
@@ -128,13 +128,13 @@ def device_parts(
     *,
     ahead: bool = True,
 ) -> tuple[DecodeGraphs | None, DeviceSteps | FollowedSteps | None]:
-    """Return what records decodes at batch sizes `sizes`, and what launches steps.
+    """Return what records decodes of the batch sizes `sizes`, and what launches steps.
 
-    `guesses`: what is guessed on the device is told to its `last`. `images`: as `StepFeatures.of`
-    has them. Either is None where it cannot be: without a device or Triton, for models whose
-    kernels depend on their tokens, on the rank that chooses with a sampler of somebody else's. Not
-    `ahead`: no step is launched before the last one has been read, so nothing launches steps, and
-    those with prompts are not recorded.
+    Guesses made on the device are kept in `guesses.last`; `images` is passed to `StepFeatures.of`.
+    Either result is None where it is impossible: without a device or Triton, for models whose
+    kernels depend on their tokens, and on the rank that chooses tokens with another sampler than
+    ours. If not `ahead`, no step may be launched before the previous one has been read: then
+    nothing launches steps, and steps with prompts are not recorded.
     """
     capturable = capturable_attention(device, model.kv_shape) if model.capturable else None
     ends: Ends | None = None
@@ -174,9 +174,10 @@ def device_parts(
 def _recording_choices(
     model: DeviceModel, device: torch.device, *, alone: bool
 ) -> tuple[CudaCapture, Callable[[IdleSteps, bool], None] | None, Carveouts | None]:
-    """Return what records steps, and what is chosen for that by measuring, before and of each.
+    """Return what captures steps, what chooses kernels before that, and carve-outs of each graph.
 
-    Not `alone`: with several ranks no step ends without the others', and none is measured.
+    Both choices are made by measuring. If not `alone`, there are several ranks, and no step is
+    measured, since none ends without the other ranks' steps.
     """
     nodes = open_nodes(device) if alone and has_triton() else None
     capture = CudaCapture(device, alone=alone, nodes=nodes)
@@ -189,9 +190,9 @@ def _recording_choices(
 def rehearse_choices(
     sampler: RowSampler, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Have what chooses tokens compiled while a model is loaded, whose logits are of `dtype`.
+    """Have the kernels that choose tokens compiled while a model with logits of `dtype` is loaded.
 
-    It takes longest to compile, and asks for no weights.
+    They take longest to compile, and need no weights.
     """
     if not isinstance(sampler, Sampler) or not runs_kernels(device) or not has_triton():
         return
@@ -236,9 +237,10 @@ def _find_ends(
     *,
     records: bool,
 ) -> Ends | None:
-    """Return where tokens of steps come from and what chooses the next; None: another's sampler.
+    """Return where steps get their tokens and what chooses the next; None if the sampler is not
+    ours.
 
-    `records`: steps are recorded, and those with guesses may be chained.
+    `records`: steps are recorded, so those with guesses may be chained.
     """
     if ranks is not None and ranks.rank > 0:
         return Ends(TokenSource(None, ranks), model.raw_logits, None, None)
@@ -251,7 +253,7 @@ def _find_ends(
 
 
 def _chain(chooser: DeviceSampler, eos_ids: Iterable[int], guesses: Guesses) -> DeviceChain:
-    """Return what chains steps with guesses, where these are recorded."""
+    """Return what chains recorded steps with guesses."""
     from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain
     from tgi_trio.shard.torch_backend.guessing.device_texts import DeviceTexts
 
@@ -265,9 +267,9 @@ def _chain(chooser: DeviceSampler, eos_ids: Iterable[int], guesses: Guesses) -> 
 def _choice(
     model: DeviceModel, seconds: Seconds, *, alone: bool
 ) -> Callable[[IdleSteps, bool], None]:
-    """Return what chooses kernels for few rows, by measuring, as `DecodeGraphs` wants it.
+    """Return the argument `before` of `DecodeGraphs`: it chooses kernels for few rows by measuring.
 
-    `alone`: there are no other ranks, without which no step ends.
+    If not `alone`, there are other ranks, without whose steps no step ends.
     """
 
     def choose(idle: IdleSteps, rehearses: bool) -> None:
@@ -276,7 +278,7 @@ def _choice(
         if alone:
             choose_for_heads(model.head_projections(), idle, seconds)
             choose_shares(model.linears(), idle(1), seconds)
-        if alone and rehearses:  # nothing has been chosen: what may be is to be compiled, too
+        if alone and rehearses:  # nothing was measured: also compile what may be chosen later
             give_shares(model.linears(), other=True)
             choose_for_few_rows(model.linears(), model.projections(), seconds, lone=True)
             choose_for_heads(model.head_projections(), idle, seconds)
@@ -299,6 +301,6 @@ def _choice_masks(sampler: Sampler, config: ModelConfig) -> ChoiceMasks:
 
 
 def tell_no_graphs(sizes: tuple[int, ...], why: str) -> None:
-    """Say that graphs of these sizes are not recorded, if there were to be any."""
+    """Print why no graphs are recorded, if `sizes` asks for any."""
     if sizes:
         print(f"no CUDA graphs are recorded, --cuda-graphs has no effect: {why}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""What layers that attend to images read of them on one rank: its heads, on its device.
+"""Keys and values of images for cross-attention: one rank's heads, on its device.
 
-Rank 0 alone has a tower. It hands keys and values around when a plan has an image first, and every
-rank keeps its part for the steps to come. All forget by the same rule, in the same steps, so none
-has to be told what the others have.
+Only rank 0 has a vision tower. It broadcasts an image's keys and values when a plan contains the
+image for the first time, and every rank keeps its part for later steps. All ranks evict by the same
+rule in the same steps, so none has to be told what the others hold.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Broadcasting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CrossShape:
-    """What layers that attend to images read of one token of an image."""
+    """What cross-attention layers read of one token of an image."""
 
     layers: int
-    kv_heads: int
+    kv_heads: int  # of all ranks
     head_dim: int
     dtype: torch.dtype
     mine: slice  # the heads of this rank
@@ -43,7 +43,7 @@ class CrossShape:
     def of(
         cls, spec: DecoderSpec, dtype: torch.dtype, rank: int = 0, ranks: int = 1
     ) -> CrossShape | None:
-        """Return that of a rank of a model; None where no layer attends to images."""
+        """Return the shape for a rank of a model; None if no layer attends to images."""
         layers = sum(layer.crosses is not None for layer in spec.layers)
         if not layers:
             return None
@@ -52,12 +52,12 @@ class CrossShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Return the bytes of all heads."""
+        """Return the bytes of K and V of all heads, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
 class ImageSource:
-    """Where a rank has keys and values of images from: rank 0's tower."""
+    """Gets keys and values of images from rank 0's tower."""
 
     def __init__(
         self, shape: CrossShape, device: torch.device, ranks: Broadcasting | None = None
@@ -67,7 +67,7 @@ class ImageSource:
         self._ranks = ranks
 
     def take(self, states: CrossStates) -> CrossStates:
-        """Return this rank's part of what rank 0 has of an image; all ranks call it alike."""
+        """Return this rank's part of an image's states on rank 0; every rank has to call it."""
         keys, values = (
             tuple(self._receive(parts, layer, states.tokens) for layer in range(self.shape.layers))
             for parts in (states.keys, states.values)
@@ -75,7 +75,7 @@ class ImageSource:
         return replace(states, keys=keys, values=values)
 
     def _receive(self, parts: Sequence[torch.Tensor], layer: int, tokens: int) -> torch.Tensor:
-        """Return this rank's heads [S, heads, head_dim] of what a layer reads."""
+        """Return this rank's heads [S, heads, head_dim] of a layer's keys or values."""
         shape = self.shape
         if self._ranks is None or self._ranks.rank == 0:
             whole = parts[layer].to(self.device, shape.dtype).contiguous()
@@ -86,41 +86,41 @@ class ImageSource:
             return whole
         self._ranks.broadcast(whole)
         if self._ranks.rank == 0 and whole is parts[layer]:
-            return whole[:, shape.mine]  # of what the tower has left, and others hold as well
+            return whole[:, shape.mine]  # a view: the tower's tensor is kept elsewhere anyway
         return whole[:, shape.mine].clone()
 
 
 class KeptStates:
-    """Images by number, the least recently seen forgotten where they are too many."""
+    """An LRU cache of images' keys and values, by image number."""
 
     def __init__(self, source: ImageSource, most: int) -> None:
-        """`most`: bytes of all heads that are kept beyond what a step needs."""
+        """`most`: bytes, counting all ranks' heads; exceeded only by what one step needs."""
         self._source = source
         self._most = most // source.shape.bytes_per_token  # tokens of images
         self._kept: OrderedDict[int, CrossStates] = OrderedDict()
         self._tokens = 0  # of all that are kept
 
     def make_room(self) -> None:
-        """Forget everything: what is kept takes memory when it comes."""
+        """Forget everything; memory is allocated when images arrive."""
         self._kept.clear()
         self._tokens = 0
 
     @property
     def bytes_to_come(self) -> int:
-        """The memory that this rank's part of all that is kept takes, once it is there."""
+        """The bytes of this rank's part of a full cache."""
         shape = self._source.shape
         mine: int = shape.mine.stop - shape.mine.start
         return self._most * shape.bytes_per_token * mine // shape.kv_heads
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The images that are kept, those first that are forgotten first."""
+        """The images that are kept, in the order in which they would be evicted."""
         return tuple(self._kept)
 
     def find(self, plan: StepPlan) -> tuple[RowImages, ...]:
-        """Return the rows of a plan that attend to images, with what they read here.
+        """Return the rows of a plan that attend to images, with the keys and values on this rank.
 
-        All ranks call it with every plan, in the same order.
+        Every rank has to call it with every plan, in the same order.
         """
         rows = tuple(RowImages.find(plan))
         if not rows:

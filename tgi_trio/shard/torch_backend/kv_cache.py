@@ -1,4 +1,4 @@
-"""The tensors that hold K and V, in blocks that block tables point into."""
+"""The paged KV cache: tensors of K and V in blocks, to which block tables point."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class KVSize(NamedTuple):
 
 
 class KVShape(NamedTuple):
-    """What the KV cache of a model holds per token, as this rank has it."""
+    """What the KV cache of a model holds per token on this rank."""
 
     layers: int
     kv_heads: int  # the most, where layers differ
     head_dim: int  # the largest
-    same: bool = False  # a value is its key (attention over latents), and kept once
-    sizes: tuple[KVSize, ...] = ()  # of every layer, where they differ, or values are narrower
+    same: bool = False  # values are the keys (attention over latents), so they are kept once
+    sizes: tuple[KVSize, ...] = ()  # of every layer; empty if all are alike, K as wide as V
 
     @classmethod
     def of(cls, sizes: Sequence[KVSize], *, same: bool = False) -> KVShape:
-        """Return what layers of these sizes hold."""
+        """Return the shape for layers of these sizes."""
         if not sizes:
             return cls(0, 0, 0)
         kv_heads, key_dim = (max(size[i] for size in sizes) for i in (0, 1))
@@ -40,7 +40,7 @@ class KVShape(NamedTuple):
         return cls(len(sizes), kv_heads, key_dim, same, () if alike else tuple(sizes))
 
     def by_layer(self) -> tuple[KVSize, ...]:
-        """Return what every layer holds."""
+        """Return the size of every layer."""
         alike = KVSize(self.kv_heads, self.head_dim, self.head_dim)
         return self.sizes or (alike,) * self.layers
 
@@ -53,35 +53,35 @@ class KVShape(NamedTuple):
         return sum(numbers) * dtype.itemsize
 
 
-# By the words of `--kv-cache-dtype`.
+# By the values of `--kv-cache-dtype`.
 EIGHT_BITS: Final = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 class KVCache:
-    """K and V of all layers, each in one tensor, of which every layer has a part of its size.
+    """K and V of all layers, each in one tensor that is divided between the layers.
 
-    `key_blocks` and `value_blocks` are the parts [blocks, BLOCK_SIZE, kv_heads, head_dim],
-    `key_slots` and `value_slots` the same as [blocks * BLOCK_SIZE, kv_heads, head_dim]. A block is
-    of all layers at once, whatever they hold in it. Of 8 bits they are bytes, of which `write` and
-    `decode` know the meaning; else plain numbers, which anybody may write and read. The layout
-    flash-attention wants of a paged cache. Freshly zeroed memory, never garbage: what a mask hides
-    is still multiplied by zero, and zero times NaN is NaN. On Linux zeroed pages take no memory
-    until they are written.
+    `key_blocks` and `value_blocks` are the layers' parts [blocks, BLOCK_SIZE, kv_heads, head_dim],
+    in flash-attention's layout of a paged cache; `key_slots` and `value_slots` are the same as
+    [blocks * BLOCK_SIZE, kv_heads, head_dim]. A block's number is the same in all layers. With an
+    8-bit dtype these tensors are uint8, which `write` and `decode` convert; otherwise they are
+    plain numbers, which anybody may read and write. Memory is zeroed: what a mask hides is still
+    multiplied by zero, and zero times NaN is NaN. On Linux, zeroed pages take no memory until they
+    are written.
     """
 
     def __init__(
         self, shape: KVShape, blocks: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Allocate; raises torch's out-of-memory errors. `dtype`: one of `EIGHT_BITS`, or plain."""
+        """Allocate; raises torch's out-of-memory errors. `dtype`: one of `EIGHT_BITS`, or wider."""
         self._numbers = dtype if dtype.itemsize == 1 else None
-        # The word of `EIGHT_BITS` that says what bytes are; "": numbers are kept.
+        # The key in `EIGHT_BITS` of the dtype; "" for wider numbers.
         self.codes = next((word for word, own in EIGHT_BITS.items() if own is dtype), "")
-        dtype = torch.uint8 if self._numbers else dtype  # few operations know the others
+        dtype = torch.uint8 if self._numbers else dtype  # few operations support 8-bit floats
         self.blocks = blocks
         sizes, slots = shape.by_layer(), blocks * BLOCK_SIZE
         keys = [(slots, heads, dim) for heads, dim, _ in sizes]
         values = [(slots, heads, dim) for heads, _, dim in sizes]
-        # Views are made once, since one costs a microsecond.
+        # Views are made once, since making one takes a microsecond.
         self.key, self.key_slots = _zeros(keys, dtype, device)
         self.value, self.value_slots = self.key, self.key_slots
         if not shape.same:
@@ -98,9 +98,9 @@ class KVCache:
         value: torch.Tensor,
         scales: tuple[float, float] = (1.0, 1.0),
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write K and V [T, kv_heads, head_dim] to `slots`; return what is read of them there.
+        """Write K and V [T, kv_heads, head_dim] to `slots`; return them as they will be read.
 
-        `scales`: what 1 stands for among the 8-bit numbers of K and of V.
+        `scales`: the values of an 8-bit 1 in K and in V.
         """
         stored = tuple(
             self._encode(each, scale) for each, scale in zip((key, value), scales, strict=True)
@@ -113,14 +113,14 @@ class KVCache:
         )
 
     def decode(self, stored: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-        """Return what was read of K or V as numbers of `dtype`; themselves where they are."""
+        """Return numbers read from K or V in `dtype`; unchanged if the cache is not of 8 bits."""
         if self._numbers is None:
             return stored
         numbers = stored.view(self._numbers).float()
         return (numbers if scale == 1.0 else numbers * scale).to(dtype)
 
     def _encode(self, numbers: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return the nearest of what can be stored; what is too large becomes the largest."""
+        """Return the nearest numbers that can be stored, clamped to the dtype's range."""
         if self._numbers is None:
             return numbers
         most = torch.finfo(self._numbers).max
@@ -135,7 +135,7 @@ class KVCache:
 def _zeros(
     shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return zeros [numbers of all shapes], and views of these shapes, one behind the other."""
+    """Return one flat tensor of zeros, and consecutive views of it with these shapes."""
     sizes = [math.prod(shape) for shape in shapes]
     whole = torch.zeros(sum(sizes), dtype=dtype, device=device)
     parts = zip(whole.split(sizes), shapes, strict=True)

@@ -1,6 +1,6 @@
-"""Log-probabilities of prompt tokens, computed as their predecessors are prefilled.
+"""Log-probabilities of prompt tokens, computed when their predecessors are prefilled.
 
-What is launched and what is read are apart: a device is not waited for between the two.
+Launching and reading are separate, so that the host need not wait for the device between them.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ from tgi_trio.shard.contract import PromptValues, StepPlan
 from tgi_trio.shard.plan_parts import prompt_spans
 from tgi_trio.shard.torch_backend.staging import Staging
 
-Bring = Callable[[torch.Tensor], torch.Tensor]  # to the host, at once or by and by
+Bring = Callable[[torch.Tensor], torch.Tensor]  # copies to the host, waiting or not
 
-_CHUNK_LOGITS = 1 << 24  # logits held at a time: 64 MiB of float32
+_CHUNK_LOGITS = 1 << 24  # logits in memory at a time: 64 MiB of float32
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """Return how many rows of logits are held at a time."""
+    """Return how many rows of logits are in memory at a time."""
     return max(1, _CHUNK_LOGITS // max(1, vocab_size))
 
 
 def bring_down(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of a device on the host, when the device has computed it."""
+    """Return a copy on the host; waits for the device to compute the tensor."""
     return x.cpu()
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Log-probabilities of some tokens in a row, on their way to the host."""
+    """Log-probabilities of consecutive tokens, perhaps still on their way to the host."""
 
     values: torch.Tensor  # float32 [n]
-    top_ids: torch.Tensor | None = None  # int64 [n, best]; None: nobody asked
+    top_ids: torch.Tensor | None = None  # int64 [n, best]; None: not requested
     top_values: torch.Tensor | None = None  # float32 [n, best]
 
     @classmethod
     def launch(
         cls, logits: torch.Tensor, targets: torch.Tensor, top_n: int, bring: Bring
     ) -> PromptPart:
-        """Compute those of tokens and of the `top_n` best in their places.
+        """Compute the values of tokens, and of the `top_n` best alternatives to each.
 
-        `logits` float32 [n, vocab], `targets` int64 [n] beside them. `bring` takes values down.
+        `logits` float32 [n, vocab]; `targets` int64 [n] on the same device. `bring` copies results
+        to the host.
         """
         totals = torch.logsumexp(logits, dim=-1)
         wanted = logits.gather(1, targets[:, None]).squeeze(1)
@@ -56,7 +57,7 @@ class PromptPart:
         return cls(values, bring(ids), bring(scores - totals[:, None]))
 
     def tops(self) -> list[list[tuple[int, float]]]:
-        """Return the alternatives of each token, best first; [] where nobody asked."""
+        """Return the alternatives of each token, best first; [] if not requested."""
         if self.top_ids is None or self.top_values is None:
             return []
         pairs = zip(self.top_ids.tolist(), self.top_values.tolist(), strict=True)
@@ -65,14 +66,14 @@ class PromptPart:
 
 @dataclass(slots=True)
 class PromptSpan:
-    """What a row gets in a step."""
+    """The values of a row's prompt tokens in a step."""
 
-    begins: bool  # with the token that nothing predicts
+    begins: bool  # includes the first token, which nothing predicts
     unpredicted: int = 0  # tokens that nothing predicts, since an encoder reads them
     parts: list[PromptPart] = field(default_factory=list)
 
     def read(self) -> PromptValues:
-        """Return the values; the device must have brought them down."""
+        """Return the values; their copies to the host must have arrived."""
         values, tops = [math.nan] * self.unpredicted, list[list[tuple[int, float]]]()
         for part in self.parts:
             values += part.values.tolist()
@@ -85,13 +86,13 @@ class PromptSpan:
 def prompt_values(
     logits: torch.Tensor, targets: torch.Tensor, top_n: int
 ) -> tuple[list[float], list[list[tuple[int, float]]]]:
-    """Return what `PromptPart.launch` computes, at once; `targets` may be the host's."""
+    """Return what `PromptPart.launch` computes, after waiting; `targets` may be on the host."""
     part = PromptPart.launch(logits, targets.to(logits.device), top_n, bring_down)
     return part.values.tolist(), part.tops()
 
 
 class PromptLogprobs:
-    """Computes the values of rows that asked; memory does not grow with the prompt."""
+    """Computes the values of rows that request them; memory does not grow with the prompt."""
 
     def __init__(
         self,
@@ -110,11 +111,11 @@ class PromptLogprobs:
     def launch(
         self, plan: StepPlan, hidden: torch.Tensor, bring: Bring = bring_down
     ) -> dict[int, PromptSpan]:
-        """Compute the values of rows that want them and still compute the prompt, by row.
+        """Compute the values of rows that request them and are still in their prompts, by row.
 
         A row that computes positions [s, e) gets the values of prompt tokens s + 1 .. e, as far as
-        the prompt goes, with a NaN in front for the token nothing predicts when s is 0. `bring`
-        takes them down.
+        the prompt goes, after a NaN for token 0, which nothing predicts, if s is 0. `bring` copies
+        them to the host.
         """
         spans = prompt_spans(plan)
         ids = [plan.rows[i].token_ids[a + 1 : b + 1] for i, (a, b) in spans.items()]

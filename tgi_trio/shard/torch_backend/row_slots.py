@@ -1,4 +1,4 @@
-"""Slots of a table on a device, one a sequence. No tensor here."""
+"""Assigns sequences the slots of a table on a device. No torch in this file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tgi_trio.shard.contract import ShardSequence
 
 
 class RowSlots:
-    """Who has which slot; by the identity of sequences, which it keeps."""
+    """Which sequence has which slot, by the objects' identity; sequences with slots are kept."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -16,14 +16,15 @@ class RowSlots:
         self._held: dict[int, tuple[ShardSequence, int]] = {}
 
     def find(self, row: ShardSequence) -> int | None:
-        """Return a sequence's slot; None: it has none."""
+        """Return a sequence's slot, None if it has none."""
         held = self._held.get(id(row))
         return None if held is None else held[1]
 
     def take(self, row: ShardSequence, beside: Iterable[ShardSequence]) -> int | None:
-        """Give a sequence a slot, if need be that of one which is not `beside` it; None: all are.
+        """Give a sequence a slot and return it; None if the sequences in `beside` hold all.
 
-        What has been launched may still read a slot that is taken: the stream keeps the order.
+        If none is free, sequences that are not in `beside` lose theirs. Work in flight may still
+        read such a slot: the stream keeps the order.
         """
         if not self._free:
             kept = {id(other) for other in beside}
@@ -36,7 +37,7 @@ class RowSlots:
         return slot
 
     def release(self, row: ShardSequence) -> int | None:
-        """Take back the slot of a sequence, if it has one, and return it."""
+        """Free and return the slot of a sequence; None if it has none."""
         held = self._held.pop(id(row), None)
         if held is None:
             return None

@@ -1,11 +1,11 @@
-"""Numbers of the host on their way to a device, in one copy that nobody waits for, and back.
+"""Asynchronous copies between host and device through pinned memory; many arrays in one copy.
 
-A copy from ordinary memory makes the host wait until the driver has taken it; from pinned memory
+A copy from pageable memory makes the host wait until the driver has taken it; from pinned memory
 the device fetches it when its stream gets there. Until then the host must not write there again, so
-pinned buffers are taken in turn, each with an event that says when it is free.
+pinned buffers are used in turn, each with an event that says when it is free.
 
-Pinned memory is never given back here: torch asks the driver about it then, and where the device
-has been lost meanwhile it ends the process on the spot, before anybody can say why.
+Pinned memory is never freed here: torch calls the driver then, and if the device has been lost
+meanwhile, that ends the process on the spot, before anybody can say why.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from tgi_trio.ipc.frame_codec import fixed_array
 from tgi_trio.shard.machine.accelerator import is_accelerator, record_event
 
-_ALIGNMENT = 16  # bytes; of every array's beginning
-_TURNS = 4  # pinned buffers of those who send once a step: more than steps in flight
-_LEAST = 1 << 12  # bytes of a buffer
+_ALIGNMENT = 16  # bytes, of every array's beginning
+_TURNS = 4  # pinned buffers, for one copy a step: more than there are steps in flight
+_LEAST = 1 << 12  # bytes of the smallest buffer
 
 Array = NDArray[Any]
 # Returns arrays as tensors on a device, in memory of their own.
@@ -34,7 +34,7 @@ Send: TypeAlias = Callable[[Sequence[Array]], list[torch.Tensor]]
 
 
 class _Beginnings:
-    """The first bytes of a block of memory; those asked for last are found again at once."""
+    """The first bytes of a block of memory as a view, cached for the last size."""
 
     __slots__ = ("_found", "_memory", "_size")
 
@@ -49,7 +49,7 @@ class _Beginnings:
 
 
 class _Pinned:
-    """A buffer of the host, and when the device has read it."""
+    """A buffer on the host, and an event after which the device has read it."""
 
     __slots__ = ("beginning", "bytes", "free", "memory", "size")
 
@@ -62,18 +62,18 @@ class _Pinned:
 
 
 class Sheet:
-    """What arrays say, as it lies in one block of a device's memory, on the host.
+    """The host's image of a block of device memory that holds arrays, updated in place.
 
-    It is changed in place: most of what a recording is told stays what it was. So no array is
-    written, and no table sent, that nobody may write to and that was there the last time.
+    Most inputs of a recording are the same in step after step. So an array is not written again,
+    nor a table sent again, if it is the same read-only object as the last time.
     """
 
     def __init__(self, idle: Sequence[Array], target: torch.Tensor, *, shared: bool) -> None:
-        """`idle`: arrays of the largest sizes, whose ends stay behind shorter ones.
+        """`idle`: arrays of the largest sizes; their ends pad shorter arrays.
 
-        The last one is a table of zeros, which may become narrower and takes less then. `target`:
-        the device's memory, uint8. `shared`: others write there as well, so that it has to be told
-        the table each time; what is in front of that it always is.
+        The last one is a table of zeros, [rows, width]; narrower ones take less memory. `target`:
+        the device's memory, uint8. `shared`: others write to it as well, so everything has to be
+        sent each time.
         """
         self.bytes = np.zeros(packed_size(idle), np.uint8)
         self.target = _Beginnings(target)
@@ -83,27 +83,25 @@ class Sheet:
             flat = self.bytes[at : at + array.nbytes]
             self._columns.append(flat.view(array.dtype).reshape(array.shape))
             at += aligned(array.nbytes)
-        self._table = self._columns.pop().reshape(
-            -1
-        )  # pages of it that nobody needs stay untouched
+        self._table = self._columns.pop().reshape(-1)  # pages that no table reaches stay untouched
         self._rows, self._fixed = len(idle[-1]), packed_size(idle[:-1])
-        self.used = self._fixed  # bytes that say everything
+        self.used = self._fixed  # bytes of all that has been written
         self._idle = list(idle[:-1])
         self._lengths = [len(array) for array in self._idle]
         self._sizes = [len(column) for column in self._columns]
-        # What lies here and cannot have changed since; None: something that can.
+        # The last arrays, if read-only; None for those that may have changed since.
         self._there: list[Array | None] = [fixed_array(array) for array in self._idle]
         self._table_there: Array | None = None
         self._table_sent: Array | None = None  # never where the target is `shared`
         self._shared = shared
-        self._all_sent = False  # the target says what this does
+        self._all_sent = False  # the target has the same content
         for column, array in zip(self._columns, self._idle, strict=True):
             column[...] = array
 
     def write(self, arrays: Sequence[Array]) -> int:
-        """Put arrays in place of those before them; return how many bytes are to be sent.
+        """Write arrays over the last ones; return how many bytes are to be sent.
 
-        All of them, or without the table where the device has that; none where it has everything.
+        That excludes the table if the device has it, and is 0 if the device has everything.
         """
         there, table = self._there, arrays[-1]
         if len(arrays) != len(there) + 1:
@@ -122,14 +120,14 @@ class Sheet:
         return self.used
 
     def rewrite(self, arrays: Sequence[Array], places: Sequence[int]) -> int:
-        """Do what `write` does where only the arrays at `places` may differ from the last ones."""
+        """Do what `write` does if all arrays but those at `places` are the last ones."""
         for place, array in zip(places, arrays, strict=True):
             if array is not self._there[place]:
                 self._put(place, array)
         return self.used if self._table_sent is None else self._fixed
 
     def _put(self, place: int, array: Array) -> None:
-        """Put an array in place of the one before it."""
+        """Write an array over the last one."""
         column, count, length = self._columns[place], len(array), self._lengths[place]
         if count == length == self._sizes[place]:
             column[...] = array
@@ -142,7 +140,7 @@ class Sheet:
         self._all_sent = False
 
     def note_sent(self) -> None:
-        """Note that all of it is on its way to `target`."""
+        """Note that everything is on its way to `target`."""
         if not self._shared:
             self._table_sent, self._all_sent = self._table_there, True
 
@@ -151,19 +149,19 @@ class Staging:
     """Copies arrays to one device."""
 
     def __init__(self, device: torch.device, *, turns: int = _TURNS) -> None:
-        """Take memory when it is first needed; `turns`: copies that may be on their way."""
+        """`turns`: copies that may be in flight. Memory is allocated when it is first needed."""
         self._device = device
         self._pinned = is_accelerator(device)
         self._most = turns
         self._turns: list[_Pinned] = []
-        self._outgrown: list[torch.Tensor] = []  # together less than what took their places
+        self._outgrown: list[torch.Tensor] = []  # never freed; in all less than their replacements
         self._next = 0
         self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
 
     def upload(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
         """Return the arrays as tensors on the device, valid until the next call.
 
-        What is launched before that call may still read them: the stream keeps the order.
+        Work launched before that call may still read them: the stream keeps the order.
         """
         needed = packed_size(arrays)
         if self._scratch.numel() < needed:
@@ -190,9 +188,9 @@ class Staging:
     def fill_from(
         self, sheet: Sheet, arrays: Sequence[Array], places: Sequence[int] | None = None
     ) -> None:
-        """Have the sheet's target say what `sheet` does once `arrays` have been written to it.
+        """Write `arrays` to the sheet, and copy what its target lacks.
 
-        `places`: those of the arrays, where the others are the last ones; None: they are all.
+        `places`: the places of `arrays` in the sheet, if the others are unchanged; None: all.
         """
         needed = sheet.write(arrays) if places is None else sheet.rewrite(arrays, places)
         if not needed:
@@ -208,7 +206,7 @@ class Staging:
             buffer.free = record_event(self._device)
 
     def _turn(self, needed: int) -> _Pinned:
-        """Return a buffer of at least `needed` bytes that the device has read."""
+        """Return a buffer of at least `needed` bytes that the device no longer reads."""
         if len(self._turns) < self._most:
             self._turns.append(_Pinned(_host_bytes(max(needed, _LEAST), self._pinned)))
             return self._turns[-1]
@@ -225,63 +223,63 @@ class Staging:
 
 
 class PinnedPool:
-    """Pinned memory that is lent, and lent again; any thread may give it back."""
+    """Pinned memory that is lent and reused; loans may end in any thread."""
 
     def __init__(self) -> None:
-        """Take memory when it is first needed."""
-        self.free: list[list[_Strip]] = []  # what each loan had
-        self.outgrown: list[_Strip] = []  # together less than what took their places
+        """Memory is allocated when it is first needed."""
+        self.free: list[list[_Strip]] = []  # the strips of each loan that has ended
+        self.outgrown: list[_Strip] = []  # never freed; in all less than their replacements
 
     def lend(self) -> PinnedLoan:
-        """Return where copies are kept: what comes down of one step, say."""
+        """Return a place for copies, such as the results of one step."""
         try:
             return PinnedLoan(self, self.free.pop())
-        except IndexError:  # asked for before, it might be another thread's by now
+        except IndexError:  # a check before `pop` could race with another thread
             return PinnedLoan(self, [])
 
 
 @dataclass(slots=True, eq=False)
 class _Strip:
-    """Pinned memory of the host, and what it is now."""
+    """Pinned memory on the host, and the tensor for which it is used."""
 
     memory: torch.Tensor  # uint8
     here: torch.Tensor  # a view of it
     shape: torch.Size  # of that
     dtype: torch.dtype
-    source: weakref.ref[torch.Tensor]  # what was kept here last: asking for its shape takes longer
-    array: Array | None = None  # of that, once it has been asked for
+    source: weakref.ref[torch.Tensor]  # the last one copied: comparing shapes would take longer
+    array: Array | None = None  # `here` as an array, once it has been needed
 
     @classmethod
     def like(cls, memory: torch.Tensor, source: torch.Tensor) -> _Strip:
-        """Return the beginning of memory as a tensor like `source`."""
+        """Return a strip whose `here` is like `source`."""
         here = memory[: source.nbytes].view(source.dtype).view(source.shape)
         return cls(memory, here, source.shape, source.dtype, weakref.ref(source))
 
 
 class PinnedLoan:
-    """Copies in pinned memory, which is another's as soon as this is gone.
+    """Copies in pinned memory, which is reused as soon as this object is gone.
 
-    What is still on its way to them then lands before anything that is launched later does. What is
-    on its way from them does not: whoever sends them up keeps this until it has arrived.
+    Copies to this memory that are still in flight then arrive before any that is launched later.
+    Not so for copies from it: whoever uploads from here keeps this object until they have arrived.
     """
 
     __slots__ = ("_pool", "_strips", "_taken")
 
     def __init__(self, pool: PinnedPool, strips: list[_Strip]) -> None:
-        """`strips`: those of a loan before, one for each copy: steps are mostly alike."""
+        """`strips`: of an earlier loan, one for each copy, since steps are mostly alike."""
         self._pool = pool
         self._strips = strips
         self._taken = 0
 
     def keep(self, source: torch.Tensor) -> torch.Tensor:
-        """Return a copy of `source`, valid as long as this is there.
+        """Return a copy of `source`, valid as long as this object is there.
 
-        A device's has come once an event that is recorded later is reached.
+        A copy from a device is complete once an event that is recorded after it is reached.
         """
         return self._take(source).here.copy_(source, non_blocking=True)
 
     def keep_array(self, source: torch.Tensor) -> Array:
-        """Do what `keep` does, and return an array."""
+        """Do what `keep` does, but return an array."""
         strip = self._take(source)
         strip.here.copy_(source, True)  # without waiting
         if strip.array is None:
@@ -312,7 +310,7 @@ class PinnedLoan:
 
 
 def aligned(size: int) -> int:
-    """Return the bytes that an array of `size` bytes takes among others."""
+    """Return the bytes that an array of `size` bytes takes, with padding."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -322,10 +320,7 @@ def packed_size(arrays: Sequence[Array]) -> int:
 
 
 def split(target: torch.Tensor, arrays: Sequence[Array]) -> list[torch.Tensor]:
-    """Return where `Staging.fill` puts each of the arrays in `target`, as tensors like them.
-
-    A last array that is shorter than what is left of `target` may grow: see `rest`.
-    """
+    """Return views of `target` where `Staging.fill` puts each of the arrays."""
     found, at = [], 0
     for array in arrays:
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
@@ -335,9 +330,9 @@ def split(target: torch.Tensor, arrays: Sequence[Array]) -> list[torch.Tensor]:
 
 
 def cut(target: torch.Tensor, groups: Sequence[Sequence[Array]]) -> list[torch.Tensor]:
-    """Return where `Staging.fill` puts each group of arrays, all of them one behind the other.
+    """Return views of `target` where `Staging.fill` puts consecutive groups of arrays.
 
-    The last group has all that is left: its last array may grow.
+    The last view extends to the end of `target`, since the group's last array may grow.
     """
     found, at = [], 0
     for group in groups:
@@ -347,7 +342,7 @@ def cut(target: torch.Tensor, groups: Sequence[Sequence[Array]]) -> list[torch.T
 
 
 def rest(target: torch.Tensor, arrays: Sequence[Array], dtype: torch.dtype) -> torch.Tensor:
-    """Return all of `target` behind the arrays, flat: where one more of any length may go."""
+    """Return what is left of `target` after the arrays, flat: room for one more of any length."""
     return target[packed_size(arrays) :].view(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Features of images among a step's tokens, on the device of the model."""
+"""Features of images that a step's tokens stand for or attend to, on the model's device."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class RowImages:
 
     tokens: slice  # of the step
     first: int  # position of the first of them
-    end: int  # and behind the last
-    places: tuple[int, ...]  # of its images
-    untils: tuple[int | None, ...]  # of each, see `HeldImage`
-    states: tuple[CrossStates, ...]  # of each
+    end: int  # position after the last
+    places: tuple[int, ...]  # of each image, its position
+    untils: tuple[int | None, ...]  # of each image, see `HeldImage`
+    states: tuple[CrossStates, ...]  # of each image
 
     @classmethod
     def find(cls, plan: StepPlan) -> Iterator[RowImages]:
-        """Yield those of a plan."""
+        """Yield the rows of a plan that attend to images."""
         owners = range(len(plan.rows)) if plan.owners is None else plan.owners.tolist()
         for i, owner in enumerate(owners):
             row = plan.rows[owner]
@@ -49,33 +49,33 @@ class RowImages:
 
 
 class RecordedSight(Protocol):
-    """What layers that attend to images compute of a recorded step; see `layers/crossing.py`."""
+    """The tokens of a recorded step that attend to images; see `Sight` in `layers/crossing.py`."""
 
     def cast(self, dtype: torch.dtype) -> Any:
-        """Return it for hidden states of a dtype, as the layers have it."""
+        """Return the `Sight` for hidden states of a dtype."""
         ...
 
 
 class ImageStates(Protocol):
-    """What layers read of images, on a rank that keeps its part of it."""
+    """What cross-attention layers read of images, on a rank that keeps its part of it."""
 
     def find(self, plan: StepPlan) -> tuple[RowImages, ...]:
-        """Return the rows of a plan that attend to images, with what they read here."""
+        """Return the rows of a plan that attend to images, with what they read on this rank."""
         ...
 
     def make_room(self) -> None:
-        """Take what memory it has at once, before what is left is measured."""
+        """Allocate what is not allocated later, before free memory is measured."""
         ...
 
     @property
     def bytes_to_come(self) -> int:
-        """The memory that it takes later."""
+        """The bytes that will be allocated later."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepFeatures:
-    """See `PlacedFeatures`; these are where the model is."""
+    """`PlacedFeatures` on the model's device."""
 
     places: torch.Tensor  # int64 [N]
     rows: torch.Tensor  # float32 [N, hidden]
@@ -85,7 +85,7 @@ class StepFeatures:
 
     @classmethod
     def recorded(cls, sight: RecordedSight, device: torch.device) -> StepFeatures:
-        """Return those of a recorded step, which has none in the places of embeddings."""
+        """Return the features of a recorded step, in which none replace embeddings."""
         none = torch.empty(0, dtype=torch.int64, device=device)
         return cls(none, none, (), sight=sight)
 
@@ -93,9 +93,10 @@ class StepFeatures:
     def of(
         cls, plan: StepPlan, device: torch.device, images: ImageStates | None = None
     ) -> StepFeatures | None:
-        """Return a plan's features, None where it has none.
+        """Return a plan's features, None if it has none.
 
-        `images`: where layers attend to them and are not to read them where the tower left them.
+        `images`: keeps keys and values for cross-attention layers; None: they are read where the
+        tower left them.
         """
         placed = plan.features
         seeing = tuple(RowImages.find(plan)) if images is None else images.find(plan)
@@ -110,9 +111,9 @@ class StepFeatures:
         )
 
     def share(self, ranks: Broadcasting, hidden: int) -> StepFeatures:
-        """Return rank 0's features [N, hidden]: the other ranks only know where they are to stand.
+        """Return rank 0's features [N, hidden] on every rank; other ranks know only their places.
 
-        One rank computes towers, so that no other holds one, and none can differ.
+        One rank alone computes the tower, so that no other holds one, and results cannot differ.
         """
 
         def receive(rows: torch.Tensor) -> torch.Tensor:
@@ -126,13 +127,13 @@ class StepFeatures:
         )
 
     def place(self, x: torch.Tensor) -> torch.Tensor:
-        """Return embeddings `x` [T, hidden] with the features in their places."""
+        """Return embeddings `x` [T, hidden], with features in place of the images' tokens."""
         if not len(self.places):
             return x
         return x.index_copy(0, self.places, self.rows.to(x.dtype))
 
     def deepen(self, x: torch.Tensor, layer: int) -> torch.Tensor:
-        """Return what `layer` has made of the step [T, hidden], with what its images add to it."""
+        """Return the output `x` [T, hidden] of `layer`, plus what images add after that layer."""
         if layer >= len(self.deep):
             return x
         return x.index_add(0, self.places, self.deep[layer].to(x.dtype))

@@ -1,4 +1,4 @@
-"""Devices by name, as torch wants them."""
+"""Torch devices by name, and the properties of them that our kernels depend on."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tgi_trio.shard.machine.accelerator import current_device, is_accelerator
 
 _NOTHING: Final = nullcontext()
 
-Generation = Literal["ampere", "hopper"]  # of devices, as far as kernels care
+Generation = Literal["ampere", "hopper"]  # of devices, as far as kernels distinguish them
 
-# Bytes of shared memory that a program may have, from which on tiles are Hopper's. Devices for
-# desks have 99 KB of any generation, 12.0 among them, and no instructions for such tiles.
+# A program must be allowed at least so many bytes of shared memory for Hopper's tiles. Desktop
+# devices of any generation, including 12.0, have 99 KB, and no instructions for such tiles.
 _HOPPER_SHARED: Final = 200 << 10
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a name such as "cpu", "cuda:1" or "cuda", the current one of several.
+    """Return the device of a name such as "cpu", "cuda:1" or "cuda" (the current one).
 
-    Always with an index where there are several: torch tells of no other device's memory.
+    An accelerator always gets an index, without which torch does not report its memory.
     """
     device = torch.device(name)
     if is_accelerator(device) and device.index is None:
@@ -34,21 +34,21 @@ def resolve_device(name: str) -> torch.device:
 
 
 def without_gradients() -> AbstractContextManager[object]:
-    """Return torch's mode in which nothing is kept for gradients, to be entered.
+    """Return a context with torch's inference mode on; one that does nothing if it is on already.
 
-    Entering it takes as long as two copies: a thread that serves is in it, and stays so.
+    Entering the mode takes as long as two copies, so a thread that serves stays in it.
     """
     return _NOTHING if torch.is_inference_mode_enabled() else torch.inference_mode()
 
 
-@functools.cache  # each look takes tens of microseconds, and every layer asks
+@functools.cache  # `find_spec` takes tens of microseconds, and every layer calls this
 def has_triton() -> bool:
     """Return whether our own kernels can be compiled."""
     return importlib.util.find_spec("triton") is not None
 
 
 def interprets_kernels() -> bool:
-    """Return whether Triton interprets our kernels on a CPU, where what they take says nothing."""
+    """Return whether Triton interprets our kernels on a CPU, where timing them means nothing."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -58,9 +58,10 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def generation(device: torch.device) -> Generation:
-    """Return whose tiles a device gets: "hopper" from compute capability 9.0 on, NVIDIA's alone.
+    """Return for which generation tiles are chosen; "ampere" fits into 99 KB of shared memory.
 
-    Those need more shared memory than every such device has; "ampere" fits into 99 KB.
+    "hopper" is for NVIDIA's devices from compute capability 9.0 on that have the shared memory:
+    not all of them do.
     """
     if device.type != "cuda" or torch.version.hip is not None:
         return "ampere"
@@ -69,11 +70,12 @@ def generation(device: torch.device) -> Generation:
     return "hopper" if large and found.major >= 9 else "ampere"
 
 
-@functools.cache  # every launch asks
+@functools.cache  # every launch calls this
 def overlap(device: torch.device) -> dict[str, bool]:
-    """Return what kernels are launched with: whether one may begin before the one before has ended.
+    """Return launch arguments for programmatic dependent launch, if the device supports it.
 
-    Both what Triton launches it with and its constant; see `kernels/overlapping.py`.
+    With it, a kernel may begin before the previous one has ended. The arguments are Triton's option
+    and the kernel's own constant; see `kernels/overlapping.py`.
     """
     if interprets_kernels() or generation(device) != "hopper":
         return {"OVERLAPS": False}
@@ -81,16 +83,16 @@ def overlap(device: torch.device) -> dict[str, bool]:
 
 
 def limit_registers(most: int) -> dict[str, int]:
-    """Return what kernels are launched with whose threads are to have `most` registers at most.
+    """Return launch arguments that limit a kernel's threads to `most` registers each.
 
-    Then more programs run together than the assembler takes into account. It is NVIDIA's alone.
+    More programs run together then than the assembler would allow for. For NVIDIA's devices only.
     """
     return {} if torch.version.hip is not None else {"maxnreg": most}
 
 
 @functools.cache
 def count_multiprocessors(device: torch.device) -> int:
-    """Return how many programs a device runs at least at the same time."""
+    """Return the number of multiprocessors: a device runs at least so many programs at a time."""
     if device.type != "cuda":
         return 1
     count: int = torch.cuda.get_device_properties(device).multi_processor_count

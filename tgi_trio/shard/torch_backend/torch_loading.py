@@ -1,7 +1,7 @@
-"""From a model folder to the runner that serves it with torch.
+"""Loads a model folder into the torch runner that serves it.
 
-The generic decoder where the family table knows the model, T5 for its kin, transformers for the
-rest; all are runners to the worker loop.
+The generic decoder serves families in our table, the T5 model its kin, and transformers the rest;
+the worker loop sees a `Runner` in each case.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def load_torch_runner(
 ) -> Runner:
     """Load `settings.model_path`, as written by `save_pretrained`.
 
-    `device`: a name of torch's; `graph_sizes`: batch sizes whose decodes are recorded, where device
-    and model allow it. `sampler` None: one for the model, which serves `grammars`; without them
-    they are refused. With `ranks`, this rank's part is loaded. `fresh_files` leave the page cache
-    again as they are packed. Raises ModelLoadError for files that cannot be used,
-    ConfigurationError for settings that cannot.
+    `device`: a torch device's name; `graph_sizes`: batch sizes whose decodes are recorded, if the
+    device and the model allow it. `sampler` None: make one for the model, which serves `grammars`,
+    or refuses grammars if there are none. With `ranks`, this rank's part is loaded. `fresh_files`
+    are dropped from the page cache as they are packed. Raises ModelLoadError for files that cannot
+    be used, ConfigurationError for settings that cannot.
     """
     began = time.monotonic_ns()
     config, where = read_config(settings.model_path, settings.rope), resolve_device(device)
@@ -89,7 +89,7 @@ def load_torch_runner(
     encoding = None if made is None else ENCODINGS[made]
     guessing = settings.draft_model
     kind = None if guessing is None else find_kind(guessing)
-    if spec is not None:  # others launch no kernels of ours
+    if spec is not None:  # other models launch no kernels of ours
         begin_early(where)
     if isinstance(spec, DecoderSpec):
         rehearse_choices(sampler, config, where, target.dtype)
@@ -121,9 +121,9 @@ def load_torch_runner(
 def _refuse_what_decoders_have(
     settings: ShardSettings, config: ModelConfig, *, heads: bool
 ) -> None:
-    """Raise ConfigurationError for what is asked of a model that is no decoder of ours.
+    """Raise ConfigurationError for settings that only our generic decoder serves.
 
-    `heads`: trained heads are to guess for it.
+    `heads`: whether trained heads are to guess for the model.
     """
     if settings.activations == 8:
         raise ConfigurationError(activations_refusal(config))
@@ -158,7 +158,7 @@ def _count_threads(settings: ShardSettings, world_size: int) -> int:
 
 
 def _checked_spec(config: ModelConfig, rope: RopeScaling | None) -> DecoderSpec | T5Spec | None:
-    """Return how we run a model, None where transformers does; raises what `check_model` does."""
+    """Return the spec of a model, None if transformers runs it; raises what `check_model` does."""
     spec = model_spec(config)
     check_checkpoint(config, spec)
     if rope is not None:
@@ -220,7 +220,7 @@ def _load_t5(
 def _load_fallback(
     config: ModelConfig, target: LoadTarget, sampler: RowSampler, trust_remote_code: bool
 ) -> Runner:
-    """Load a model through transformers, which is imported for it alone."""
+    """Load a model through transformers, which is imported only for that."""
     if target.world_size > 1:
         raise ModelLoadError(split_refusal(config))
     from tgi_trio.shard.torch_backend.fallback.fallback_runner import FallbackRunner

@@ -1,4 +1,4 @@
-"""The torch runner: a plan in, chosen tokens out. `torch_loading.py` makes one of a folder."""
+"""The torch runner: a plan in, chosen tokens out. `torch_loading.py` loads one from a folder."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # it imports Triton
 
 
 class TorchRunner:
-    """A model over paged KV memory; see the Runner protocol."""
+    """A model with a paged KV cache; see the Runner protocol."""
 
     def __init__(
         self,
@@ -85,13 +85,13 @@ class TorchRunner:
         adapters: StepAdapters | None = None,
         images: ImageStates | None = None,
     ) -> None:
-        """`speculate`: guesses of a row in a step, at most; `kv_dtype`: of K and V, where it is not
-        the model's; `heads`, `eagle`: what guesses for the model, whose `taps` the latter reads;
-        `last`: where `steps` leave their guesses; `images`: as `StepFeatures.of` has them.
+        """`speculate`: the most guesses of a row in a step; `kv_dtype`: of K and V, None for
+        `dtype`; `heads`, `eagle`: guess for the model, and EAGLE reads the model's `taps`; `last`:
+        keeps the guesses of `steps`; `images`: passed to `StepFeatures.of`.
         """
         self._images = images
         self._eagle = eagle
-        self._reader: EagleReader | None = None  # once somebody guesses
+        self._reader: EagleReader | None = None  # made with the drafter
         self._heads = heads
         self._last = last or LastStep()
         self.kv_beside = 0 if eagle is None else eagle.kv_bytes_per_token
@@ -113,7 +113,7 @@ class TorchRunner:
         )
         self._cache: KVCache | None = None  # set by warm_up
         self._kv_shape = model.kv_shape
-        # The same model, where its layers keep states.
+        # The same model, if its layers keep states.
         self._keeper = model if isinstance(model, Decoder) and model.state_shapes else None
         self._pool: StatePool | None = None  # set by warm_up
         self._send = send_plain if device.type == "cpu" else Staging(device).send
@@ -129,15 +129,15 @@ class TorchRunner:
 
     @torch.inference_mode()
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
-        """Run a large step in a cache of its own, then allocate the real one.
+        """Measure a large step in a cache of its own, then allocate the real one.
 
-        Raises ConfigurationError when memory does not hold even one sequence.
+        Raises ConfigurationError if memory does not suffice for even one sequence.
         """
         began = time.monotonic_ns()
         first = self._cache is None
         if self._graphs:
             self._graphs.forget()
-        self._cache = None  # that of an earlier warm-up: two may not fit
+        self._cache = None  # frees an earlier warm-up's: two may not fit
         if self._steps:
             positions = request.max_total_tokens or self._info.max_positions
             self._steps.make_room(request.max_batch_size, positions)
@@ -156,7 +156,7 @@ class TorchRunner:
             adapter=self.bytes_per_adapter,
         )
         blocks, slots = size.blocks, size.state_slots
-        if self._ranks:  # every rank's cache has the same blocks, and as many slots
+        if self._ranks:  # every rank's cache has as many blocks, and as many slots of states
             blocks = self._ranks.least(blocks, self.device)
             slots = self._ranks.least(slots, self.device)
         self._cache, self._pool = self._new_cache(blocks), self._new_pool(slots)
@@ -185,7 +185,7 @@ class TorchRunner:
         )
 
     def _measure(self, request: WarmupRequest) -> int:
-        """Return the bytes that activations of a large step take, in a cache that is gone then."""
+        """Return the bytes that activations of a large step take, in a temporary cache."""
         largest, activation = warm_up_plan(request, self._info, self.device), 0
         if largest is not None:
             plan = largest.plan
@@ -197,12 +197,12 @@ class TorchRunner:
         return activation
 
     def _free_bytes(self) -> int:
-        """Return the bytes that sequences may have, of a host's this rank's part."""
+        """Return the bytes that are free for sequences; of the host's memory, this rank's part."""
         free = free_bytes(self.device, self._ranks.size if self._ranks else 1)
         return max(0, free - (self._images.bytes_to_come if self._images else 0))
 
     def _rehearse(self, request: WarmupRequest) -> None:
-        """Run steps of every kind, small and over little memory; nobody looks at what they do."""
+        """Run small steps of every kind in little memory, for the kernels that they launch."""
         largest = rehearsal_plan(request, self._info, self.device)
         self._cache = self._new_cache(1 if largest is None else largest.blocks)
         self._pool = self._new_pool(1)
@@ -222,7 +222,7 @@ class TorchRunner:
             self._cache = self._pool = None
 
     def _describe(self, load_ns: int) -> ShardInfo:
-        """Return what the router is told of the model; `load_ns`: nanoseconds that loading took."""
+        """Return what the router learns about the model; `load_ns`: nanoseconds of loading it."""
         model, config = self.model, self.config
         return ShardInfo(
             vocab_size=config.vocab_size,
@@ -242,8 +242,8 @@ class TorchRunner:
         )
 
     def _bytes_per_slot(self) -> int:
-        """Return the bytes of a slot of states, 0 where none are kept; of stages the most of any,
-        since rows have slots where one of them keeps states.
+        """Return the bytes of a slot of states, 0 if layers keep none; with pipeline stages the
+        most of any, since rows have slots on all if one keeps states.
         """
         shapes = self._keeper.state_shapes.values() if self._keeper else ()
         own = sum(shape.nbytes(self.dtype.itemsize) for each in shapes for shape in each)
@@ -252,7 +252,7 @@ class TorchRunner:
         return -self._ranks.least(-own, self.device)
 
     def _bytes_beside(self) -> int:
-        """Return what lies beside the model: heads that guess, room for adapters."""
+        """Return the bytes of what is loaded besides the model: drafter, slots of adapters."""
         slots = 0 if self._adapters is None else self._adapters.nbytes
         if self._eagle is not None:
             return slots + self._eagle.nbytes()
@@ -319,7 +319,7 @@ class TorchRunner:
         if self._heads is None:
             return NgramDrafter(most, self._info.eos_ids)
         heads, eos_ids = self._heads, self._info.eos_ids
-        arithmetic = heads if self._steps is None else None  # steps guess themselves
+        arithmetic = heads if self._steps is None else None  # device steps make guesses themselves
         return HeadsDrafter(heads.spec, arithmetic, self._last, most, eos_ids, heads.token_map)
 
     def prepare(self, sequence: ShardSequence | None) -> bool:
@@ -342,7 +342,7 @@ class TorchRunner:
         return self._compute_hidden(plan)
 
     def _compute_hidden(self, plan: StepPlan) -> torch.Tensor:
-        """Do what `_forward` does, with the adapters that have been told."""
+        """Do what `_forward` does, with the adapters of the last `begin` or of `idle`."""
         if self._cache is None:
             raise ConfigurationError("The model has not been warmed up: it has no KV cache yet.")
         lengths_held = first_lengths(plan) if self.model.needs_lengths else plan.positions
@@ -361,7 +361,7 @@ class TorchRunner:
             return self.model.forward(
                 token_ids, positions, lengths, self.attention, batch, features=features
             )
-        attention: Any = self.attention  # which a decoder has been given one of its own for
+        attention: Any = self.attention  # an AttentionBackend, since the model is a decoder
         states = StepStates.of(plan, self._pool, self._send)
         return self._keeper.forward(
             token_ids, positions, lengths, attention, batch, states, features=features
@@ -382,19 +382,19 @@ class TorchRunner:
 
 
 def _draft_budget(device: torch.device) -> int:
-    """Return what `ShardInfo` says of them.
+    """Return `ShardInfo.draft_budget`.
 
-    On a CPU a token adds a twentieth to a step or more; on a device reading the weights sets the
-    pace for hundreds of tokens.
+    On a CPU, a token adds a twentieth or more to a step's time; on a device, reading the weights
+    takes most of the time for up to hundreds of tokens.
     """
     return 8 if device.type == "cpu" else 256
 
 
 def _copy_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
-    """Return a copy of rows of `hidden`: a recorded step writes over its own."""
+    """Return a copy of rows of `hidden`, which the next recorded step may overwrite."""
     return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
 
 
 def _pick_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
-    """Return the rows of `hidden` at `places`, rising; without a copy when they are all."""
+    """Return the rows of `hidden` at `places`, ascending; without a copy if these are all rows."""
     return hidden if len(places) == len(hidden) else _copy_rows(hidden, places)

@@ -1,4 +1,4 @@
-"""The warm-up: a synthetic step that shows what activations take. Then comes `kv_sizing.py`."""
+"""The synthetic step of the warm-up, which measures activations for `kv_sizing.py`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tgi_trio.shard.contract import BLOCK_SIZE, ShardSequence, StepPlan
 from tgi_trio.shard.machine.accelerator import synchronize
 from tgi_trio.shard.machine.device_memory import peak_bytes, reset_peak
 
-# On a CPU activations grow with the tokens of a step and nothing else, so a part of the largest
-# step shows the whole; running all of it would cost seconds at every start.
+# On a CPU activations grow only with a step's tokens, so a part of the largest step is enough to
+# compute the whole; running all of it would take seconds at every start.
 _CPU_PROBE_TOKENS = 512
-_REHEARSED = 512  # tokens of a step that stands for the largest ones
+_REHEARSED = 512  # tokens of a step that launches the same kernels as the largest ones
 
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
-    """A synthetic step and what its result must be multiplied by."""
+    """A synthetic step, and the factor from its activations to those of the largest step."""
 
     plan: StepPlan
     blocks: int
@@ -39,9 +39,9 @@ class LargestStep:
 def warm_up_plan(
     request: WarmupRequest, info: ShardInfo, device: torch.device
 ) -> LargestStep | None:
-    """Return the largest step the limits allow, or the part of it a CPU needs to run.
+    """Return the largest step that the limits allow, or the part of it that a CPU needs to run.
 
-    Its last row is one token, as a decode beside prompts.
+    Its last row has one token, like a decode beside prompts.
     """
     largest = request.max_prefill_tokens
     tokens = min(largest, _CPU_PROBE_TOKENS) if device.type == "cpu" else largest
@@ -73,7 +73,7 @@ def warm_up_plan(
 def rehearsal_plan(
     request: WarmupRequest, info: ShardInfo, device: torch.device
 ) -> LargestStep | None:
-    """Return a step of few tokens that launches what the largest one does."""
+    """Return a step of few tokens that launches the same kernels as the largest one."""
     tokens = min(_REHEARSED, request.max_prefill_tokens)
     return warm_up_plan(replace(request, max_prefill_tokens=tokens), info, device)
 

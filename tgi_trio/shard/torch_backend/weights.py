@@ -1,7 +1,7 @@
-"""Weights of a checkpoint as torch's tensors, on one rank's device and in its dtype.
+"""Weights of a checkpoint as torch tensors, on one rank's device and in its dtype.
 
-Only what a rank needs is read: slices of a mapped file touch no other pages. Where the dtype needs
-no change a whole matrix stays a view of the mapping.
+Only what a rank needs is read: slices of a mapped file touch no other pages. On a CPU, a whole
+matrix whose dtype needs no change remains a view of the mapping.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class WeightSource:
-    """One checkpoint as one rank wants it."""
+    """Reads one rank's part of a checkpoint."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class WeightSource:
     ) -> None:
         """`checkpoint`: opened as `writable`. Methods raise ModelLoadError as it does.
 
-        `keeps_codes`: quantised linear layers stay as small as they are, also where they are slower
-        for it. Where our kernels run they always do. `activations`: bits of what is multiplied with
-        weights of 8 bits there.
+        `keeps_codes`: quantised linear layers stay quantised even if they are slower for it; where
+        our kernels run, they always do. `activations`: the bits of activations that our kernels
+        multiply with 8-bit weights.
         """
         self.keeps_codes = keeps_codes or checkpoint.encoding is not None
         self.dtype = dtype
@@ -58,29 +58,29 @@ class WeightSource:
         self._checkpoint = checkpoint
         self._multiplies_codes = runs_kernels(self.device)
         self._activations = activations
-        self.rounds_activations = False  # before any product that has been read
-        # What was read in a block of `giving_back`, and the tensor that is a view of it.
+        self.rounds_activations = False  # whether any linear that has been read does
+        # Matrices read in a block of `giving_back`, each with the tensor that is a view of it.
         self._read: list[tuple[StoredMatrix, Callable[[], torch.Tensor | None]]] | None = None
 
     @property
     def rounds(self) -> bool:
-        """Whether linear layers are rounded while they are loaded."""
+        """Whether linear layers are quantised while they are loaded."""
         return self._checkpoint.encoding is not None
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
 
     def weight(self, linear: LinearRef, share: Share) -> torch.Tensor:
-        """Return a matrix [outputs, inputs] as plain numbers, as much as `share` says.
+        """Return the part `share` of a matrix [outputs, inputs] as plain numbers.
 
-        Not rounded, whatever is asked for: tables are looked up, routers and the like are small.
+        It is never quantised here: tables are looked up, and routers and the like are small.
         """
         stored = read_table(self._checkpoint, linear, share)
         parts = [self._matrix(part) for part in stored.parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def linear(self, linear: LinearRef, share: Share, bias: torch.Tensor | None) -> Linear:
-        """Return a linear layer, as much as `share` says, with its bias [outputs]."""
+        """Return the part `share` of a linear layer, with its bias [outputs]."""
         stored = read_linear(self._checkpoint, linear, share)
         taken: list[Parts | None] = [None for _ in stored.parts]
         if self.keeps_codes or self._multiplies_codes:
@@ -102,7 +102,10 @@ class WeightSource:
         return Linear(plain[0] if len(plain) == 1 else torch.cat(plain), bias)
 
     def multiplies_codes(self, linear: LinearRef, share: Share) -> bool:
-        """Return whether a kernel multiplies some of a linear layer as it is stored, or rounded."""
+        """Return whether a kernel multiplies quantised weights of a linear layer.
+
+        They may be stored so, or quantised while loading.
+        """
         if not self._multiplies_codes or self.rounds:
             return self._multiplies_codes
         stored = read_linear(self._checkpoint, linear, share)
@@ -110,7 +113,7 @@ class WeightSource:
 
     @contextmanager
     def as_numbers(self) -> Iterator[None]:
-        """Have linear layers that are read in the block as plain numbers, if memory allows it."""
+        """Dequantise linear layers that are read in the block, unless `keeps_codes`."""
         before, self._multiplies_codes = self._multiplies_codes, False
         try:
             yield
@@ -121,8 +124,7 @@ class WeightSource:
     def giving_back(self) -> Iterator[None]:
         """Release the matrices that are read in the block at its end; see `MappedFile.release`.
 
-        But for those of which a tensor is a view that is still there. What was packed takes their
-        place.
+        Except for those of which a tensor is still a view. The others have been packed or copied.
         """
         self._read = []
         try:
@@ -134,7 +136,7 @@ class WeightSource:
                     stored.release()
 
     def bias(self, linear: LinearRef, share: Share) -> torch.Tensor | None:
-        """Return the bias [outputs] of a linear layer, None where it has none."""
+        """Return the bias [outputs] of a linear layer, None if it has none."""
         values = read_bias(self._checkpoint, linear, share)
         return None if values is None else self._place(values, self.dtype)
 
@@ -153,9 +155,9 @@ class WeightSource:
         return self._place(self._checkpoint.array(name, shape)[cut], dtype or self.dtype)
 
     def kv_scales(self, names: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[float, float]:
-        """Return the scales of 8-bit keys and values, 1 where the checkpoint has none.
+        """Return the scales of 8-bit keys and values, 1 if the checkpoint has none.
 
-        `names`: of tensors that may hold either, see `kv_scales` in `model/tensors.py`.
+        `names`: of tensors that may hold each, see `kv_scales` in `model/tensors.py`.
         """
         key, value = (self._checkpoint.number(each) for each in names)
         return (1.0 if key is None else key, 1.0 if value is None else value)
@@ -163,8 +165,9 @@ class WeightSource:
     def _coded(
         self, stored: Sequence[StoredMatrix], taken: Sequence[Parts | None]
     ) -> list[Codes | torch.Tensor] | None:
-        """Return matrices for our kernel, plain ones beside them; None where it has none of them,
-        or one that it does not know.
+        """Return codes for our kernel, and plain matrices where a part has no codes.
+
+        None if no part has codes, or the kernel does not support those of one.
         """
         if not runs_kernels(self.device) or not any(taken):
             return None
@@ -177,11 +180,11 @@ class WeightSource:
         ]
 
     def _as_stored(self, stored: StoredMatrix, parts: Parts) -> QuantisedWeight:
-        """Return a matrix as codes that become numbers in every call."""
+        """Return a matrix as codes that are dequantised in every call."""
         return self._noted(stored, QuantisedWeight(parts, self.device))
 
     def _noted(self, stored: StoredMatrix, made: T) -> T:
-        """Return what was made of a matrix, and is no view of it."""
+        """Return `made`, after noting that it is no view of the matrix."""
         if self._read is not None:
             self._read.append((stored, _nothing))
         return made
@@ -198,13 +201,13 @@ class WeightSource:
 
 
 def _taken_apart(stored: StoredMatrix) -> Parts | None:
-    """Return the parts of a matrix, None where it has none.
+    """Return the parts of a matrix, None if it has none.
 
-    Nor where it is damaged: who reads it as numbers says which tensor that is.
+    Also None if it is damaged: reading it as numbers reports which tensor that is.
     """
     try:
         parts = take_apart(stored)
-    except ModelLoadError:  # or a part that splits a group, which has no planes
+    except ModelLoadError:  # damaged, or a share that splits a group, for which there are no planes
         return None
     if parts is None or not np.isfinite(parts.scales).all():
         return None
@@ -212,11 +215,11 @@ def _taken_apart(stored: StoredMatrix) -> Parts | None:
 
 
 def _as_tensor(values: NDArray[Any]) -> torch.Tensor:
-    """Return plain numbers of a checkpoint as a tensor: a view of them."""
+    """Return a view of plain numbers of a checkpoint as a tensor."""
     if values.dtype == np.uint16:  # the bits of bfloat16
         return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(values)
 
 
 def _nothing() -> None:
-    """What views a matrix that has been copied."""
+    """In place of a weak reference: no tensor is a view of the matrix."""
