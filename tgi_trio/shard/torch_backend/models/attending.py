@@ -1,4 +1,4 @@
-"""How a decoder's layers attend: what they project becomes queries, keys, values, and is read."""
+"""Attention of a decoder's layers: from projections to queries, keys and values, and the output."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.layer import Attention
 
-RotaryTables = dict[int, RotaryTable]  # what a step's queries and keys are turned by, by rotary
+RotaryTables = dict[int, RotaryTable]  # a step's cosines and sines, by number of the rotary
 
 
 def make_tables(
     rotaries: Sequence[Rotary], positions: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype
 ) -> RotaryTables:
-    """Return what turns queries and keys at `positions`, by the rotary's number."""
+    """Return the tables that rotate queries and keys at `positions`, by number of the rotary."""
     return {i: rotary.table(positions, lengths, dtype) for i, rotary in enumerate(rotaries)}
 
 
 class Attending:
-    """The attention of all layers on one rank. The backend is the step's, the weights a layer's."""
+    """Attention on one rank, as a function of a layer's weights and a step's backend."""
 
     def __init__(self, spec: DecoderSpec, rotaries: list[Rotary], ranks: Gathering | None) -> None:
-        """`ranks`: all whose parts a norm of all heads is over; None: there are no others."""
+        """`ranks`: all ranks, for norms over the heads of all; None: there are no others."""
         self._spec = spec
         self._rotaries = rotaries
         self._ranks = ranks
 
     def steps_of(self, layer: Attention) -> HeadSteps:
-        """Return what becomes of a layer's heads before they attend."""
+        """Return what is done with a layer's heads before they attend."""
         shape, spec = layer.shape, self._spec
         return HeadSteps(
             heads=shape.heads,
@@ -69,7 +69,7 @@ class Attending:
         attention: AttentionBackend,
         batch: Any,
     ) -> torch.Tensor:
-        """Return this rank's part of the sum that attention is, of what its `qkv` projects."""
+        """Return this rank's partial sum of attention's output, given the output of `layer.qkv`."""
         gate = None
         if self._spec.gated_attention or self._spec.gated_heads:
             width = layer.shape.heads * (layer.shape.head_dim if self._spec.gated_attention else 1)
@@ -95,7 +95,7 @@ class Attending:
         attention: AttentionBackend,
         batch: Any,
     ) -> torch.Tensor:
-        """Return what is read of the latents, which become values behind it."""
+        """Return the weighted sums of latents, from which values are projected afterwards."""
         if self._spec.index is not None:
             turns = [(own, tables[i]) for i, own in enumerate(self._rotaries)]
             return attend_indexed(
@@ -109,7 +109,7 @@ class Attending:
     def _normalise_whole(
         self, layer: Attention, query_norm: Norm, key_norm: Norm, qkv: torch.Tensor
     ) -> torch.Tensor:
-        """Normalise all of a token's query heads together, and its key heads (OLMo 2)."""
+        """Normalise a token's query heads all together, and its key heads likewise (OLMo 2)."""
         shape = layer.shape
         if self._spec.qkv_clip:
             qkv = qkv.clamp(-self._spec.qkv_clip, self._spec.qkv_clip)
@@ -118,7 +118,7 @@ class Attending:
         return torch.cat((self._normalise(query_norm, q), self._normalise(key_norm, k), v), dim=-1)
 
     def _normalise(self, norm: Norm, part: torch.Tensor) -> torch.Tensor:
-        """Return this rank's `part` of what is normalised over the parts of all ranks."""
+        """Return this rank's `part`, normalised over the parts of all ranks."""
         if self._ranks is None:
             return norm(part)
         whole = norm(self._ranks.all_gather(part))

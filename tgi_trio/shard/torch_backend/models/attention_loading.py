@@ -1,4 +1,4 @@
-"""Loads the attention of a layer: heads of its own, over latents, by an index, or to images."""
+"""Loads a layer's attention: plain, over latents, by a token index, or to images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tgi_trio.shard.torch_backend.weights import WeightSource
 
 
 class AttentionLoader(WeightLoader):
-    """What a decoder's layers attend with, as this rank needs it."""
+    """Loads this rank's part of the attention of a decoder's layers."""
 
     def __init__(self, spec: DecoderSpec, source: WeightSource, run: range | None = None) -> None:
         """`run`: the layers that are loaded; None: all."""
@@ -54,7 +54,7 @@ class AttentionLoader(WeightLoader):
         )
 
     def attention_shape(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> AttentionLayer:
-        """Return what these heads are and see, and where their K and V are kept."""
+        """Return this rank's heads of a layer, what they see, and where their K and V are."""
         spec = self.spec
         slopes, sinks = None, self.vector(refs.sinks)[self.heads] if refs.sinks else None
         if spec.alibi:
@@ -84,7 +84,7 @@ class AttentionLoader(WeightLoader):
         )
 
     def _rotary(self, rotary: RotarySpec | None) -> int:
-        """Return the number of a rotary among those of all layers; -1: positions turn nothing."""
+        """Return the number of a rotary among those of all layers, -1 if there is none."""
         if rotary is None:
             return -1
         if rotary not in self.rotaries:
@@ -94,7 +94,7 @@ class AttentionLoader(WeightLoader):
     def _latent(
         self, refs: LatentRefs | None, latent: LatentSpec | None
     ) -> LatentProjections | None:
-        """Return what becomes of the latent for this rank's heads; None where there is none."""
+        """Return a latent's projections for this rank's heads, None if there is no latent."""
         if refs is None or latent is None:
             return None
         each = latent.plain_dim + latent.value_dim
@@ -110,7 +110,7 @@ class AttentionLoader(WeightLoader):
         )
 
     def _index(self, refs: IndexRefs | None, index: IndexSpec | None) -> TokenIndex | None:
-        """Return a layer's index, the same on every rank; None where there is none."""
+        """Return a layer's token index, the same on every rank; None if there is none."""
         if refs is None or index is None:
             return None
         weight, bias = (
@@ -127,7 +127,10 @@ class AttentionLoader(WeightLoader):
     def _head_norms(
         self, layer: LayerSpec, refs: AttentionRefs, shape: AttentionLayer
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return per-head norm weights [heads + own kv_heads, head_dim] and biases."""
+        """Return per-head norm weights [heads + kv_heads, head_dim] and biases.
+
+        Without rows for the KV heads if the layer's keys have no norm.
+        """
         if self.spec.query_key_norm == "bare" and layer.rotary is not None and layer.rotary.dim:
             heads = shape.heads + shape.kv_heads
             return torch.ones(heads, shape.head_dim, device=self.source.device), None
@@ -144,14 +147,14 @@ class AttentionLoader(WeightLoader):
         return weight, self._head_vectors([(ref.bias, ref.size, heads) for ref, heads in norms])
 
     def _head_vectors(self, parts: Sequence[tuple[str, int, int]]) -> torch.Tensor:
-        """Return [all heads, size] of vectors by name, their sizes, and the heads of each."""
+        """Return [all heads, size] from vectors, given by name, size and number of heads."""
         vectors = ((self.source.vector(name, size), size, heads) for name, size, heads in parts)
         return torch.cat([vector.expand(heads, size) for vector, size, heads in vectors])
 
     def crossing(
         self, index: int, layer: LayerSpec, refs: CrossingRefs | None
     ) -> CrossAttention | None:
-        """Return a layer's attention to images; None where it has none."""
+        """Return a layer's cross-attention to images, None if it has none."""
         if refs is None:
             return None
         gate, mlp_gate = (self.tensor(ref).tanh().flatten() for ref in (refs.gate, refs.mlp_gate))

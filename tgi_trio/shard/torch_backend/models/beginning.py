@@ -1,7 +1,7 @@
-"""What a decoder's first layer gets of few tokens, and what turns them, in one launch on a device.
+"""Looks up a few tokens' embeddings, cosines and sines in a single launch on a device.
 
-Apart these are three look-ups, each a launch. Which numbers of tokens have one is measured at the
-warm-up.
+Separately these are three lookups, each a launch. The warm-up measures for which numbers of tokens
+the single launch is faster.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.models.attending import RotaryTables
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
-_WORTH: Final = 0.97  # of what the launches apart take, from which on there is one
+_WORTH: Final = 0.97  # a single launch must take less than this part of the time of three
 
-Begun = tuple[torch.Tensor, RotaryTables]  # what the first layer gets, [T, hidden], and what turns
-# Of token ids, positions and lengths, as `Decoder.forward` has them.
+Begun = tuple[torch.Tensor, RotaryTables]  # the first layer's input [T, hidden], and rotations
+# From token ids, positions and lengths, as for `Decoder.forward`.
 Begin = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Begun]
 
 
 class Beginning:
-    """Looks up embeddings and cosines of a decoder on one device, which has all of its tokens."""
+    """Looks up embeddings and rotations of a decoder whose whole vocabulary is on one device."""
 
     def __init__(self, embedding: torch.Tensor, scale: float, rotaries: Sequence[Rotary]) -> None:
-        """`embedding` [tokens, hidden]; `scale`: what is looked up there is multiplied by.
+        """`embedding`: [tokens, hidden]; `scale`: multiplies what is looked up there.
 
-        `rotaries`: none where more is done of a token than to look it up; nothing begins so then.
+        `rotaries`: empty if the model does more with a token than to look it up, so that this
+        cannot be used.
         """
         self._embedding = embedding
         self._scale = float(torch.tensor(scale, dtype=embedding.dtype))  # as the model was trained
         self._rotaries = rotaries
-        self.rows: frozenset[int] = frozenset()  # numbers of tokens that begin so
+        self.rows: frozenset[int] = frozenset()  # numbers of tokens for which this is used
 
     def serves(self, positions: torch.Tensor) -> bool:
-        """Return whether tokens of these positions are to be looked up here."""
+        """Return whether tokens at these positions are to be looked up here."""
         return positions.dim() == 1 and len(positions) in self.rows
 
     def __call__(
@@ -49,7 +50,7 @@ class Beginning:
     ) -> Begun:
         """Return what `Decoder.begin` does; `positions` int64 [T].
 
-        Raises RuntimeError where no tables are kept.
+        Raises RuntimeError if there are no tables of all positions.
         """
         from tgi_trio.shard.torch_backend.kernels.beginning import begin_rows  # imports Triton
 
@@ -77,7 +78,7 @@ class Beginning:
         return x, {0: table}
 
     def choose(self, apart: Begin, seconds: Seconds) -> None:
-        """Have few tokens looked up in one launch where that takes less than `apart`."""
+        """Choose the numbers of tokens for which a single launch takes less time than `apart`."""
         self.rows = frozenset()
         kept = self._kept()
         if kept is None:
@@ -92,7 +93,7 @@ class Beginning:
                 self.rows |= set(rows)
 
     def _kept(self) -> RotaryTable | None:
-        """Return the tables of all positions where they are looked up as embeddings are."""
+        """Return the tables of all positions, None if the kernel cannot look them up."""
         if len(self._rotaries) != 1:
             return None
         kept = self._rotaries[0].kept
@@ -102,12 +103,12 @@ class Beginning:
 
 
 def _embed(begin: Begin, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Begin, and return what the first layer gets."""
+    """Return the first layer's input."""
     return begin(*given)[0]
 
 
 def agree(found: Begun, wanted: Begun) -> bool:
-    """Return whether all is the same; that a device that nobody has tried is wrong is told."""
+    """Return whether both are equal, and print if not: devices we have not tried may be wrong."""
     pairs = [(found[0], wanted[0]), *zip(found[1][0][:2], wanted[1][0][:2], strict=True)]
     if all(torch.equal(ours, theirs) for ours, theirs in pairs):
         return True

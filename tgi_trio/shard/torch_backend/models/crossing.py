@@ -1,4 +1,4 @@
-"""Layers that attend to images: which of a step they compute, and what they add to it."""
+"""Cross-attention layers in a step: which tokens they compute, and what they add to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Reduce = Callable[[torch.Tensor], torch.Tensor]  # the sum of all ranks' parts
 def cross(
     layer: Layer, crossing: CrossAttention, x: torch.Tensor, sight: Sight, reduce: Reduce
 ) -> torch.Tensor:
-    """Return hidden states [T, hidden] behind a layer whose attention is `crossing`."""
+    """Return the output [T, hidden] of a layer whose attention is `crossing`."""
     own = sight.pick(x)
     if layer.attention_norm is None or layer.mlp_norm is None or layer.mlp is None:
         raise ValueError("a layer that attends to images lacks parts")
@@ -28,9 +28,9 @@ def cross(
 
 
 def look(spec: DecoderSpec, features: StepFeatures | None, like: torch.Tensor) -> Sight | None:
-    """Return what layers that attend to images compute of a step; None: nothing.
+    """Return the tokens of a step that cross-attention layers compute; None without such layers.
 
-    `like` [T, hidden]: what the first layer gets.
+    `like` [T, hidden]: the first layer's input.
     """
     crossing = next((layer.crosses for layer in spec.layers if layer.crosses), None)
     if crossing is None:

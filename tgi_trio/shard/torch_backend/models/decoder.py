@@ -1,4 +1,4 @@
-"""The generic decoder: tokens of a step in, hidden states and logits out."""
+"""The generic decoder: token ids of a step in, hidden states and logits out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
 
 class Ranks(Gathering, Protocol):
-    """What a rank needs of the others: sums of parts, parts joined, another's hidden states."""
+    """What a rank calls to communicate with the others."""
 
     def rehearsing(self) -> AbstractContextManager[None]: ...
     def broadcast(self, x: torch.Tensor) -> torch.Tensor: ...
@@ -54,7 +54,7 @@ class Ranks(Gathering, Protocol):
 
 
 class Decoder:
-    """A whole model on one rank. Its weights alone: KV cache and states are the caller's."""
+    """A model on one rank. It holds weights alone: the KV cache and states are the caller's."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Decoder:
         own_inputs: OwnInputs | None = None,
         streams: Streams | None = None,
     ) -> None:
-        """`vocabulary`: the tokens whose rows `embedding` and `head` hold; None: all."""
+        """`vocabulary`: the tokens whose rows `embedding` and `head` have; None: all."""
         self.spec = spec
         self.layers = layers
         self.rotaries = rotaries
@@ -87,7 +87,7 @@ class Decoder:
         self.streams = streams
         plain = ranks is None and positions is None and embedding_norm is None
         self.beginning = Beginning(embedding, spec.embedding_scale, rotaries if plain else ())
-        self.taps: tuple[int, ...] = ()  # layers whose input `forward` hands out, too
+        self.taps: tuple[int, ...] = ()  # layers whose inputs `forward` returns as well
         self._attend = Attending(spec, rotaries, ranks)
         self._sums = Sums(spec)
         self._head_steps = {
@@ -110,46 +110,46 @@ class Decoder:
 
     @property
     def state_shapes(self) -> StateShapes:
-        """Return what layers keep for a sequence on this rank, by their number."""
+        """Return the shapes of layers' states per sequence on this rank, by number of the layer."""
         ranks = 1 if self.ranks is None else self.ranks.size
         mixers = {i: layer.mixer for i, layer in enumerate(self.spec.layers) if layer.mixer}
         return {i: mixer.state_shapes(ranks) for i, mixer in mixers.items()}
 
     def linears(self) -> Iterator[Linear]:
-        """Yield the matrices that every token is multiplied with."""
+        """Yield the linears that every token is multiplied with."""
         yield from list_linears(self.layers)
         yield self.head
 
     @property
     def dtype(self) -> torch.dtype:
-        """What hidden states, queries, keys and values are numbers of."""
+        """The dtype of hidden states, queries, keys and values."""
         return self.embedding.dtype
 
     def projections(self) -> Iterator[Projection]:
-        """Yield the linears of `linears` that read a norm, in layers that of a sum."""
+        """Yield those of `linears` that read a norm; in layers, the norm of a sum."""
         yield from list_projections(self.layers, self._sums)
         if self.final_norm is not None:
             yield Projection(self.head, self.final_norm, None, None)
 
     def head_projections(self) -> Iterator[tuple[HeadProjection, Addends | None]]:
-        """Yield what projects heads, with what is added before: nothing in the first layer."""
+        """Yield projections of heads, with what is added before them: None in the first layer."""
         return list_head_projections(self.layers, self._sums, self._head_steps)
 
     @property
     def prefix_reuse(self) -> bool:
-        """Whether a token's K and V depend on nothing but the tokens before it."""
+        """Whether a token's K and V depend on nothing but the tokens up to it."""
         return not self.needs_lengths
 
     @property
     def attends_in_kernels(self) -> bool:
-        """Whether there are kernels for what every layer sees; else plain torch attends."""
+        """Whether kernels support what every layer sees; else plain torch computes attention."""
         return self.spec.index is None and all(layer.chunk == 0 for layer in self.spec.layers)
 
     @property
     def capturable(self) -> bool:
-        """Whether decodes run the same kernels whatever the tokens are.
+        """Whether decodes launch the same kernels whatever the tokens are.
 
-        Not where experts are looked up one by one, nor where no kernel attends.
+        Not if experts are computed one by one, or attention without kernels of ours.
         """
         if not self.attends_in_kernels:
             return False
@@ -172,11 +172,11 @@ class Decoder:
         *,
         features: StepFeatures | None = None,
     ) -> torch.Tensor:
-        """Return hidden states [T, hidden] before the final norm, those of `taps` beside them.
+        """Return hidden states [T, hidden] before the final norm, with those of `taps` appended.
 
-        `token_ids`, `lengths` int64 [T], as `positions`, or [3, T]: `StepPlan.rotary_positions`;
-        `batch` is what `AttentionBackend.prepare` returned; `states` are needed where there are
-        `state_shapes`.
+        `token_ids`, `lengths`: int64 [T]; `positions`: int64 [T], or [3, T] as
+        `StepPlan.rotary_positions`; `batch`: from `AttentionBackend.prepare`; `states`: needed if
+        there are `state_shapes`.
         """
         at_once = features is None and self.beginning.serves(positions)
         begin: Begin = self.beginning if at_once else self.begin
@@ -194,12 +194,12 @@ class Decoder:
     def begin(
         self, token_ids: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor
     ) -> Begun:
-        """Return what the first layer gets, and what turns queries and keys; see `forward`."""
+        """Return the first layer's input, and rotations of queries and keys; see `forward`."""
         x = self.embed(token_ids, positions)
         return x, make_tables(self.rotaries, positions, lengths, x.dtype)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return what the first layer gets [T, hidden] of tokens int64 [T]."""
+        """Return the first layer's input [T, hidden] for tokens int64 [T]."""
         spec = self.spec
         x = embed(token_ids, self.embedding, self.vocabulary, self.ranks)
         if spec.embedding_scale != 1.0:
@@ -222,9 +222,9 @@ class Decoder:
         features: StepFeatures | None = None,
         own: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return what all layers make of `x` [T, hidden]; the rest as for `forward`.
+        """Return the output of all layers for the input `x` [T, hidden]; the rest as in `forward`.
 
-        `own` [layers, T, width]: their own embeddings of the tokens, where they have such.
+        `own` [layers, T, width]: the layers' own embeddings of the tokens, if they have such.
         """
         if self.streams is not None and own is not None:
 
@@ -232,12 +232,12 @@ class Decoder:
                 return self._mix(index, normed, tables, attention, batch, states)
 
             return run_streamed(self.streams, self.layers, x, own, mix, self._all_reduce)
-        first = x  # what the first layer gets
+        first = x
         addends: Addends | None = None
         tapped: dict[int, torch.Tensor] = {}
         sight = look(self.spec, features, x)
         for i in range(len(self.layers)):
-            if i in self.taps:  # beside what the layer adds up itself, which stays as it is
+            if i in self.taps:  # the layer computes this sum again, as it does without taps
                 tapped[i] = add_and_normalise(x, addends, None)[0]
             if (crossing := self.layers[i].crossing) is not None:
                 if sight is not None:
@@ -257,16 +257,16 @@ class Decoder:
         return torch.cat((hidden, *(tapped.get(i, hidden) for i in self.taps)), dim=-1)
 
     def keep_positions(self, most: int) -> None:
-        """Keep what positions below `most` are turned by: nothing else may be computed then."""
+        """Keep tables of the positions below `most`; no others may be computed afterwards."""
         for rotary in self.rotaries:
             rotary.keep(most, self.dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits [S, vocab] of `hidden` [S, hidden], or as `forward` returns it."""
+        """Return float32 logits [S, vocab] for `hidden`, rows of what `forward` returns."""
         return self.raw_logits(hidden).float()
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return `logits` in the dtype that the head computes them in."""
+        """Return `logits` in the dtype in which the head computes them."""
         if self.taps:
             hidden = hidden[:, : self.spec.hidden_size].contiguous()
         norm, extra = self.final_norm, self.spec.extra_tokens
@@ -279,7 +279,7 @@ class Decoder:
         return functional.pad(logits, (0, extra), value=float("-inf")) if extra else logits
 
     def nbytes(self) -> int:
-        """Return the bytes of all weights; a tied head that is not packed takes none."""
+        """Return the bytes of all weights; a head that is the embedding itself is counted once."""
         total = self.embedding.nbytes + sum(layer.nbytes() for layer in self.layers)
         if self.head.weight is not self.embedding:
             total += self.head.nbytes()
@@ -299,7 +299,7 @@ class Decoder:
         batch: Any,
         states: StepStates | None,
     ) -> tuple[torch.Tensor, Addends | None]:
-        """Return a hidden state and what is still to be added: the next norm is of the sum."""
+        """Return hidden states, and what is still to be added to them before the next norm."""
         layer = self.layers[index]
         if layer.attention is not None and self._sums.attends_alone(layer):
             x, mixed = self._attend_alone(index, x, addends, tables, attention, batch)
@@ -326,9 +326,9 @@ class Decoder:
         attention: AttentionBackend,
         batch: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum of `x` and `addends`, and this rank's part of what attention makes of it.
+        """Return the sum of `x` and `addends`, and this rank's partial sum of attention's output.
 
-        Of a layer that nothing but attention reads the norm of.
+        For a layer in which only attention reads the norm of that sum.
         """
         layer, steps = self.layers[index], self._head_steps[index]
         own, norm = layer.attention, layer.attention_norm
@@ -352,8 +352,8 @@ class Decoder:
         batch: Any,
         states: StepStates | None,
     ) -> Addends:
-        """Return what is to be added to `x` [T, hidden]: what the mixer says of it and of what a
-        block of several layers makes of it and of `first`, what the first layer got.
+        """Return what is to be added to `x` [T, hidden]: the mixer's output for `x` joined with the
+        output of a block that several layers share, for `x` and the first layer's input `first`.
         """
         layer, steps = self.layers[index], self._head_steps[index]
         own, mlp, use = layer.attention, layer.mlp, layer.shared
@@ -376,7 +376,7 @@ class Decoder:
         batch: Any,
         states: StepStates | None,
     ) -> torch.Tensor:
-        """Return what attention and mixer of a layer make of `normed` [T, hidden], added up."""
+        """Return the sum of attention's and mixer's outputs for `normed` [T, hidden]."""
         layer = self.layers[index]
         parts = []
         if layer.attention is not None:
@@ -389,7 +389,7 @@ class Decoder:
         return self._all_reduce(parts[0] if len(parts) == 1 else sum(parts[1:], parts[0]))
 
     def _keep(self, index: int, x: torch.Tensor, states: StepStates | None) -> torch.Tensor:
-        """Return this rank's part of what a layer's mixer makes of `x` [T, hidden]."""
+        """Return this rank's partial sum of the mixer's output for `x` [T, hidden]."""
         mixer = self.layers[index].mixer
         if mixer is None or states is None:
             raise ValueError(f"layer {index} keeps states, and the step has none")

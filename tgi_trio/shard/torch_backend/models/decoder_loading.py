@@ -1,4 +1,4 @@
-"""Weights of a checkpoint -> a Decoder, as this rank needs them."""
+"""Loads this rank's part of a decoder from a checkpoint."""
 
 from __future__ import annotations
 
@@ -54,11 +54,12 @@ from tgi_trio.shard.torch_backend.weights import WeightSource
 
 
 def load_decoder(spec: DecoderSpec, source: WeightSource, ranks: Ranks | None = None) -> Decoder:
-    """Read every weight of `spec`; raises ModelLoadError naming one that is missing or misshapen.
+    """Read every weight of `spec`.
 
-    Raises ModelLoadError too for a model that is not claimed (`support.py`).
-    Linears are packed as they are read, so that only one layer is ever held twice.
-    Heads, MLP columns and the vocabulary are split over the ranks; norms are whole on each.
+    Linears are packed as they are read, so that only one layer at a time is in memory twice. Heads,
+    MLP columns and the vocabulary are split over the ranks; norms are whole on each. Raises
+    ModelLoadError naming a weight that is missing or misshapen, and for a model that is not
+    supported (`support.py`).
     """
     check_supported(spec)
     return DecoderLoader(spec, source, ranks).decoder()
@@ -67,7 +68,7 @@ def load_decoder(spec: DecoderSpec, source: WeightSource, ranks: Ranks | None = 
 def load_stage(
     spec: DecoderSpec, source: WeightSource, stage: Stage, neighbours: Ranks
 ) -> StagedDecoder:
-    """Read what one stage of a pipeline computes; raises as `load_decoder`, and `check_stages`."""
+    """Read the layers of one pipeline stage; raises what `load_decoder` and `check_stages` do."""
     check_supported(spec)
     check_stages(spec, stage.size)
     run = find_run(spec, stage).layers
@@ -75,7 +76,7 @@ def load_stage(
 
 
 class DecoderLoader(AttentionLoader):
-    """What a decoder is made of, part by part."""
+    """Loads the parts of a decoder."""
 
     def __init__(
         self,
@@ -87,9 +88,9 @@ class DecoderLoader(AttentionLoader):
         """`run`: the layers that are loaded; None: all."""
         super().__init__(spec, source, run)
         self.ranks = ranks
-        # None: every layer has its own.
+        # None: every layer learned its own.
         self.act = None if spec.names.activation else activation(spec.activation)
-        # Blocks that several layers use, by the layer where their weights lie.
+        # Blocks that several layers share, by the layer under which their weights are stored.
         self.blocks: dict[int, tuple[Attention, DenseMlp]] = {}
 
     def decoder(self) -> Decoder:
@@ -114,11 +115,11 @@ class DecoderLoader(AttentionLoader):
         )
 
     def vocabulary(self) -> slice:
-        """Return the tokens whose rows of the embedding are this rank's."""
+        """Return the tokens whose rows of the embedding are on this rank."""
         return self.share(run_of("vocabulary", self.spec.vocab_size))
 
     def stage(self, stage: Stage, neighbours: Ranks) -> StagedDecoder:
-        """Return the loader's run of layers as a stage, embedding and head where used."""
+        """Return the loader's run of layers as a stage, with embedding and head if it uses them."""
         spec, outer = self.spec, outer_refs(self.spec)
         first, last = stage.is_first, stage.is_last
         none = torch.empty(
@@ -156,7 +157,7 @@ class DecoderLoader(AttentionLoader):
     def own_inputs(
         self, refs: OwnInputsRefs | None, spec: OwnInputsSpec | None
     ) -> OwnInputs | None:
-        """Return where layers' own embeddings come from; None where they have none."""
+        """Return what embeds tokens for each layer, None if layers have no such embeddings."""
         if refs is None or spec is None:
             return None
         projection = self.linear(refs.projection)
@@ -170,8 +171,8 @@ class DecoderLoader(AttentionLoader):
         )
 
     def head(self, embedding: torch.Tensor) -> Linear:
-        """Return the head; a tied one has the embedding's numbers, unless linears are rounded or
-        multiplied as they are stored.
+        """Return the head. A tied one is the embedding itself, unless linears are quantised while
+        loading, or kernels multiply the head's codes as they are stored.
         """
         spec, ref = self.spec, outer_refs(self.spec).head
         if spec.normalised_head:
@@ -217,7 +218,7 @@ class DecoderLoader(AttentionLoader):
         refs: LayerRefs,
         own: SharedRefs,
     ) -> tuple[Attention, DenseMlp]:
-        """Return attention and MLP of a layer that uses a block; its weights are read once."""
+        """Return attention and MLP of a layer that uses a shared block, which is read only once."""
         counted = shared.layer not in self.blocks
         assert refs.attention is not None  # `layer_refs` reads the same spec
         if counted:
@@ -240,7 +241,7 @@ class DecoderLoader(AttentionLoader):
     def shared_linear(
         self, base: Linear, refs: LowRankRefs | None, *, counted: bool
     ) -> SharedLinear:
-        """Return a linear of a block, with what a layer adds to it."""
+        """Return a linear of a shared block, with a layer's low-rank addition."""
         down = self.linear(refs.down) if refs else None
         ups = [self.linear(up) for up in refs.ups] if refs else []
         return SharedLinear(base, down, ups, counted=counted)
@@ -301,7 +302,10 @@ class DecoderLoader(AttentionLoader):
         return self.experts(refs, layer.experts)
 
     def experts(self, refs: ExpertsRefs, spec: ExpertsSpec) -> ExpertsMlp:
-        """Return experts that are multiplied together: codes stored alike, else plain numbers."""
+        """Return experts; their codes are kept if kernels can multiply them in groups.
+
+        Otherwise they are dequantised.
+        """
         if self.source.multiplies_codes(refs.experts[0].down, self.share):
             experts = load_experts(self, refs, spec, self.act)
             if experts.group():

@@ -1,4 +1,4 @@
-"""The end of a decoder's layer: its feed-forward part, and what some layers do behind it."""
+"""The end of a decoder's layer: its feed-forward part, and what some layers do after it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tgi_trio.shard.torch_backend.models.layer import Layer
 def feed_forward(
     mlp: Mlp, layer: Layer, x: torch.Tensor, addends: Addends | None, reduce: Reduce | None
 ) -> tuple[torch.Tensor, torch.Tensor | ExpertParts]:
-    """Return the sum of `x` [T, hidden] and `addends`, and what `mlp` of a layer finds in its norm.
+    """Return the sum of `x` [T, hidden] and `addends`, and the MLP's output for the sum's norm.
 
-    Experts beside it look at the sum itself. `reduce` None: there are no other ranks.
+    Experts beside the MLP read the sum itself. `reduce` None: there are no other ranks.
     """
     norm, beside = layer.mlp_norm, layer.beside
     if reduce is None and beside is None and isinstance(mlp, ExpertsMlp):
@@ -45,9 +45,9 @@ def feed_forward(
 def leave_layer(
     layer: Layer, x: torch.Tensor, addends: Addends | None, own: torch.Tensor | None
 ) -> tuple[torch.Tensor, Addends | None]:
-    """Return a hidden state and what is still to be added, behind what ends some layers.
+    """Apply a layer's own embeddings and scale; return hidden states and what is still to be added.
 
-    `own` [T, width]: the layer's own embeddings of the tokens, where it has such.
+    `own` [T, width]: the layer's own embeddings of the tokens, if it has such.
     """
     if layer.own_input is not None and own is not None:
         x = add_and_normalise(x, addends, None)[0]

@@ -1,4 +1,4 @@
-"""What a runner asks of a model over blocks of K and V."""
+"""The interface between a runner and a model with a paged KV cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
 
 class Model(Protocol):
-    """A model over blocks of K and V: the generic decoder, T5."""
+    """A model with a paged KV cache: the generic decoder, T5."""
 
     @property
     def kv_shape(self) -> KVShape: ...
@@ -22,7 +22,7 @@ class Model(Protocol):
     @property
     def predicts_prompt(self) -> bool: ...  # False: an encoder reads the prompt
     @property
-    def capturable(self) -> bool: ...  # decodes run the same kernels whatever the tokens are
+    def capturable(self) -> bool: ...  # decodes launch the same kernels whatever the tokens are
     def forward(
         self,
         token_ids: torch.Tensor,

@@ -25,11 +25,11 @@ class Attention:
     """The weights of a layer's attention."""
 
     shape: AttentionLayer
-    qkv: Linear  # query rows, key rows, value rows; with latents what they start from
+    qkv: Linear  # rows of queries, keys, values; with latents, the down-projections
     latent: LatentProjections | None
-    index: TokenIndex | None  # None where there is none, or the choice of the layer before goes on
+    index: TokenIndex | None  # None: there is none, or the previous layer's choice is used
     output: Linear
-    rotary: int  # index into the decoder's rotaries, -1 = none
+    rotary: int  # index into the decoder's rotaries, -1: none
     query_norm: Norm | None  # over all heads at once
     key_norm: Norm | None
     head_norm: torch.Tensor | None  # [heads + kv_heads, head_dim] weights of per-head norms
@@ -56,7 +56,7 @@ class Layer:
     """One layer's weights. Built by `decoder_loading.py`."""
 
     attention: Attention | None
-    mixer: MixerLayer | None  # where there is attention, too, their results are added up
+    mixer: MixerLayer | None  # if there is attention as well, both outputs are added
     mlp: Mlp | None
     attention_norm: Norm | None  # before attention and mixer
     mlp_norm: Norm | None
@@ -65,8 +65,8 @@ class Layer:
     beside: ExpertsBeside | None = None
     own_input: OwnInput | None = None
     streams: LayerStreams | None = None
-    scale: torch.Tensor | None = None  # [1]: what leaves the layer is multiplied by it
-    shared: SharedUse | None = None  # then attention and MLP are a block that others use, too
+    scale: torch.Tensor | None = None  # [1]: multiplies the layer's output
+    shared: SharedUse | None = None  # then attention and MLP are a block that several layers share
     crossing: CrossAttention | None = None  # to images; then there is no other attention
 
     def _around(

@@ -1,4 +1,4 @@
-"""Loads what a layer has that keeps a state per sequence."""
+"""Loads mixers: the parts of layers that keep a state per sequence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def load_mixer(
 def _convolution(
     loader: WeightLoader, kernels: Sequence[TensorRef], biases: Sequence[TensorRef] = ()
 ) -> CausalConvolution:
-    """Return a convolution over the channels of several tensors, one behind the other."""
+    """Return a convolution over the concatenated channels of several tensors."""
     kernel = torch.cat([loader.tensor(ref).squeeze(1) for ref in kernels])
     bias = torch.cat([loader.tensor(ref) for ref in biases]) if biases else None
     return CausalConvolution(kernel, bias)

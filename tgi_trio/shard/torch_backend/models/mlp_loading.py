@@ -20,7 +20,7 @@ def load_dense_mlp(
     limit: float = 0.0,
     scale: float = 1.0,
 ) -> DenseMlp:
-    """Return a dense MLP, or one expert; `act` None: it is learned; the rest as for `Gate`."""
+    """Return a dense MLP, or one expert; `act` None: a learned one; the rest as for `Gate`."""
     if act is None:
         parts = (loader.source.vector(part.name, part.size) for part in refs.learned)
         act = Xielu.of(*parts)
@@ -36,7 +36,7 @@ def load_experts(
     act: Activation | None,
     scale: VectorRef | None = None,
 ) -> ExpertsMlp:
-    """Return a mixture of experts; `scale` of each one's weight."""
+    """Return a mixture of experts; `scale`: multiplies each expert's routing weight."""
     choice_bias = None
     router = loader.weight(refs.router)
     if spec.routing in ("grouped-softmax", "grouped-sigmoid", "biased-softmax"):

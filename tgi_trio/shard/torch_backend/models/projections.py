@@ -1,4 +1,4 @@
-"""Which of a decoder's linears read a norm of a sum, and what that is the sum of."""
+"""Lists those of a decoder's linears that read the norm of a sum, and the sum's addends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tgi_trio.shard.torch_backend.models.layer import Layer
 
 
 class Sums:
-    """What is added to the hidden state behind attention and feed-forward parts of layers."""
+    """What is added to the hidden state after attention and after the MLP of a layer."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         self.parallel = spec.parallel
@@ -27,20 +27,20 @@ class Sums:
         self._scaled = spec.attention_scale != 1.0
 
     def attends_alone(self, layer: Layer) -> bool:
-        """Return whether nothing but attention reads the norm of what comes into a layer."""
+        """Return whether only attention reads the norm of a layer's input."""
         return not layer.mixer and not self.parallel and not self._scaled
 
     def of_attention(self, layer: Layer, mixed: torch.Tensor) -> Addends:
-        """Return `mixed` as it is added: what a layer's attention, or its mixer, has found."""
+        """Return the output `mixed` of a layer's attention or mixer as it is added."""
         return Addends(mixed, norm=layer.attention_post_norm, scale=self._scale)
 
     def of_mlp(self, layer: Layer, found: torch.Tensor | ExpertParts) -> Addends:
-        """Return `found` as it is added: what a layer's feed-forward part has found."""
+        """Return the output `found` of a layer's MLP as it is added."""
         return Addends(found, norm=layer.mlp_post_norm, scale=self._mlp_scale)
 
 
 def list_linears(layers: Sequence[Layer]) -> Iterator[Linear]:
-    """Yield the matrices of layers that every token is multiplied with."""
+    """Yield the linears of layers that every token is multiplied with."""
     for layer in layers:
         if layer.attention is not None:
             yield from (layer.attention.qkv, layer.attention.output)
@@ -49,7 +49,7 @@ def list_linears(layers: Sequence[Layer]) -> Iterator[Linear]:
 
 
 def list_projections(layers: Sequence[Layer], sums: Sums) -> Iterator[Projection]:
-    """Yield the linears of `list_linears` that read a norm of a sum."""
+    """Yield those of `list_linears` that read the norm of a sum."""
     for i, layer in enumerate(layers):
         if i > 0 and layer.attention is not None and sums.attends_alone(layer):
             before = sums.of_mlp(layers[i - 1], layer.attention.qkv.weight)
@@ -62,9 +62,9 @@ def list_projections(layers: Sequence[Layer], sums: Sums) -> Iterator[Projection
 def list_head_projections(
     layers: Sequence[Layer], sums: Sums, steps: Mapping[int, HeadSteps]
 ) -> Iterator[tuple[HeadProjection, Addends | None]]:
-    """Yield what projects heads, with what is added before: nothing in the first layer.
+    """Yield projections of heads, with what is added before them: None in the first layer.
 
-    `steps`: what becomes of a layer's heads, by its number.
+    `steps`: what is done with a layer's heads, by number of the layer.
     """
     before: Addends | None = None
     for i, layer in enumerate(layers):

@@ -1,4 +1,4 @@
-"""A run of a decoder's layers: hidden states come from the rank before, and go on to the next."""
+"""A pipeline stage: a decoder's consecutive layers, between the previous rank and the next one."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
 
 class StagedDecoder(Decoder):
-    """One stage of a pipeline; see `Stage`. Whoever computes a step computes it on all stages."""
+    """One stage of a pipeline; see `Stage`. Every step has to be computed on all stages."""
 
     def __init__(self, *given: Any, stage: Stage, neighbours: Ranks, **parts: Any) -> None:
-        """The rest as for `Decoder`: `spec` and `layers` are of this stage's layers alone.
+        """The rest as for `Decoder`; `spec` and `layers` have this stage's layers alone.
 
-        `embedding` holds no rows where the stage looks none up.
+        `embedding` has no rows if the stage looks none up.
         """
         super().__init__(*given, **parts)
         self.stage = stage
         self._neighbours = neighbours
-        # Only the last stage has a head, so no other can say what prompt tokens were likely.
+        # Only the last stage has a head, and can compute log-probabilities of prompt tokens.
         self.predicts_prompt = stage.is_last
 
     @property
     def capturable(self) -> bool:
-        """A recorded step could not wait for another rank's."""
+        """False: a recorded step could not wait for another rank's."""
         return False
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return what its first layer gets [T, hidden] of tokens int64 [T]."""
+        """Return the input [T, hidden] of this stage's first layer, for tokens int64 [T]."""
         if self.stage.is_first:
             return super().embed(token_ids, positions)
         room = self.embedding.new_empty((len(token_ids), self.spec.hidden_size))
@@ -51,7 +51,7 @@ class StagedDecoder(Decoder):
         features: StepFeatures | None = None,
         own: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return what its layers make of `x`, which the next stage, if any, is sent."""
+        """Return the output of this stage's layers for `x`; send it to the next stage, if any."""
         hidden = super().run_layers(x, tables, attention, batch, states, features=features, own=own)
         if not self.stage.is_last:
             self._neighbours.send(hidden, self.stage.after)

@@ -1,4 +1,4 @@
-"""Layers that compute one of several hidden states: Gemma 3n's."""
+"""Gemma 3n's layers: several hidden states (AltUp), of which each layer computes one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
 Mix = Callable[[int, torch.Tensor], torch.Tensor]  # attention of a layer
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
-_BOTH = 2.0**-0.5  # of a sum of two
+_BOTH = 2.0**-0.5  # scales the sum of attention's and Laurel's outputs
 
 
 class Parts(Protocol):
-    """What is read of a decoder's layer; here all of it is there."""
+    """The parts of a decoder's layer that are used here; none of them may be None."""
 
     attention_norm: Norm | None
     attention_post_norm: Norm | None
@@ -39,9 +39,10 @@ def run_streamed(
     mix: Mix,
     reduce: Reduce,
 ) -> torch.Tensor:
-    """Return what all layers make of `x` [T, hidden] and their own embeddings.
+    """Return the output of all layers for the input `x` [T, hidden].
 
-    `own` [layers, T, width]; `mix` and `reduce` are the decoder's attention and sum over ranks.
+    `own` [layers, T, width]: the layers' own embeddings of the tokens; `mix` and `reduce`: the
+    decoder's attention and sum over ranks.
     """
     hidden = streams.split(x)
     for index, layer in enumerate(layers):
@@ -52,7 +53,7 @@ def run_streamed(
 def _run_layer(
     layer: Parts, streams: torch.Tensor, own: torch.Tensor, mix: Reduce, reduce: Reduce
 ) -> torch.Tensor:
-    """Return the streams [count, T, hidden] behind a layer."""
+    """Return the streams [count, T, hidden] after a layer."""
     around, told = layer.streams, layer.own_input
     norms = layer.attention_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm
     before, behind, inner, outer = norms

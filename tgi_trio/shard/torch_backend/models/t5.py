@@ -1,19 +1,19 @@
 """T5 and its kin (mT5, UMT5, FLAN-T5, mT0): an encoder reads the prompt, a decoder answers.
 
-The step contract knows one list of tokens per sequence, prompt then output; here it is read so:
+The step contract has one list of tokens per sequence, prompt then output, which is read as follows:
 
 - The encoder runs over the whole prompt in the step that reaches the prompt's end. Earlier chunks
   of the prompt compute nothing, because every encoder output depends on every prompt token.
-- The decoder's first token, which nobody sent, sits at the position of the last prompt token, so
-  that output token i is at the position the router gives it.
-- The KV cache has two layers per decoder layer. In the first kind a slot holds K and V of a decoder
-  token; in the second kind K and V of the encoder's output for a prompt token.
+- The decoder's start token, which is not in the list, takes the position of the last prompt token,
+  so that output token i is at the position that the router gives it.
+- The KV cache has two layers per decoder layer. In the first, a slot holds K and V of a decoder
+  token; in the second, K and V of the encoder's output for a prompt token.
 
 So blocks, growth, preemption and replay work as for any decoder, at the price of slots that one of
-the two kinds leaves empty. Blocks cannot be shared: they depend on the whole prompt.
+the two layers leaves empty. Blocks cannot be shared: they depend on the whole prompt.
 
-Split over ranks, each has its part of the heads, with K and V of these alone, of the MLP columns
-and of the vocabulary; every rank encodes every prompt with its part.
+With tensor parallelism, a rank has its part of the heads, and K and V of these alone, of the MLP
+columns and of the vocabulary; every rank encodes every prompt with its part.
 Source: Raffel et al. 2020; numerics as in transformers.
 """
 
@@ -36,12 +36,12 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
-_TILE = 256  # queries whose bias is made at a time
+_TILE = 256  # queries whose bias is computed at a time
 
 
 @dataclass(slots=True)
 class Block:
-    """One layer of either stack. `distance_bias` [buckets, heads] is added to the scores."""
+    """A layer of encoder or decoder. `distance_bias` [buckets, heads] is added to the scores."""
 
     distance_bias: torch.Tensor
     norm: Norm
@@ -69,11 +69,11 @@ class CrossAttention:
 
 @dataclass(slots=True)
 class _T5Row:
-    """A row whose decoder moves in this step."""
+    """A row with decoder tokens in this step."""
 
     tokens: slice  # its decoder tokens, in the list of all rows' decoder tokens
     first: int  # index of the first of them in the decoder's sequence
-    own_slots: torch.Tensor  # int64 [first + count] of all its decoder tokens so far
+    own_slots: torch.Tensor  # int64 [first + count], of all its decoder tokens so far
     prompt_slots: torch.Tensor  # int64 [prompt length]
 
 
@@ -83,18 +83,18 @@ class T5Batch:
 
     cache: KVCache
     rows: list[_T5Row]
-    places: torch.Tensor  # int64 [D] of the decoder tokens in the plan's flat list
-    starts: torch.Tensor  # int64, which of those D are a decoder's first token
-    slots: torch.Tensor  # int64 [D] where their K and V go
+    places: torch.Tensor  # int64 [D], of the decoder tokens in the plan's flat list
+    starts: torch.Tensor  # int64, which of those D are start tokens
+    slots: torch.Tensor  # int64 [D], for their K and V
     prompts: list[torch.Tensor]  # int64 token ids, each a prompt whose end is reached
-    prompt_slots: list[torch.Tensor]  # int64 where their K and V go
+    prompt_slots: list[torch.Tensor]  # int64, for their K and V
 
 
 class T5Layout:
-    """Lays a plan out for T5, which attends by itself: its scores have a bias by distance.
+    """Prepares a plan for T5, which computes attention itself: its scores have a relative bias.
 
-    Remembers which token every KV slot is of: the step that reaches a prompt's end encodes all of
-    it, and earlier chunks are in no plan any more (nor does another rank than 0 get them again).
+    Remembers the token of every KV slot: the step that reaches a prompt's end encodes all of it,
+    but its plan has no earlier chunks, and ranks other than 0 do not get them again.
     """
 
     name = "torch"
@@ -147,14 +147,14 @@ class T5Layout:
         )
 
     def _prompt(self, table: NDArray[np.int32], length: int) -> torch.Tensor:
-        """Return the token ids, int64 [length], at the head of a block table."""
+        """Return the first token ids, int64 [length], of a block table."""
         places = np.arange(length)
         slots = table[places // BLOCK_SIZE] * np.int64(BLOCK_SIZE) + places % BLOCK_SIZE
         return torch.from_numpy(self._token_ids[slots])
 
 
 class T5:
-    """The model. Stateless but for its weights; the KV cache is the caller's."""
+    """The model. It holds weights alone: the KV cache is the caller's."""
 
     needs_lengths = False
     prefix_reuse = False
@@ -177,9 +177,8 @@ class T5:
         vocabulary: slice,
         ranks: Gathering | None,
     ) -> None:
-        """`cross` goes with `decoder`, layer by layer. `tied`: the head is the embedding.
-
-        `heads`: how many this rank has; `vocabulary`: tokens whose rows embedding and head hold.
+        """`cross`: of each layer of `decoder`; `tied`: the head is the embedding; `heads`: on this
+        rank; `vocabulary`: tokens whose rows embedding and head have.
         """
         self.spec = spec
         self.embedding = embedding
@@ -196,7 +195,7 @@ class T5:
 
     @property
     def kv_shape(self) -> KVShape:
-        """Twice the layers: each has a cache of its own tokens and one of the prompt's."""
+        """Twice the decoder's layers: each caches its own tokens, and the prompt's."""
         return KVShape(2 * len(self.decoder), self.heads, self.spec.head_dim)
 
     def forward(
@@ -209,10 +208,10 @@ class T5:
         *,
         features: StepFeatures | None = None,
     ) -> torch.Tensor:
-        """Return [T, hidden] with the decoder's hidden states, zero where only a prompt is read.
+        """Return the decoder's hidden states [T, hidden], zero at tokens that are only encoded.
 
-        `token_ids` int64 [T]; `batch` is what `T5Layout.prepare` returned. Raises ValueError where
-        there are `features`: nothing of this kind reads images.
+        `token_ids` int64 [T]; `batch` is from `T5Layout.prepare`. Raises ValueError if there are
+        `features`: no model of this kind reads images.
         """
         if features is not None:
             raise ValueError("a model of T5's kind was given features of images")
@@ -238,7 +237,7 @@ class T5:
             linear.pack()
 
     def nbytes(self) -> int:
-        """Return the bytes of all weights but the norms' and biases', which are small."""
+        """Return the bytes of all weights but norms and biases, which are small."""
         shared = self.head.nbytes() if self.tied and self.head.packed is None else 0
         return self.embedding.nbytes + sum(la.nbytes() for la in self._linears()) - shared
 
@@ -257,7 +256,7 @@ class T5:
         return self.encoder_norm(x)
 
     def _remember(self, encoded: torch.Tensor, slots: torch.Tensor, cache: KVCache) -> None:
-        """Put every decoder layer's K and V of `encoded` [P, hidden] into the cache."""
+        """Write every decoder layer's K and V of `encoded` [P, hidden] to the cache."""
         for index, cross in enumerate(self.cross, start=len(self.decoder)):
             key, value = self._heads(cross.key_value(encoded), 2)
             cache.key_slots[index].index_copy_(0, slots, key)
@@ -308,7 +307,7 @@ class T5:
 
 @dataclass(frozen=True, slots=True)
 class _DistanceBias:
-    """What is added to the scores by the distance between query and key."""
+    """T5's relative position bias: added to the scores by the distance between query and key."""
 
     spec: T5Spec
     table: torch.Tensor  # [buckets, heads]
@@ -317,9 +316,9 @@ class _DistanceBias:
     first: int = 0  # position of the first query among the keys
 
     def tile(self, begin: int, end: int) -> torch.Tensor:
-        """Return [heads, end - begin, keys] for queries begin to end.
+        """Return the bias [heads, end - begin, keys] of the queries in [begin, end).
 
-        Made from one row of biases by distance, of which every query sees a window.
+        It is a view of one row of biases by distance, of which every query sees a window.
         """
         last = self.first + end - 1
         distances = torch.arange(
@@ -331,11 +330,11 @@ class _DistanceBias:
         return by_distance.t().unfold(1, self.keys, 1).flip(1)
 
     def _bucket(self, distances: torch.Tensor) -> torch.Tensor:
-        """Return int64 buckets: near distances have one each, far ones share by logarithm."""
+        """Return int64 buckets: near distances have one each, far ones share them by logarithm."""
         count, offset = self.spec.buckets, torch.zeros_like(distances)
         if self.causal:
             distances = (-distances).clamp(min=0)
-        else:  # half of the buckets for what comes after the query
+        else:  # half of the buckets are for keys after the query
             count //= 2
             offset = (distances > 0).to(torch.int64) * count
             distances = distances.abs()

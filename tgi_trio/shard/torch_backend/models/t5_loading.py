@@ -1,4 +1,4 @@
-"""A T5 checkpoint -> the model: its weights by name, as its spec numbers them."""
+"""Loads this rank's part of a T5 model from a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from tgi_trio.shard.torch_backend.weights import WeightSource
 
 
 def load_t5(spec: T5Spec, source: WeightSource, ranks: Gathering | None = None) -> T5:
-    """Read every weight; raises ModelLoadError naming one that is missing or misshapen.
+    """Read every weight.
 
-    Heads with their biases by distance, MLP columns and the vocabulary are split over the ranks;
-    norms are whole on each. Raises ModelLoadError too for what cannot be split evenly.
+    Heads with their relative position biases, MLP columns and the vocabulary are split over the
+    ranks; norms are whole on each. Raises ModelLoadError naming a weight that is missing or
+    misshapen, and for what cannot be split evenly.
     """
     return _T5Loader(spec, source).model(ranks)
 
@@ -44,8 +45,8 @@ class _T5Loader(WeightLoader):
         spec, mine = self.spec, self.share(self.heads)
         table = self.vocabulary("shared.weight")
         embedding = self.weight(table)
-        # A head of its own counts if the file has one, whatever tie_word_embeddings says: the
-        # published files of T5 1.1 and mT5 contradict themselves.
+        # A head in the file is used whatever tie_word_embeddings says: the published files of
+        # T5 1.1 and mT5 contradict themselves.
         tied = "lm_head.weight" not in self.source
         head = embedding if tied else self.weight(self.vocabulary("lm_head.weight"))
         return T5(
@@ -68,7 +69,7 @@ class _T5Loader(WeightLoader):
         return split_outputs(matrix, "vocabulary")
 
     def stack(self, name: str, layers: int, mlp: int) -> list[Block]:
-        """Return the blocks of one stack; their MLP is sub-layer number `mlp`."""
+        """Return the blocks of the encoder or decoder; their MLP is sub-layer number `mlp`."""
         spec, blocks = self.spec, list[Block]()
         for index in range(layers):
             place = f"{name}.block.{index}.layer."
@@ -100,7 +101,7 @@ class _T5Loader(WeightLoader):
         )
 
     def projections(self, prefix: str, letters: str) -> Linear:
-        """Return the projections `letters` of an attention as one linear."""
+        """Return some projections of an attention ("qkv", "q", "kv") as one linear."""
         hidden = self.spec.hidden_size
         matrices = [MatrixRef(f"{prefix}{x}.weight", self.inner, hidden) for x in letters]
         return self.linear(stack_matrices(matrices, self.heads))

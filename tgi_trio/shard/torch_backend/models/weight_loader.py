@@ -1,4 +1,4 @@
-"""Linears and norms of a checkpoint as a rank needs them: what every part is loaded from."""
+"""Loads this rank's part of linears, norms and small tensors, of which models are made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tgi_trio.shard.torch_backend.weights import WeightSource
 
 
 class WeightLoader:
-    """This rank's part of what the description of a model names."""
+    """Loads this rank's part of weights that a model's spec names."""
 
     def __init__(self, source: WeightSource, norm: NormKind) -> None:
         """`norm`: the kind of all norms."""
@@ -21,36 +21,36 @@ class WeightLoader:
         self._norm = norm
 
     def share(self, units: Units) -> slice:
-        """Return which of some units are this rank's; raises ModelLoadError if none can be."""
+        """Return this rank's share of some units; raises ModelLoadError if they cannot be split."""
         return unit_share(units, self.source.rank, self.source.world_size)
 
     def linear(self, ref: LinearRef) -> Linear:
-        """Return this rank's part of a linear, with its bias if it is this rank that adds it."""
+        """Return this rank's part of a linear, with its bias if this rank is to add it."""
         whole = self.source.linear(ref, self.share, self.bias(ref))
-        if len(ref.pieces) > 1:  # so that the next takes the memory this one was put together in
+        if len(ref.pieces) > 1:  # so that the next is concatenated in the same memory
             whole.pack()
         return whole
 
     def weight(self, ref: LinearRef) -> torch.Tensor:
-        """Return [outputs, inputs] of this rank as plain numbers, see `WeightSource.weight`."""
+        """Return this rank's part [outputs, inputs] as plain numbers; see `WeightSource.weight`."""
         return self.source.weight(ref, self.share)
 
     def bias(self, ref: LinearRef) -> torch.Tensor | None:
-        """Return [outputs], or None where there is none or another rank adds it."""
+        """Return the bias [outputs], None if there is none or another rank adds it."""
         return None if ref.partial and self.source.rank else self.source.bias(ref, self.share)
 
     def vector(self, ref: VectorRef) -> torch.Tensor:
-        """Return float32 [size] of every rank."""
+        """Return a float32 vector [size], whole on every rank."""
         return self.source.vector(ref.name, ref.size, dtype=torch.float32)
 
     def tensor(self, ref: TensorRef, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return this rank's part of a small tensor, in `dtype` (the model's)."""
+        """Return this rank's part of a small tensor in `dtype` (default: the model's)."""
         (span,) = ref.units.spans(self.share(ref.units))
         cut = (*[slice(None)] * ref.axis, span)
         return self.source.tensor(ref.name, ref.shape, cut, dtype)
 
     def optional_norm(self, ref: NormRef | None) -> Norm | None:
-        """Return a norm, None for none."""
+        """Return a norm, None if there is none."""
         return None if ref is None else self.norm(ref)
 
     def norm(self, ref: NormRef) -> Norm:
