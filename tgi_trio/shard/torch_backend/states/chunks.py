@@ -1,6 +1,7 @@
-"""Rows of unequal length cut into chunks.
+"""Cuts a step's rows of unequal length into chunks, for scans.
 
-The first chunks of all rows are computed together, then the second ones of those that have one.
+The first chunks of all rows are computed together, then the second ones of rows that have them, and
+so on.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from tgi_trio.shard.torch_backend.staging import Array
 
 
 class Turn(NamedTuple):
-    """A chunk of each of the first n of the longer rows."""
+    """A chunk of L entries from each of the first n of the longer rows."""
 
-    places: torch.Tensor  # int64 [n, L] of tokens in the flat list
-    there: torch.Tensor  # bool [n, L] which are tokens; others are the row's last token again
-    own: torch.Tensor  # int64 [N] the entries of the chunk, flat, that are kept
-    targets: torch.Tensor  # int64 [N] and where: the places of tokens
+    places: torch.Tensor  # int64 [n, L], of tokens in the flat list
+    there: torch.Tensor  # bool [n, L], which are tokens; padding is the row's last token again
+    own: torch.Tensor  # int64 [N], flat indices of the entries whose outputs are kept
+    targets: torch.Tensor  # int64 [N], where these go in the flat list
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunks:
-    """Where the tokens of longer rows lie; rows of one token are apart. All on the device."""
+    """A step's rows: longer ones as chunks, and those of one token. All on the device."""
 
-    rows: torch.Tensor  # int64 [N] of more than one token, the longest first
+    rows: torch.Tensor  # int64 [N], of more than one token, the longest first
     turns: list[Turn]
-    lone_rows: torch.Tensor  # int64 of one token
-    lone_places: torch.Tensor  # where these are
-    lone_targets: torch.Tensor  # and where what is found goes: the same, for tokens
+    lone_rows: torch.Tensor  # int64, of one token
+    lone_places: torch.Tensor  # their tokens in the flat list
+    lone_targets: torch.Tensor  # where their outputs go: the same, except for padding
 
     @classmethod
     def of(cls, here: Sequence[torch.Tensor]) -> Chunks:
-        """Return what `cut_rows` or `cut_into` has listed."""
+        """Return the chunks from the arrays of `cut_rows` or `cut_into`, on the device."""
         turns = [Turn(*here[i : i + 4]) for i in range(4, len(here), 4)]
         return cls(here[0], turns, *here[1:4])
 
@@ -46,12 +47,12 @@ class Room(NamedTuple):
     """What a recording has room for."""
 
     tokens: int
-    rows: int  # of which the last is never a step's
-    longer: int  # of more than one token
+    rows: int  # the last one is never a step's
+    longer: int  # rows of more than one token
 
 
 def cut_rows(starts: Sequence[int], size: int) -> list[Array]:
-    """Return the chunks of at most `size` tokens of rows that start at `starts`, cumulative."""
+    """Return `Chunks` as arrays, of at most `size` tokens; `starts` [R + 1]: rows, cumulative."""
     first, lengths, rows, lone = _sort_rows(starts)
     size = min(size, int(lengths.max()))
     begin, end = first[rows, None], first[rows + 1, None]
@@ -68,10 +69,9 @@ def cut_rows(starts: Sequence[int], size: int) -> list[Array]:
 
 
 def cut_into(starts: Sequence[int], size: int, room: Room) -> list[Array]:
-    """Return what `cut_rows` does, of the same sizes whatever the rows are, which `room` holds.
+    """Return what `cut_rows` does, padded to sizes that depend on `room` alone.
 
-    Rows that are missing are the last one's, and what is found of tokens that are none goes behind
-    all tokens.
+    Padding rows are the last row of `room`, and outputs of padding go after all tokens.
     """
     first, _, rows, lone = _sort_rows(starts)
     size = min(size, room.tokens)
@@ -83,19 +83,20 @@ def cut_into(starts: Sequence[int], size: int, room: Room) -> list[Array]:
         _filled(first[lone], room.rows, room.tokens),
     ]
     for done in range(0, room.tokens, size):
-        # As many rows as may be so long: the longest come first.
+        # The most rows that can have more than `done` tokens; the longest come first.
         n = min(room.longer, max(1, room.tokens // max(2, done + 1)))
         places = begin[:n, None] + done + np.arange(size)
         there = places < end[:n, None]
         targets = np.where(there, places, room.tokens).reshape(-1)
-        # A row reads no other's tokens: its state is what it is, times nothing, whatever these are.
+        # A row's padding repeats a token of its own: multiplied by zero, another row's NaN would
+        # still be NaN.
         own = np.minimum(places, np.maximum(end[:n, None] - 1, 0))
         arrays += [own, there, np.arange(n * size), targets]
     return arrays
 
 
 def _sort_rows(starts: Sequence[int]) -> tuple[NDArray[np.int64], ...]:
-    """Return starts and lengths of rows, which are longer than one token, and which are not."""
+    """Return starts, lengths, rows of more than one token (the longest first), rows of one."""
     first = np.asarray(starts, np.int64)
     lengths = np.diff(first)
     rows = np.argsort(-lengths, kind="stable")
@@ -103,7 +104,7 @@ def _sort_rows(starts: Sequence[int]) -> tuple[NDArray[np.int64], ...]:
 
 
 def _filled(values: NDArray[np.int64], size: int, rest: int) -> NDArray[np.int64]:
-    """Return `size` numbers, `values` first."""
+    """Return `size` numbers: `values`, padded with `rest`."""
     found = np.full(size, rest, np.int64)
     found[: len(values)] = values
     return found

@@ -1,4 +1,4 @@
-"""A causal convolution per channel whose last inputs are the state: a part of most mixers."""
+"""A depthwise causal convolution, whose state is its last inputs: a part of most mixers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tgi_trio.shard.torch_backend.states.steps import StateSteps
 
 
 class CausalConvolution:
-    """y_t = sum_k w_k x_(t - taps + 1 + k) + b, for each channel by itself."""
+    """y_t = sum_k w_k x_(t - taps + 1 + k) + b, separately for each channel."""
 
     def __init__(self, kernel: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        """`kernel` [channels, taps], the weight of the token itself last; `bias` [channels]."""
+        """`kernel` [channels, taps]: the weight of the token itself is last; `bias` [channels]."""
         self._kernel = kernel.t().contiguous()
         self._bias = bias
         self._taps = kernel.shape[1]
@@ -20,7 +20,7 @@ class CausalConvolution:
         """Return y [T, channels] of `x` [T, channels].
 
         `tails` [slots, taps - 1, channels]: the inputs before each row's first token, oldest
-        first; those before what follows its last are written.
+        first; overwritten by the last inputs up to its last token.
         """
         tail = steps.read(tails).to(x.dtype)
         if steps.decodes:
@@ -28,7 +28,7 @@ class CausalConvolution:
             steps.write(tails, window[:, 1:])
             return self._finish((window * self._kernel).sum(dim=1))
         before = self._taps - 1
-        # Every row's inputs behind its tail, row after row.
+        # Each row's tail, then its inputs, row after row.
         joined = torch.empty(
             (len(x) + tail.shape[0] * before, x.shape[1]), dtype=x.dtype, device=x.device
         )

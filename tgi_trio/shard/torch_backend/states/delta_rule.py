@@ -1,13 +1,13 @@
-"""The gated delta rule (Yang, Kautz, Hatamizadeh 2024), and with a decay per channel (Kimi Linear,
+"""The gated delta rule (Yang, Kautz, Hatamizadeh 2024), also with a decay per channel (Kimi Linear,
 Moonshot AI 2025).
 
-A head's state S [key_dim, value_dim] maps keys to values. A token makes it forget, then corrects
-what it says of the token's key:
+A head's state S [key_dim, value_dim] maps keys to values. A token decays it, then corrects the
+value that it returns for the token's key:
 
     S <- decay * S;  S <- S + k (beta (v - k S));  output = q S
 
-The corrections of a chunk of tokens depend on each other by a triangular system, which is solved at
-once. Exponents of decays are never positive: nothing overflows however much a head forgets.
+The corrections in a chunk of tokens depend on each other; they are the solution of one triangular
+system. Exponents of decays are never positive, so nothing overflows however much a head forgets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tgi_trio.shard.torch_backend.states.scan import Parts, scan_rows
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 
 _CHUNK: Final = 64
-_CHANNEL_CHUNK: Final = 16  # a decay per channel makes a number per pair of tokens and channel
+_CHANNEL_CHUNK: Final = 16  # with a decay per channel, each pair of tokens has key_dim numbers
 
 
 def apply_delta_rule(
@@ -32,10 +32,10 @@ def apply_delta_rule(
     states: torch.Tensor,
     steps: StateSteps,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs [T, heads, value_dim] and the states behind the rows, all in float32.
+    """Return outputs [T, heads, value_dim] and the states after the rows, all in float32.
 
-    `query`, `key` [T, heads, key_dim]; `value` [T, heads, value_dim]; `decay` its logarithm, at
-    most 0, [T, heads, 1], or [T, heads, key_dim]; `beta` [T, heads]; `states` [R, heads, key_dim,
+    `query`, `key` [T, heads, key_dim]; `value` [T, heads, value_dim]; `decay`: its logarithm, at
+    most 0, [T, heads, 1] or [T, heads, key_dim]; `beta` [T, heads]; `states` [R, heads, key_dim,
     value_dim].
     """
     size = _CHUNK if decay.shape[-1] == 1 else _CHANNEL_CHUNK
@@ -44,14 +44,14 @@ def apply_delta_rule(
 
 
 def normalise(x: torch.Tensor) -> torch.Tensor:
-    """Return vectors of length one, but for those near zero."""
+    """Return `x` [..., dim] as unit vectors; those near zero stay near zero."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
 def _step(parts: Parts, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     query, key, value, decay, beta = parts
     decay = decay.exp()
-    # Both reads of the state at once: what it says of the key, and of the query without the update.
+    # Both reads of the state at once: for the key, and for the query before the update.
     known, seen = (torch.stack((key, query), -2) * decay[..., None, :] @ states).unbind(-2)
     update = beta * (value - known)
     outputs = seen + (query * key).sum(-1, keepdim=True) * update

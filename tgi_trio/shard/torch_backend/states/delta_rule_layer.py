@@ -32,8 +32,8 @@ class DeltaRuleLayer:
     ) -> None:
         """Hold this rank's heads; see `DeltaRuleRefs` for the linears.
 
-        `rate`, `decay_bias`: float32 [value_heads, 1] and [value_heads, 1 or key_dim]; what is
-        forgotten in a step is rate * softplus(decay + decay_bias), and not its logarithm.
+        `rate`, `decay_bias`: float32 [value_heads, 1] and [value_heads, 1 or key_dim]; the
+        logarithm of a token's decay is -rate * softplus(decay + decay_bias).
         """
         self.mixer = mixer
         self.inner = inner
@@ -82,7 +82,7 @@ class DeltaRuleLayer:
         return self.output((normed * opened).flatten(1).to(x.dtype))
 
     def _spread(self, heads: torch.Tensor) -> torch.Tensor:
-        """Return key heads [T, ...] as often as value heads share them."""
+        """Return `heads` [T, key heads, key_dim], repeated for the value heads that share them."""
         if self.mixer.tiled:
             return heads.repeat(1, self._each, 1)
         return heads if self._each == 1 else heads.repeat_interleave(self._each, 1)

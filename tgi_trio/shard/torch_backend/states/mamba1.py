@@ -1,7 +1,8 @@
-"""Mamba's selective scan (Gu, Dao 2023): a decay per channel and number of its state.
+"""Mamba's selective scan (Gu, Dao 2023): a decay for each number of each channel's state.
 
-A channel's state s [state_dim] gets s <- exp(dt A) s + dt x b, and says s . c; b and c are one for
-all channels. These lie side by side, so that a sum over a state is one over rows of them.
+A channel's state s [state_dim] becomes s <- exp(dt A) s + dt x b, and the output is s . c; all
+channels share b and c. Channels are the last dimension, so that sums over a state add up whole rows
+of channels.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tgi_trio.shard.torch_backend.states.scan import Parts, scan_rows
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 
 _CHUNK: Final = 64  # tokens
-_ROOM: Final = 1 << 18  # numbers of states that a CPU computes together: they stay in its cache
+_ROOM: Final = 1 << 18  # numbers of states that a CPU computes at a time, to stay in its cache
 
 
 def scan_mamba1(
@@ -26,7 +27,7 @@ def scan_mamba1(
     states: torch.Tensor,
     steps: StateSteps,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs [T, channels] and the states behind the rows, all in float32.
+    """Return outputs [T, channels] and the states after the rows, all in float32.
 
     `x`, `dt` [T, channels]; `rate` A [state_dim, channels], negative; `b`, `c` [T, state_dim];
     `states` [R, state_dim, channels].
@@ -48,9 +49,9 @@ def scan_mamba1(
         for i in range(0, len(x), at_once):
             own = slice(i, i + at_once)
             decays = (dt[own, :, None] * rate).exp_()
-            behind = x[own, :, None] * b[own, ..., None]  # what enters; then states behind tokens
+            behind = x[own, :, None] * b[own, ..., None]  # inputs, then states after each token
             for decay, entered in zip(decays, behind, strict=True):
-                states = entered.addcmul_(decay, states)  # all that hangs on the token before
+                states = entered.addcmul_(decay, states)  # only this depends on the previous token
             outputs[own] = torch.matmul(c[own, :, None], behind).squeeze(2)
         return outputs.transpose(0, 1), states
 

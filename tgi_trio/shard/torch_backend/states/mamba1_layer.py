@@ -16,7 +16,7 @@ from tgi_trio.shard.torch_backend.states.steps import StateSteps
 
 
 class Mamba1Layer:
-    """A selective state space of the first kind; a `MixerLayer`."""
+    """Mamba's selective state space model; a `MixerLayer`."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Mamba1Layer:
     ) -> None:
         """Hold this rank's channels; see `Mamba1Refs` for the linears and `norms`.
 
-        Float32: `step_bias` and `skip` [channels]; `rate` [state_dim, channels], negative. What
-        `selection` says is a part of a sum over the `ranks`; None: there is one.
+        Float32: `step_bias` and `skip` [channels]; `rate` [state_dim, channels], negative. The
+        output of `selection` is a partial sum over `ranks`; None: there is only one.
         """
         self.mixer = mixer
         self.inner = inner
@@ -72,7 +72,7 @@ class Mamba1Layer:
         return self.output(read.to(x.dtype))
 
     def _select(self, mixed: torch.Tensor) -> list[torch.Tensor]:
-        """Return what steps of time are made of [T, step_rank], b and c [T, state_dim]."""
+        """Return the low-rank time steps [T, step_rank], and b and c [T, state_dim]."""
         selected = self.selection(mixed)
         if self._ranks is not None:
             selected = self._ranks.all_reduce(selected)

@@ -1,7 +1,7 @@
 """Mamba-2's scan (Dao, Gu 2024): a decay per head.
 
-A head's state S [head_dim, state_dim] gets S <- exp(dt A) S + dt x b^T, and says S c. Vectors b and
-c are one for the heads of a group.
+A head's state S [head_dim, state_dim] becomes S <- exp(dt A) S + dt x b^T, and the output is S c.
+The heads of a group share b and c.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def scan_mamba2(
     states: torch.Tensor,
     steps: StateSteps,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs [T, heads, head_dim] and the states behind the rows, all in float32.
+    """Return outputs [T, heads, head_dim] and the states after the rows, all in float32.
 
     `x` [T, heads, head_dim]; `dt` [T, heads], at least 0; `rate` A [heads], negative; `b`, `c` [T,
     groups, state_dim]; `states` [R, heads, head_dim, state_dim].

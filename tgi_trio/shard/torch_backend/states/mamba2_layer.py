@@ -16,7 +16,7 @@ from tgi_trio.shard.torch_backend.states.steps import StateSteps
 
 
 class Mamba2Layer:
-    """A state space with a decay per head; a `MixerLayer`."""
+    """Mamba-2's state space model, with a decay per head; a `MixerLayer`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Mamba2Layer:
     ) -> None:
         """Hold this rank's heads; see `Mamba2Refs` for the linears.
 
-        Where there are fewer groups than `ranks`, a group's heads are spread over neighbours.
+        If there are fewer groups than `ranks`, a group's heads are spread over neighbouring ranks.
         Float32: `rate` [heads], negative; `step_bias` and `skip` [heads]; `norm` [heads *
         head_dim].
         """
@@ -50,7 +50,7 @@ class Mamba2Layer:
         self._parts = (width, shared, shared)
         self._projected = (width, convolution.channels, heads)
         self._groups = shared // mixer.state_dim
-        # Those that a group is spread over; None: it is all here.
+        # Needed if groups are spread over ranks; None: each group is whole here.
         self._ranks = ranks if ranks is not None and mixer.groups < ranks.size else None
         self._scales: torch.Tensor | None = None
         if mixer.multipliers:
@@ -89,7 +89,7 @@ class Mamba2Layer:
         return self.output(opened.to(x.dtype))
 
     def _finish(self, read: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Return what is read [T, width], gated and normalised by group."""
+        """Return the scan's output `read` [T, width], gated and normalised by group."""
         if self.norm is None:
             return read * gate
         if self.mixer.norm == "behind gate":
@@ -98,7 +98,7 @@ class Mamba2Layer:
         return normed if self.mixer.norm == "behind gate" else normed * gate
 
     def _normalise(self, groups: torch.Tensor) -> torch.Tensor:
-        """Return [T, groups, ...] divided by the root of its group's mean square."""
+        """Return [T, groups, ...] divided by the root mean square of each group over all ranks."""
         eps, ranks = self.mixer.norm_eps, self._ranks
         if ranks is None:
             return functional.rms_norm(groups, groups.shape[-1:], None, eps)

@@ -1,4 +1,4 @@
-"""The tensors that hold the states of sequences, in slots."""
+"""The pool of sequences' states: tensors with a slot for each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tgi_trio.model.mixers import StateShape
 
 StateShapes: TypeAlias = Mapping[int, Sequence[StateShape]]  # by the number of the layer
 
-NULL_SLOT = 0  # never handed out: rows of made-up steps read and write it
+NULL_SLOT = 0  # never handed out: rows of synthetic steps read and write it
 
 
 class StatePool:
-    """Per layer and name one tensor [slots, *shape].
+    """A tensor [slots, *shape] for each layer and name of a state.
 
-    Freshly zeroed memory, never garbage, of which Linux takes none until it is written.
+    Memory is zeroed, so no slot holds garbage; on Linux it takes none until it is written.
     """
 
     def __init__(

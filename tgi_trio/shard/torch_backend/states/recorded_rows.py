@@ -1,4 +1,4 @@
-"""What recordings of steps with prompts are told of their rows, where layers keep states."""
+"""Inputs of recorded steps with prompts that describe their rows, for layers that keep states."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tgi_trio.shard.torch_backend.states.chunks import Room
 from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT, StatePool
 from tgi_trio.shard.torch_backend.states.steps import Listing, StateSteps, StepStates
 
-_TURNS: Final = 16  # copies that may be on their way: a few a step
+_TURNS: Final = 16  # copies that may be in flight: each step takes several
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Told:
-    """What is told of rows, and where."""
+    """A listing of rows, and the device memory for it."""
 
     listing: Listing
     memory: torch.Tensor  # uint8
 
 
 class _Listings:
-    """What is told of the rows of a size's recordings; implements `ReservedRows`."""
+    """The listings of rows for the recordings of one size; implements `ReservedRows`."""
 
     def __init__(self, room: Room, device: torch.device, staging: Staging) -> None:
         self.room = room
@@ -36,7 +36,7 @@ class _Listings:
         self._told: list[_Told] = []
 
     def keep(self, listing: Listing) -> list[torch.Tensor]:
-        """Return where `refill` tells what a listing says; there are no rows yet."""
+        """Return the tensors to which `refill` writes a listing; first it lists no rows."""
         arrays = listing([0], self.room)
         memory = torch.zeros(packed_size(arrays), dtype=torch.uint8, device=self._device)
         self._staging.fill(memory, arrays)
@@ -44,7 +44,7 @@ class _Listings:
         return split(memory, arrays)
 
     def refill(self, starts: Sequence[int]) -> None:
-        """Tell the recordings of rows that start at `starts`, cumulative."""
+        """Upload all listings of rows that start at `starts`, cumulative."""
         for told in self._told:
             self._staging.fill(told.memory, told.listing(starts, self.room))
 
@@ -65,9 +65,9 @@ class RecordedRows:
         device: torch.device,
         staging: Staging,
     ) -> None:
-        """`slots`: where they are told what `idle_slots` has; `pool`: which these are in.
+        """`slots`: tensors on the device like the arrays of `idle_slots`, of slots in `pool`.
 
-        `staging`: what `row_staging` returns, of all sizes: its memory stays where it is.
+        `staging`: from `row_staging`, one for the recordings of all sizes.
         """
         self._listings = _Listings(room, device, staging)
         reads, writes, fresh = slots
@@ -75,20 +75,20 @@ class RecordedRows:
         self.states = StepStates(pool.layers, steps)
 
     def fits(self, plan: StepPlan) -> bool:
-        """Return whether no more of a plan's rows have several tokens than there is room for."""
+        """Return whether there is room for a plan's rows of more than one token."""
         return int((np.diff(plan.query_starts) > 1).sum()) <= self._listings.room.longer
 
     def refill(self, plan: StepPlan) -> None:
-        """Tell the recordings of a plan's rows, which `fits`."""
+        """Upload what the recordings read of a plan's rows; `fits` has accepted the plan."""
         self._listings.refill(plan.query_starts.tolist())
 
 
 def row_staging(device: torch.device) -> Staging:
-    """Return what copies to a device what recordings are told of their rows."""
+    """Return the staging through which listings of rows are uploaded."""
     return Staging(device, turns=_TURNS)
 
 
 def idle_slots(rows: int) -> list[Array]:
-    """Return what `state_arrays` does, of rows that have no tokens."""
+    """Return what `state_arrays` does for rows without tokens."""
     none = np.full(rows, NULL_SLOT, np.int64)
     return [none, none, np.ones(rows, np.bool_)]

@@ -1,6 +1,6 @@
-"""The recurrence of RG-LRU (De, others 2024: Griffin): every number of the state has its own decay.
+"""The recurrence of RG-LRU (De et al. 2024, Griffin): every number of the state has its own decay.
 
-s <- a s + x, and the state is what it says.
+s <- a s + x, and the output is the state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CHUNK: Final = 64
 def scan_gated(
     x: torch.Tensor, decay: torch.Tensor, states: torch.Tensor, steps: StateSteps
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs [T, width] and the states behind the rows [R, width], all in float32.
+    """Return outputs [T, width] and the states after the rows [R, width], all in float32.
 
     `x` [T, width]; `decay` a [T, width], from 0 to 1; `states` [R, width].
     """
@@ -37,7 +37,7 @@ def _chunk(
     x = parts[0].masked_fill(~there[..., None], 0)
     decay = parts[1].masked_fill(~there[..., None], 1)
     reach = 1
-    while reach < x.shape[1]:  # each token sums up twice as many before it as in the turn before
+    while reach < x.shape[1]:  # each pass doubles the number of tokens that are summed up
         x = torch.cat(
             (x[:, :reach], torch.addcmul(x[:, reach:], decay[:, reach:], x[:, :-reach])), 1
         )

@@ -13,17 +13,17 @@ from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.recurrent_gate import scan_gated
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 
-_SHARPNESS: Final = 8.0  # of the decay, which Griffin calls c
+_SHARPNESS: Final = 8.0  # Griffin's constant c, which multiplies the decay's logarithm
 
 
 class HeadGate(NamedTuple):
-    """The sigmoid of a linear for each head. Float32."""
+    """The sigmoid of a linear layer per head. Float32."""
 
     weight: torch.Tensor  # [heads, head_dim, head_dim], inputs first
     bias: torch.Tensor  # [heads, head_dim]
 
     def open(self, x: torch.Tensor) -> torch.Tensor:
-        """Return from 0 to 1 [T, heads * head_dim] for as many numbers `x`."""
+        """Return numbers from 0 to 1, [T, heads * head_dim], for `x` of the same shape."""
         heads = x.unflatten(-1, self.bias.shape).transpose(0, 1)
         made = torch.baddbmm(self.bias[:, None], heads, self.weight)
         return made.transpose(0, 1).flatten(1).sigmoid()
@@ -58,8 +58,8 @@ class RecurrentGateLayer:
         beside, own = self.inner(x).chunk(2, dim=-1)
         own = self.convolution(own, states["tail"], steps).float()
         logarithm = -_SHARPNESS * self.decay.open(own) * self.rate
-        # What enters is so much smaller that the state stays as large as what is read, however long
-        # it is kept; but a text's first token finds nothing there, and enters whole.
+        # The input is scaled by sqrt(1 - a^2), so that the state remains as large as the input
+        # however slowly it decays; a sequence's first token, which finds no state, is not scaled.
         share = (1 - torch.exp(2 * logarithm)).sqrt_()
         share = share.masked_fill_(steps.begins()[:, None], 1)
         read, behind = scan_gated(

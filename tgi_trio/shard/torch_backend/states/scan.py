@@ -1,7 +1,7 @@
-"""A recurrence run over the rows of a step, whatever their lengths.
+"""Runs a recurrence over the rows of a step, whatever their lengths.
 
-It is given as two functions that compute the same: one takes a token of every row at a time, the
-other a chunk of tokens of some rows, by a few large products instead of many small ones.
+The recurrence is given as two functions that compute the same: one takes one token of every row,
+the other a chunk of tokens of some rows, by a few large products instead of many small ones.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import torch
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 
 Parts = Sequence[torch.Tensor]
-# (parts [R, ...] each, states [R, ...]) -> (outputs [R, ...], states behind them)
+# (parts [R, ...] each, states [R, ...]) -> (outputs [R, ...], states after them)
 Step = Callable[[Parts, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-# The same of parts [R, L, ...], of which `there` [R, L] says which are tokens; others, behind a
-# row's last, must leave its state as it is.
+# The same for parts [R, L, ...], with `there` [R, L] between parts and states: which entries are
+# tokens. The others, after a row's last token, must leave its state unchanged.
 Chunk = Callable[[Parts, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def scan_rows(
     parts: Parts, states: torch.Tensor, steps: StateSteps, step: Step, chunk: Chunk, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a recurrence's outputs [T, ...] and the states [R, ...] behind the rows' last tokens.
+    """Return a recurrence's outputs [T, ...] and the states [R, ...] after the rows' last tokens.
 
-    `parts` [T, ...] each: what it reads of the tokens; `states` [R, ...]: those before the rows'
-    first tokens, which may be overwritten; `size`: the most tokens of a chunk.
+    `parts` [T, ...] each: what it reads of the tokens; `states` [R, ...]: before the rows' first
+    tokens; may be overwritten; `size`: the most tokens of a chunk.
     """
     if steps.decodes:
         return step(parts, states)
@@ -47,7 +47,7 @@ def scan_rows(
             states.index_select(0, cut.lone_rows),
         )
         states.index_copy_(0, cut.lone_rows, behind)
-        if outputs is None:  # there are rows without tokens, and no longer ones
+        if outputs is None:  # no row has several tokens, but some have none
             outputs = steps.new_outputs(made, made.shape[1:])
         outputs.index_copy_(0, cut.lone_targets, made)
     assert outputs is not None  # a step has tokens

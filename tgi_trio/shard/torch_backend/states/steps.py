@@ -1,4 +1,4 @@
-"""Which states a step reads and writes, and what a layer that has some has to do."""
+"""The states that a step reads and writes, and the interface of layers that keep states."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT, StatePool
 
 
 def send_plain(arrays: Sequence[Array]) -> list[torch.Tensor]:
-    """Return arrays as the host's tensors, over the same memory."""
+    """Return arrays as tensors on the host, over the same memory."""
     return [torch.from_numpy(array) for array in arrays]
 
 
-# What a step is told of its rows, which start at places that are given, cumulative. A recording,
-# which has room for some, is told as many numbers whatever its rows are.
+# Returns arrays that describe rows, given where they start, cumulative. For a recording, with the
+# given room, the arrays' sizes do not depend on the rows.
 Listing: TypeAlias = Callable[[Sequence[int], Room | None], list[Array]]
 
 
@@ -31,22 +31,22 @@ class ReservedRows(Protocol):
 
     @property
     def room(self) -> Room: ...
-    def keep(self, listing: Listing) -> list[torch.Tensor]: ...  # where a listing is told
+    def keep(self, listing: Listing) -> list[torch.Tensor]: ...  # filled at every replay
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSteps:
     """The rows of a step, as layers with states see them.
 
-    A row may write where it reads. Only the null slot is in two rows.
+    A row may write to the slot that it reads. Only the null slot may be used by several rows.
     """
 
-    starts: list[int]  # [R + 1] rows' first token in the flat list, cumulative; on the host
-    reads: torch.Tensor  # int64 [R] slot of the state before the row's first token
-    writes: torch.Tensor  # int64 [R] slot for the state behind its last
-    fresh: torch.Tensor  # bool [R] the state before is zero, whatever the slot holds
-    send: Send = send_plain  # to the device of the others
-    reserved: ReservedRows | None = None  # where a recording is told at every replay of its rows
+    starts: list[int]  # [R + 1], rows' first tokens in the flat list, cumulative; on the host
+    reads: torch.Tensor  # int64 [R], slot of the state before the row's first token
+    writes: torch.Tensor  # int64 [R], slot for the state after its last token
+    fresh: torch.Tensor  # bool [R]: the state before is zero, whatever the slot holds
+    send: Send = send_plain  # to the device of these tensors
+    reserved: ReservedRows | None = None  # the rows of a recording; None: no recording
     _places: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(
         default_factory=dict
     )
@@ -55,11 +55,11 @@ class StateSteps:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the step has, those included that are left over in a recording."""
+        """How many tokens the step has, including a recording's padding."""
         return self.starts[-1] if self.reserved is None else self.reserved.room.tokens
 
     def chunks(self, size: int) -> Chunks:
-        """Return the rows cut into chunks of at most `size` tokens; made once for each `size`."""
+        """Return the rows cut into chunks of at most `size` tokens; cached by `size`."""
         if size not in self._chunks:
             self._chunks[size] = Chunks.of(self.tell(partial(list_chunks, size=size)))
         return self._chunks[size]
@@ -67,8 +67,8 @@ class StateSteps:
     def places_behind(self, before: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return places in a list that has `before` entries in front of every row's tokens.
 
-        Int64: of the tokens [T], of the entries [R * before], and of the last `before` of each
-        row [R * before]. Made once for each `before`.
+        Int64: of the tokens [T], of these entries [R * before], and of the last `before` elements
+        of each row [R * before]. Cached by `before`.
         """
         if before not in self._places:
             here = self.tell(partial(list_places, before=before))
@@ -76,7 +76,7 @@ class StateSteps:
         return self._places[before]
 
     def begins(self) -> torch.Tensor:
-        """Return which tokens are the first of a sequence, bool [T]."""
+        """Return which tokens are the first of their sequence, bool [T]."""
         if self.decodes:
             return self.fresh
         if not self._firsts:
@@ -85,15 +85,15 @@ class StateSteps:
         return found.index_copy_(0, self._firsts[0], self.fresh)[: self.tokens]
 
     def tell(self, listing: Listing) -> list[torch.Tensor]:
-        """Return what a listing says of the rows, on their device."""
+        """Return the listing of the rows, on their device."""
         if self.reserved is not None:
             return self.reserved.keep(listing)
         return self.send(listing(self.starts, None))
 
     def new_outputs(self, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """Return room for what is found of every token, [T, *shape].
+        """Return a tensor for the outputs of all tokens, [T, *shape].
 
-        Of a recording there is one more, and those left over are zero.
+        A recording's has one entry more, for padding, and is zeroed.
         """
         if self.reserved is None:
             return like.new_empty((self.tokens, *shape))
@@ -110,17 +110,17 @@ class StateSteps:
         return states.index_select(0, self.reads).masked_fill_(fresh, 0)
 
     def write(self, states: torch.Tensor, values: torch.Tensor) -> None:
-        """Write the rows' new states [R, *shape], rounded to what `states` holds."""
+        """Write the rows' new states [R, *shape] in the dtype of `states`."""
         states.index_copy_(0, self.writes, values.to(states.dtype))
 
 
 def list_chunks(starts: Sequence[int], room: Room | None, *, size: int) -> list[Array]:
-    """Return what `Chunks.of` takes."""
+    """Return the arrays of `Chunks.of`."""
     return cut_rows(starts, size) if room is None else cut_into(starts, size, room)
 
 
 def list_places(starts: Sequence[int], room: Room | None, *, before: int) -> list[Array]:
-    """Return what `StateSteps.places_behind` does; tokens that are left over are another row's."""
+    """Return the arrays of `StateSteps.places_behind`; padding tokens belong to padding rows."""
     every = np.asarray(starts, np.int64)
     if room is not None:
         every = np.concatenate((every, np.full(room.rows + 1 - len(every), room.tokens)))
@@ -132,7 +132,7 @@ def list_places(starts: Sequence[int], room: Room | None, *, before: int) -> lis
 
 
 def list_firsts(starts: Sequence[int], room: Room | None) -> list[Array]:
-    """Return each row's first token, int64 [R], of rows that are missing a place behind all."""
+    """Return each row's first token, int64 [R]; that of padding rows is after all tokens."""
     firsts = np.asarray(starts[:-1], np.int64)
     if room is None:
         return [firsts]
@@ -140,10 +140,11 @@ def list_firsts(starts: Sequence[int], room: Room | None) -> list[Array]:
 
 
 def state_arrays(plan: StepPlan) -> list[Array]:
-    """Return what a plan's rows read and write, int64 [R] each, and which start anew, bool [R].
+    """Return the slots that a plan's rows read and write, int64 [R] each, and which rows are at
+    their sequence's beginning, bool [R].
 
-    Made-up rows, which have no slots, use the null slot. Raises ValueError for rows without slots
-    that do not start from nothing.
+    Rows of synthetic plans, which have no slots, use the null slot. Raises ValueError for rows
+    without slots that are not at the beginning.
     """
     rows, starts = len(plan.query_starts) - 1, plan.query_starts
     reads, writes, fresh = plan.state_reads, plan.state_writes, plan.positions[starts[:-1]] == 0
@@ -155,7 +156,7 @@ def state_arrays(plan: StepPlan) -> list[Array]:
 
 
 def state_steps(plan: StepPlan, send: Send) -> StateSteps:
-    """Return what a plan reads and writes; raises what `state_arrays` does."""
+    """Return the rows of a plan, with tensors through `send`; raises what `state_arrays` does."""
     reads, writes, fresh = send(state_arrays(plan))
     return StateSteps(plan.query_starts.tolist(), reads, writes, fresh, send)
 
@@ -164,30 +165,30 @@ def state_steps(plan: StepPlan, send: Send) -> StateSteps:
 class StepStates:
     """All states, and what a step reads and writes of them."""
 
-    layers: Mapping[int, Mapping[str, torch.Tensor]]  # by layer and name [slots, *shape]
+    layers: Mapping[int, Mapping[str, torch.Tensor]]  # by layer and name, [slots, *shape]
     steps: StateSteps
 
     @classmethod
     def of(cls, plan: StepPlan, pool: StatePool, send: Send = send_plain) -> StepStates:
-        """Return those of a plan; raises what `state_arrays` does."""
+        """Return the states and rows of a plan; raises what `state_arrays` does."""
         return cls(pool.layers, state_steps(plan, send))
 
 
 class MixerLayer(Protocol):
-    """A layer's part that keeps a state per sequence.
+    """The part of a layer that keeps a state per sequence.
 
-    What a row gets depends neither on the other rows nor, but for rounding, on where the pieces of
-    its sequence end.
+    A row's output depends neither on other rows nor, except for rounding, on how its sequence is
+    divided into steps.
     """
 
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
-        """Return what the layer makes of `x` [T, hidden], [T, hidden].
+        """Return the output [T, hidden] for `x` [T, hidden]; with several ranks, a partial sum.
 
-        With several ranks this is a partial sum. Reads each row's state from `states` (by name
-        [slots, *shape]) at `steps.reads`, and writes the state behind its last token to
-        `steps.writes`: nowhere else, so that the step can be repeated where they differ.
+        Reads each row's state from `states` (by name, [slots, *shape]) at `steps.reads`, and writes
+        the state after its last token to `steps.writes` and nowhere else. So if these differ, the
+        step can be repeated.
         """
         ...
 
