@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 # Word indices in the shared segment. What one side writes is 128 bytes away from everything else.
 _READY, _STORED, _STOP, _RESULTS = (0, 16), (64, 96), 128, 256
 _MODULE = "tgi_trio.ipc.litmus"  # not __name__: the table is printed by a `__main__`
-_PATIENCE_S = 5.0  # silence after which the partner counts as dead
+_PATIENCE_S = 60.0  # silence of a partner that has not ended, after which it counts as dead
 _ROUNDS: Final = 5_000  # of the self-test, at most
 
 
@@ -104,7 +104,7 @@ class _Partner:
     def begin(self) -> memoryview:
         """Have it begin; returns the words of the shared memory."""
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it has died, which `_check_patience` will report
+            with suppress(BrokenPipeError):  # it has died, which `_meet` will report
                 self._process.stdin.write(b"!")
                 self._process.stdin.flush()
         return self._segment.words(0, self._segment.size // 8)
@@ -181,23 +181,21 @@ def _meet(words: memoryview, me: int, ticket: int, gone: Callable[[], bool]) -> 
     """Wait for the other side (a barrier); spins, so that both go on at the same time."""
     words[_READY[me]] = ticket
     other = _READY[1 - me]
-    looks = 0
+    looks, since = 0, 0.0
     while words[other] < ticket:
         looks += 1
         if looks & 0xFFF == 0:
-            _check_patience(words, looks)
+            if words[_STOP]:
+                raise SystemExit
+            if looks == 0x1000:
+                since = time.monotonic()
+            # Whether it is here by now is looked at after the clock: this side may have been the
+            # one that stood still.
+            elif time.monotonic() > since + _PATIENCE_S and words[other] < ticket:
+                raise TimeoutError("the other side of the litmus has gone")
             # A system call, so only now and then; one that has ended may have been here before.
             if looks & 0x3FFFF == 0 and gone() and words[other] < ticket:
                 raise TimeoutError("the other side of the litmus has ended")
-
-
-def _check_patience(words: memoryview, looks: int) -> None:
-    if words[_STOP]:
-        raise SystemExit
-    if looks == 0x1000:
-        words[_STOP + 1] = int(time.monotonic()) + 1
-    elif time.monotonic() > words[_STOP + 1] + _PATIENCE_S:
-        raise TimeoutError("the other side of the litmus has gone")
 
 
 def _count(words: memoryview, done: int, rounds: int) -> LitmusOutcome:
