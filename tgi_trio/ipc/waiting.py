@@ -36,9 +36,9 @@ class _Waiting:
 
     def close(self) -> None:
         """Kill the process and reap it."""
-        self.end.close()
         self.process.kill()
         self.process.wait()
+        self.end.close()  # last: at its end the process would end by itself
         if self.process.stdout is not None:
             self.process.stdout.close()
 
