@@ -13,11 +13,11 @@ def names_in_shm() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if not name.startswith(_BROWSER)}
 
 
-def names_left(before: set[str], patience: float = 10.0) -> set[str]:
+def names_left(before: set[str], patience: float = 60.0) -> set[str]:
     """Return the names that are there now, were not in `before`, and stay for `patience` seconds.
 
-    Other programs, libraries among them, give what they share a name for a moment: one that is seen
-    and goes away again was not left.
+    Other programs, libraries among them, give what they share a name for a moment, a long one on a
+    busy machine: one that is seen and goes away again was not left.
     """
     deadline = time.monotonic() + patience
     left = names_in_shm() - before
