@@ -55,6 +55,7 @@ def test_prompt_logprobs_longer_than_a_frame_arrive_in_order() -> None:
 def test_a_router_that_does_not_read_loses_nothing() -> None:
     with fake_shard(reply_bytes=2**12) as (router, _):
         router.prefill(*(row(i, [i + 3, i + 4], 40, top_n=3) for i in range(1, 6)))
+        assert router.end.wait(120)
         while router.end.vitals.phase != Phase.REPLYING or router.end.vitals.step < 5:
             assert router.end.wait(0.01)  # frames are there, and stay there
         blocked = router.end.vitals

@@ -23,7 +23,7 @@ from tgi_trio.shard.loop.image_queue import ImageSource
 from tgi_trio.testing.fake_model import FakeCrash, FakeRunner, FakeSettings
 
 _STOP_POLL_S = 0.02
-_JOIN_S = 30.0
+_JOIN_S = 120.0
 
 
 class FakeShard:

@@ -287,12 +287,11 @@ def test_loaded_and_dropped_while_others_decode(llama: Any) -> None:
         assert router.loaded(1).rank == 16
         router.prefill(prefill(0, 0), prefill(1, 1))
         router.until(lambda _: len(router.tokens(0)) >= 2)
-        router.adapter(AdapterOrder(2, folders[1]))
-        assert not router.loaded(2).error
-        router.prefill(prefill(2, 2))
         router.acknowledged(router.filter(0))
         said = router.tokens(0)
-        router.prefill(prefill(5, 0, said))
+        router.adapter(AdapterOrder(2, folders[1]))  # takes its time, while the other one decodes
+        assert not router.loaded(2).error
+        router.prefill(prefill(2, 2), prefill(5, 0, said))
         router.finished(1, 2, 5)
         router.drop_adapter(2)
         router.adapter(AdapterOrder(3, folders[2]))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.shard.loop.held_steps import hold_step
 from tests.shard.loop.scripted_router import (
     BLOCK,
     PROMPT,
@@ -34,6 +35,14 @@ def sequences_after(router: ScriptedRouter, report: StepReport) -> set[int]:
     """Ids in the reports that followed `report`."""
     later = router.reports[router.reports.index(report) + 1 :]
     return {row.sequence for report in later for row in rows_of(report)}
+
+
+def until_idle(router: ScriptedRouter) -> None:
+    """Wait until the shard says that it has nothing to do."""
+    deadline = time.monotonic() + 120
+    while router.end.vitals.phase != Phase.IDLE:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 # --- handshake and static facts ------------------------------------------------------------------
@@ -94,11 +103,15 @@ def test_a_sequence_is_answered_to_its_end() -> None:
         assert shard.runner is not None and shard.runner.dropped == [1]
 
 
-def test_a_newcomer_joins_at_the_next_step_and_decoding_goes_on() -> None:
-    with fake_shard(step_ms=1) as (router, _):
+def test_a_newcomer_joins_at_the_next_step_and_decoding_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = hold_step(monkeypatch, 4)
+    with fake_shard() as (router, _):
         router.prefill(row(1, PROMPT, 40))
         router.until(lambda report: report.step == 3)
         command = router.prefill(row(2, [8, 9], 5))
+        go_on.set()
         joined = router.acknowledged(command)
         assert joined.sequence == [1, 2]
         assert (joined.decode_rows, joined.prefill_tokens) == (1, 2)
@@ -119,11 +132,16 @@ def test_acknowledged_numbers_never_fall_and_steps_count_up() -> None:
     assert steps == list(range(1, len(steps) + 1))
 
 
-def test_a_filtered_sequence_never_moves_after_the_acknowledgement() -> None:
-    with fake_shard(step_ms=1) as (router, shard):
+def test_a_filtered_sequence_never_moves_after_the_acknowledgement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = hold_step(monkeypatch, 4)
+    with fake_shard() as (router, shard):
         router.prefill(row(1, PROMPT, 60), row(2, [8, 9], 60))
         router.until(lambda report: report.step == 3)
-        report = router.acknowledged(router.filter(1, 99))
+        command = router.filter(1, 99)
+        go_on.set()
+        report = router.acknowledged(command)
         # Acknowledged before the next step runs, not after it: the blocks are free sooner.
         assert report.sequence == [] and report.held == 1
         # Its blocks are free now: a third sequence gets them at once.
@@ -135,11 +153,16 @@ def test_a_filtered_sequence_never_moves_after_the_acknowledgement() -> None:
     assert router.tokens(3) == answer([4, 4], 10)
 
 
-def test_filtering_the_last_sequence_is_acknowledged_without_a_step() -> None:
-    with fake_shard(step_ms=1) as (router, _):
+def test_filtering_the_last_sequence_is_acknowledged_without_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = hold_step(monkeypatch, 3)
+    with fake_shard() as (router, _):
         router.prefill(row(1, PROMPT, 60))
         router.until(lambda report: report.step == 2)
-        report = router.acknowledged(router.filter(1))
+        command = router.filter(1)
+        go_on.set()
+        report = router.acknowledged(command)
         assert (report.sequence, report.held) == ([], 0)
         report = router.acknowledged(router.filter(1))  # again, for nobody
         assert report.sequence == []
@@ -184,13 +207,18 @@ def test_a_sequence_sits_out_until_its_grammar_is_compiled(
         assert router.tokens(1) == answer(PROMPT, 10) and not router.rows(3)
 
 
-def test_chunks_stay_within_the_budget_and_decoding_goes_on_beside_them() -> None:
+def test_chunks_stay_within_the_budget_and_decoding_goes_on_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     prompt = list(range(10, 50))
-    with fake_shard(step_ms=1) as (router, _):
+    go_on = hold_step(monkeypatch, 3)
+    with fake_shard() as (router, _):
         router.prefill(row(1, PROMPT, 40))
         router.until(lambda report: report.step == 2)
         limit = router.limits(6)
-        report = router.acknowledged(router.prefill(row(2, prompt, 4)))
+        command = router.prefill(row(2, prompt, 4))
+        go_on.set()
+        report = router.acknowledged(command)
         assert report.acknowledged > limit
         router.finished(1, 2)
     assert router.tokens(1) == answer(PROMPT, 40)
@@ -216,11 +244,14 @@ def test_eos_min_new_tokens_and_ignore_eos() -> None:
     assert ends == [Finish.EOS, Finish.EOS, Finish.LENGTH, Finish.LENGTH]
 
 
-def test_shutdown_ends_the_loop_after_the_step_in_hand() -> None:
-    with fake_shard(step_ms=1) as (router, shard):
+def test_shutdown_ends_the_loop_after_the_step_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = hold_step(monkeypatch, 3)
+    with fake_shard() as (router, shard):
         router.prefill(row(1, PROMPT, 60))
         router.until(lambda report: report.step == 2)
-        report = router.acknowledged(router.send(Kind.SHUTDOWN))
+        command = router.send(Kind.SHUTDOWN)
+        go_on.set()
+        report = router.acknowledged(command)
         assert (report.sequence, report.held) == ([], 1)
         shard.wait()
         assert router.end.vitals.phase == Phase.STOPPING
@@ -232,8 +263,7 @@ def test_the_gap_is_measured_between_back_to_back_steps_only() -> None:
         for start in (1, 2):
             router.prefill(row(start, PROMPT, 5))
             router.finished(start)
-            while router.end.vitals.phase != Phase.IDLE:
-                time.sleep(0.001)
+            until_idle(router)
     steps = [report for report in router.reports if report.sequence]
     assert [report.gap_ns > 0 for report in steps] == [False, *[True] * 4] * 2
     assert all(report.forward_ns >= 1_000_000 for report in steps)
@@ -245,6 +275,7 @@ def test_an_idle_shard_says_so() -> None:
         router.finished(1)
         beats = router.end.vitals.heartbeat
         router.acknowledged(router.filter(1))
+        until_idle(router)
         assert not router.end.wait(0.05)
         assert router.end.vitals.phase == Phase.IDLE
         assert router.end.vitals.step == 3
@@ -273,12 +304,14 @@ def test_what_the_first_grammar_needs_is_begun_once_the_model_is_ready(
     assert seen == ["warm-up", "all"]
 
 
-def test_a_second_warm_up_starts_afresh() -> None:
-    with fake_shard(step_ms=1) as (router, _):
+def test_a_second_warm_up_starts_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = hold_step(monkeypatch, 3)
+    with fake_shard() as (router, _):
         router.prefill(row(1, PROMPT, 60))
         router.until(lambda report: report.step == 2)
         words = dict.fromkeys((name for name, _ in SPECS[Kind.WARMUP].words), 0)
         router.send(Kind.WARMUP, **{n: v for n, v in words.items() if n != "command"})
+        go_on.set()
         while (frame := router.receive()).kind is Kind.STEP:
             router.end.release()
         assert frame.kind is Kind.WARMUP_REPLY and frame.word("blocks") == 1024

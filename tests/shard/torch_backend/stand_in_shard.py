@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tests.shard.loop.scripted_router import ScriptedRouter, channel
 from tests.shard.torch_backend.models_support import BLOCK
@@ -24,12 +25,30 @@ from tgi_trio.testing.stand_in_device import StandInDevice
 from tgi_trio.testing.stand_in_driver import Counts
 
 
+class LeashedEnd(ShardEnd):
+    """A shard's end, at most two steps ahead of what its router has read of them.
+
+    However late the router's thread gets to run, sequences are where it has seen them, nearly.
+    """
+
+    router: ScriptedRouter | None = None  # None: nobody is waited for
+
+    def beat(self, step: int, phase: int) -> None:
+        super().beat(step, phase)
+        while (router := self.router) is not None and step > _last_read(router) + 2:
+            time.sleep(0.001)
+
+
+def _last_read(router: ScriptedRouter) -> int:
+    return router.reports[-1].step if router.reports else 0
+
+
 class DeviceShard:
     """A shard in a thread: what its device was asked, and what it ended with."""
 
     def __init__(
         self,
-        end: ShardEnd,
+        end: LeashedEnd,
         folder: Path,
         graphs: tuple[int, ...],
         incarnation: int,
@@ -44,6 +63,12 @@ class DeviceShard:
         self._incarnation = incarnation
         self._end = end
         self.thread = threading.Thread(target=self._main, daemon=True)
+
+    def wait(self) -> None:
+        """Wait until its loop has ended, whose reports nobody reads any more."""
+        self._end.router = None
+        self.thread.join(120)
+        assert not self.thread.is_alive()
 
     def _main(self) -> None:
         try:
@@ -66,7 +91,7 @@ def device_shard(
     """Yield a warmed-up shard, whose device counts what serving asks of it alone."""
     with channel(incarnation=incarnation) as (endpoints, router):
         own = replace(endpoints.spec, segment=os.dup(endpoints.spec.segment))
-        end = ShardEnd.attach(own.text())
+        end = cast(LeashedEnd, LeashedEnd.attach(own.text()))
         shard = DeviceShard(end, folder, graphs, incarnation, **settings)
         shard.thread.start()
         router.greet()
@@ -86,9 +111,9 @@ def device_shard(
             assert router.receive().word("blocks") == BLOCKS
         router.end.release()
         shard.device.counts = Counts()
+        end.router = router
         yield router, shard
         if shard.thread.is_alive():
             router.send(Kind.SHUTDOWN)
-        shard.thread.join(120)
-        assert not shard.thread.is_alive()
+        shard.wait()
         end.close()

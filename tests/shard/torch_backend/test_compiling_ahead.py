@@ -120,7 +120,7 @@ def test_what_is_launched_later_has_been_compiled(tmp_path: Path) -> None:
 
 
 UNDER = """
-import os
+import contextlib, os
 from pathlib import Path
 
 def under(pid):
@@ -129,6 +129,13 @@ def under(pid):
     except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
         return []
     return [each for child in found for each in (child, *under(child))]
+
+def open_files(pid):
+    "Yield what a process has open; it may close some meanwhile, or end."
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for held in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                yield os.readlink(held)
 """
 
 ASK = """
@@ -140,9 +147,12 @@ compilers.usable_cores = lambda: [0, 1]
 ring = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 os.set_inheritable(ring, True)
 
+def input_of(pid):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return os.readlink(f"/proc/{pid}/fd/0")
+
 def serving(pids):
-    inputs = [os.readlink(f"/proc/{pid}/fd/0") for pid in pids[1:]]
-    return inputs == ["/dev/null"] * 2
+    return [input_of(pid) for pid in pids[1:]] == ["/dev/null"] * 2
 
 with compilers.compilers(lambda: ("cuda", 90, 32)) as others:
     assert not under(os.getpid())
@@ -154,8 +164,7 @@ with compilers.compilers(lambda: ("cuda", 90, 32)) as others:
             break
         time.sleep(0.01)
     for pid in under(os.getpid()):
-        open_ = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
-        print(pid, *open_, flush=True)
+        print(pid, *set(open_files(pid)), flush=True)
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -179,8 +188,7 @@ def test_compilers_hold_nothing_and_end_with_who_asks(tmp_path: Path, end: str) 
 
 
 SHARE = """
-import contextlib, threading, time
-from pathlib import Path
+import threading, time
 import torch
 from triton import knobs
 from triton.runtime import driver
@@ -202,13 +210,6 @@ data = asked[0]["specialization_data"]
 def waiting():
     "Whether a process below this one has the file of locks open."
     return any(zygote.LOCKS in name for pid in under(os.getpid()) for name in open_files(pid))
-
-def open_files(pid):
-    "Yield what a process has open; it may close some meanwhile, or end."
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for held in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                yield os.readlink(held)
 
 def inode():
     (made,) = Path(knobs.cache.dir).rglob("gate.cubin")

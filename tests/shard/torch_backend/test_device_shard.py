@@ -94,7 +94,7 @@ def test_a_lost_device_ends_the_shard_and_another_goes_on(folder: Path) -> None:
         router.prefill(*(prefill(i, asked) for i in range(3)))
         until_said(router, 2, 0, 1, 2)
         shard.device.lose()
-        shard.thread.join(120)
+        shard.wait()
         assert isinstance(shard.error, RunnerBroken)
         assert "CUDA error: an illegal memory access" in str(shard.error)
         assert not shard.device.counts.unpinned  # which would have ended the process, not a word
