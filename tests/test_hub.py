@@ -95,6 +95,7 @@ def fetch(
                            trust=trust))  # fmt: skip
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
     home = {"HF_HOME": str(cache / "home"), "HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1"}
+    home |= {"HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DOWNLOAD_TIMEOUT": "120"}  # for this process
     return run_warm("-c", CHILD, call, environment={**clean, **home, **(environ or {})})
 
 

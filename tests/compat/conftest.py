@@ -23,8 +23,8 @@ def served() -> Iterator[ServerProcess]:
 def guarded() -> Iterator[ServerProcess]:
     """A server that asks for a key, has room for one request, and goes by a name of its own."""
     flags = ("--api-key", KEY, "--max-concurrent-requests", "1", "--served-model-name", "mine")
-    # 900 tokens take 18 s, on any machine: who is there is still there when the next one comes
-    with serving(*flags, fake='{"step_ms": 20}') as server:
+    # 900 tokens take 90 s, on any machine: who is there is still there when the next one comes
+    with serving(*flags, fake='{"step_ms": 100}') as server:
         yield server
 
 

@@ -277,7 +277,7 @@ def test_a_full_house_is_a_rate_limit_and_the_place_comes_back(guarded: ServerPr
 
 def test_an_error_in_the_middle_of_a_stream_is_raised_with_its_text() -> None:
     with (
-        serving("--graceful-termination-timeout", "0.2", fake='{"step_ms": 20}') as server,
+        serving("--graceful-termination-timeout", "0.2", fake='{"step_ms": 100}') as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client,
     ):
         stream = client.chat.completions.create(

@@ -16,7 +16,7 @@ import pytest
 
 from tests.system.server import ServerProcess
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]  # it may have to be installed
 
 PACKAGE = "text-generation==0.7.0"
 CALLS = Path(__file__).parent / "clients" / "text_generation_calls.py"

@@ -275,6 +275,7 @@ def test_the_process_that_converts_is_bounded(
     folder = write_folder(tmp_path, {})
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x02" + b"]" * 15_000_000)
     monkeypatch.setattr(child, "_SECONDS", 2)
+    monkeypatch.setattr(child, "_PATIENCE", 100)  # two seconds of a busy machine's processor
     with pytest.raises(
         ModelLoadError, match="more CPU time than weights of their size can"
     ) as told:
