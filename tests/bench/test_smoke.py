@@ -64,6 +64,8 @@ def forker() -> Iterator[Forker]:
         yield Forker(process)
 
 
+# The process's own end comes first: whoever gave up on it would leave its exit code to the next.
+@pytest.mark.timeout(LONGEST + 300)
 @pytest.mark.system
 @pytest.mark.parametrize("module", [each for each in SMALL if each not in RUN_ELSEWHERE])
 def test_a_benchmark_runs_to_its_end(
