@@ -15,12 +15,16 @@ import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from bench.device.models import values_of
 from bench.harness.checkpoints import tensor_sizes
 from tgi_trio.__main__ import serve
 from tgi_trio.cli.parser import parse
+from tgi_trio.router.shards import supervisor
 from tgi_trio.testing.checkpoints import make_tokenizer
+
+_STOP_S: Final = 60.0  # until a shard is killed that was told to end: it has figures to write
 
 
 def write_folder(shape: str, folder: Path) -> Path:
@@ -56,6 +60,8 @@ def write_names(sizes: dict[str, tuple[int, ...]], path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve; raises what the server raises."""
     options, *flags = sys.argv[1:] if argv is None else argv
+
+    supervisor.STOP_TIMEOUT = _STOP_S
 
     def random_shard(spec: str, settings: str) -> list[str]:
         return [sys.executable, "-m", "bench.device.random_shard", spec, options, settings]

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,8 @@ from tgi_trio.client.load import prompt
 from tgi_trio.client.measures import Summary
 from tgi_trio.testing.ports import held_port
 
-_START_S: Final = 120.0
+_START_S: Final = 300.0
+_TRIES: Final = 5
 _BROKEN_STREAMS: Final = 8
 _BREAK_AT: Final = 20  # steps of all streams; the warm-up launches none
 _TOLD: Final = 8192  # bytes of what a server said that has failed
@@ -42,14 +43,16 @@ def measure_server(
     prompts that nobody has seen, which are computed beside the streams. Prompts are such that
     sequences have `context` tokens on the average, as those of bare steps.
     """
-    with _serving(shape, folder, {"steps": str(folder / "steps.json")}, flags) as served:
+    steps = folder / "steps.json"
+    steps.unlink(missing_ok=True)
+    with _serving(shape, folder, {"steps": str(steps)}, flags) as served:
         with readers(Address(served.server.host, served.server.port), clients) as own:
             words = count_words(folder, max(8, context - tokens // 2))
             own.read(words, 1)
             with served.timed():
                 steady = read_until(lambda: own.read(words, tokens), Heard.ran_at_once)
             fresh = own.read(words, tokens, rounds=2, seed=1)
-    table, warm_up = read_steps(folder / "steps.json")
+    table, warm_up = read_steps(steps)
     began, ended = steady.window()
     gaps = Summary.of(steady.gaps(began, ended))
     found: dict[str, Any] = {
@@ -88,8 +91,18 @@ def measure_break(shape: str, folder: Path, tokens: int, flags: list[str]) -> di
     """Have the device of a shard break under streams; return how many got all their tokens.
 
     `step_ms`: from the break until the last of them went on. A stream that it did not interrupt,
-    or that lost tokens by it, is the row's failure.
+    or that lost tokens by it, is the row's failure. Where only a reader came too late to see its
+    stream stop, as on a busy machine, all of it is done again, a few times.
     """
+    found = _break_once(shape, folder, tokens, flags)
+    for _ in range(_TRIES - 1):
+        if found["completed"] < _BROKEN_STREAMS or found.get("missed", 0) == 0:
+            break
+        found = _break_once(shape, folder, tokens, flags)
+    return found
+
+
+def _break_once(shape: str, folder: Path, tokens: int, flags: list[str]) -> dict[str, Any]:
     broken = folder / "broken"
     broken.unlink(missing_ok=True)
     at = min(_BREAK_AT, tokens // 4)
@@ -112,6 +125,7 @@ def measure_break(shape: str, folder: Path, tokens: int, flags: list[str]) -> di
     whole = [r.events for r in heard.records if not r.error]  # others may have had a pause, too
     ends = [end for events in whole if (end := went_on(events, at_s)) is not None]
     found |= {"interrupted": len(ends), "pauses_s": [round(end - at_s, 3) for end in sorted(ends)]}
+    found["missed"] = len(whole) - len(ends)
     if ends:
         found["step_ms"] = (max(ends) - at_s) * 1e3
     if len(ends) < _BROKEN_STREAMS or found["completed"] < _BROKEN_STREAMS:
@@ -150,17 +164,16 @@ class _Served:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Note which part of a processor each process takes during the block."""
+        """Note which part of a processor each process takes that is there during the block."""
         pids = {"router": self.server.pid}
         children = Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children")
         for number, child in enumerate(children.read_text().split()):
             pids[f"child {number}"] = int(child)
-        before = {name: processor_seconds(pid) for name, pid in pids.items()}
-        began = time.perf_counter()
+        before, began = _spent_by(pids), time.perf_counter()
         yield
-        took = time.perf_counter() - began
-        for name, pid in pids.items():
-            self.shares[name] = (processor_seconds(pid) - before[name]) / took
+        spent, took = _spent_by(pids), time.perf_counter() - began
+        for name in before.keys() & spent:
+            self.shares[name] = (spent[name] - before[name]) / took
 
     @property
     def phases(self) -> dict[str, float]:
@@ -175,6 +188,15 @@ class _Served:
         return [
             line.strip()[:300] for line in lines if "| shard" in line and "cannot go on" in line
         ]
+
+
+def _spent_by(pids: dict[str, int]) -> dict[str, float]:
+    """Return the processor time of each process so far, without those that have ended."""
+    found: dict[str, float] = {}
+    for name, pid in pids.items():
+        with suppress(OSError):
+            found[name] = processor_seconds(pid)
+    return found
 
 
 @contextmanager

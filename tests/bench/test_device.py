@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.device import server
 from bench.device.__main__ import command, parse
 from bench.device.choices import CHOICES, leave_out
 from bench.device.models import SHAPES, config_of, make_runner, values_of
@@ -170,6 +171,19 @@ def test_streams_are_read_again_that_did_not_run_at_once() -> None:
     assert next(found, None) is None
 
 
+def test_a_break_is_seen_again_that_a_reader_came_too_late_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And one by which a stream lost tokens is not."""
+    seen, late = {"completed": 8, "interrupted": 8, "missed": 0}, {"completed": 8, "missed": 1}
+    lost, whole = {"completed": 7, "missed": 1}, {"completed": 8, "why": "it was not broken"}
+    for turns in ([seen], [late, late, seen], [late, lost], [whole], [late] * 5):
+        left = iter(turns)
+        monkeypatch.setattr(server, "_break_once", lambda *_, left=left: next(left))
+        assert server.measure_break("dry", Path(), 9, []) is turns[-1]
+        assert next(left, None) is None
+
+
 def test_each_reader_is_a_process_of_its_own() -> None:
     """One that had started first read the streams of another, one after the other."""
     with readers(Address("127.0.0.1", 1), 6) as own:
@@ -205,13 +219,15 @@ def test_steps_that_decode_all_rows_and_nothing_else_are_steady() -> None:
 @pytest.mark.timeout(1500)
 def test_the_kit_runs_without_a_device(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    env = os.environ | {"KIT_DRY": "1", "OUT": str(tmp_path), "PYTHON": sys.executable}
+    env = os.environ | {"KIT_DRY": "1", "OUT": str(tmp_path / "out"), "PYTHON": sys.executable}
+    env["TMPDIR"] = str(tmp_path)  # models of its own: another run may be writing the others
     kit = ["bash", str(ROOT / "bench/device/kit.sh"), "plain", "more"]
     done = subprocess.run(kit, capture_output=True, text=True, timeout=1500, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     told: set[str] = set()
+    out = tmp_path / "out"
     for name in ("plain", "more"):
-        found = json.loads((tmp_path / f"{name}.json").read_text())
+        found = json.loads((out / f"{name}.json").read_text())
         assert (found["schema"], found["bench"]) == (2, "device") and found["gb_per_s"] > 0
         assert not any("why" in row for row in found["results"]) and "machine" in found
         told |= {row["what"].split()[0] for row in found["results"]}
@@ -219,11 +235,11 @@ def test_the_kit_runs_without_a_device(tmp_path: Path) -> None:
     assert any(row["what"].endswith(", 2 adapters") for row in found["results"])
     (broken,) = [
         row
-        for row in json.loads((tmp_path / "plain.json").read_text())["results"]
+        for row in json.loads((out / "plain.json").read_text())["results"]
         if row["what"].startswith("a device that breaks")
     ]
     assert broken["broken"] and broken["completed"] == broken["streams"] and not broken["errors"]
-    assert "dry" in SHAPES and len(list(tmp_path.iterdir())) <= 8 and (tmp_path / "traces.tar")
+    assert "dry" in SHAPES and len(list(out.iterdir())) <= 8 and (out / "traces.tar").exists()
 
 
 @pytest.mark.skipif(not has_triton(), reason="recordings choose tokens by Triton's kernels")
