@@ -37,6 +37,7 @@ from tgi_trio.testing.ports import held_port
 ENDLESS = 10**9
 SERVER_CORE, CLIENT_CORE = 0, 1
 GRACE = 2.0  # seconds, of every server
+_START_S = 240.0  # that a server may take to be there
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,13 @@ def server(kind: str, paced: bool) -> Iterator[tuple[int, int]]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            for _ in range(600):
+            deadline = time.monotonic() + _START_S
+            while True:
                 try:
                     socket.create_connection(("127.0.0.1", port), 0.2).close()
                     break
                 except OSError:
-                    if process.poll() is not None:
+                    if process.poll() is not None or time.monotonic() > deadline:
                         raise RuntimeError(f"the server {kind} did not start") from None
                     time.sleep(0.05)
             yield port, process.pid

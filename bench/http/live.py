@@ -32,7 +32,7 @@ from tgi_trio.testing.ports import held_port
 
 GOAL_MS = 5.0  # 99th percentile
 _RECEIVE = 1 << 16
-_START_S = 60.0  # seconds a load may take to be there
+_START_S = 240.0  # seconds a load, or the floor, may take to be there
 _REQUEST = b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 _ANSWER = (
     b'HTTP/1.1 200 OK\r\ncontent-length: 13\r\ncontent-type: application/json\r\n\r\n{"live":true}'
@@ -123,6 +123,18 @@ def open_streams(port: int) -> int:
     return 0
 
 
+def await_load(port: int, streams: int) -> None:
+    """Wait until half of so many streams are open; raises RuntimeError where that never is so.
+
+    On a busy machine several may have ended, and be followed by none for a while.
+    """
+    deadline = time.monotonic() + _START_S
+    while (found := open_streams(port)) < streams // 2:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{found} of {streams} streams were open: no such load")
+        time.sleep(0.2)
+
+
 @contextmanager
 def loaded(port: int, case: Case) -> Iterator[None]:
     """Keep the case's streams open; it has begun when the block is entered."""
@@ -130,9 +142,7 @@ def loaded(port: int, case: Case) -> Iterator[None]:
         yield
         return
     with beside(stream_for_ever, port, case.streams, case.tokens):
-        deadline = time.monotonic() + _START_S
-        while open_streams(port) < case.streams // 2 and time.monotonic() < deadline:
-            time.sleep(0.2)
+        await_load(port, case.streams)
         time.sleep(min(2.0, case.streams / 32))  # all of them have had their first tokens
         yield
 
@@ -140,15 +150,15 @@ def loaded(port: int, case: Case) -> Iterator[None]:
 @contextmanager
 def connected(port: int) -> Iterator[Probe]:
     """Connect to a server that may just be starting."""
-    probe = None
-    for _ in range(200):
+    deadline = time.monotonic() + _START_S
+    while True:
         try:
             probe = Probe(port)
             break
         except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"nothing listens on port {port}") from None
             time.sleep(0.05)
-    if probe is None:
-        raise RuntimeError(f"nothing listens on port {port}")
     try:
         yield probe
     finally:
@@ -175,8 +185,7 @@ def measure(server: Server, case: Case, probes: int, period: float) -> tuple[Sum
             live.append(ours.ask())
             time.sleep(period / 2)  # so that neither is asked in the other's wake
             floor.append(bare.ask())
-        if (streams := open_streams(server.port)) < case.streams // 2:
-            raise RuntimeError(f"{streams} of {case.streams} streams were open: no such load")
+        await_load(server.port, case.streams)  # they have been open until now
     return Summary.of(live), Summary.of(floor)
 
 

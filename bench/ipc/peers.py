@@ -19,6 +19,7 @@ from bench.ipc.sampling import Budget, Case, Placement, Row, cases, sample, summ
 
 GRPC_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 METHOD = ("bench.Echo", "Echo")
+_START_S = 240.0  # that a server may take to be there
 Call = Callable[[bytes], Awaitable[object]]
 Sleep = Callable[[float], Awaitable[object]]
 
@@ -77,7 +78,7 @@ def grpc_sync(place: Placement, budget: Budget) -> list[Row]:
             stub = channel.unary_unary(
                 "/" + "/".join(METHOD), message.SerializeToString, message.FromString
             )
-            stub(message(step=1), wait_for_ready=True, timeout=20)
+            stub(message(step=1), wait_for_ready=True, timeout=_START_S)
 
             async def call(payload: bytes) -> object:
                 return stub(message(step=1, payload=payload))
@@ -96,7 +97,7 @@ def grpc_aio(place: Placement, budget: Budget) -> list[Row]:
             stub = channel.unary_unary(
                 "/" + "/".join(METHOD), message.SerializeToString, message.FromString
             )
-            await stub(message(step=1), wait_for_ready=True, timeout=20)
+            await stub(message(step=1), wait_for_ready=True, timeout=_START_S)
 
             async def call(payload: bytes) -> object:
                 return await stub(message(step=1, payload=payload))

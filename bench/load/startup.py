@@ -53,7 +53,7 @@ def first_token(flags: list[str], cache: str | None = None) -> tuple[float, floa
             body,
             {"content-type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             response.read()
         return server.ready_s, time.monotonic() - start
 

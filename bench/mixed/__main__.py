@@ -50,7 +50,7 @@ class Beginning:
 
 
 class Overtaken(RuntimeError):
-    """A chat was over before the long prompt was answered: such a round says nothing."""
+    """A chat was over before all streamed, or the long prompt was answered: it says nothing."""
 
 
 async def round_of(
@@ -91,6 +91,8 @@ async def round_of(
         for a, b in itertools.pairwise(record.events)
         if a >= beginning.at
     ]
+    if not gaps:
+        raise Overtaken(f"chats of {max_tokens} tokens were over before all of them streamed")
     return gaps, intruder[0].ttft * 1e3 if intruder else None
 
 

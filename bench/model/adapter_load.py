@@ -106,7 +106,8 @@ def measure(
             kind = "loading" if turn % 2 else "without"
             before, tokens_before, began = gaps(server), counts["tokens"], time.perf_counter()
             if turn % 2:
-                while time.perf_counter() - began < period:
+                loaded = len(loads)
+                while loaded == len(loads) or time.perf_counter() - began < period:
                     folder = folders[len(loads) % len(folders)]
                     body = {"lora_name": folder.name, "lora_path": folder.name}
                     loads.append(post(server, "/v1/load_lora_adapter", body))
