@@ -15,10 +15,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Final, Protocol
 
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.testing.ports import held_port
+
+_END_S: Final = 120.0  # until a server is killed that was told to end
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def start_process(
     )
 
 
-def wait_healthy(port: int, process: Process, timeout: float = 120.0) -> None:
+def wait_healthy(port: int, process: Process, timeout: float = 300.0) -> None:
     """Poll /health until it says 200; raises RuntimeError when the server ends or time is up."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -113,7 +115,7 @@ def serving(
     *,
     output: int | IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
-    timeout: float = 120.0,
+    timeout: float = 300.0,
 ) -> Iterator[Server]:
     """Run a server that answers /health at `port` when it is ready; SIGTERM on leaving.
 
@@ -127,7 +129,7 @@ def serving(
     finally:
         process.terminate()
         try:
-            process.wait(30)
+            process.wait(_END_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -35,7 +35,8 @@ def children(pid: int) -> list[int]:
     """Return the direct children of a process, oldest first."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found |= {int(child) for child in (task / "children").read_text().split()}
+        with suppress(OSError):  # a thread that has ended meanwhile
+            found |= {int(child) for child in (task / "children").read_text().split()}
     return sorted(found)
 
 
@@ -43,9 +44,10 @@ def find_shards(pid: int) -> list[int]:
     """Return those of a server's children that are shards, oldest first, real or not."""
     found = []
     for child in children(pid):
-        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        if b"-m" in words[:-1] and words[words.index(b"-m") + 1].endswith(b"shard"):
-            found.append(child)
+        with suppress(OSError):  # it has ended meanwhile
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if b"-m" in words[:-1] and words[words.index(b"-m") + 1].endswith(b"shard"):
+                found.append(child)
     return found
 
 
@@ -69,7 +71,7 @@ def session_seconds(leader: int) -> float:
     return found
 
 
-def still_running(pids: list[int], timeout: float = 5.0) -> list[int]:
+def still_running(pids: list[int], timeout: float = 60.0) -> list[int]:
     """Return those of `pids` that have not ended within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while (left := [pid for pid in pids if _runs(pid)]) and time.monotonic() < deadline:

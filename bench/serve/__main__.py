@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from bench.harness import stats
 from bench.harness.server import Server, running
-from bench.harness.vitals import children, cpu_seconds, metrics
+from bench.harness.vitals import cpu_seconds, find_shards, metrics
 from bench.model.cases import Case, Worker
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
@@ -64,7 +64,7 @@ def account(server: Server) -> dict[str, float]:
         "compute": compute,
         "gap": of["inference"] - compute,
         "router": cpu_seconds(server.pid),
-        "shard": sum(map(cpu_seconds, children(server.pid))),
+        "shard": sum(map(cpu_seconds, find_shards(server.pid))),
     }
 
 
