@@ -39,7 +39,8 @@ from tgi_trio.client.http import Client, HTTPFailure
 from tgi_trio.testing.ports import held_port
 from tgi_trio.testing.segments import names_in_shm, names_left
 
-RECOVERY = 60.0  # seconds until the server serves again after a fault, on a busy machine
+RECOVERY = 120.0  # seconds until the server serves again after a fault, on a busy machine
+REST = 60.0  # seconds until it holds no more than before
 PROBE_PERIOD = 0.05  # seconds between two looks at /live
 FAKE = '{"step_ms": 2}'
 FLAGS = (
@@ -206,11 +207,11 @@ def ends(books: dict[str, float]) -> dict[str, int]:
 
 
 def at_rest(port: int) -> dict[str, float]:
-    """Return the metrics once the books balance, or those after ten seconds.
+    """Return the metrics once the books balance, or those after a minute.
 
     Blocks of a client that has left are free when the shard has acknowledged it.
     """
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + REST
     while list(unbalanced(books := metrics(port))) and time.monotonic() < deadline:
         time.sleep(0.05)
     return books
@@ -228,7 +229,7 @@ def unbalanced(books: dict[str, float]) -> Iterator[str]:
 
 def descriptors_at_rest(pid: int, most: int) -> int:
     """Return the open descriptors of a process, after waiting for them to be `most` at most."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + REST
     while (found := vitals(pid).descriptors) > most and time.monotonic() < deadline:
         time.sleep(0.1)
     return found
@@ -278,7 +279,7 @@ def run(
             problems[f"{after - before} descriptors more than before"] += 1
         family = children(pid)
         process.send_signal(signal.SIGTERM)
-        if (code := process.wait(30)) != 0:
+        if (code := process.wait(120)) != 0:
             problems[f"exit code {code}"] += 1
         problems.update(f"process {each} is left" for each in still_running(family))
         problems.update(f"/dev/shm/{name} is left" for name in names_left(names))

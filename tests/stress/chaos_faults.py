@@ -10,6 +10,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -63,7 +64,8 @@ class Victim:
     def signal_shard(self, number: int) -> None:
         """Send a signal to the shard, if there is one at this moment."""
         if (pid := self.shard) is not None:
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # it has ended since
+                os.kill(pid, number)
 
     async def send(self, body: dict[str, Any], receive_buffer: int = 0) -> trio.SocketStream:
         """Send one streamed request on a connection of its own, and read nothing."""

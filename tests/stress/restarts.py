@@ -40,7 +40,7 @@ def generate(port: int) -> int:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/generate", body, {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=300) as reply:
         reply.read()
         return int(reply.status)
 
@@ -63,7 +63,7 @@ def once(argv: list[str], port: int, kill: bool) -> tuple[float, float]:
         family = children(process.pid)
         start = time.monotonic()
         process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-        code = process.wait(30)
+        code = process.wait(120)
         if not kill and code != 0:
             raise RuntimeError(f"exit code {code} after SIGTERM")
         end = time.monotonic() - start
