@@ -27,6 +27,7 @@ from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, Kind, Phase
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.speculation.payoff import Payoff
 from tgi_trio.testing.fake_model import FakeRunner
 from tgi_trio.testing.fake_shard import FakeShard
 
@@ -356,8 +357,12 @@ def test_any_mixture_is_answered_exactly_as_alone(
         assert len(got) == count or stop_at is not None
 
 
-def test_right_guesses_save_steps_and_wrong_ones_change_nothing() -> None:
+def test_right_guesses_save_steps_and_wrong_ones_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A model with three words repeats itself now and then; its KV is checked at every step."""
+    monkeypatch.setattr(Payoff, "allows", lambda self, rows: True)  # a matter of time
+    monkeypatch.setattr(Payoff, "is_resting", lambda self, rows: False)
     prompts = {i: [3, 4, 5, 3 + i % 3] for i in range(1, 7)}
     with fake_shard(speculate=4, vocab_size=6) as (router, _):
         for i, prompt in prompts.items():
