@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -32,3 +33,32 @@ def test_a_harmless_job_is_answered_without_a_child() -> None:
     assert first == last == {"value": process.pid}
     assert apart["value"] != process.pid
     assert wrong == {"wrong": "it is wrong"}
+
+
+_ABANDONED = """
+import os, signal, time
+from tgi_trio.sandbox.zygote import JobLimits, serve_jobs
+
+fork, own = os.fork, os.getpid()
+
+def fork_while_nobody_waits_any_more():
+    child = fork()
+    if child:
+        os.kill(own, signal.SIGUSR1)
+    return child
+
+os.fork = fork_while_nobody_waits_any_more
+serve_jobs(lambda: lambda question, data: time.sleep(3600), JobLimits(60.0, 7200.0, 1 << 28))
+"""
+
+
+def test_a_job_is_abandoned_while_its_child_is_made() -> None:
+    """Which takes tens of milliseconds of a large process."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _ABANDONED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        said, _ = process.communicate('{"job": null, "bytes": 0}\n', timeout=240)
+    finally:
+        process.kill()
+    assert json.loads(said.splitlines()[1]) == {"signal": signal.SIGKILL}

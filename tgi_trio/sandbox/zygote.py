@@ -99,12 +99,16 @@ class _Zygote:
             return self._compute(question, data)
         reading, writing = os.pipe()
         parent = os.getpid()
+        # Who sends SIGUSR1 meanwhile is heard once it is known whom it ends.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
             die_with_parent(parent)
             self._answer(question, data, writing)
         self._child = child
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         os.close(writing)
         with open(reading, "rb") as pipe:
             answer = pipe.read()
