@@ -34,6 +34,7 @@ from tgi_trio.router.shards.rank_link import Call, Ended, Refused, Start, Welcom
 from tgi_trio.router.shards.shard_calls import ShardCalls, split_shard
 from tgi_trio.router.shards.shard_host import ShardHost
 from tgi_trio.router.shards.shard_instance import ShardArgv
+from tgi_trio.testing.ports import held_port
 
 HOST = "127.0.0.1"
 
@@ -162,22 +163,21 @@ async def test_a_shard_that_is_not_there_is_called_until_it_is(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the start; and when it starts anew, even if it is of another version for a while."""
-    async with shard_at(0, idle) as port:
-        pass
-    calls = calls_of(port)
-    async with waiting_for_all(calls) as there:
-        await wait_for_words(caplog, "it cannot be reached")
-        async with shard_at(port, idle):
-            await there.wait()
-            calls.take(0).close()
-    async with waiting_for_all(calls) as there:
-        with monkeypatch.context() as upgrade:
-            speak_otherwise(upgrade)
+    with held_port() as port:
+        calls = calls_of(port)
+        async with waiting_for_all(calls) as there:
+            await wait_for_words(caplog, "it cannot be reached")
             async with shard_at(port, idle):
-                await wait_for_words(caplog, "both machines need the same version of tgi-trio")
-        async with shard_at(port, idle):
-            await there.wait()
-            calls.take(0).close()
+                await there.wait()
+                calls.take(0).close()
+        async with waiting_for_all(calls) as there:
+            with monkeypatch.context() as upgrade:
+                speak_otherwise(upgrade)
+                async with shard_at(port, idle):
+                    await wait_for_words(caplog, "both machines need the same version of tgi-trio")
+            async with shard_at(port, idle):
+                await there.wait()
+                calls.take(0).close()
 
 
 @pytest.mark.trio
