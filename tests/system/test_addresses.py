@@ -40,7 +40,7 @@ def test_every_address_serves_every_key(tmp_path: Path) -> None:
         context.check_hostname = False
         tls = httpx.Client(base_url=f"https://127.0.0.1:{secure}", verify=context, timeout=TIMEOUT)
         unix = httpx.Client(
-            base_url="http://server", transport=httpx.HTTPTransport(uds=str(path), retries=2)
+            base_url="http://server", transport=httpx.HTTPTransport(uds=str(path)), timeout=TIMEOUT
         )
         server.url = f"https://127.0.0.1:{secure}"
         server.wait_ready(verify=context)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import trio
 
-from tests.system.client import generate, open_session, stream
+from tests.system.client import generate, get, open_session, stream
 from tests.system.golden import reference, tokenize
 from tests.system.server import serving
 from tgi_trio.testing.checkpoints import make_checkpoint
@@ -48,7 +48,7 @@ async def test_a_hybrid_says_what_transformers_says_whatever_happens_to_it(tmp_p
     make_checkpoint(tmp_path, "lfm2", hidden_size=128)  # which the CPU kernels compute
     flags = ("--model-id", str(tmp_path), "--dtype", "float32", "--speculate", "2", *SMALL)
     with serving(*flags) as server:
-        served = httpx.get(f"{server.url}/info").json()["settings"]["serving"]
+        served = get(f"{server.url}/info").json()["settings"]["serving"]
         assert "path: decoder" in served and "CPU kernels: yes" in served
         expected = reference(tmp_path, [tokenize(server, text) for text in PROMPTS], NEW_TOKENS)
 
