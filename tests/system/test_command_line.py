@@ -121,6 +121,8 @@ def test_an_exception_that_nobody_catches_is_json() -> None:
 def test_levels_of_the_log(level: str, accessed: bool, warned: bool) -> None:
     with serving(fake="{}", env={"LOG_LEVEL": level}) as server:
         assert status(server.url, None) == 200
+        server.signal(signal.SIGTERM)  # the client may have its answer before the line is written
+        assert server.wait() == 0
         output = server.output
     assert "Traceback" not in output
     assert ("tgi_trio.access: " in output) is accessed

@@ -94,8 +94,10 @@ def test_a_shard_that_is_called_where_it_listens(demo: ServerProcess, tmp_path: 
                         events[-1]["generated_text"]
                         == (generate(demo.url, PROMPTS[0], **asked)["generated_text"])
                     )
+                    # The stream may have ended before its program did.
+                    server.wait_metric("tgi_shard_restarts", 1)
+                    server.wait_ready()
                     assert server.metric("tgi_shard_restarts") == 1
-                    server.wait_ready()  # the stream may have ended before its program did
                     computing = shards_of(second.pid)
                     assert computing
                     server.process.kill()

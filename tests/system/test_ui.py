@@ -152,7 +152,7 @@ def test_a_model_that_cannot_be_asked_for_is_asked_for_again(
 def test_errors_are_shown_and_a_key_helps(browser: webdriver.Chrome) -> None:
     with serving("--api-key", "sesame", "--served-model-name", "amber", fake="{}") as server:
         page = Page(browser, server.url, "chat")
-        assert page.wait("#model", "a").text == "amber"
+        assert page.wait("#model", "amber").text == "amber"
         page.wait(INPUT).send_keys("hello\n")
         page.wait("#chat .error", "401")
         page.one("#settings [name=key]").send_keys("sesame\t")
@@ -256,6 +256,7 @@ def test_pictures_are_chosen_dropped_and_pasted_and_go_with_the_next_message(
     script.say(content="Red.")
     script.end()
     page.wait("#chat .assistant", "Red.")
+    page.wait("#chat .send")  # before the answer has ended nothing is sent
     page.one(INPUT).send_keys("Sure?\n")
     messages = script.asked()["messages"]
     assert messages[0]["content"] == content and messages[2]["content"] == "Sure?"

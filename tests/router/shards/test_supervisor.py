@@ -18,6 +18,8 @@ import trio
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
 from tgi_trio.errors import CorruptFrame, GenerationError, PeerGone, ShardCannotStart
 from tgi_trio.ipc.command_channel import CommandChannel
+from tgi_trio.ipc.control import Vitals
+from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
@@ -264,12 +266,23 @@ async def test_a_hung_shard_turns_health_red_and_is_replaced(tmp_path: Path) -> 
 
 
 @pytest.mark.trio
-async def test_a_stopped_shard_is_noticed_even_when_idle_and_named(tmp_path: Path) -> None:
+async def test_a_stopped_shard_is_noticed_even_when_idle_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, seen = LocalGroup.vitals, set[tuple[int, int]]()
+
+    def note(group: LocalGroup, rank: int) -> Vitals:
+        vitals = look(group, rank)
+        seen.add((vitals.step, vitals.phase))
+        return vitals
+
+    monkeypatch.setattr(LocalGroup, "vitals", note)
     argv = FakeArgv()
     async with supervised(tmp_path, argv, stall=2.0) as (engine, supervisor):
         with engine.submit(make_request(byte_tokenizer(tmp_path), "one step", 1)) as stream:
             await ids_of(stream)
-        await trio.sleep(1.0)  # for it to go idle
+        while (1, Phase.IDLE) not in seen:
+            await trio.sleep(0.01)
         os.kill(supervisor.pids[0], signal.SIGSTOP)
         with trio.fail_after(120):
             while supervisor.state is not ShardState.STALLED:
