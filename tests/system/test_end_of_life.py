@@ -24,25 +24,28 @@ PROMPTS = [f"Chapter {n}. Once upon a time" for n in range(32)]
 
 @pytest.mark.trio
 async def test_sigterm_lets_streams_finish_and_exits_0() -> None:
-    with serving(fake='{"step_ms": 20}') as server:
-        tokens: list[int] = []
-        async with open_session() as session:
+    with serving("--stall-timeout", "600", fake="{}") as server:
+        events: list[dict[str, Any]] = []
+
+        async def client() -> None:
             async for event in stream(session, server.url, PROMPTS[0], max_new_tokens=200):
-                assert "error" not in event
-                tokens.append(event["token"]["id"])
-                if len(tokens) == 3:
-                    server.signal(signal.SIGTERM)
+                events.append(event)
+
+        async with open_session() as session, trio.open_nursery() as nursery:
+            with server.held():  # the stream cannot end before all has been asked
+                nursery.start_soon(client)
+                while server.metric("tgi_request_accepted") < 1:
+                    await trio.sleep(0.01)
+                server.signal(signal.SIGTERM)
+                ready = await session.get(f"{server.url}/ready")
+                while ready.status_code == 200:  # the signal is on its way
                     ready = await session.get(f"{server.url}/ready")
-                    while ready.status_code == 200:  # the signal is on its way
-                        ready = await session.get(f"{server.url}/ready")
-                    assert (ready.status_code, ready.json()["why"]) == (503, "shutting down")
-                    refused = await session.post(
-                        f"{server.url}/generate", json={"inputs": "too late"}
-                    )
-                    assert refused.status_code == 503
-                    assert (await session.get(f"{server.url}/live")).status_code == 200
-                final = event
-        assert final["generated_text"] is not None and len(tokens) == 200
+                assert (ready.status_code, ready.json()["why"]) == (503, "shutting down")
+                refused = await session.post(f"{server.url}/generate", json={"inputs": "too late"})
+                assert refused.status_code == 503
+                assert (await session.get(f"{server.url}/live")).status_code == 200
+        assert not any("error" in event for event in events)
+        assert len(events) == 200 and events[-1]["generated_text"] is not None
         assert server.wait() == 0
 
 
