@@ -28,6 +28,9 @@ from tgi_trio.cluster.routing import Routing
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.records import Options
 
+# The replicas are of the test's own process: where that is held up, they are not gone.
+PATIENT = ("--replica-timeout", "600")
+
 
 def test_what_it_shares_with_the_server_has_the_servers_defaults() -> None:
     ours = {each.name: each.default for each in fields(FrontOptions)}
@@ -109,7 +112,7 @@ async def test_it_follows_its_file_and_ends_when_what_runs_has_ended(tmp_path: P
     async with fake_replicas(2) as replicas:
         first, second = replicas.all
         file.write_text(first.address)
-        flags = ["--bind", "127.0.0.1:0", "--replicas-file", str(file)]
+        flags = ["--bind", "127.0.0.1:0", "--replicas-file", str(file), *PATIENT]
         flags += ["--cluster-secret-file", str(secret), "--logger-level", "error"]
         argv = [sys.executable, "-m", "tgi_trio", "front", *flags]
         process = await trio.lowlevel.open_process(argv, stderr=subprocess.PIPE)
@@ -164,6 +167,7 @@ async def test_it_tells_other_fronts_and_hears_them(tmp_path: Path) -> None:
         first, second = replicas.all
         flags = ["--bind", "127.0.0.1:0", "--cluster-secret-file", str(secret)]
         flags += ["--peer", f"localhost:{other.getsockname()[1]}", "--logger-level", "error"]
+        flags += PATIENT
         flags += ["--replica", first.address, "--replica", second.address]
         argv = [sys.executable, "-m", "tgi_trio", "front", *flags]
         process = await trio.lowlevel.open_process(argv, stderr=subprocess.PIPE)

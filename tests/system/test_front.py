@@ -97,12 +97,16 @@ def said(url: str, path: str, body: dict[str, Any], begun: Begun | None) -> Any:
 
 @contextmanager
 def front(secret: Path, *replicas: ServerProcess) -> Iterator[str]:
-    """Yield the address of a front that knows both replicas."""
+    """Yield the address of a front that knows both replicas.
+
+    It takes long to give up one that is only slow; of one that is killed it learns at once.
+    """
     output = secret.with_name("front")
     named = [word for each in replicas for word in ("--replica", f"127.0.0.1:{each.port}")]
     words = ("--hostname", "127.0.0.1", "--port", "0", "--cluster-secret-file", str(secret))
+    patient = ("--replica-timeout", "600")
     with output.open("wb") as sink:
-        argv = ["-m", "tgi_trio", "front", *words, *named]
+        argv = ["-m", "tgi_trio", "front", *words, *patient, *named]
         program = start_warm(argv, sink.fileno(), sink.fileno())
     try:
         deadline = time.monotonic() + PATIENCE
