@@ -71,17 +71,18 @@ def test_five_random_moments_of_death(seed: int) -> None:
 
 
 def test_a_stopped_shard_turns_ready_red_and_a_continued_one_green_again() -> None:
-    with serving("--stall-timeout", "2", fake=FAKE) as server:
+    with serving("--stall-timeout", "4", fake=FAKE) as server:
         (shard,) = server.shards()
         post(f"{server.url}/generate", json={"inputs": "x"})
         os.kill(shard, signal.SIGSTOP)
         deadline = time.monotonic() + 120
-        while (reply := get(f"{server.url}/ready")).status_code == 200:
+        while (ready := get(f"{server.url}/ready")).status_code == 200:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert reply.status_code == get(f"{server.url}/health").status_code == 503
-        assert "rank 0" in reply.json()["why"] and "no heartbeat" in reply.json()["why"]
-        assert get(f"{server.url}/live").status_code == 200
-        os.kill(shard, signal.SIGCONT)
+        health, live = (get(f"{server.url}/{path}") for path in ("health", "live"))
+        os.kill(shard, signal.SIGCONT)  # within the 4 s after which it would be killed
+        assert ready.status_code == health.status_code == 503
+        assert "rank 0" in ready.json()["why"] and "no heartbeat" in ready.json()["why"]
+        assert live.status_code == 200
         server.wait_ready()
         assert server.shards() == [shard]

@@ -22,6 +22,7 @@ PATIENCE = 600  # seconds
 
 pytestmark = [
     pytest.mark.system,
+    pytest.mark.timeout(2 * PATIENCE),  # for the programs to come, and for an agent's task
     pytest.mark.skipif(
         not os.environ.get("TEST_AGENTS"), reason="`make test-agents` fetches the agents' programs"
     ),
