@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import socket
@@ -23,11 +24,13 @@ def test_whoever_is_connected_is_served_and_others_wait() -> None:
     with serving(fake="{}") as server:
         kept = httpx.Client(base_url=server.url, timeout=TIMEOUT)
         with kept:
-            assert kept.get("/health").status_code == 200
+            while "tgi_connections 1\n" not in kept.get("/metrics").text:
+                time.sleep(0.02)  # whoever asked before has not quite left
             pid = server.process.pid
             before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-            now = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (now + 1 + FREE, before[1]))
+            taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+            free = itertools.islice((n for n in itertools.count() if n not in taken), FREE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (max(free) + 1, before[1]))
             address = ("127.0.0.1", server.port)
             many = [socket.create_connection(address) for _ in range(4 * FREE)]
             while "no connection can be accepted" not in server.output:

@@ -19,7 +19,8 @@ from tests.system.remote_rank import running_rank, running_shard, write_secret
 from tests.system.server import ServerProcess, serving, shards_of, wait_gone
 from tgi_trio.testing.ports import held_port
 
-pytestmark = pytest.mark.system
+# Two of them wait until no browser is there any more (`networks`): for a minute, or for three.
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 PROMPTS = ["Continuous batching is", "A ring buffer"]
 FLAGS = ("--num-shard", "2", "--remote-ranks", "1", "--cpu-threads", "1")
