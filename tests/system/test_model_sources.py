@@ -94,9 +94,10 @@ def test_an_adapter_is_merged_and_served(model: Path, expected: str, tmp_path: P
     name = next(name for name in base if name.endswith("layers.0.mlp.down_proj.weight"))
     out, into = base[name].shape
     prefix = f"base_model.model.{name.removesuffix('.weight')}"
+    generator = torch.Generator().manual_seed(0)  # with others it may say nothing at all
     tensors = {
-        f"{prefix}.lora_A.weight": torch.randn(2, into),
-        f"{prefix}.lora_B.weight": torch.randn(out, 2),
+        f"{prefix}.lora_A.weight": torch.randn(2, into, generator=generator),
+        f"{prefix}.lora_B.weight": torch.randn(out, 2, generator=generator),
     }
     config = {
         "peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(model)
