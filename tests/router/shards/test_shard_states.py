@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+from typing import cast
 
 import pytest
+import trio
+import trio.testing
 
+from tgi_trio.ipc.control import Vitals
+from tgi_trio.ipc.frames import Phase
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.router.shards.group import Group
 from tgi_trio.router.shards.group_states import (
     TRANSITIONS,
     IllegalShardTransition,
@@ -13,8 +22,16 @@ from tgi_trio.router.shards.group_states import (
     ShardState,
     next_state,
 )
-from tgi_trio.router.shards.shard_instance import describe_exit
-from tgi_trio.router.shards.supervisor import BACK_OFF, STABLE_AFTER, CrashCount
+from tgi_trio.router.shards.local_group import LocalGroup
+from tgi_trio.router.shards.shard_instance import describe_exit, real_shard
+from tgi_trio.router.shards.supervisor import (
+    BACK_OFF,
+    STABLE_AFTER,
+    CrashCount,
+    Supervisor,
+    Watch,
+)
+from tgi_trio.router.telemetry.metrics import Metrics
 
 
 def test_only_a_shard_that_hardly_served_is_waited_for() -> None:
@@ -42,3 +59,57 @@ def test_the_table_ends_everywhere_in_gone_and_refuses_the_rest() -> None:
             assert TRANSITIONS[state, ShardEvent.EXIT] is ShardState.GONE
     with pytest.raises(IllegalShardTransition, match=r"STEP.*GONE"):
         next_state(ShardState.GONE, ShardEvent.STEP)
+
+
+class Beating:
+    """A group of one rank that does nothing but beat, when it is told to."""
+
+    world_size = 1
+
+    def __init__(self) -> None:
+        self.beats = 0
+
+    def vitals(self, rank: int) -> Vitals:
+        return Vitals(self.beats, Phase.IDLE, 0, 1)
+
+    def describe(self, rank: int) -> str:
+        return "rank 0"
+
+
+@pytest.mark.trio
+async def test_a_router_that_stood_still_does_not_take_its_shard_for_stalled(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """With the whole machine, as when it is moved: what is not heard is nobody's fault."""
+    states: list[ShardState] = []
+    supervisor = Supervisor(
+        Metrics(),
+        LocalGroup.starter(real_shard, ShardSettings(model_path=Path("unused"))),
+        WarmupRequest(1, 1, 1, 0),
+        watch=Watch(stall_timeout=60.0),
+        on_move=states.append,
+    )
+    supervisor.state = ShardState.READY
+    group, scope = Beating(), trio.CancelScope()
+
+    async def jump(seconds: float) -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(seconds)
+        await trio.testing.wait_all_tasks_blocked()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor._watch_stalls, cast(Group, group), scope)
+        await jump(6.0)
+        await jump(3600.0)
+        group.beats += 1
+        await jump(6.0)
+        assert states == []
+        for _ in range(12):
+            await jump(6.0)
+        assert states == [ShardState.STALLED], "one that stands still alone is noticed"
+        await jump(3600.0)
+        group.beats += 1
+        await jump(6.0)
+        assert states == [ShardState.STALLED, ShardState.READY]
+        assert not scope.cancel_called
+        nursery.cancel_scope.cancel()

@@ -279,12 +279,14 @@ class Supervisor:
         """Move between READY and STALLED; end a group that stays stalled for as long again."""
         limit = self._watch.stall_timeout
         detectors = [StallDetector(limit) for _ in range(group.world_size)]
-        stalled_since = 0.0
+        stalled_since, now = 0.0, trio.current_time()
         while True:
             await trio.sleep(limit / 10)
+            before, now = now, trio.current_time()
             if self.state not in (ShardState.READY, ShardState.STALLED):
                 continue  # no heartbeat while it imports, reads weights or warms up
-            now = trio.current_time()
+            if now - before > limit:
+                continue  # this process stood still itself: what came meanwhile is read first
             why = self._why_stalled(now, group, detectors)
             if self.state is ShardState.READY and why:
                 self._move(ShardEvent.NO_STEP, why)
