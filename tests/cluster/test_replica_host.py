@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,3 +94,22 @@ def test_nobody_listens_any_more_and_the_server_ends(words_file: Path) -> None:
     assert server is not None and server.poll() is None
     saying.close()  # type: ignore[attr-defined]
     assert server.poll() is not None
+
+
+@pytest.mark.parametrize(
+    "begun", [b"", b"HTTP/1.1 2", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ntgi"]
+)
+def test_a_page_that_breaks_off_is_none(begun: bytes) -> None:
+    """A server that is killed while it says what load it has."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(begun)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert replica_host._get(f"http://127.0.0.1:{listener.getsockname()[1]}/metrics") is None
+        thread.join()

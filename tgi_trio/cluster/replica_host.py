@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Final, TypeAlias
 
 from tgi_trio.cluster.divided import Divided
@@ -121,7 +122,7 @@ def _get(url: str) -> str | None:
     try:
         with urllib.request.urlopen(url, timeout=_ANSWER_S) as answer:
             page: bytes = answer.read()
-    except OSError:
+    except (OSError, HTTPException):  # the latter where a server ends in the middle of an answer
         return None
     return page.decode()
 
