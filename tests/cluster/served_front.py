@@ -110,10 +110,13 @@ async def ask(port: int, method: str, path: str, body: bytes = b"", **headers: s
 async def served_front(
     replicas: Sequence[str],
     settings: FrontSettings = WITH_SECRET,
-    timeout: float = 60.0,
+    timeout: float = 600.0,
     up: bool = True,
 ) -> AsyncIterator[ServedFront]:
-    """Serve a front until the block is left; `up`: not before it has heard all replicas."""
+    """Serve a front until the block is left; `up`: not before it has heard all replicas.
+
+    As long as nothing else is said of `timeout`, it asks them how they are once and no more.
+    """
     metrics = Metrics(table=FRONT_METRICS)
     front = Front(
         Fleet(Routing(random.Random(1)), timeout, secret=settings.secret), metrics, settings
