@@ -355,7 +355,9 @@ class Launcher:
     async def _drain(self, engine: Engine) -> None:
         """Graceful drain: wait for running requests as long as allowed, then end the rest."""
         engine.retire()
-        await trio.sleep(self._settings.shutdown_delay)
+        if delay := self._settings.shutdown_delay:
+            log.info("health is red; new requests are taken for another %g s", delay)
+            await trio.sleep(delay)
         engine.drain()
         with trio.move_on_after(self._settings.graceful_termination_timeout):
             await engine.wait_drained()

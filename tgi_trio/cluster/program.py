@@ -146,7 +146,9 @@ class FrontProgram:
             self._tell(addresses)
             await self._stopping.wait()
             front.retire()
-            await trio.sleep(settings.shutdown_delay)
+            if delay := settings.shutdown_delay:
+                log.info("health is red; new requests are taken for another %g s", delay)
+                await trio.sleep(delay)
             with trio.move_on_after(settings.graceful_timeout) as patience:
                 await front.drain()
             if patience.cancelled_caught:
