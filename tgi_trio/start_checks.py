@@ -70,8 +70,9 @@ def _check_rounding(settings: Settings) -> None:
         spec = model_spec(read_config(settings.model_path, settings.rope))
         # The shard may widen the dtype: no reason is looked for there.
         kernels = isinstance(spec, DecoderSpec) and find_unsupported(spec, "float32") is None
-        if isinstance(spec, DecoderSpec) and settings.pipeline_stages == 1:
-            kernels = kernels and find_undivided(spec, settings.num_shard) is None
+        if isinstance(spec, DecoderSpec):
+            parts = settings.num_shard // settings.pipeline_stages
+            kernels = kernels and find_undivided(spec, parts) is None
     if kernels or settings.ranks_elsewhere:  # other machines may have devices
         return
     if settings.device == "cpu" or not may_see_device():

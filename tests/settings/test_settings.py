@@ -96,8 +96,11 @@ def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None
         ({"num_shard": 0}, "`num_shard` cannot be < 1"),
         ({"num_shard": 1, "sharded": True}, "`sharded` is true but `num_shard` <= 1"),
         ({"pipeline_stages": 0}, "`pipeline_stages` must be > 0. Given: 0"),
-        ({"pipeline_stages": 2}, "must be 1 or `num_shard`: each rank is a stage. Given: 2 of 1"),
-        ({"pipeline_stages": 2, "num_shard": 4}, "each rank is a stage. Given: 2 of 4"),
+        (
+            {"pipeline_stages": 2},
+            "must divide `num_shard`: each stage has as many ranks. Given: 2 of 1",
+        ),
+        ({"pipeline_stages": 2, "num_shard": 5}, "has as many ranks. Given: 2 of 5"),
         ({"pipeline_stages": 2, "num_shard": 2, "speculate": 2}, "does not go with guesses"),
         (
             {"pipeline_stages": 2, "num_shard": 2, "lora_adapters": ("a",)},

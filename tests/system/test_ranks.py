@@ -89,11 +89,12 @@ async def test_a_group_of_two_says_what_one_says_and_survives_the_loss_of_one(
 
 
 @pytest.mark.trio
-async def test_stages_say_what_one_process_says(demo: ServerProcess) -> None:
+@pytest.mark.parametrize("ranks", [2, 4], ids=["of a rank", "of two ranks"])
+async def test_stages_say_what_one_process_says(demo: ServerProcess, ranks: int) -> None:
     """Alone and eight at once, sampled and not, in chunks and again, while another leaves; then a
     stage is killed in mid-stream.
     """
-    flags = ("--num-shard", "2", "--pipeline-stages", "2", "--cpu-threads", "1")
+    flags = ("--num-shard", str(ranks), "--pipeline-stages", "2", "--cpu-threads", "1")
     cases: list[dict[str, Any]] = [
         {"do_sample": True, "seed": 7, "top_p": 0.8, "repetition_penalty": 1.2},
         {"watermark": True, "do_sample": True, "seed": 9},

@@ -140,7 +140,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("adapter-folder", "path", "where such routes may load from", "nowhere"),
             Flag("sharded", "bool", "split the model over several ranks", "false"),
             Flag("num-shard", "int", "number of ranks", "1"),
-            Flag("pipeline-stages", "int", "runs of layers, one a rank, in place of parts of each"),
+            Flag("pipeline-stages", "int", "runs of layers, each for an equal share of the ranks"),
             Flag("remote-ranks", "int", "the last of them, which run on other machines"),
             Flag("rank-address", "address", "where those are waited for"),
             Flag(

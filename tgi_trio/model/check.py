@@ -61,7 +61,7 @@ class Serving(Protocol):
     @property
     def num_shard(self) -> int: ...
     @property
-    def pipeline_stages(self) -> int: ...  # 1: ranks have a part of every layer
+    def pipeline_stages(self) -> int: ...  # whose ranks have a part of every layer of it
     @property
     def quantize(self) -> str | None: ...  # how weights are stored, or what they are rounded to
     @property
@@ -83,6 +83,7 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     """
     warnings = check_drafter(config)
     spec = supported_spec(config)
+    parts = serving.num_shard // serving.pipeline_stages  # of every layer
     if scales := check_checkpoint(config, spec):
         from tgi_trio.model.scales import check_scales  # numpy: 60 ms
 
@@ -97,10 +98,11 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     )
     if spec is None:
         _check_transformers(config, serving)
-    elif serving.pipeline_stages > 1:
-        check_stages(spec, serving.pipeline_stages)
-    elif serving.num_shard > 1:
-        check_split(spec, serving.num_shard)
+    else:
+        if serving.pipeline_stages > 1:
+            check_stages(spec, serving.pipeline_stages)
+        if parts > 1:
+            check_split(spec, parts)
     if serving.rope is not None:
         check_rotary(config, spec)
     if serving.kv_cache_dtype is not None and not isinstance(spec, DecoderSpec):
@@ -110,8 +112,8 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     if serving.cpu_backend == "numba":
         decoder = spec if isinstance(spec, DecoderSpec) else None
         reason = find_unsupported(decoder, serving.dtype)
-        if reason is None and decoder is not None and serving.pipeline_stages == 1:
-            reason = find_undivided(decoder, serving.num_shard)
+        if reason is None and decoder is not None:
+            reason = find_undivided(decoder, parts)
         if isinstance(spec, T5Spec):
             reason = "it has an encoder"
         if reason is not None:

@@ -21,18 +21,36 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A rank's place in a pipeline of `size` stages.
+    """A rank's place in a pipeline of `size` stages, each of `width` ranks with successive numbers.
 
-    Rank 0 chooses tokens, so it is the last stage; what it plans reaches the first one beside it.
+    Rank 0 chooses tokens, so its stage is the last; what it plans reaches the first one beside it.
+    Where a stage has several ranks, each has a part of every layer (tensor parallelism), and hidden
+    states go from each to its counterpart in the next stage.
     """
 
     rank: int
     size: int
+    width: int = 1
+
+    @classmethod
+    def of(cls, rank: int, ranks: int, stages: int) -> Stage:
+        """Return the place of one of `ranks` ranks, whose number `stages` divides."""
+        return cls(rank, stages, ranks // stages)
+
+    @property
+    def number(self) -> int:
+        """Its stage's place among ranks: 0 is the last stage, 1 the first."""
+        return self.rank // self.width
+
+    @property
+    def place(self) -> int:
+        """Its place among the ranks of its stage."""
+        return self.rank % self.width
 
     @property
     def index(self) -> int:
         """How many stages come before this one."""
-        return (self.rank - 1) % self.size
+        return (self.number - 1) % self.size
 
     @property
     def is_first(self) -> bool:
@@ -40,17 +58,17 @@ class Stage:
 
     @property
     def is_last(self) -> bool:
-        return self.rank == 0
+        return self.number == 0
 
     @property
     def before(self) -> int:
         """The rank whose hidden states this one goes on with."""
-        return (self.rank - 1) % self.size
+        return (self.rank - self.width) % (self.size * self.width)
 
     @property
     def after(self) -> int:
         """The rank that goes on with this one's."""
-        return (self.rank + 1) % self.size
+        return (self.rank + self.width) % (self.size * self.width)
 
     def layers(self, work: Sequence[int], head: int) -> range:
         """Return its run of layers, each of so much `work`; the last stage has the `head` as well.

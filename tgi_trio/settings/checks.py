@@ -150,9 +150,9 @@ def _check_stages(options: Options) -> None:
     stages, ranks = options.pipeline_stages, number_of_shards(options)
     if stages == 1:
         return
-    if stages != ranks:
+    if ranks % stages:
         raise ConfigurationError(
-            "`pipeline_stages` must be 1 or `num_shard`: each rank is a stage. "
+            "`pipeline_stages` must divide `num_shard`: each stage has as many ranks. "
             f"Given: {stages} of {ranks}"
         )
     if options.speculate or options.draft_model is not None:

@@ -116,7 +116,8 @@ def _serve_rank(spec: str, settings: ShardSettings) -> int:
 
         where = torch.device(device)
         meeting = Meeting(settings.rendezvous, settings.meeting)
-        return ProcessGroup.connect(meeting, settings.rank, settings.world_size, where)
+        size, stages = settings.world_size, settings.pipeline_stages
+        return ProcessGroup.connect(meeting, settings.rank, size, where, stages)
 
     with ExitStack() as at_end:
 

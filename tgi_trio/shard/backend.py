@@ -151,8 +151,9 @@ def _load_kernels(
 ) -> Runner | None:
     """Load a model with the CPU kernels, or return why torch has to serve it.
 
-    With `ranks`, this rank's part, or stage of a pipeline; either all ranks use the kernels or
-    none. Raises ConfigurationError if the kernels do not support the model and torch cannot serve.
+    With `ranks`, this rank's part, of a stage if they form a pipeline; either all ranks use the
+    kernels or none. Raises ConfigurationError if the kernels do not support the model and torch
+    cannot serve.
     """
     from tgi_trio.shard.numba_backend.loading import load
     from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
@@ -160,10 +161,9 @@ def _load_kernels(
     neighbours: Neighbours | None = None
     portions: Portions | None = None
     if ranks is not None and settings.pipeline_stages > 1:
-        neighbours = _find_neighbours(ranks)
-    elif ranks is not None:
-        here = settings.local_size in (0, settings.world_size)
-        portions = _find_portions(ranks, together=here)
+        neighbours = _find_neighbours(ranks, settings.pipeline_stages)
+    if ranks is not None and ranks.parts is not None:
+        portions = _find_portions(ranks.parts)
     others = neighbours or portions
     runner, reason = None, ""
     try:
@@ -190,20 +190,20 @@ def _load_kernels(
     return None
 
 
-def _find_neighbours(ranks: Ranks) -> Neighbours:
+def _find_neighbours(ranks: Ranks, stages: int) -> Neighbours:
     """Return the kernels' interface to the other stages of a pipeline."""
     from tgi_trio.shard.ranks.neighbours import Neighbours
 
     _quieten_torch()
-    return Neighbours(ranks)
+    return Neighbours(ranks, stages)
 
 
-def _find_portions(ranks: Ranks, *, together: bool) -> Portions:
+def _find_portions(ranks: Ranks) -> Portions:
     """Return the kernels' interface to the other tensor-parallel ranks."""
     from tgi_trio.shard.ranks.portions import Portions
 
     _quieten_torch()
-    return Portions(ranks, together=together)
+    return Portions(ranks)
 
 
 def _quieten_torch() -> None:

@@ -101,11 +101,11 @@ class Ranks:
 
 
 @contextmanager
-def groups(size: int) -> Iterator[tuple[Together, list[ProcessGroup]]]:
+def groups(size: int, stages: int = 1) -> Iterator[tuple[Together, list[ProcessGroup]]]:
     """The process groups of `size` ranks, and how to call something on all of them."""
     store, together = HashStore(), Together(size)
     try:
-        yield together, together(lambda r: ProcessGroup(gloo_group(store, r, size), r, size))
+        yield together, together(lambda r: ProcessGroup.form(gloo_group, store, r, size, stages))
     finally:
         together.close()
 
@@ -114,7 +114,7 @@ def groups(size: int) -> Iterator[tuple[Together, list[ProcessGroup]]]:
 def ranks_of(folder: Path, size: int, sampler: RowSampler, **options: Any) -> Iterator[Ranks]:
     """A checkpoint over `size` ranks; rank 0 chooses with `sampler`."""
     settings = ShardSettings(model_path=folder, cpu_threads=1, **options)
-    with groups(size) as (together, members):
+    with groups(size, settings.pipeline_stages) as (together, members):
 
         def load(rank: int) -> Runner:
             chooses = NoSampler() if rank else sampler
@@ -125,20 +125,21 @@ def ranks_of(folder: Path, size: int, sampler: RowSampler, **options: Any) -> It
 
 @contextmanager
 def kernel_ranks_of(
-    folder: Path, size: int, sampler: RowSampler, *, staged: bool, **options: Any
+    folder: Path, size: int, sampler: RowSampler, *, stages: int = 1, **options: Any
 ) -> Iterator[tuple[Ranks, list[CpuRunner]]]:
-    """The same in the CPU kernels, and each rank's own; `staged`: it is a stage of a pipeline."""
+    """The same in the CPU kernels, and each rank's own; `stages`: of a pipeline."""
     settings = ShardSettings(model_path=folder, cpu_threads=1, world_size=size, **options)
     config = read_config(folder)
-    with groups(size) as (together, members), ExitStack() as at_end:
+    with groups(size, stages) as (together, members), ExitStack() as at_end:
 
         def load_stage(rank: int) -> CpuRunner:
+            parts = members[rank].parts
             return load_kernels(
                 replace(settings, rank=rank),
                 config,
                 sampler=NoSampler() if rank else sampler,
-                neighbours=Neighbours(members[rank]) if staged else None,
-                portions=None if staged else Portions(members[rank], together=True),
+                neighbours=Neighbours(members[rank], stages) if stages > 1 else None,
+                portions=None if parts is None else Portions(parts),
             )
 
         runners = together(load_stage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_ranks_say_what_transformers_says(checkpoint: Checkpoint, case: str) -> 
     family, size, overrides = CASES[case]
     folder, recorder = checkpoint(family, **overrides), GreedyRecorder()
     golden, rows = Golden(folder), sequences(prompts(8, vocab=509)[3:], shuffle=3, new=8)
-    with kernel_ranks_of(folder, size, recorder, staged=False) as (ranks, _):
+    with kernel_ranks_of(folder, size, recorder) as (ranks, _):
         ranks.warm_up(WARMUP)
         run(ranks, rows, chunk=20, joins=2)
         assert ranks.info.backend.endswith(f"one of {size} ranks)")
@@ -81,7 +82,7 @@ def test_codes_are_divided_at_the_borders_of_their_blocks(checkpoint: Checkpoint
     one.warm_up(WARMUP)
     run(one, expected, joins=2)
     one.close()
-    with kernel_ranks_of(folder, 2, divided, staged=False, **ways) as (ranks, _):
+    with kernel_ranks_of(folder, 2, divided, **ways) as (ranks, _):
         ranks.warm_up(WARMUP)
         run(ranks, found, joins=2)
         assert "q8_0" in ranks.info.backend
@@ -96,10 +97,12 @@ def test_sums_and_joined_parts(monkeypatch: pytest.MonkeyPatch, here: bool) -> N
     """In pieces and at once, through shared memory and over gloo; the same on every rank."""
     for module in (exchange, portions):
         monkeypatch.setattr(module, "PLACE", 70)
+    if not here:  # each is on another machine, where the same path is another file's
+        monkeypatch.setattr(exchange, "_this_machine", count(1).__next__)
     draw = np.random.default_rng(3)
     parts = draw.standard_normal((3, 5, 150)).astype(np.float32)
     with groups(3) as (together, members):
-        ranks = together(lambda rank: Portions(members[rank], together=here))
+        ranks = together(lambda rank: Portions(members[rank]))
 
         def add_up(parts: NDArray[np.float32], rank: int) -> None:
             ranks[rank].add_up(parts[rank])
@@ -107,10 +110,11 @@ def test_sums_and_joined_parts(monkeypatch: pytest.MonkeyPatch, here: bool) -> N
         def join(own: list[NDArray[np.float32]], size: int, rank: int) -> NDArray[np.float32]:
             return ranks[rank].gather(own[rank], size)
 
-        for count in (1, 70, 71, 150):
-            sums = parts[:, 0, :count].copy()
+        assert [each._exchange is not None for each in ranks] == [here] * 3
+        for width in (1, 70, 71, 150):
+            sums = parts[:, 0, :width].copy()
             together(partial(add_up, sums))
-            np.testing.assert_allclose(sums[0], parts[:, 0, :count].sum(axis=0), rtol=1e-5)
+            np.testing.assert_allclose(sums[0], parts[:, 0, :width].sum(axis=0), rtol=1e-5)
             assert (sums == sums[0]).all()
         for vocabulary in (100, 99, 450):
             width = -(-vocabulary // 3)
@@ -139,7 +143,7 @@ def test_what_is_not_divided_is_said(
     assert find_undivided(spec, 1) is None
     assert reason in str(find_undivided(spec, ranks))
     with pytest.raises(UnsupportedError, match=reason):
-        with kernel_ranks_of(folder, ranks, GreedyRecorder(), staged=False):
+        with kernel_ranks_of(folder, ranks, GreedyRecorder()):
             pass
     asked = Asked(num_shard=ranks, cpu_backend="numba")
     with pytest.raises(ConfigurationError, match=reason):

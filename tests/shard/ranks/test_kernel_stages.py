@@ -38,6 +38,8 @@ WARMUP = WarmupRequest(64, 256, 16, 100 * BLOCK)
 PROMPTS = prompts(8)[3:]
 # The last of two stages keeps states and no K and V, or K and V and no states.
 HYBRID = FITTING["granitemoehybrid"]
+# Of which two ranks can have parts that fit the kernels.
+DIVIDED = {"head_dim": 32, "intermediate_size": 128}
 CASES: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", 2, FITTING["llama"], {}),
     "three": ("llama", 3, FITTING["llama"] | {"num_hidden_layers": 4}, {}),
@@ -72,13 +74,32 @@ def test_stages_say_what_one_process_says(checkpoint: Checkpoint, case: str) -> 
     expected = play(one, alone)
     weights = one.warm_up(WARMUP).weight_bytes
     one.close()
-    with kernel_ranks_of(folder, size, staged, staged=True, **options) as (ranks, parts):
+    with kernel_ranks_of(folder, size, staged, stages=size, **options) as (ranks, parts):
         found = play(ranks, staged)
         check_parts(ranks, [part.warm_up for part in parts], weights)
         assert ranks.info.backend.endswith(f"one of {size} stages)")
     for (tokens, logits), (own_tokens, own_logits) in zip(expected, found, strict=True):
         assert tokens == own_tokens
         assert torch.equal(logits, own_logits)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_stages_whose_layers_are_divided_say_what_one_process_says(
+    checkpoint: Checkpoint, family: str
+) -> None:
+    """Two stages of two ranks; sums are made in another order than by one rank."""
+    folder, alone, staged = checkpoint(family, **DIVIDED), GreedyRecorder(), GreedyRecorder()
+    one = load(ShardSettings(model_path=folder, cpu_threads=1), read_config(folder), sampler=alone)
+    expected = play(one, alone)
+    one.close()
+    with kernel_ranks_of(folder, 4, staged, stages=2) as (ranks, parts):
+        found = play(ranks, staged)
+        assert ranks.info.backend.endswith("one of 2 stages of 2 ranks)")
+        results = ranks._together(lambda rank: parts[rank].warm_up(WARMUP))
+        assert len({(each.blocks, each.state_slots) for each in results}) == 1
+    for (tokens, logits), (own_tokens, own_logits) in zip(expected, found, strict=True):
+        assert tokens == own_tokens
+        torch.testing.assert_close(logits, own_logits, atol=1e-4, rtol=1e-4)
 
 
 def check_parts(ranks: Ranks, warm_ups: list[Callable[..., Any]], whole: int) -> None:
@@ -94,7 +115,7 @@ def check_parts(ranks: Ranks, warm_ups: list[Callable[..., Any]], whole: int) ->
 def test_what_cannot_be_cut_is_refused(checkpoint: Checkpoint) -> None:
     folder = checkpoint("llama", **FITTING["llama"])
     with pytest.raises(ModelLoadError, match="layers cannot be cut into 3 stages"):
-        with kernel_ranks_of(folder, 3, GreedyRecorder(), staged=True):
+        with kernel_ranks_of(folder, 3, GreedyRecorder(), stages=3):
             pass
 
 
@@ -130,7 +151,7 @@ def test_all_stages_are_computed_with_the_kernels_or_none(
             return str(error)
 
     affinity = os.sched_getaffinity(0)
-    with groups(2) as (together, members):
+    with groups(2, 2) as (together, members):
         found = together(load_rank)
     assert os.sched_getaffinity(0) == affinity
     if asked == "auto":

@@ -124,6 +124,29 @@ def test_two_stages_say_what_one_process_says(
         assert_greedy(golden, recorder, row, TOLERANCES.get(family, 1e-4))
 
 
+def test_each_rank_of_a_stage_goes_on_with_its_counterpart() -> None:
+    """Four stages of two: ranks 2 and 3 are the first, 0 and 1 the last."""
+    every = [Stage.of(rank, 8, 4) for rank in range(8)]
+    assert [each.index for each in every] == [3, 3, 0, 0, 1, 1, 2, 2]
+    assert [each.place for each in every] == [0, 1] * 4
+    assert [each.after for each in every] == [2, 3, 4, 5, 6, 7, 0, 1]
+    assert all(every[each.before].after == each.rank for each in every)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "granitemoehybrid", "qwen3_moe"])
+def test_stages_whose_layers_are_divided_say_what_one_process_says(
+    checkpoint: Checkpoint, family: str
+) -> None:
+    recorder, rows = GreedyRecorder(), sequences(prompts(8)[4:], shuffle=3, new=6)
+    folder = checkpoint(family)
+    with ranks_of(folder, 4, recorder, pipeline_stages=2) as runner:
+        runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
+        run(runner, rows, chunk=20, joins=2)
+    golden = Golden(folder)
+    for row in rows:
+        assert_greedy(golden, recorder, row, TOLERANCES.get(family, 1e-4))
+
+
 @pytest.mark.parametrize(
     ("family", "overrides", "size", "message"),
     [

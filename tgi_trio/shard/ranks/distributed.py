@@ -12,18 +12,23 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import torch
 import torch.distributed
 
+from tgi_trio.model.stages import Stage
+
 # A rank that hangs is the supervisor's to notice (--stall-timeout); this only ends a wait for ever.
 _TIMEOUT = timedelta(minutes=30)
 
+# Makes one of torch's process groups: (store, rank, ranks).
+MakeGroup: TypeAlias = Callable[[Any, int, int], Any]
 _c10d: Any = torch.distributed  # its process groups carry no types
 _SIOCGIFADDR: Final = 0x8915  # what asks for an interface's address: linux/sockios.h
 
@@ -74,18 +79,26 @@ def interface_of(address: str) -> str:
 
 
 class ProcessGroup:
-    """A rank's end of the group; all ranks call the same methods in the same order."""
+    """A rank's end of the group; all ranks call the same methods in the same order.
+
+    Ranks that form the stages of a pipeline are in two groups: that of all, and that of their stage
+    (`parts`).
+    """
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         """`group`: one of torch's process groups; see `connect` and `gloo_group`."""
         self.rank = rank
         self.size = size
+        # Those that divide this rank's layers among them; None: it has its layers alone.
+        self.parts: ProcessGroup | None = self
         self._group = group
         self._sending: tuple[torch.Tensor, Any] | None = None  # a send that may not be complete
 
     @classmethod
-    def connect(cls, meeting: Meeting, rank: int, size: int, device: torch.device) -> ProcessGroup:
-        """Connect to the other ranks, waiting for all of them.
+    def connect(
+        cls, meeting: Meeting, rank: int, size: int, device: torch.device, stages: int = 1
+    ) -> ProcessGroup:
+        """Connect to the other ranks, which form so many `stages`, waiting for all of them.
 
         Uses gloo on a CPU, NCCL on CUDA. Raises RuntimeError if they do not connect.
         """
@@ -95,17 +108,30 @@ class ProcessGroup:
             torch.cuda.set_device(device)
             if address and (interface := interface_of(address)):
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-            options = _c10d.ProcessGroupNCCL.Options()
-            options._timeout = _TIMEOUT
-            return cls(_c10d.ProcessGroupNCCL(store, rank, size, options), rank, size)
-        return cls(gloo_group(store, rank, size, address), rank, size)
+            return cls.form(nccl_group, store, rank, size, stages)
+        return cls.form(partial(gloo_group, address=address), store, rank, size, stages)
+
+    @classmethod
+    def form(
+        cls, make: MakeGroup, store: Any, rank: int, size: int, stages: int = 1
+    ) -> ProcessGroup:
+        """Form the group of all ranks, and those of stages with several ranks, over a store."""
+        whole = cls(make(store, rank, size), rank, size)
+        if stages > 1:
+            stage = Stage.of(rank, size, stages)
+            own = _c10d.PrefixStore(f"stage {stage.number}", store)
+            place, width = stage.place, stage.width
+            whole.parts = cls(make(own, place, width), place, width) if width > 1 else None
+        return whole
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
         """Skip communication within the block: collectives return their inputs unchanged."""
         group, self._group = self._group, _Nobody()
+        parts = self.parts if self.parts is not self else None
         try:
-            yield
+            with nullcontext() if parts is None else parts.rehearsing():
+                yield
         finally:
             self._group = group
 
@@ -174,6 +200,13 @@ def _at_once(options: Any) -> Any:
     """Run a collective in the computing stream rather than in one of its own."""
     options.asyncOp = False
     return options
+
+
+def nccl_group(store: Any, rank: int, size: int) -> Any:
+    """Return a process group of the ranks' current CUDA devices, which meet at a store."""
+    options = _c10d.ProcessGroupNCCL.Options()
+    options._timeout = _TIMEOUT
+    return _c10d.ProcessGroupNCCL(store, rank, size, options)
 
 
 def gloo_group(store: Any, rank: int, size: int, address: str = "") -> Any:

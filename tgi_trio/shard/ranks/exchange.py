@@ -8,10 +8,12 @@ the turn in between, so they have read the buffer's old content.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import platform
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -29,6 +31,14 @@ _LINE: Final = 8  # int64 in a cache line; no two ranks write to the same line
 _SPINS: Final = 64  # polls before the thread yields its core
 _PATIENCE_S: Final = 1800.0  # as with gloo: the supervisor notices earlier that a rank hangs
 PLACE: Final = 1 << 20  # numbers in a buffer
+
+
+def _this_machine() -> int:
+    """Return a number that only processes have in common which see each other in /proc."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    processes = os.stat("/proc/self/ns/pid").st_ino
+    digest = hashlib.blake2b(boot + b"%d" % processes, digest_size=7).digest()
+    return int.from_bytes(digest)
 
 
 class Exchange:
@@ -52,17 +62,20 @@ class Exchange:
     def open(cls, group: Ranks) -> Exchange | None:
         """Have all ranks map the same memory; returns None on all of them if one cannot.
 
-        Rank 0 creates an anonymous file, which the others open through /proc.
+        Rank 0 creates an anonymous file, which the others open through /proc. Ranks on another
+        machine do not: there the path may be that of another file.
         """
         size, mine = cls.size_of(group.size), -1
-        place = torch.zeros(2, dtype=torch.int64)
+        place = torch.zeros(3, dtype=torch.int64)
         if group.rank == 0:
             mine = os.memfd_create("tgi-trio-exchange", os.MFD_CLOEXEC)
             os.ftruncate(mine, size)
-            place = torch.tensor([os.getpid(), mine])
-        pid, descriptor = group.broadcast(place).tolist()
+            place = torch.tensor([os.getpid(), mine, _this_machine()])
+        pid, descriptor, machine = group.broadcast(place).tolist()
         memory = None
         try:
+            if machine != _this_machine():
+                raise FileNotFoundError
             found = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # another machine, or one that hides processes from each other
             pass

@@ -20,9 +20,9 @@ _CPU = torch.device("cpu")
 class Neighbours:
     """A rank's place in a pipeline whose stages compute on CPUs, each step in the same order."""
 
-    def __init__(self, group: Ranks) -> None:
-        """`group`: of all ranks, each of which is a stage."""
-        self.stage = Stage(group.rank, group.size)
+    def __init__(self, group: Ranks, stages: int) -> None:
+        """`group`: of all ranks, which form so many stages."""
+        self.stage = Stage.of(group.rank, group.size, stages)
         self._group = group
 
     def receive(self, hidden: Floats) -> None:
@@ -37,7 +37,8 @@ class Neighbours:
 
     def describe(self) -> str:
         """Return a description for the operator."""
-        return f"one of {self.stage.size} stages"
+        stage = f"one of {self.stage.size} stages"
+        return stage if self.stage.width == 1 else f"{stage} of {self.stage.width} ranks"
 
     def least(self, value: int) -> int:
         """Return the minimum of all ranks' `value`s."""

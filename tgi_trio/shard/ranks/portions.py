@@ -21,11 +21,11 @@ _CPU = torch.device("cpu")
 class Portions:
     """A rank's end of a group that computes every layer together, on CPUs."""
 
-    def __init__(self, group: Ranks, *, together: bool) -> None:
-        """`group`: of all ranks; `together`: all are on one machine. Waits for all of them."""
+    def __init__(self, group: Ranks) -> None:
+        """`group`: of those that divide the layers; waits for all of them."""
         self.portion = Portion(group.rank, group.size)
         self._group = group
-        self._exchange = Exchange.open(group) if together else None
+        self._exchange = Exchange.open(group)
 
     def add_up(self, parts: Floats) -> None:
         """All-reduce: overwrite `parts` [n] with the sum of all ranks', bit-identical on each."""

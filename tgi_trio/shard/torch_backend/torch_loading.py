@@ -76,8 +76,9 @@ def load_torch_runner(
     began = time.monotonic_ns()
     config, where = read_config(settings.model_path, settings.rope), resolve_device(device)
     dtype = compute_dtype(settings.dtype, config, on_cpu=where.type == "cpu")
-    staged = settings.pipeline_stages > 1
-    target = LoadTarget(getattr(torch, dtype), where, ranks, staged, settings.activations or 16)
+    stages, active_bits = settings.pipeline_stages, settings.activations or 16
+    staged = stages > 1
+    target = LoadTarget(getattr(torch, dtype), where, ranks, stages, active_bits)
     if staged:
         tell_no_graphs(graph_sizes, "other ranks compute layers of each step")
         graph_sizes = ()
@@ -181,7 +182,7 @@ def _load_decoder(
     with opened as checkpoint, torch.inference_mode():
         source = target.weights(checkpoint, numbers)
         if target.group is not None and target.stage is not None:
-            model = load_stage(spec, source, target.stage, target.group)
+            model = load_stage(spec, source, target.stage, target.group, target.ranks)
         else:
             model = load_decoder(spec, source, target.ranks)
     if target.active_bits == 8 and not source.rounds_activations:

@@ -20,7 +20,7 @@ class LoadTarget:
     dtype: torch.dtype
     device: torch.device
     group: Ranks | None  # of all ranks
-    staged: bool = False  # each rank has a run of the layers, not a part of each
+    stages: int = 1  # of a pipeline, which they form
     active_bits: int = 16  # of activations that 8-bit weights are multiplied by
 
     @property
@@ -29,13 +29,15 @@ class LoadTarget:
 
     @property
     def ranks(self) -> Ranks | None:
-        """Return those among which every matrix is divided."""
-        return None if self.staged else self.group
+        """Return those among which this rank's matrices are divided."""
+        return None if self.group is None else self.group.parts
 
     @property
     def stage(self) -> Stage | None:
         """Return this rank's place in the pipeline, None where there is none."""
-        return Stage(self.group.rank, self.group.size) if self.group and self.staged else None
+        if self.group is None or self.stages == 1:
+            return None
+        return Stage.of(self.group.rank, self.group.size, self.stages)
 
     def weights(self, checkpoint: Checkpoint, numbers: int = 0) -> WeightSource:
         """Return this rank's part of a checkpoint's tensors.

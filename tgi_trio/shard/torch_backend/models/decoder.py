@@ -46,6 +46,10 @@ from tgi_trio.shard.torch_backend.step_features import StepFeatures
 class Ranks(Gathering, Protocol):
     """What a rank calls to communicate with the others."""
 
+    @property
+    def parts(self) -> Ranks | None:
+        """Those that divide this rank's layers among them; None: it has its layers alone."""
+
     def rehearsing(self) -> AbstractContextManager[None]: ...
     def broadcast(self, x: torch.Tensor) -> torch.Tensor: ...
     def least(self, value: int, device: torch.device) -> int: ...

@@ -66,13 +66,20 @@ def load_decoder(spec: DecoderSpec, source: WeightSource, ranks: Ranks | None = 
 
 
 def load_stage(
-    spec: DecoderSpec, source: WeightSource, stage: Stage, neighbours: Ranks
+    spec: DecoderSpec,
+    source: WeightSource,
+    stage: Stage,
+    neighbours: Ranks,
+    ranks: Ranks | None = None,
 ) -> StagedDecoder:
-    """Read the layers of one pipeline stage; raises what `load_decoder` and `check_stages` do."""
+    """Read the layers of one pipeline stage; raises what `load_decoder` and `check_stages` do.
+
+    `neighbours`: the ranks of all stages; `ranks`: those of this one, among which layers are split.
+    """
     check_supported(spec)
     check_stages(spec, stage.size)
     run = find_run(spec, stage).layers
-    return DecoderLoader(spec, source, run=run).stage(stage, neighbours)
+    return DecoderLoader(spec, source, ranks, run).stage(stage, neighbours)
 
 
 class DecoderLoader(AttentionLoader):
@@ -140,6 +147,8 @@ class DecoderLoader(AttentionLoader):
             embedding_norm=self.optional_norm(outer.embedding_norm) if first else None,
             final_norm=self.optional_norm(outer.final_norm) if last else None,
             head=head,
+            vocabulary=self.vocabulary(),
+            ranks=self.ranks,
             stage=stage,
             neighbours=neighbours,
         )
