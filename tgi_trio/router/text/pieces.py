@@ -1,9 +1,10 @@
 """The text or bytes of each token id, for decoders that do not depend on neighbouring tokens.
 
-|| decoder of tokenizer.json | a token is | examples | ||---|---|---| || ByteLevel | bytes, written
-in GPT-2's printable alphabet; added: text | GPT-2, Llama 3, Qwen | || Replace, ByteFallback, Fuse,
-Strip | text as below, or one byte as `<0xE2>` | Llama 2, Gemma | || Metaspace | text with U+2581
-for a space | T5, XLM-R |
+| decoder of tokenizer.json | a token is | examples |
+|---|---|---|
+| ByteLevel | bytes, written in GPT-2's printable alphabet; added: text | GPT-2, Llama 3, Qwen |
+| Replace, ByteFallback, Fuse, Strip | text as below, or one byte as `<0xE2>` | Llama 2, Gemma |
+| Metaspace | text with U+2581 for a space | T5, XLM-R |
 
 Only the very first token of a text may differ (its leading space is cut); a generated token always
 follows a prompt, so it is never that one. Any other decoder uses the slower

@@ -1,9 +1,12 @@
 """Builds one grammar from the form that a client asks for, in any server's notation.
 
-|| type | native `grammar`, and `response_format` | OpenAI's `response_format` | ||---|---|---| ||
-`json`, `json_object` | `value`: a schema, or its text | nothing more: any object; or `schema` | ||
-`json_schema` | `value`: `{"name", "schema"}` | `json_schema`: the same; or `schema` | || `regex`,
-`lark` | `value`: text | | || `choice` | `value`: texts | | || `text` | | anything |
+| type | native `grammar`, and `response_format` | OpenAI's `response_format` |
+|---|---|---|
+| `json`, `json_object` | `value`: a schema, or its text | nothing more: any object; or `schema` |
+| `json_schema` | `value`: `{"name", "schema"}` | `json_schema`: the same; or `schema` |
+| `regex`, `lark` | `value`: text | |
+| `choice` | `value`: texts | |
+| `text` | | anything |
 
 The fields of vLLM, SGLang and llama.cpp are in `shared_fields.py`. Only one form may be given. One
 that exceeds the size limit is refused before it is processed, since that is work in Python during

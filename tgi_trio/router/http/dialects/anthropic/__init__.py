@@ -1,4 +1,4 @@
 """Anthropic's Messages API, for their SDKs and Claude Code.
 
-|schema.py: bodies ── request.py: to a conversation ── answer.py: back to bodies and events
+schema.py: bodies ── request.py: to a conversation ── answer.py: back to bodies and events
 """

@@ -1,12 +1,15 @@
 """Answers for Anthropic's clients: a message, or the events of a stream.
 
-|| event | when | what it has | ||---|---|---| || `message_start` | first | the message without
-content, with what is known of its usage | || `content_block_start` | a block begins | its `index`
-and, empty, the block | || `content_block_delta` | a piece of it came | `thinking_delta`,
-`text_delta`, `input_json_delta` | || `content_block_delta` | a thought ends | `signature_delta` |
-|| `content_block_stop` | a block ends | its `index` | || `message_delta` | all blocks ended | why
-it ended, and the whole usage | || `message_stop` | last | | || `error` | instead of the last two |
-Anthropic's error |
+| event | when | what it has |
+|---|---|---|
+| `message_start` | first | the message without content, with what is known of its usage |
+| `content_block_start` | a block begins | its `index` and, empty, the block |
+| `content_block_delta` | a piece of it came | `thinking_delta`, `text_delta`, `input_json_delta` |
+| `content_block_delta` | a thought ends | `signature_delta` |
+| `content_block_stop` | a block ends | its `index` |
+| `message_delta` | all blocks ended | why it ended, and the whole usage |
+| `message_stop` | last | |
+| `error` | instead of the last two | Anthropic's error |
 """
 
 from __future__ import annotations

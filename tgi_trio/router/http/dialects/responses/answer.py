@@ -2,15 +2,19 @@
 
 Each event has a `sequence_number`; `*`: any number of times.
 
-|| of | events, all of which begin with `response.` | ||---|---| || the response | `created`,
-`in_progress`, then the items in order, then one of the last row | || a thought |
-`output_item.added`, `content_part.added`, `reasoning_text.delta`*, | || | `reasoning_text.done`,
-`content_part.done`, `output_item.done` | || a text | `output_item.added`, `content_part.added`,
-`output_text.delta`*, | || | `output_text.done`, `content_part.done`, `output_item.done` | || a call
-| `output_item.added`, `function_call_arguments.delta`*, | || | `function_call_arguments.done`,
-`output_item.done` | || that of a custom tool | `output_item.added`, `custom_tool_call_input.delta`,
-| || | `custom_tool_call_input.done`, `output_item.done` | || that of the local shell |
-`output_item.added`, `output_item.done` | || the end | `completed`, `incomplete` or `failed` |
+| of | events, all of which begin with `response.` |
+|---|---|
+| the response | `created`, `in_progress`, then the items in order, then one of the last row |
+| a thought | `output_item.added`, `content_part.added`, `reasoning_text.delta`*, |
+| | `reasoning_text.done`, `content_part.done`, `output_item.done` |
+| a text | `output_item.added`, `content_part.added`, `output_text.delta`*, |
+| | `output_text.done`, `content_part.done`, `output_item.done` |
+| a call | `output_item.added`, `function_call_arguments.delta`*, |
+| | `function_call_arguments.done`, `output_item.done` |
+| that of a custom tool | `output_item.added`, `custom_tool_call_input.delta`, |
+| | `custom_tool_call_input.done`, `output_item.done` |
+| that of the local shell | `output_item.added`, `output_item.done` |
+| the end | `completed`, `incomplete` or `failed` |
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """The tools of /v1/responses: what the model sees, and the form in which calls are returned.
 
-|| `type` | to the model | its calls come back as | ||---|---|---| || `function` | a function |
-`function_call` | || `namespace` | its functions, each as `namespace.name` | `function_call` with
-`namespace` | || `custom` | a function of one text, `input`, of the form that it may have |
-`custom_tool_call` | || `local_shell` | a function of a command | `local_shell_call` | || any other
-| nothing: OpenAI's servers would run it | |
+| `type` | to the model | its calls come back as |
+|---|---|---|
+| `function` | a function | `function_call` |
+| `namespace` | its functions, each as `namespace.name` | `function_call` with `namespace` |
+| `custom` | a function of one text, `input`, of the form that it may have | `custom_tool_call` |
+| `local_shell` | a function of a command | `local_shell_call` |
+| any other | nothing: OpenAI's servers would run it | |
 """
 
 from __future__ import annotations
