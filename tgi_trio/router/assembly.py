@@ -270,7 +270,7 @@ def load_chat_template(settings: Settings, tokenizer: Tokenizer) -> ChatTemplate
 def log_roles(template: ChatTemplate) -> None:
     """Log which roles the template does not write, to which conversations are adapted."""
     for tools in (False, True):
-        if folded := template.roles(tools=tools).told():
+        if folded := template.roles(tools=tools).describe_missing():
             beside = " beside tools" if tools else ""
             log.info("the chat template does not take %s%s: they are folded", folded, beside)
 

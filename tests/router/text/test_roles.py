@@ -65,8 +65,8 @@ def test_the_template_for_tools_is_probed_by_itself() -> None:
 
 
 def test_what_is_not_taken_is_told() -> None:
-    assert ALL.told() == ""
-    assert Roles(late_system=False).told() == "system messages behind others"
+    assert ALL.describe_missing() == ""
+    assert Roles(late_system=False).describe_missing() == "system messages behind others"
 
 
 def test_messages_of_the_system_in_front_are_one() -> None:

@@ -16,7 +16,7 @@ from tgi_trio.router.http.rendering import render_with_tools
 from tgi_trio.router.images.image_prompt import Prompt
 from tgi_trio.router.request import Request
 from tgi_trio.router.text.answer import CallReader
-from tgi_trio.router.text.answer_form import ReadForm, SaidAlone
+from tgi_trio.router.text.answer_form import ReadForm, WithoutCalls
 from tgi_trio.router.text.answer_grammar import form_grammar, free_grammar
 from tgi_trio.router.text.thoughts.derive import Thoughts
 from tgi_trio.router.text.thoughts.place import Place, find_place
@@ -90,7 +90,7 @@ def prepare(call: Call, conversation: Conversation, parameters: GenerationParame
         Place.CLOSED
         if thoughts is None
         else find_place(
-            prompt if isinstance(prompt, str) else prompt.text, thoughts, _said(conversation)
+            prompt if isinstance(prompt, str) else prompt.text, thoughts, _last_text(conversation)
         )
     )
     bound = _bound(call, conversation, parameters, tools, thoughts, place)
@@ -98,7 +98,7 @@ def prepare(call: Call, conversation: Conversation, parameters: GenerationParame
     return Prepared(prompt, bound, tools, form, conversation, parameters)
 
 
-def _said(conversation: Conversation) -> str:
+def _last_text(conversation: Conversation) -> str:
     """Return the text of the last turn, unless it is the model's."""
     last = conversation.turns[-1] if conversation.turns else None
     return "" if last is None or last.role == "assistant" else last.text or ""
@@ -155,7 +155,7 @@ def _read_form(
     if tools is not None:
         calls = tools.reader
     elif style.channels:  # on which there may be more than one thought and one answer
-        calls = partial(SaidAlone, partial(call_reader, style, (), make_ids(style, 0)))
+        calls = partial(WithoutCalls, partial(call_reader, style, (), make_ids(style, 0)))
     texts = style.texts if tools is not None or style.channels else ()
     marks = None if thoughts is None else thoughts.marks
     every = "".join((*texts, *(() if marks is None else marks.texts)))

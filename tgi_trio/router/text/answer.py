@@ -197,7 +197,7 @@ class AnswerParser:
             return self._delta
         if self.region is Region.CLOSED:
             text = text.lstrip()
-        self._say(text)
+        self._pass_on(text)
         self._add(self._reader.finish())
         return self._delta
 
@@ -276,7 +276,7 @@ class AnswerParser:
         for mark in self._closings:
             text = text.replace(mark, "")
         certain = len(text) - max((overlap(text, mark) for mark in self._closings), default=0)
-        self._say(text[:certain])
+        self._pass_on(text[:certain])
         self._text = text[certain:]
 
     def _think(self, text: str) -> None:
@@ -285,7 +285,7 @@ class AnswerParser:
             self._delta.thought += f"\n\n{text}" if self._apart else text
             self._thought, self._apart = True, False
 
-    def _say(self, text: str) -> None:
+    def _pass_on(self, text: str) -> None:
         if text:
             self._add(self._reader.push(text))
 

@@ -10,7 +10,7 @@ from tgi_trio.router.text.answer import AnswerParser, CallOpening, CallReader
 from tgi_trio.router.text.thoughts.marks import Marks
 
 
-class SaidAlone:
+class WithoutCalls:
     """Parses an answer that must not call with a parser of calls, and drops the calls."""
 
     calls = 0

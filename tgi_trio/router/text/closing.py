@@ -135,10 +135,10 @@ class _Closer:
     def _shut(self, schema: Schema, listed: _Listed) -> None:
         """Close an object for what is listed."""
         for key, names in (("properties", listed.names), ("patternProperties", listed.patterns)):
-            own = schema.get(key, {})
-            if isinstance(own, dict) and not names.keys() <= own.keys():
+            existing = schema.get(key, {})
+            if isinstance(existing, dict) and not names.keys() <= existing.keys():
                 self._count(len(names))
-                schema[key] = own | {name: True for name in names if name not in own}
+                schema[key] = existing | {name: True for name in names if name not in existing}
         schema["additionalProperties"] = False
 
     def _keep_open(self, schema: Any, listed: _Listed | None) -> Any:
@@ -187,12 +187,12 @@ class _Closer:
         """Return how many schemas list properties together here; a reference counts as one."""
         if not isinstance(schema, dict):
             return 0
-        own = 0 if _OWN.isdisjoint(schema) else 1
+        count = 0 if _OWN.isdisjoint(schema) else 1
         if _COMPOSED.isdisjoint(schema):
-            return own
-        own += sum(key in schema for key in ("$ref", *_CHOICES))
+            return count
+        count += sum(key in schema for key in ("$ref", *_CHOICES))
         branches = schema.get("allOf")
-        return own + sum(map(self._sources, branches if isinstance(branches, list) else []))
+        return count + sum(map(self._sources, branches if isinstance(branches, list) else []))
 
     def _parts(self, schema: Schema, deep: bool = False) -> Iterator[Schema]:
         """Yield the schemas that apply together with this one; `deep`: also their alternatives."""

@@ -224,10 +224,10 @@ class _Rule:
         return token.text
 
     def _choice(self) -> str:
-        ways = [self._series()]
+        alternatives = [self._series()]
         while self._take("|"):
-            ways.append(self._series())
-        return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
+            alternatives.append(self._series())
+        return alternatives[0] if len(alternatives) == 1 else f"(?:{'|'.join(alternatives)})"
 
     def _series(self) -> str:
         items, size = [], 0

@@ -25,7 +25,7 @@ class Roles:
     user_after_result: bool = True  # a user's turn after a tool's result
     several_calls: bool = True  # in one turn of the assistant
 
-    def told(self) -> str:
+    def describe_missing(self) -> str:
         """Return what the template does not render, for the log; "" if nothing."""
         missing = {
             "system messages": self.system,

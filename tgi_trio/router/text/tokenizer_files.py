@@ -120,7 +120,7 @@ def tokenizer_json(
     path = folder / "tokenizer.json"
     if path.is_file():
         return path
-    sources, code = _list_matching(folder, _SLOW_FILES), _own_code(folder)
+    sources, code = _list_matching(folder, _SLOW_FILES), _code_class(folder)
     if code and not sources and not trust_remote_code:
         raise _needs_code(folder, code)
     if code:  # the code may read any file
@@ -191,7 +191,7 @@ def _needs_code(folder: Path, code: str) -> ModelLoadError:
     )
 
 
-def _own_code(folder: Path) -> str:
+def _code_class(folder: Path) -> str:
     """Return the tokenizer class that the folder has in a Python file; "" if none."""
     table = _read_object(folder / "tokenizer_config.json").get("auto_map")
     named = table.get("AutoTokenizer") if isinstance(table, Mapping) else table
@@ -290,8 +290,8 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
     Files of their own come before JSON; JSON files are in TGI's order.
     """
-    own = folder / "chat_template.jinja"
-    files = {"default": own} if own.is_file() else {}
+    main = folder / "chat_template.jinja"
+    files = {"default": main} if main.is_file() else {}
     files |= {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     if files:
         return {name: path.read_text(encoding="utf-8") for name, path in files.items()}

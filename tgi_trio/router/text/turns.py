@@ -172,11 +172,11 @@ def _may_follow(last: Turn, roles: Roles) -> bool:
 
 def _saying(turn: Turn, first: Turn, second: Turn) -> Turn:
     """Return `turn` with the contents of two others."""
-    said = replace(turn, text=_join(first.text, second.text))
+    merged = replace(turn, text=_join(first.text, second.text))
     if not first.parts and not second.parts:
-        return said
+        return merged
     ends = [each.parts or tuple(filter(None, (each.text,))) for each in (first, second)]
-    return replace(said, parts=(*ends[0], *((_BREAK,) if all(ends) else ()), *ends[1]))
+    return replace(merged, parts=(*ends[0], *((_BREAK,) if all(ends) else ()), *ends[1]))
 
 
 def _part(piece: Piece) -> dict[str, str]:

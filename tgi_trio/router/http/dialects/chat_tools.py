@@ -9,7 +9,7 @@ from typing import Any, Final
 from tgi_trio.errors import ToolError
 from tgi_trio.router.http.messages import schema, tool_schema
 from tgi_trio.router.text.tools.custom import INPUT, custom_function, shown_parameters
-from tgi_trio.router.text.tools.functions import Function, only
+from tgi_trio.router.text.tools.functions import Function, select_functions
 from tgi_trio.router.text.turns import PastCall, read_arguments
 
 _SHOWN: Final = 60  # most characters of an unknown type in its error
@@ -53,7 +53,7 @@ class Choice:
             return functions
         if self.tool == "required" and not self.allowed:
             raise ToolError("`tool_choice` is `required`, and there are no tools")
-        return only(functions, self.allowed)
+        return select_functions(functions, self.allowed)
 
 
 @dataclass(frozen=True, slots=True)

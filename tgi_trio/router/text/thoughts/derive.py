@@ -160,18 +160,18 @@ def _in_rendered_thought(template: ChatTemplate) -> Marks | None:
 def _takes_parts(template: ChatTemplate) -> bool:
     """Return whether the template renders thoughts only if they are parts of the content."""
     fields, parts = (
-        any(_THOUGHT in text for text in _render_thoughts(template, [way]))
-        for way in (_FIELD, _PART)
+        any(_THOUGHT in text for text in _render_thoughts(template, [form]))
+        for form in (_FIELD, _PART)
     )
     return parts and not fields
 
 
-def _render_thoughts(template: ChatTemplate, ways: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+def _render_thoughts(template: ChatTemplate, forms: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     """Yield chats with a thought in each of `ways`, as the template renders them."""
     question = {"role": "user", "content": _QUESTION}
     result = {"role": "tool", "tool_call_id": _CALL["id"], "name": "f", "content": "z"}
-    for variables, way in itertools.product((_AS_IS, _ON), ways):
-        spoken = {"role": "assistant", "content": "", **way}
+    for variables, form in itertools.product((_AS_IS, _ON), forms):
+        spoken = {"role": "assistant", "content": "", **form}
         for chat in (
             [question, {**spoken, "tool_calls": [_CALL]}, result],
             [question, {**spoken, "content": spoken["content"] or _ANSWER}],
@@ -190,9 +190,9 @@ def _find_header(template: ChatTemplate, marks: Marks) -> str:
     answered = [*question, {"role": "assistant", "content": _ANSWER}]
     with suppress(TemplateError):
         bare = template.render(question, add_generation_prompt=False)
-        asked = template.render(question)
-        if asked != bare and asked.startswith(bare):
-            return _before_marks(asked[len(bare) :], marks)
+        prompted = template.render(question)
+        if prompted != bare and prompted.startswith(bare):
+            return _before_marks(prompted[len(bare) :], marks)
     with suppress(TemplateError):
         text = template.render(answered, add_generation_prompt=False)
         between = text.partition(_QUESTION)[2].partition(_ANSWER)[0]

@@ -16,17 +16,17 @@ class Place(enum.Enum):
     MAY_OPEN = "may open"  # the model may begin one, as the first text of its answer
 
 
-def find_place(prompt: str, thoughts: Thoughts, said: str = "") -> Place:
+def find_place(prompt: str, thoughts: Thoughts, last_text: str = "") -> Place:
     """Return where an answer to `prompt` begins.
 
     The last mark after the beginning of the model's last message decides: earlier turns may quote
-    marks. `said`: the text of the last message, unless it is the model's; marks before and in it
-    are ignored.
+    marks. `last_text`: the text of the last message, unless it is the model's; marks before and in
+    it are ignored.
     """
     marks = thoughts.marks
     rest = prompt[_behind(prompt, thoughts.header) :]
-    if said := said.strip():
-        rest = rest[_behind(_masked(rest, marks), said) :]
+    if last_text := last_text.strip():
+        rest = rest[_behind(_masked(rest, marks), last_text) :]
     start, end = rest.rfind(marks.start), rest.rfind(marks.end)
     if start > end:
         return Place.INSIDE

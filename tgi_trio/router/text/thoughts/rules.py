@@ -93,16 +93,16 @@ class ThoughtRules:
         if self.place is Place.CLOSED:
             return answer
         begin = "" if self.place is Place.INSIDE else "thought_begin "
-        ways = [f"{begin}thought WHITE? {answer}"]
+        alternatives = [f"{begin}thought WHITE? {answer}"]
         if not begin and self._marks.start in self.added:  # the model may repeat it
-            ways[0] = f"thought_begin? {ways[0]}"
+            alternatives[0] = f"thought_begin? {alternatives[0]}"
         if begin:
-            ways.append(answer)
+            alternatives.append(answer)
         if not forced and self.budget is None:
-            ways.append(f"{begin}unended")
+            alternatives.append(f"{begin}unended")
         elif forced and self._trigger_id is not None and self.budget != 0:
-            ways.append(f"{begin}unended <[{self._trigger_id}]> calls")
-        return " | ".join(ways)
+            alternatives.append(f"{begin}unended <[{self._trigger_id}]> calls")
+        return " | ".join(alternatives)
 
     @property
     def on_channels(self) -> bool:

@@ -93,8 +93,8 @@ class _Rules:
         if reference is not None and len(schema) == 1:
             name = self._named[reference] = self._new()
             self._rules[name] = ""  # reserved: the schema may refer to itself
-        ways = dict.fromkeys(map(self._plain, list_alternatives(schema, self._root)))
-        right = " | ".join(ways) or '""'
+        alternatives = dict.fromkeys(map(self._plain, list_alternatives(schema, self._root)))
+        right = " | ".join(alternatives) or '""'
         if not name:
             return share_rule(self._rules, "value", right)
         self._rules[name] = right
@@ -114,10 +114,10 @@ class _Rules:
 
     def _string(self, plain: Schema) -> str:
         quote, rules = self._style.quote, self._rules
-        own = share_rule(rules, "TEXT", write_terminal(plain, quote))
-        ends = [share_rule(rules, "SPELLED", f"{own} {grammars.literal(quote)}")]
+        text = share_rule(rules, "TEXT", write_terminal(plain, quote))
+        ends = [share_rule(rules, "SPELLED", f"{text} {grammars.literal(quote)}")]
         if quote in self._added:
-            ends.append(f"{own} <[{self._added[quote]}]>")
+            ends.append(f"{text} <[{self._added[quote]}]>")
         return f"{write_terms(quote, self._added)} ({' | '.join(ends)})"
 
     def _list(self, plain: Schema) -> str:

@@ -78,19 +78,19 @@ class PythonArguments:
 
     def _value(self, rules: dict[str, str], schema: Any, root: Schema) -> str:
         """Return alternative terms for a value; adds to `rules`."""
-        ways = []
+        alternatives = []
         for plain in list_alternatives(schema, root):
             listed, kind = literals_of(plain), type_of(plain)
             if listed is not None:
-                ways += [grammars.literal(self._word(write_json(v))) for v in listed]
+                alternatives += [grammars.literal(self._word(write_json(v))) for v in listed]
             elif kind == "boolean":
-                ways += [grammars.literal(self._word(each)) for each in ("true", "false")]
+                alternatives += [grammars.literal(self._word(each)) for each in ("true", "false")]
             elif kind == "null":
-                ways.append(grammars.literal(self._word("null")))
+                alternatives.append(grammars.literal(self._word("null")))
             else:
                 json = grammars.embed_schema(with_definitions(_joined(plain), root))
-                ways.append(share_rule(rules, "json", json))
-        return " | ".join(dict.fromkeys(ways))
+                alternatives.append(share_rule(rules, "json", json))
+        return " | ".join(dict.fromkeys(alternatives))
 
     def _word(self, text: str) -> str:
         """Return a JSON value, with a constant as this style writes it."""
@@ -121,10 +121,10 @@ def chain_rules(name: str, items: Sequence[tuple[str, bool]], separator: str) ->
     for i in reversed(range(1, len(items))):
         term, required = items[i]
         behind[i] = f"{name}n{i}"
-        ways = [f"{separator} {term} {behind[i + 1]}".rstrip()]
+        alternatives = [f"{separator} {term} {behind[i + 1]}".rstrip()]
         if not required:
-            ways.append(behind[i + 1] or '""')
-        rules[behind[i]] = " | ".join(ways)
+            alternatives.append(behind[i + 1] or '""')
+        rules[behind[i]] = " | ".join(alternatives)
     begins = []
     for i, (term, required) in enumerate(items):
         begins.append(f"{term} {behind[i + 1]}".rstrip())

@@ -100,17 +100,18 @@ class XmlArguments:
     ) -> str:
         """Return terms for a parameter; `head` is its prefix and key. Adds to `rules`."""
         shape = Shape.of(schema, root)
-        ways = []
+        alternatives = []
         end, token, _ = self._cut_suffix(added)
         for terminal in self._texts_of(shape, (end + token).strip()):
             before = write_terms(head + self._between("string"), added)
-            ways.append(f"{before} {self._text(rules, terminal, added)}")
+            alternatives.append(f"{before} {self._text(rules, terminal, added)}")
         rules["value_end"] = write_terms(self.suffix, added)
         for kind, term in self._values_of(shape, schema, root):
             if term.startswith("%"):
                 term = share_rule(rules, "json", term)
-            ways.append(f"{write_terms(head + self._between(kind), added)} {term} value_end")
-        return " | ".join(ways)
+            before = write_terms(head + self._between(kind), added)
+            alternatives.append(f"{before} {term} value_end")
+        return " | ".join(alternatives)
 
     def _texts_of(self, shape: Shape, end: str) -> Iterator[str]:
         """Yield terminals for values that are written as text and do not contain `end`."""
@@ -153,12 +154,13 @@ class XmlArguments:
         the suffix contains an added token, the terminal may end before that.
         """
         end, token, behind = self._cut_suffix(added)
-        own = share_rule(rules, "TEXT", terminal)
-        ways = [share_rule(rules, "SPELLED", f"{own} {grammars.literal(end + token)}")]
+        text = share_rule(rules, "TEXT", terminal)
+        alternatives = [share_rule(rules, "SPELLED", f"{text} {grammars.literal(end + token)}")]
         if token:
-            led = share_rule(rules, "LED", f"{own} {grammars.literal(end)}") if end else own
-            ways.append(f"{led} <[{added[token]}]>")
-        return share_rule(rules, "text", f"({' | '.join(ways)}) {write_terms(behind, added)}")
+            led = share_rule(rules, "LED", f"{text} {grammars.literal(end)}") if end else text
+            alternatives.append(f"{led} <[{added[token]}]>")
+        either = " | ".join(alternatives)
+        return share_rule(rules, "text", f"({either}) {write_terms(behind, added)}")
 
     def _cut_suffix(self, added: Mapping[str, int]) -> tuple[str, str, str]:
         """Return the suffix in three parts: up to its first added token, that token, and the rest.
@@ -299,7 +301,7 @@ class XmlReader:
                 and "null".startswith(self._text[:certain])
             ):
                 return False
-            self._say(self._text[:certain])
+            self._write_string(self._text[:certain])
             self._text = self._text[certain:]
             return False
         text = self._text[:position]
@@ -308,12 +310,12 @@ class XmlReader:
         if text == "null" and self._shape.nullable and not self._quoted:
             self._out.append("null")
         else:
-            self._say(text)
+            self._write_string(text)
             self._out.append('"' if self._quoted else '""')
         self._state = _State.SUFFIX
         return True
 
-    def _say(self, text: str) -> None:
+    def _write_string(self, text: str) -> None:
         """Write a piece of a string."""
         if text:
             self._out.append(escape(text) if self._quoted else f'"{escape(text)}')

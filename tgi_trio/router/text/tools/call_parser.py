@@ -114,22 +114,22 @@ class CallParser:
             return True
         position = text.find(trigger)
         if position >= 0:
-            self._say(text[:position].rstrip())
+            self._add_content(text[:position].rstrip())
             self._text = text[position + len(trigger) :]
             self._state = ParserState.OPENING
             return True
         # The end of the text may be white space and the beginning of a trigger.
         certain = len(text[: len(text) - overlap(text, trigger)].rstrip())
-        self._say(text[:certain])
+        self._add_content(text[:certain])
         self._text = text[certain:]
         return False
 
     def _take_prose(self) -> bool:
-        self._say(self._text)
+        self._add_content(self._text)
         self._text = ""
         return False
 
-    def _say(self, text: str) -> None:
+    def _add_content(self, text: str) -> None:
         if not self._required:
             self._delta.content += text
 

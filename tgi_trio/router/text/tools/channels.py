@@ -76,8 +76,8 @@ class _Writer:
         rules["start"] = ""  # reserves the first place
         rules["TEXT"] = f"/(?s:.+)/{_NO_MARK}"
         end = self._added.get(_RETURN)
-        told = f"{self._final or 'TEXT?'}{'' if end is None else f' <[{end}]>?'}"
-        rules["final"] = f'{self._terms[_CHANNEL]} "final" {self._terms[_MESSAGE]} {told}'
+        final_text = f"{self._final or 'TEXT?'}{'' if end is None else f' <[{end}]>?'}"
+        rules["final"] = f'{self._terms[_CHANNEL]} "final" {self._terms[_MESSAGE]} {final_text}'
         self._write_body()
         self._write_thought()
         if self._use is not None:
@@ -85,7 +85,7 @@ class _Writer:
         if begun == "thought":
             rules["start"] = f"thought {self._next(self._budget is None, may_answer)}"
         elif begun == "answer" and may_answer:
-            rules["start"] = told
+            rules["start"] = final_text
         elif begun == "answer":
             rules["start"] = f"body {self._next(True, False)}"
         else:
@@ -99,17 +99,17 @@ class _Writer:
             return name
         self._rules[name] = ""
         channel, message = self._terms[_CHANNEL], self._terms[_MESSAGE]
-        ways = ["final"] if may_answer else []
+        alternatives = ["final"] if may_answer else []
         if may_think:
             then = self._next(self._budget is None, may_answer)
-            ways.append(f'{channel} "analysis" {message} thought {then}')
+            alternatives.append(f'{channel} "analysis" {message} thought {then}')
         if self._use is not None:
-            ways.append("call")
+            alternatives.append("call")
         if self._use is not None or self._final is None:
             # Text before a call. An answer that must match `final` cannot begin with it.
             then = self._next(may_think, may_answer and self._final is None)
-            ways.append(f'{channel} "commentary" {message} body {then}')
-        self._rules[name] = " | ".join(ways)
+            alternatives.append(f'{channel} "commentary" {message} body {then}')
+        self._rules[name] = " | ".join(alternatives)
         return name
 
     def _next(self, may_think: bool, may_answer: bool) -> str:
@@ -202,7 +202,7 @@ class ChannelReader:
         self._part = _Part.CONTENT
         self._text = ""
         self._arguments = JsonReader()
-        self._said: set[_Part] = set()  # kinds that have had text
+        self._kinds_seen: set[_Part] = set()  # kinds that have had text
         self._apart = False  # the next text begins another message of its kind
         self.calls = 0  # begun so far
         self._delta = Delta()
@@ -224,7 +224,7 @@ class ChannelReader:
         """Return what was held back, now that the answer has ended."""
         self._delta = Delta()
         if self._state is _State.BODY or self._state is _State.BEGIN:
-            self._say(self._text)
+            self._emit(self._text)
         self._text = ""
         return self._delta
 
@@ -260,7 +260,7 @@ class ChannelReader:
         named = _NAMED.findall(head)
         thought = bool(named) and named[-1] == "analysis"
         self._part = _Part.THOUGHT if thought else _Part.CONTENT
-        self._apart = self._part in self._said
+        self._apart = self._part in self._kinds_seen
         self._state = _State.BODY
         return True
 
@@ -270,7 +270,7 @@ class ChannelReader:
         text = self._text[:certain]
         if end is None or end[0] != _RETURN:  # white space before another message is dropped
             text = text.rstrip()
-        self._say(text)
+        self._emit(text)
         self._text = self._text[len(text) if end is None else certain :]
         if end is not None:
             self._state = _State.BETWEEN
@@ -294,12 +294,12 @@ class ChannelReader:
         self._text, self._state = self._text[min(places) :], _State.HEADER
         return True
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if not text:
             return
         if self._apart:
             text, self._apart = f"\n\n{text}", False
-        self._said.add(self._part)
+        self._kinds_seen.add(self._part)
         if self._part is _Part.THOUGHT:
             self._delta.thought += text
         elif not self._required:

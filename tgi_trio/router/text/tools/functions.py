@@ -84,7 +84,7 @@ class ToolUse:
     most: int  # calls in one answer
 
 
-def only(functions: Sequence[Function], names: Collection[str]) -> list[Function]:
+def select_functions(functions: Sequence[Function], names: Collection[str]) -> list[Function]:
     """Return the functions of these names. Raises ToolError for an unknown name."""
     wanted, known = set(names), {function.name for function in functions}
     for name in names:

@@ -31,10 +31,10 @@ def make_ids(form: Format, past: int, source: random.Random | None = None) -> Ca
     and the same ones however they are interleaved.
     """
     if form.ids != "counted":
-        own: random.Random = random.SystemRandom()
+        generator: random.Random = random.SystemRandom()
         if source is not None and not isinstance(source, random.SystemRandom):
-            own = random.Random(source.getrandbits(64))
-        return lambda name: new_call_id(own)
+            generator = random.Random(source.getrandbits(64))
+        return lambda name: new_call_id(generator)
     numbers = itertools.count(past)
     return lambda name: f"functions.{name}:{next(numbers)}"
 

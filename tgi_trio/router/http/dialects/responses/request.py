@@ -48,7 +48,7 @@ def to_conversation(request: schema.ResponsesRequest, most: int) -> tuple[Conver
     mode, names, named = _choice(request.tool_choice)
     box = Toolbox() if mode == "none" else Toolbox.of(request.tools or [], most)
     if names is not None and mode != "none":
-        box = box.only(names)
+        box = box.select(names)
     if mode == "required" and not box.tools:
         raise ToolError("`tool_choice` is `required`, and there are no tools")
     turns = [] if request.instructions is None else [Turn("system", request.instructions)]

@@ -19,7 +19,7 @@ from typing import Any, Final
 from tgi_trio.errors import ToolError
 from tgi_trio.router.http.messages.schema import invalid_value
 from tgi_trio.router.text.tools.custom import custom_function, shown_parameters
-from tgi_trio.router.text.tools.functions import Function, only
+from tgi_trio.router.text.tools.functions import Function, select_functions
 
 SHELL: Final = "local_shell"
 _SHELL: Final = {
@@ -93,9 +93,9 @@ class Toolbox:
             listed.append({"type": "function", "function": function})
         return cls(tools, listed, functions, loose)
 
-    def only(self, names: Sequence[str]) -> Toolbox:
+    def select(self, names: Sequence[str]) -> Toolbox:
         """Return the tools of these names. Raises ToolError for an unknown name."""
-        kept = only(self.functions, names)
+        kept = select_functions(self.functions, names)
         return replace(self, tools={name: self.tools[name] for name in names}, functions=kept)
 
     def find(self, name: str) -> Tool:
