@@ -12,7 +12,7 @@ from tgi_trio.router.http.dialects.responses.request import (
     to_conversation,
     to_parameters,
 )
-from tgi_trio.router.http.dialects.responses.told_tokens import WANTED, ToldTokens
+from tgi_trio.router.http.dialects.responses.text_logprobs import WANTED, ToldTokens
 from tgi_trio.router.http.dialects.responses.writing import (
     CARRIED,
     ItemWriter,

@@ -27,7 +27,7 @@ from msgspec.json import encode
 
 from tgi_trio.router.http.dialects.blocks import Block, Blocks, Change, Kind
 from tgi_trio.router.http.dialects.responses import replies
-from tgi_trio.router.http.dialects.responses.told_tokens import ToldTokens
+from tgi_trio.router.http.dialects.responses.text_logprobs import ToldTokens
 from tgi_trio.router.http.dialects.responses.tools import Way
 from tgi_trio.router.http.dialects.responses.writing import ItemWriter, ResponseWriter
 from tgi_trio.router.http.messages.error_shapes import responses_code

@@ -15,7 +15,7 @@ from msgspec.json import encode
 from tgi_trio.router.http.dialects.blocks import Block, Kind
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.items import CALL_PREFIX, carry
-from tgi_trio.router.http.dialects.responses.told_tokens import ToldTokens
+from tgi_trio.router.http.dialects.responses.text_logprobs import ToldTokens
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, Way
 from tgi_trio.router.text.tools.custom import read_input
 
