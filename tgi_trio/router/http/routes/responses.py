@@ -12,7 +12,7 @@ from tgi_trio.router.http.dialects.responses.request import (
     to_conversation,
     to_parameters,
 )
-from tgi_trio.router.http.dialects.responses.text_logprobs import WANTED, ToldTokens
+from tgi_trio.router.http.dialects.responses.text_logprobs import WANTED, TextLogprobs
 from tgi_trio.router.http.dialects.responses.writing import (
     CARRIED,
     ItemWriter,
@@ -44,7 +44,7 @@ async def responses(call: Call) -> Reply:
     one = await prepared.validate(call, request)
     writer = ResponseWriter(settings_of(request, model), call.now(), call.ids)
     carried = CARRIED in (request.include or ())
-    items = ItemWriter(box, carried, call.ids, _told_tokens(call, request))
+    items = ItemWriter(box, carried, call.ids, _text_logprobs(call, request))
     if request.stream:
         events = ResponseEvents(writer, items, prepared.reader(), unix_now)
         return event_stream(call, await stream_events(call, [one], [events]), len(prepared.prompt))
@@ -54,11 +54,11 @@ async def responses(call: Call) -> Reply:
     return Reply(body, headers=timing_headers(call, len(prepared.prompt), results))
 
 
-def _told_tokens(call: Call, request: schema.ResponsesRequest) -> ToldTokens | None:
-    """Return what finds the tokens of texts, if log-probabilities are asked for, in either way."""
+def _text_logprobs(call: Call, request: schema.ResponsesRequest) -> TextLogprobs | None:
+    """Return what collects log-probabilities, if they are asked for, in either way."""
     if not request.top_logprobs and WANTED not in (request.include or ()):
         return None
-    return ToldTokens(LogprobWriter(call.engine.tokenizer))
+    return TextLogprobs(LogprobWriter(call.engine.tokenizer))
 
 
 ROUTES = (Route("POST", "/v1/responses", responses, dialect=RESPONSES, images=True),)

@@ -140,14 +140,14 @@ class MessageEvents:
             if (more := self._blocks.extend(delta)) is not None:
                 start += _piece(*more)
             elif delta:
-                start += b"".join([_told(*news) for news in self._blocks.take(delta)])
+                start += b"".join([_render(*news) for news in self._blocks.take(delta)])
         return start
 
     def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
         """Return the last events."""
         events = [self.step(tokens)]
-        events += [_told(*news) for news in self._blocks.take(self._reader.end(outcome.tail))]
-        events += [_told(*news) for news in self._blocks.close()]
+        events += [_render(*news) for news in self._blocks.take(self._reader.end(outcome.tail))]
+        events += [_render(*news) for news in self._blocks.close()]
         reason, sequence = self._end.reason(outcome, self._reader.called_tools(outcome))
         delta = replies.MessageEnd(reason, sequence)
         events.append(_event("message_delta", delta=delta, usage=self._end.usage(outcome)))
@@ -169,7 +169,7 @@ def _piece(block: Block, text: str) -> bytes:
     return _DELTA % (block.index, _DELTAS[block.kind] % text_json(text))
 
 
-def _told(change: Change, block: Block, text: str) -> bytes:
+def _render(change: Change, block: Block, text: str) -> bytes:
     """Return the events for a change."""
     match change:
         case Change.MORE:

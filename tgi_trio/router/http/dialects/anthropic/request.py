@@ -171,7 +171,9 @@ def _assistant_turn(content: schema.Content) -> Turn:
         return Turn("assistant", content)
     thoughts = [each.thinking for each in content if each.type == "thinking" and each.thinking]
     calls = [
-        PastCall(block.name or "", {} if block.input is None else block.input, _own(block.id))
+        PastCall(
+            block.name or "", {} if block.input is None else block.input, _strip_prefix(block.id)
+        )
         for block in content
         if block.type == "tool_use"
     ]
@@ -193,16 +195,16 @@ def _user_turns(content: schema.Content, names: Mapping[str, str], i: int) -> It
     for block in content:
         if block.type == "tool_result":
             results += 1
-            id = _own(block.tool_use_id)
+            id = _strip_prefix(block.tool_use_id)
             text = _result_text(block, i)
             yield Turn("tool", text, name=names.get(id or ""), call_id=id)
         else:
-            pieces += _said(block, i)
+            pieces += _user_pieces(block, i)
     if pieces or not results:
         yield Turn.of("user", pieces, _BREAK)
 
 
-def _said(block: schema.ContentBlock, i: int) -> list[Piece]:
+def _user_pieces(block: schema.ContentBlock, i: int) -> list[Piece]:
     """Return the text or image of a user's block. Raises Refused for unreadable documents."""
     if block.type == "image":
         return [_image(block, i)]
@@ -256,6 +258,6 @@ def _part_text(part: schema.ContentBlock) -> str:
     return msgspec.json.encode(part.content).decode() if part.content else f"[{part.type}]"
 
 
-def _own(id: str | None) -> str | None:
+def _strip_prefix(id: str | None) -> str | None:
     """Return the id of a call without the prefix that it got for the client."""
     return None if id is None else id.removeprefix(CALL_PREFIX)

@@ -27,7 +27,7 @@ from msgspec.json import encode
 
 from tgi_trio.router.http.dialects.blocks import Block, Blocks, Change, Kind
 from tgi_trio.router.http.dialects.responses import replies
-from tgi_trio.router.http.dialects.responses.text_logprobs import ToldTokens
+from tgi_trio.router.http.dialects.responses.text_logprobs import TextLogprobs
 from tgi_trio.router.http.dialects.responses.tools import Way
 from tgi_trio.router.http.dialects.responses.writing import ItemWriter, ResponseWriter
 from tgi_trio.router.http.messages.error_shapes import responses_code
@@ -51,16 +51,16 @@ def _usage(outcome: Outcome) -> replies.ResponseUsage:
 class _Fold:
     """Collects an answer's deltas into blocks."""
 
-    def __init__(self, reader: AnswerReader, told: ToldTokens | None) -> None:
+    def __init__(self, reader: AnswerReader, logprobs: TextLogprobs | None) -> None:
         self._reader = reader
-        self._told = told
+        self._logprobs = logprobs
         self.blocks = Blocks()
 
     def take(self, token: Token) -> Iterable[tuple[Change, Block, str]]:
         """Return the changes by a token."""
         delta = self._reader.take(token)
-        if self._told is not None:
-            return self._told.follow(token, self.blocks.take(delta))
+        if self._logprobs is not None:
+            return self._logprobs.follow(token, self.blocks.take(delta))
         if (more := self.blocks.extend(delta)) is not None:
             return ((Change.MORE, *more),)
         return self.blocks.take(delta) if delta else ()
@@ -68,7 +68,7 @@ class _Fold:
     def end(self, outcome: Outcome) -> Iterator[tuple[Change, Block, str]]:
         """Yield the changes at the end."""
         changes = self.blocks.take(self._reader.end(outcome.tail))
-        yield from changes if self._told is None else self._told.follow(None, changes)
+        yield from changes if self._logprobs is None else self._logprobs.follow(None, changes)
         yield from self.blocks.close()
 
 
@@ -96,7 +96,7 @@ def response(
     now: Callable[[], int],
 ) -> bytes:
     """Return a whole answer as a body."""
-    fold = _Fold(reader, items.told)
+    fold = _Fold(reader, items.logprobs)
     for token in tokens:
         for _ in fold.take(token):
             pass
@@ -130,7 +130,7 @@ class ResponseEvents:
         """`now` returns the time in Unix seconds."""
         self._writer = writer
         self._items = items
-        self._fold = _Fold(reader, items.told)
+        self._fold = _Fold(reader, items.logprobs)
         self._now = now
         self._sequence = 0
         self._output: list[replies.OutputItem] = []  # items that are done
@@ -145,7 +145,7 @@ class ResponseEvents:
                 if change is Change.MORE and block.kind is not Kind.CALL:
                     events += self._piece(block, text)
                 else:
-                    events += self._told(change, block, text, "completed")
+                    events += self._render(change, block, text, "completed")
         return events
 
     def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
@@ -156,7 +156,7 @@ class ResponseEvents:
         for change, block, text in self._fold.end(outcome):
             # A block before the last one is complete, even if it ends with the last piece of text.
             ends = change is Change.CLOSE and block is self._fold.blocks.all[-1]
-            events.append(self._told(change, block, text, last if ends else "completed"))
+            events.append(self._render(change, block, text, last if ends else "completed"))
         usage = _usage(outcome)
         whole = self._writer.json(status, self._output, usage, completed=self._now())
         events.append(self._event(f"response.{status}", response=msgspec.Raw(whole)))
@@ -179,7 +179,7 @@ class ResponseEvents:
         self._sequence += 1
         return b"event: %b\ndata: %b\n\n" % (type.encode(), data)
 
-    def _told(self, change: Change, block: Block, text: str, status: replies.ItemStatus) -> bytes:
+    def _render(self, change: Change, block: Block, text: str, status: replies.ItemStatus) -> bytes:
         """Return the events for a change; `status`: of an item that ends."""
         way = self._items.box.find(block.name).way if block.kind is Kind.CALL else Way.FUNCTION
         match change:
@@ -195,11 +195,11 @@ class ResponseEvents:
         if block.index != self._head_of:
             self._head, self._head_of = self._write_head(block), block.index
         sequence, self._sequence = self._sequence, self._sequence + 1
-        logprobs = b""
+        field = b""
         if block.kind is Kind.TEXT:
-            told = self._items.told
-            logprobs = b',"logprobs":[]' if told is None else b',"logprobs":%b' % told.news()
-        return b'%b%d%b,"delta":%b}\n\n' % (self._head, sequence, logprobs, text_json(text))
+            logprobs = self._items.logprobs
+            field = b',"logprobs":%b' % (b"[]" if logprobs is None else logprobs.last_piece())
+        return b'%b%d%b,"delta":%b}\n\n' % (self._head, sequence, field, text_json(text))
 
     def _write_head(self, block: Block) -> bytes:
         """Return the common beginning of all events with a piece of a block."""
@@ -219,12 +219,12 @@ class ResponseEvents:
     def _closed(self, block: Block, way: Way, status: replies.ItemStatus) -> bytes:
         item = self._items.item(block, status)
         events = [] if way is not Way.SHELL else [self._opened(block)]
-        events += self._whole(block, item)
+        events += self._done_events(block, item)
         self._output.append(item)
         events.append(self._event("response.output_item.done", output_index=block.index, item=item))
         return b"".join(events)
 
-    def _whole(self, block: Block, item: replies.OutputItem) -> Iterator[bytes]:
+    def _done_events(self, block: Block, item: replies.OutputItem) -> Iterator[bytes]:
         """Yield the events that repeat an item's contents when it is complete."""
         place = {"item_id": item.id, "output_index": block.index}
         match item:
@@ -234,8 +234,8 @@ class ResponseEvents:
                 yield self._event("response.content_part.done", **at, part=item.content[0])
             case replies.MessageItem():
                 at, part = self._place(block), item.content[0]
-                told = {"text": part.text, "logprobs": part.logprobs}
-                yield self._event("response.output_text.done", **at, **told)
+                fields = {"text": part.text, "logprobs": part.logprobs}
+                yield self._event("response.output_text.done", **at, **fields)
                 yield self._event("response.content_part.done", **at, part=part)
             case replies.FunctionCallItem():
                 done = "response.function_call_arguments.done"

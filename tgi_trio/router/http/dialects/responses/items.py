@@ -66,11 +66,11 @@ def to_turns(items: Sequence[schema.InputItem]) -> Iterator[Turn]:
             case "message":
                 yield from answer.turn()
                 answer = _Answer()
-                yield _said(item, path)
+                yield _message_turn(item, path)
             case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
                 yield from answer.turn()
                 answer = _Answer()
-                id = _own(item.call_id)
+                id = _strip_prefix(item.call_id)
                 yield Turn("tool", _output(item, path), name=names.get(id or ""), call_id=id)
             case "item_reference":
                 text = f"{path} refers to an item, and nothing is stored here: send the item itself"
@@ -104,7 +104,7 @@ def _thoughts(item: schema.InputItem, path: str) -> list[str]:
     return list(filter(None, texts))
 
 
-def _said(item: schema.InputItem, path: str) -> Turn:
+def _message_turn(item: schema.InputItem, path: str) -> Turn:
     if item.role not in _ROLES:
         roles = ", ".join(f"`{each}`" for each in sorted(_ROLES))
         raise invalid_value(f"{path}.role", f"`{item.role}` is none of {roles}")
@@ -147,7 +147,7 @@ def _parts(content: Any, path: str) -> list[schema.InputPart]:
 
 
 def _call(item: schema.InputItem) -> PastCall:
-    id = _own(item.call_id)
+    id = _strip_prefix(item.call_id)
     match item.type:
         case "custom_tool_call":
             return PastCall(item.name or "", {INPUT: item.input or ""}, id)
@@ -172,6 +172,6 @@ def _output(item: schema.InputItem, path: str) -> str:
     return msgspec.json.encode(output).decode()
 
 
-def _own(id: str | None) -> str | None:
+def _strip_prefix(id: str | None) -> str | None:
     """Return the id of a call without the prefix that it got for the client."""
     return None if id is None else id.removeprefix(CALL_PREFIX)

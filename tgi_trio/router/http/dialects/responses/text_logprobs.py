@@ -1,4 +1,4 @@
-"""Finds the tokens of each text of an answer, for clients that ask for log-probabilities."""
+"""Assigns tokens to the texts of an answer, for clients that ask for log-probabilities."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from tgi_trio.router.request import Token
 WANTED: Final = "message.output_text.logprobs"  # in `include`
 
 
-class ToldTokens:
-    """The tokens of one answer's texts, as JSON; tokens of thoughts, calls and marks are left out.
+class TextLogprobs:
+    """The log-probabilities of an answer's texts, as JSON, without thoughts, calls and marks.
 
     A token whose text is held back comes with the piece that has its text.
     """
 
     def __init__(self, writer: LogprobWriter) -> None:
         self._writer = writer
-        self._waiting: list[Token] = []
-        self._told: dict[int, list[bytes]] = defaultdict(list)  # by the index of the block
-        self._news: list[bytes] = []
+        self._pending: list[Token] = []
+        self._by_block: dict[int, list[bytes]] = defaultdict(list)  # by the index of the block
+        self._last_piece: list[bytes] = []
 
     def follow(
         self, token: Token | None, changes: Iterable[tuple[Change, Block, str]]
     ) -> Iterator[tuple[Change, Block, str]]:
         """Yield the changes by a token, after assigning it to its text; None: the end."""
         if token is not None:
-            self._waiting.append(token)
-        for news in changes:
-            change, block, text = news
+            self._pending.append(token)
+        for each in changes:
+            change, block, text = each
             if change is Change.MORE:
                 if block.kind is Kind.TEXT:
-                    self._news = self._writer.each(_last_of(self._waiting, text))
-                    self._told[block.index] += self._news
-                self._waiting.clear()
-            yield news
+                    self._last_piece = self._writer.each(_last_of(self._pending, text))
+                    self._by_block[block.index] += self._last_piece
+                self._pending.clear()
+            yield each
 
-    def news(self) -> bytes:
+    def last_piece(self) -> bytes:
         """Return the log-probabilities of the last piece of a text, as a JSON list."""
-        return _list(self._news)
+        return _list(self._last_piece)
 
     def of(self, block: Block) -> Any:
         """Return the log-probabilities of a whole text, as raw JSON."""
-        return msgspec.Raw(_list(self._told[block.index]))
+        return msgspec.Raw(_list(self._by_block[block.index]))
 
 
 def _last_of(tokens: Sequence[Token], text: str) -> list[Token]:

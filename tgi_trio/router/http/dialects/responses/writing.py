@@ -15,7 +15,7 @@ from msgspec.json import encode
 from tgi_trio.router.http.dialects.blocks import Block, Kind
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.items import CALL_PREFIX, carry
-from tgi_trio.router.http.dialects.responses.text_logprobs import ToldTokens
+from tgi_trio.router.http.dialects.responses.text_logprobs import TextLogprobs
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, Way
 from tgi_trio.router.text.tools.custom import read_input
 
@@ -95,20 +95,20 @@ class ItemWriter:
     box: Toolbox
     carried: bool  # clients keep thoughts for us
     source: random.Random  # random source of the items' ids
-    told: ToldTokens | None = None  # None if no log-probabilities are asked for
+    logprobs: TextLogprobs | None = None  # None if no log-probabilities are asked for
     ids: list[str] = field(default_factory=list)
 
     def item(self, block: Block, status: replies.ItemStatus) -> replies.OutputItem:
         """Return a block as an item, with its contents so far."""
         id, call_id, text = self.id(block), CALL_PREFIX + block.call_id, block.text
-        under_way = status == "in_progress"
+        in_progress = status == "in_progress"
         if block.kind is Kind.THOUGHT:
-            content = [] if under_way else [replies.ReasoningTextPart(text)]
-            kept = carry(text) if self.carried and not under_way else UNSET
+            content = [] if in_progress else [replies.ReasoningTextPart(text)]
+            kept = carry(text) if self.carried and not in_progress else UNSET
             return replies.ReasoningItem(id, status, content, encrypted_content=kept)
         if block.kind is Kind.TEXT:
-            said = [] if under_way else [self.part(block)]
-            return replies.MessageItem(id, status, said)
+            parts = [] if in_progress else [self.part(block)]
+            return replies.MessageItem(id, status, parts)
         tool = self.box.find(block.name)
         match tool.way:
             case Way.CUSTOM:
@@ -121,9 +121,9 @@ class ItemWriter:
 
     def part(self, block: Block) -> replies.OutputTextPart:
         """Return a complete text."""
-        if self.told is None:
+        if self.logprobs is None:
             return replies.OutputTextPart(block.text)
-        return replies.OutputTextPart(block.text, logprobs=self.told.of(block))
+        return replies.OutputTextPart(block.text, logprobs=self.logprobs.of(block))
 
     def id(self, block: Block) -> str:
         """Return the id of a block's item."""
@@ -146,5 +146,5 @@ def _arguments(text: str) -> dict[str, Any]:
 def _action(text: str) -> replies.ShellAction:
     try:
         return msgspec.convert({**_arguments(text), "type": "exec"}, replies.ShellAction)
-    except msgspec.ValidationError:  # under way, or cut off
+    except msgspec.ValidationError:  # in progress, or cut off
         return replies.ShellAction([])
