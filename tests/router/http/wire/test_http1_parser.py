@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tgi_trio.router.http.wire.http1 import (
     BodyPart,
+    ClientEvent,
     Framing,
-    Heard,
     Http1,
     Http2Preface,
     Refusal,
@@ -75,10 +75,10 @@ STREAMS = st.tuples(st.lists(requests(), max_size=4), st.sampled_from(GARBAGE)).
 )
 
 
-def heard(pieces: list[bytes]) -> tuple[list[Heard], WireState]:
+def heard(pieces: list[bytes]) -> tuple[list[ClientEvent], WireState]:
     """Return what a client says in `pieces`, parts of one body joined, and where it stands then."""
     http1 = Http1()
-    found: list[Heard] = []
+    found: list[ClientEvent] = []
     for each in itertools.chain.from_iterable(map(http1.receive, pieces)):
         if isinstance(each, BodyPart) and found and isinstance(found[-1], BodyPart):
             found[-1] = BodyPart(found[-1].data + each.data)
@@ -166,7 +166,7 @@ def test_a_client_that_speaks_http2_is_recognised_with_all_it_said(cut: int) -> 
 def test_a_head_without_an_end_is_refused() -> None:
     http1 = Http1()
     assert http1.receive(b"GET / HTTP/1.1\r\nhost: t\r\n") == []
-    found: list[Heard] = []
+    found: list[ClientEvent] = []
     sent = 0
     while not found:
         found = http1.receive(b"x: y\r\n" * 100)

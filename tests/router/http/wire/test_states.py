@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tgi_trio.router.http.wire.http1 import Http1, Refusal, RequestEnd, RequestHead
 from tgi_trio.router.http.wire.states import (
     CLIENT_BEGINS,
+    NOT_READ,
     SERVER_BEGINS,
     STILL_SENDING,
     TRANSITIONS,
-    UNHEARD,
     IllegalWireEvent,
     WireEvent,
     WireState,
@@ -44,7 +44,7 @@ def test_every_pair_is_in_the_table_or_raises_naming_both() -> None:
 def test_the_sides_share_nothing_but_their_end() -> None:
     assert set(WireState) == CLIENT | SERVER
     assert {WireState.CLOSED} == CLIENT & SERVER
-    assert CLIENT >= UNHEARD and CLIENT >= STILL_SENDING
+    assert CLIENT >= NOT_READ and CLIENT >= STILL_SENDING
 
 
 def test_closed_is_final_and_one_event_away_from_everywhere() -> None:
@@ -60,7 +60,7 @@ def test_a_goodbye_is_said_once_from_wherever_we_are() -> None:
 
 def test_nothing_of_http_is_heard_where_nothing_is_read() -> None:
     for state, event in TRANSITIONS:
-        if state in UNHEARD:
+        if state in NOT_READ:
             assert event is WireEvent.CLOSE
 
 

@@ -17,9 +17,9 @@ import httptools
 from tgi_trio.router.http.wire.headers import Header, header_block
 from tgi_trio.router.http.wire.states import (
     CLIENT_BEGINS,
+    NOT_READ,
     SERVER_BEGINS,
     STILL_SENDING,
-    UNHEARD,
     WireEvent,
     WireState,
     next_state,
@@ -88,7 +88,7 @@ class Http2Preface:
     data: bytes  # all bytes received, beginning with the preface
 
 
-Heard = RequestHead | BodyPart | RequestEnd | Refusal | Http2Preface
+ClientEvent = RequestHead | BodyPart | RequestEnd | Refusal | Http2Preface
 
 
 # ---- both sides of a connection ------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Http1:
         self.server = SERVER_BEGINS  # the state of the server's side
         self.framing = _SIZED  # of the current answer, once it has a head
         self._parser = httptools.HttpRequestParser(self)
-        self._heard: list[Heard] = []  # events of the current call of `receive`
+        self._events: list[ClientEvent] = []  # of the current call of `receive`
         self._first = b""  # bytes that may become HTTP/2's preface
         self._head_size = 0  # bytes received of an incomplete head
         self._headers: list[Header] = []
@@ -148,19 +148,19 @@ class Http1:
 
     # ---- what the client says --------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> list[Heard]:
+    def receive(self, data: bytes) -> list[ClientEvent]:
         """Return the events in `data`, in order. How bytes are cut into pieces makes no difference.
 
         A head is too long (431) if so many bytes of it have come without its end.
         """
-        self._heard = []
+        self._events = []
         if self.client is _FRESH:
             data = self._choose_protocol(data)
         if self.client is _HEAD:
             self._head_size += len(data)
         if left := self.body_left:
             piece, data = data[:left], data[left:]
-            self._heard.append(BodyPart(piece))
+            self._events.append(BodyPart(piece))
             self._count_body(len(piece))
         try:
             self._feed(data)
@@ -168,24 +168,24 @@ class Http1:
             self._refuse(self._refused_with)
         if self.client is _HEAD and self._head_size > self._longest_head:
             self._refuse(431)
-        return self._heard
+        return self._events
 
     @property
     def body_left(self) -> int:
         """How many of the next bytes certainly belong to the incoming request's body."""
-        heard = self.client is _BODY and self.server is not _DRAINING
-        return self._body_left if heard else 0
+        is_read = self.client is _BODY and self.server is not _DRAINING
+        return self._body_left if is_read else 0
 
-    def skip_body(self, count: int) -> list[Heard]:
+    def skip_body(self, count: int) -> list[ClientEvent]:
         """Return what `receive` would return for `count` bytes of a body, without a `BodyPart`.
 
         They have been received in place. Raises ValueError for more than `body_left`.
         """
         if count > self.body_left:
             raise ValueError(f"{count} bytes of a body that has {self.body_left} left")
-        self._heard = []
+        self._events = []
         self._count_body(count)
-        return self._heard
+        return self._events
 
     def _count_body(self, count: int) -> None:
         self._body_left -= count
@@ -197,7 +197,7 @@ class Http1:
         """Return the bytes to parse as HTTP/1.1; none while they may become HTTP/2's preface."""
         self._first += data
         if self._first.startswith(_H2_PREFACE):
-            self._heard.append(Http2Preface(self._first))
+            self._events.append(Http2Preface(self._first))
             self.client = next_state(self.client, WireEvent.SWITCH)
             self.server = next_state(self.server, WireEvent.SWITCH)
             return b""
@@ -208,7 +208,7 @@ class Http1:
         return data
 
     def _feed(self, data: bytes) -> None:
-        while data and self.client not in UNHEARD and self.server is not _DRAINING:
+        while data and self.client not in NOT_READ and self.server is not _DRAINING:
             try:
                 self._parser.feed_data(data)
                 return
@@ -219,13 +219,13 @@ class Http1:
                 self._parser = httptools.HttpRequestParser(self)
 
     def _refuse(self, status: int) -> None:
-        if self.client not in UNHEARD:
+        if self.client not in NOT_READ:
             self.client = next_state(self.client, WireEvent.BREAK)
-            self._heard.append(Refusal(status))
+            self._events.append(Refusal(status))
 
     def on_message_begin(self) -> None:
         """Called by the parser: a request begins."""
-        if self.client not in UNHEARD:
+        if self.client not in NOT_READ:
             self.client = next_state(self.client, _BEGIN)
             self._headers, self._target, self._head_size = [], b"", 0
 
@@ -263,7 +263,7 @@ class Http1:
         length = headers.get(b"content-length", b"")
         self._body_left = int(length) if length.isdigit() else 0
         self.client = next_state(self.client, _ASK)
-        self._heard.append(self._incoming)
+        self._events.append(self._incoming)
 
     def _read_again(self, version: str, method: bytes) -> None:
         # A server may ignore an upgrade, and this one does. The parser would treat the request's
@@ -279,14 +279,14 @@ class Http1:
         if self.client is _BODY:
             if self._body_left:
                 self._body_left -= len(piece)
-            self._heard.append(BodyPart(piece))
+            self._events.append(BodyPart(piece))
 
     def on_message_complete(self) -> None:
         """Called by the parser: the request is complete."""
         if self.client is _BODY and self._incoming is not None:
             event = _END if self._incoming.keep_alive else _END_LAST
             self.client = next_state(self.client, event)
-            self._heard.append(RequestEnd())
+            self._events.append(RequestEnd())
             self._incoming = None
 
     # ---- what we say -----------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class Http1Request(Transport):
         # The request:
         self._pieces: deque[bytes] = deque()
         self._whole = False
-        self._told = False  # the application knows that the request is complete
+        self._delivered = False  # the application knows that the request is complete
         self._gone = False  # the client has left, or has its answer
         self._news = trio.Event()
         self.sink: BodySink | None = None  # gets the body instead of ASGI messages
@@ -166,7 +166,7 @@ class Http1Request(Transport):
 
     async def receive(self) -> Any:
         """Return the next ASGI message: parts of the body, then `http.disconnect`."""
-        while not (self._pieces or self._gone or (self._whole and not self._told)):
+        while not (self._pieces or self._gone or (self._whole and not self._delivered)):
             self._news = trio.Event()
             await self._news.wait()
         if self._gone:
@@ -174,8 +174,8 @@ class Http1Request(Transport):
         # One by one, as joining would copy all of them into memory that is not in use yet.
         body = self._pieces.popleft() if self._pieces else b""
         self._ahead.release(len(body))
-        self._told = self._whole and not self._pieces
-        return {"type": "http.request", "body": body, "more_body": not self._told}
+        self._delivered = self._whole and not self._pieces
+        return {"type": "http.request", "body": body, "more_body": not self._delivered}
 
     # ---- the answer -----------------------------------------------------------------------------
 

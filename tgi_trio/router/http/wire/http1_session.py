@@ -16,7 +16,7 @@ from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.http.wire.http1 import (
     LONGEST_HEAD,
     BodyPart,
-    Heard,
+    ClientEvent,
     Http1,
     Http2Preface,
     Refusal,
@@ -55,18 +55,18 @@ class Http1Session:
 
         Return the bytes received so far if the client turns out to speak HTTP/2, otherwise none.
         """
-        self._connection.on_end(self._hear_end)
+        self._connection.on_end(self._on_end)
         await self._connection.read(self._take, self)
         if not self._switched:
-            await self._hear_end()
+            await self._on_end()
         return self._switched
 
     async def _take(self, data: bytes) -> bool:
         """Process received bytes, and wait until more may come; False if the rest is HTTP/2."""
-        heard = self._http1.receive(data)
+        events = self._http1.receive(data)
         if self._current is None and self._http1.client is WireState.HEAD:
             self._connection.idle_watch.expect_head()
-        return await self._hear(heard)
+        return await self._handle(events)
 
     @property
     def wanted(self) -> int:
@@ -87,21 +87,21 @@ class Http1Session:
         """Take note of `count` bytes written to `room`; return as `_take` does."""
         if self._incoming is not None:
             self._incoming.fill(count)
-        return await self._hear(self._http1.skip_body(count))
+        return await self._handle(self._http1.skip_body(count))
 
-    async def _hear(self, said: list[Heard]) -> bool:
-        for heard in said:
-            if isinstance(heard, RequestHead):
-                self._add(heard)
-            elif isinstance(heard, Refusal):
-                await self._refuse(heard)
-            elif isinstance(heard, Http2Preface):
-                self._switched = heard.data
+    async def _handle(self, events: list[ClientEvent]) -> bool:
+        for event in events:
+            if isinstance(event, RequestHead):
+                self._add(event)
+            elif isinstance(event, Refusal):
+                await self._refuse(event)
+            elif isinstance(event, Http2Preface):
+                self._switched = event.data
                 return False
             elif self._incoming is None:
-                raise ValueError(f"{heard} belongs to no request")
-            elif isinstance(heard, BodyPart):
-                self._incoming.add(heard.data)
+                raise ValueError(f"{event} belongs to no request")
+            elif isinstance(event, BodyPart):
+                self._incoming.add(event.data)
             else:
                 self._incoming.complete()
         await self._ahead.wait_for_room()
@@ -151,7 +151,7 @@ class Http1Session:
         """Answer the current request, and then those that have arrived meanwhile."""
         while self._current is not None:
             if not await self._current.run(self._app, self._scheme):
-                await self._hear_end()  # the reader may be waiting for room
+                await self._on_end()  # the reader may be waiting for room
                 return
             if self._connection.draining.is_set() or not self._http1.finish_answer():
                 await self._say_goodbye()
@@ -181,7 +181,7 @@ class Http1Session:
             await self._connection.close(lingers)
             self._abandon()
 
-    async def _hear_end(self) -> None:
+    async def _on_end(self) -> None:
         self._http1.close()
         self._abandon()
 

@@ -60,7 +60,7 @@ class Http2Session:
     async def serve(self, first: bytes = b"") -> None:
         """Serve the connection until it ends. `first`: bytes received already."""
         connection = self._connection
-        client, own = connection.addresses
+        client, server = connection.addresses
         async with TaskGroup() as tasks:
             protocol = self._protocol = Protocol(
                 self._call,
@@ -70,24 +70,24 @@ class Http2Session:
                 ConnectionState({}),
                 connection.plain is None,
                 client,
-                own,
+                server,
                 self._send,
             )
-            connection.on_end(self._hear_end)
+            connection.on_end(self._on_end)
             await protocol.initiate()
             if first:
                 await self._take(first)
             await connection.read(self._take)
-            await self._hear_end()
+            await self._on_end()
 
     async def _take(self, data: bytes) -> bool:
-        await self._tell(RawData(data))
+        await self._handle(RawData(data))
         return True
 
-    async def _hear_end(self) -> None:
-        await self._tell(Closed())
+    async def _on_end(self) -> None:
+        await self._handle(Closed())
 
-    async def _tell(self, event: Event) -> None:
+    async def _handle(self, event: Event) -> None:
         if self._protocol is not None:
             await self._protocol.handle(event)
 
@@ -97,7 +97,7 @@ class Http2Session:
             await self._connection.send(event.data)
         elif isinstance(event, Closed):
             await self._connection.close()
-            await self._hear_end()
+            await self._on_end()
         elif isinstance(event, Updated):
             watch = self._connection.idle_watch
             if event.idle:

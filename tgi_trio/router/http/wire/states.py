@@ -99,7 +99,7 @@ TRANSITIONS: Mapping[tuple[WireState, WireEvent], WireState] = {
 CLIENT_BEGINS, SERVER_BEGINS = WireState.FRESH, WireState.QUIET
 
 #: States of the client in which what it sends is no longer parsed as HTTP.
-UNHEARD = frozenset({WireState.DEAF, WireState.BROKEN, WireState.CLOSED})
+NOT_READ = frozenset({WireState.DEAF, WireState.BROKEN, WireState.CLOSED})
 
 #: States of the client in which it may still be sending, so that closing lingers.
 STILL_SENDING = frozenset({WireState.BODY, WireState.BROKEN})
