@@ -68,7 +68,7 @@ async def round_of(
 
     async def chat(number: int, text: str) -> None:
         heard = partial(beginning.heard, number)
-        chats.append(await one_request(client, text, max_tokens, heard=heard))
+        chats.append(await one_request(client, text, max_tokens, on_event=heard))
 
     async def disturb(text: str) -> None:
         await beginning.all_stream.wait()

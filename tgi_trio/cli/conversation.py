@@ -45,7 +45,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class _Heard:
+class _PartialAnswer:
     """An answer as far as it has arrived."""
 
     content: str = ""
@@ -118,13 +118,13 @@ class Conversation:
         unanswered = [_result(call, NO_RESULT) for call in self.calls]
         shown = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
         content = [*shown, {"type": "text", "text": text}] if shown else text
-        said = {"role": "user", "content": content}
+        message = {"role": "user", "content": content}
         try:
-            async with aclosing(self._answer([*unanswered, said])) as pieces:
+            async with aclosing(self._answer([*unanswered, message])) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:
-            if said in self.messages:
+            if message in self.messages:
                 self.images = []
 
     async def give_results(self, results: list[str]) -> AsyncGenerator[Piece]:
@@ -135,7 +135,7 @@ class Conversation:
                 yield piece
 
     async def _answer(self, news: list[Message]) -> AsyncGenerator[Piece]:
-        heard = _Heard()
+        answer = _PartialAnswer()
         try:
             body = self._body([*self.messages, *news])
             async with aclosing(self.client.events("/v1/chat/completions", body)) as events:
@@ -143,12 +143,12 @@ class Conversation:
                     if "error" in event:
                         raise GenerationError(_message(event))
                     for choice in event.get("choices", ()):
-                        for piece in heard.take(choice["delta"]):
+                        for piece in answer.take(choice["delta"]):
                             yield piece
         finally:
-            if (message := heard.message()) is not None:
+            if (message := answer.message()) is not None:
                 self.messages += [*news, message]
-                self.calls, self.thought = heard.calls, heard.thought
+                self.calls, self.thought = answer.calls, answer.thought
 
     def _body(self, messages: list[Message]) -> dict[str, Any]:
         body: dict[str, Any] = {

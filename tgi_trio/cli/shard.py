@@ -37,12 +37,12 @@ def run_shard(options: ShardOptions) -> None:
         async def run() -> None:
             async with trio.open_nursery() as nursery:
                 await nursery.start(host.run)
-                _tell(f"Waiting for a router at {address}", as_json=options.json_output)
+                _announce(f"Waiting for a router at {address}", as_json=options.json_output)
 
         run_until_signalled(run)
 
 
-def _tell(line: str, *, as_json: bool) -> None:
+def _announce(line: str, *, as_json: bool) -> None:
     """Print the line for which scripts wait."""
     if as_json:
         say_record(line)

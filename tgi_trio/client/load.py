@@ -56,13 +56,13 @@ async def one_request(
     text: str,
     max_tokens: int,
     whole: Mapping[str, Any] | None = None,
-    heard: Callable[[], object] = lambda: None,
+    on_event: Callable[[], object] = lambda: None,
 ) -> RequestRecord:
     """Stream one completion and record when each token arrives; a failure is in the record.
 
     `whole`: fields that make the answer have all its tokens; by default ours, which are also
     vLLM's. Each event counts as a token, unless the server reports usage, since some send several
-    tokens in an event. `heard` is called at each event.
+    tokens in an event. `on_event` is called at each event.
     """
     record = RequestRecord(start=trio.current_time(), events=[])
     body = {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "stream": True}
@@ -78,7 +78,7 @@ async def one_request(
                 if event["choices"]:  # empty in an event that only has the usage
                     record.events.append(at)
                     record.tokens += 1
-                    heard()
+                    on_event()
     except (HTTPFailure, OSError, trio.BrokenResourceError) as error:
         record.error = f"{type(error).__name__}: {error}"
     if used:

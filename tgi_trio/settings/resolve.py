@@ -55,7 +55,7 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
         max_batch_size=batch_size,
         step_token_budget=budget,
         max_queued_tokens=options.max_queued_tokens or options.max_concurrent_requests * max_total,
-        asked=_asked(options),
+        asked=_given_names(options),
     )
 
 
@@ -195,12 +195,12 @@ def _step_limits(options: Options, facts: ModelFacts) -> tuple[int, int, int]:
 
 def _speculate(options: Options) -> int:
     """Return how many tokens are guessed ahead; by default as many as there are heads."""
-    folder, asked = options.draft_model, options.speculate
+    folder, given = options.draft_model, options.speculate
     if folder is None:
-        return asked or 0
+        return given or 0
     if find_kind(folder) is not None:
-        return count_guesses(folder, asked)
-    return DRAFTED if asked is None else asked
+        return count_guesses(folder, given)
+    return DRAFTED if given is None else given
 
 
 def _dtype(options: Options, facts: ModelFacts) -> str:
@@ -210,7 +210,7 @@ def _dtype(options: Options, facts: ModelFacts) -> str:
     return facts.dtype if facts.dtype in ("float32", "bfloat16") else "float32"
 
 
-def _asked(options: Options) -> frozenset[str]:
+def _given_names(options: Options) -> frozenset[str]:
     """Return the names that differ from their defaults, the older name replaced by its new one."""
     names = {f.name for f in fields(Options) if getattr(options, f.name) != f.default}
     if "max_input_length" in names:

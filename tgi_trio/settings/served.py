@@ -11,19 +11,21 @@ from tgi_trio.settings.records import Settings
 def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str]]:
     """Return settings without what the loaded model cannot do, and messages about that."""
     overruled: list[str] = []
-    said: list[str] = []
+    messages: list[str] = []
     backend = serving.backend
     speculates, reuses = not serving.no_guesses, not serving.no_prefix_cache
     if settings.speculate and not speculates:
         overruled.append("speculate")
-        said.append(
+        messages.append(
             f"--speculate has no effect: this model is served by {backend}; {serving.no_guesses}"
         )
     if settings.draft_model is not None and not settings.speculate:
-        said.append("--draft-model has no effect: --speculate 0 lets nothing guess; leave it out")
+        messages.append(
+            "--draft-model has no effect: --speculate 0 lets nothing guess; leave it out"
+        )
     if settings.prefix_caching and not reuses:
         overruled.append("prefix_caching")
-        said.append(
+        messages.append(
             f"prefix caching has no effect: this model is served by {backend}; "
             f"{serving.no_prefix_cache}"
         )
@@ -35,4 +37,4 @@ def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str
         overruled=frozenset(overruled),
         serving=serving.rows(),
     )
-    return acting, said
+    return acting, messages

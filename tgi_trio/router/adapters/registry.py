@@ -74,8 +74,8 @@ class AdapterRegistry:
         self._by_number: dict[int, ServedAdapter] = {}
         self._present: dict[int, ServedAdapter] = {}  # all that are not ABSENT, by number
         self._queue: dict[int, ServedAdapter] = {}  # wanted ones without room, first come first
-        self._told: set[int] = set()  # numbers that this incarnation was told to load
-        self._owed: set[int] = set()  # those to be dropped as soon as a shard is attached
+        self._ordered: set[int] = set()  # numbers that this incarnation was told to load
+        self._drops_owed: set[int] = set()  # those to be dropped as soon as a shard is attached
         self._send: Send | None = None
         self._on_forgotten: Callable[[int], None] = lambda number: None
         self._closed = ""  # why nothing is served any more
@@ -188,7 +188,7 @@ class AdapterRegistry:
     def orders(self) -> Sequence[AdapterOrder]:
         """Return the adapters that a new incarnation has to load before it serves."""
         self._send = None
-        self._told, self._owed = set(self._present), set()
+        self._ordered, self._drops_owed = set(self._present), set()
         return [_order(each) for each in self._present.values()]
 
     @property
@@ -200,9 +200,9 @@ class AdapterRegistry:
     def attach(self, send: Send) -> None:
         """Send orders through `send` from now on; those since `orders` was called are sent now."""
         self._send = send
-        owed, self._owed = self._owed, set()
-        for number in sorted(owed):
-            self._tell_to_drop(number)
+        numbers, self._drops_owed = self._drops_owed, set()
+        for number in sorted(numbers):
+            self._send_drop(number)
         self._assign()
 
     def detach(self) -> None:
@@ -266,7 +266,7 @@ class AdapterRegistry:
             number = next(iter(self._queue))
             adapter = self._queue.pop(number)
             self._move(adapter, PlaceEvent.ORDER)
-            self._told.add(number)
+            self._ordered.add(number)
             self._send(encode_adapter(0, _order(adapter)))
         if not self._queue:
             for adapter in self._present.values():
@@ -311,15 +311,15 @@ class AdapterRegistry:
 
     def _drop(self, adapter: ServedAdapter) -> None:
         self._move(adapter, PlaceEvent.DROP)
-        self._tell_to_drop(adapter.number)
+        self._send_drop(adapter.number)
 
-    def _tell_to_drop(self, number: int) -> None:
-        if number not in self._told:
+    def _send_drop(self, number: int) -> None:
+        if number not in self._ordered:
             return
         if self._send is None:
-            self._owed.add(number)
+            self._drops_owed.add(number)
         else:
-            self._told.remove(number)
+            self._ordered.remove(number)
             self._send(encode_drop(0, number))
 
     def _forget(self, adapter: ServedAdapter) -> None:
@@ -329,7 +329,7 @@ class AdapterRegistry:
         if adapter.place is not Place.ABSENT:
             self._drop(adapter)
         else:
-            self._tell_to_drop(adapter.number)  # the shard remembers why loading has failed
+            self._send_drop(adapter.number)  # the shard remembers why loading has failed
         self._on_forgotten(adapter.number)
 
     def _wake(self, adapter: ServedAdapter) -> None:
@@ -345,15 +345,15 @@ class AdapterRegistry:
             if adapter.name != name or self._by_number.get(adapter.number) is not adapter:
                 raise AssertionError(f"{name} is not known by its number")
         for adapter in self._by_number.values():
-            said = f"{adapter.name} ({adapter.place.name})"
+            label = f"{adapter.name} ({adapter.place.name})"
             if adapter.users < 0 or adapter.waiting < 0:
-                raise AssertionError(f"{said} has been given back twice")
+                raise AssertionError(f"{label} has been given back twice")
             if not adapter.listed and not adapter.users and not adapter.waiting:
-                raise AssertionError(f"{said} has neither name nor request")
+                raise AssertionError(f"{label} has neither name nor request")
             if (adapter.place is not Place.ABSENT) != (adapter.number in self._present):
-                raise AssertionError(f"{said} is wrongly in or out of memory")
+                raise AssertionError(f"{label} is wrongly in or out of memory")
             if adapter.place is Place.LEAVING and not adapter.users:
-                raise AssertionError(f"{said} is in nobody's use and still there")
+                raise AssertionError(f"{label} is in nobody's use and still there")
         if not self._by_number.keys() >= self._present.keys() | self._queue.keys():
             raise AssertionError("a forgotten adapter is in memory, or waits to be")
         if len(self._present) > self._max_loaded:
@@ -361,7 +361,7 @@ class AdapterRegistry:
         for adapter in self._queue.values():
             if adapter.place is not Place.ABSENT or not adapter.waiting:
                 raise AssertionError(f"{adapter.name} waits for room in vain")
-        if self._send is not None and not self._told >= self._present.keys():
+        if self._send is not None and not self._ordered >= self._present.keys():
             raise AssertionError("the shard was not told of an adapter")
         room = len(self._present) < self._max_loaded or any(
             each.idle for each in self._present.values()

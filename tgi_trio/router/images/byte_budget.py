@@ -13,7 +13,7 @@ from typing import Final
 
 from tgi_trio.errors import GenerationError, Overloaded, ValidationError
 
-_AGAIN_S: Final = 1.0  # retry-after: as soon as another request has ended
+_RETRY_AFTER_S: Final = 1.0  # retry-after: as soon as another request has ended
 
 
 class ByteBudget:
@@ -44,7 +44,7 @@ class ByteBudget:
                 "(--max-image-bytes)"
             )
         if self.used + nbytes > self._most:
-            raise Overloaded("the images of all requests have too many bytes", _AGAIN_S)
+            raise Overloaded("the images of all requests have too many bytes", _RETRY_AFTER_S)
         self.used += nbytes
         held.nbytes += nbytes
 

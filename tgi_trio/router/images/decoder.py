@@ -31,7 +31,7 @@ _PIXEL_S: Final = 5e-7
 _SLOWDOWN: Final = 5.0  # wall-clock limit over the CPU limit, for busy machines
 _INLINE: Final = 1 << 18  # bytes for which a copy is as fast as the way to a thread
 _BUSY: Final = "too many images wait to be decoded"
-_AGAIN_S: Final = 30.0
+_RETRY_AFTER_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class ImageDecoder:
         try:
             answer = await turn.ask(job, data, within=_SLOWDOWN * self._cpu)
         except SandboxCannotStart as error:
-            raise Unavailable(f"images cannot be decoded now: {error}", _AGAIN_S) from error
+            raise Unavailable(f"images cannot be decoded now: {error}", _RETRY_AFTER_S) from error
         _check_end(answer)
         return answer
 
@@ -164,7 +164,7 @@ def _check_end(answer: Answer) -> None:
     """Raise ValidationError or Unavailable if a signal ended the process of an image."""
     if answer.killed:
         raise Unavailable(
-            "the process that decoded the image has ended before it was done", _AGAIN_S
+            "the process that decoded the image has ended before it was done", _RETRY_AFTER_S
         )
     match answer.signal:
         case 0:
@@ -172,6 +172,6 @@ def _check_end(answer: Answer) -> None:
         case signal.SIGPROF:
             raise ValidationError("invalid image: decoding it takes too much time")
         case signal.SIGALRM:
-            raise Unavailable("this machine is too busy to decode the image", _AGAIN_S)
+            raise Unavailable("this machine is too busy to decode the image", _RETRY_AFTER_S)
         case _:
             raise ValidationError("invalid image: decoding it takes too much memory")

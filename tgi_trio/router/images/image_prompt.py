@@ -105,13 +105,13 @@ class ExpandedPrompt:
         found: list[PromptImage] = []
         for i, image in enumerate(self.images):
             wanted = sum(count for owner, count in self.owners if owner == i)
-            own = places[owners == i]
-            if 0 < len(own) < wanted:
+            positions = places[owners == i]
+            if 0 < len(positions) < wanted:
                 raise ValidationError(
                     f"`truncate` cuts image {i + 1} in two: keep its {wanted} tokens, or none"
                 )
-            if len(own):
-                found.append(_placed(image, own))
+            if len(positions):
+                found.append(_placed(image, positions))
         return tuple(found)
 
 

@@ -27,7 +27,7 @@ from tgi_trio.router.images.spool import Compressed, EncodedImage
 log = logging.getLogger(__name__)
 
 _REMEMBERED: Final = 4096  # most images whose size is known without decoding
-_AGAIN_S: Final = 1.0  # seconds before an image that could be decoded before is tried again
+_RETRY_S: Final = 1.0  # seconds before an image that could be decoded before is tried again
 _TRIES: Final = 20  # most tries of an image in a row, as a busy machine may need several
 
 
@@ -214,7 +214,7 @@ class PixelStore:
                         break  # `unpin` sets `_news`
                     self._line.popleft()
                     if place is None:
-                        self._tell(image)
+                        self._report(image)
                     else:
                         self._active += 1
                         self._kept[image.key] = _Kept(place)
@@ -230,7 +230,7 @@ class PixelStore:
             lost = self._note_failure(image, str(error))
             if not lost:
                 log.warning("an image cannot be decoded again, and waits in line: %s", error)
-                await trio.sleep(_AGAIN_S)
+                await trio.sleep(_RETRY_S)
         except Exception as error:  # an unexpected error ends the requests with this image
             log.exception("an image cannot be decoded again")
             lost = self._note_failure(image, f"{type(error).__name__}: {error}", last=True)
@@ -239,7 +239,7 @@ class PixelStore:
         finally:
             self._active -= 1
             self._news.set()
-        self._tell(image, lost)
+        self._report(image, lost)
 
     def _note_failure(self, image: PromptImage, why: str, *, last: bool = False) -> str:
         """Free the place of an image; return why it is given up, "" if it is tried again."""
@@ -250,7 +250,7 @@ class PixelStore:
             return ""
         return f"an image of it cannot be decoded again: {why}"
 
-    def _tell(self, image: PromptImage, lost: str = "") -> None:
+    def _report(self, image: PromptImage, lost: str = "") -> None:
         """Report an image that is no longer in line; `lost`: why it is given up."""
         if isinstance(image.data, EncodedImage):
             image.data.let_go()

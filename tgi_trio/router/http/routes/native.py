@@ -117,13 +117,13 @@ async def generate_all(
 
     `keep`: keep their tokens. Raises ValidationError, Overloaded, and what generation raises.
     """
-    asked = to_parameters(call, parameters)
-    call.engine.validator.check_endpoint(asked, streaming=False)
-    count = max(asked.best_of or 1, 1)
+    sampling = to_parameters(call, parameters)
+    call.engine.validator.check_endpoint(sampling, streaming=False)
+    count = max(sampling.best_of or 1, 1)
     take_permits(call, len(queries), count)
     requests: list[Request] = []
     for query in queries:
-        one = await validate_request(call, find_images(call, query), asked, parameters)
+        one = await validate_request(call, find_images(call, query), sampling, parameters)
         requests += [one] if count == 1 else fan_out(one, count)
     results = await collect_results(call, requests, keep_tokens=keep or count > 1)
     groups: list[list[Result]] = []
@@ -177,11 +177,11 @@ async def _stream(call: Call, request: AnyRequest, parameters: schema.GeneratePa
             QueryEvents(prefix, parameters.details, i, index) for i, prefix in enumerate(prefixes)
         ]
     try:
-        asked = to_parameters(call, parameters)
-        call.engine.validator.check_endpoint(asked, streaming=True)
+        sampling = to_parameters(call, parameters)
+        call.engine.validator.check_endpoint(sampling, streaming=True)
         take_permits(call, len(queries))
         requests = [
-            await validate_request(call, find_images(call, query), asked, parameters)
+            await validate_request(call, find_images(call, query), sampling, parameters)
             for query in queries
         ]
         body = await stream_events(call, requests, events)

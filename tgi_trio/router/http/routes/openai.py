@@ -70,13 +70,13 @@ def biases(bias: dict[str, float] | None) -> dict[int, float]:
     return {int(key): value for key, value in (bias or {}).items()}
 
 
-def alternatives(call: Call, name: str, asked: int | None) -> int | None:
+def alternatives(call: Call, name: str, given: int | None) -> int | None:
     """Return how many alternatives per token the field `name` asks for; -1: the vocabulary.
 
     Raises ValidationError.
     """
     most = max(MOST_LOGPROBS, call.engine.limits.max_top_n_tokens)
-    if asked == -1:
+    if given == -1:
         size = call.engine.validator.vocab_size
         if size > most:
             raise ValidationError(
@@ -84,9 +84,9 @@ def alternatives(call: Call, name: str, asked: int | None) -> int | None:
                 "are shown (--max-top-n-tokens)"
             )
         return size
-    if asked is not None and asked > most:
-        raise ValidationError(f"`{name}` must be >= 0 and <= {most}. Given: {asked}")
-    return asked
+    if given is not None and given > most:
+        raise ValidationError(f"`{name}` must be >= 0 and <= {most}. Given: {given}")
+    return given
 
 
 def prompt_alternatives(call: Call, request: OpenAiRequest) -> int | None:
@@ -105,16 +105,16 @@ def truncation(call: Call, request: OpenAiRequest) -> int | None:
     `truncate_prompt_tokens` = -1 keeps as many as leave room for the answer. Raises
     ValidationError.
     """
-    asked, limits = request.truncate_prompt_tokens, call.engine.limits
-    if asked == -1:
+    given, limits = request.truncate_prompt_tokens, call.engine.limits
+    if given == -1:
         room = limits.max_total_tokens - (request.max_tokens or 1)
         return max(1, min(limits.max_input_tokens, room))
-    if asked is not None and not 0 < asked <= limits.max_input_tokens:
+    if given is not None and not 0 < given <= limits.max_input_tokens:
         raise ValidationError(
             "`truncate_prompt_tokens` must be -1 (as many as there is room for), or > 0 and <= "
-            f"{limits.max_input_tokens}. Given: {asked}"
+            f"{limits.max_input_tokens}. Given: {given}"
         )
-    return asked
+    return given
 
 
 def choose_shown(call: Call, request: OpenAiRequest, logprobs: bool, top: int = 0) -> Shown:

@@ -44,13 +44,13 @@ async def _request(call: Call, instance: schema.VertexInstance | schema.ChatRequ
     if isinstance(instance, schema.ChatRequest):
         resolve_model(call, instance.model)
         prepared = await chat.prepare_chat(call, instance)
-        asked = replace(prepared.parameters, top_n_tokens=None, decoder_input_details=False)
-        return await replace(prepared, parameters=asked).validate(call, instance)
+        sampling = replace(prepared.parameters, top_n_tokens=None, decoder_input_details=False)
+        return await replace(prepared, parameters=sampling).validate(call, instance)
     resolve_model(call, None)  # an earlier chat may have named a model
     parameters = native.parameters_of(instance)
-    asked = replace(native.to_parameters(call, parameters), do_sample=True, best_of=None)
+    sampling = replace(native.to_parameters(call, parameters), do_sample=True, best_of=None)
     return await validate_request(
-        call, native.find_images(call, instance.inputs), asked, parameters
+        call, native.find_images(call, instance.inputs), sampling, parameters
     )
 
 
