@@ -193,7 +193,7 @@ class AdapterRegistry:
 
     @property
     def to_come(self) -> int:
-        """How many further adapters may come into memory."""
+        """How many further adapters may be loaded."""
         most = self._max_loaded if self._grows else min(self._max_loaded, len(self._by_number))
         return max(0, most - len(self._present))
 

@@ -11,7 +11,7 @@ from tgi_trio.router.text.thoughts.marks import Marks
 
 
 class WithoutCalls:
-    """Parses an answer that must not call with a parser of calls, and drops the calls."""
+    """Parses an answer that must not contain calls by a parser of calls, and drops them."""
 
     calls = 0
     complete = False

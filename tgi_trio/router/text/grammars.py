@@ -1,4 +1,4 @@
-"""Builds from what a client asks for ONE grammar text in llguidance's format.
+"""Builds one grammar text, in llguidance's format, from what a client asks for.
 
 Every builder returns what `validation.GenerateParameters.grammar` takes and the wire's `grammar`
 column carries to the shard. Nothing is compiled here. JSON is compact: no white space is allowed

@@ -42,7 +42,7 @@ class Encoding:
     """A tokenised text."""
 
     ids: IntArray  # int32 [tokens]
-    offsets: list[tuple[int, int]]  # [tokens] start and end, characters; (0, 0): added token
+    offsets: list[tuple[int, int]]  # [tokens] start and end, characters; (0, 0): not in the text
     text: str
 
     def byte_offsets(self) -> list[tuple[int, int]]:

@@ -81,7 +81,7 @@ class BestOfSequence(Struct, forbid_unknown_fields=True):
 
 
 class Details(Struct, forbid_unknown_fields=True):
-    """How a text came about."""
+    """How a text was generated."""
 
     finish_reason: FinishReason
     generated_tokens: int

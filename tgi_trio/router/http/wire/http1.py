@@ -146,7 +146,7 @@ class Http1:
         self._incoming: RequestHead | None = None  # whose body is being received
         self._current: RequestHead | None = None  # which is being answered
 
-    # ---- what the client says --------------------------------------------------------------------
+    # ---- the client's side -----------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[ClientEvent]:
         """Return the events in `data`, in order. How bytes are cut into pieces makes no difference.
@@ -289,7 +289,7 @@ class Http1:
             self._events.append(RequestEnd())
             self._incoming = None
 
-    # ---- what we say -----------------------------------------------------------------------------
+    # ---- the server's side -----------------------------------------------------------------------
 
     def take_turn(self, request: RequestHead) -> None:
         """Begin to answer `request`; others may wait behind it."""

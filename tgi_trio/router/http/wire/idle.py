@@ -53,9 +53,8 @@ class IdleWatch:
     ) -> None:
         """`hang_up` closes the connection; `draining` is set when the server shuts down.
 
-        `waiting`: where the connection is listed while it waits for another request.
-
-        Seconds: `keep_alive_timeout` between requests, `head_timeout` as in ConnectionLimits.
+        `waiting`: the list of connections that wait for another request. Seconds:
+        `keep_alive_timeout` between requests, `head_timeout` as in ConnectionLimits.
         """
         self._hang_up = hang_up
         self._draining = draining
@@ -73,7 +72,7 @@ class IdleWatch:
         self._waiting.add(self)
 
     def expect_head(self) -> None:
-        """Record that a request's head has begun, or must begin first. Idempotent until `idle`."""
+        """Record that a request's head has begun, or the first is due. Idempotent until `idle`."""
         self._deadline = min(self._deadline, trio.current_time() + self._head_timeout)
         self._waiting.discard(self)
 

@@ -29,7 +29,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What begins calls where they are forced: no thought contains it."""
+    """What begins calls where they are forced, which ends a thought."""
 
     text: str
     opening: str  # between the trigger and the first name

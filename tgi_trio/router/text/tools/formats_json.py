@@ -126,7 +126,7 @@ PHI_4_MINI = Format(
     name="phi-4-mini",
     families="Phi-4-mini",
     signs=("<|tool|>",),
-    token="<|tool|>",  # other programs' templates ask for `functools` alone
+    token="<|tool|>",  # for templates of other programs, which only mention `functools`
     trigger="functools[",  # the word alone occurs in prose
     opening='{"name": "',
     middle='", "arguments": ',
@@ -175,7 +175,7 @@ HERMES = Format(
     variants=(_ERNIE, _EXAONE),
 )
 LLAMA_4_JSON = Format(
-    # As Llama 3's, behind a text between `<|python_start|>` and `<|python_end|>`.
+    # As Llama 3's, after the content between `<|python_start|>` and `<|python_end|>`.
     name="llama-4-json",
     families="Llama 4",
     signs=('"parameters": ', "<|python_start|>"),

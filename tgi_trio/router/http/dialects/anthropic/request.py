@@ -234,8 +234,11 @@ def _document_text(block: schema.ContentBlock, i: int) -> str:
 
 
 def _result_text(block: schema.ContentBlock, i: int) -> str:
-    """Return what a tool answered. What cannot be read leaves a note: the history comes again with
-    every request, and a refusal would end the session for good."""
+    """Return a tool's result as text; parts that cannot be read become notes.
+
+    They are not refused: the history comes again with every request, so a refusal would end the
+    session for good.
+    """
     content = block.content
     if content is None or isinstance(content, str):
         text = content or ""
