@@ -1,1 +1,1 @@
-"""Architectures without a specification of ours, run through transformers."""
+"""Runs architectures for which we have no spec through transformers."""

@@ -1,12 +1,12 @@
-"""Whether a model of transformers writes token by token as a plain forward pass has it.
+"""Tests whether a transformers model generates from the logits of plain forward passes.
 
-Every way of running one is held to a plain pass over the tokens so far. Some types are another
-matter: an encoder's tokens see those that follow them (BERT, unless config.json calls it a
-decoder, and XLNet), and XLM is fed a made-up token to be predicted, which `generate` alone knows
-of. They would be served with other tokens than their authors', so they are not.
+Every way of running one is compared with a plain pass over the tokens so far. Some types generate
+otherwise: tokens of an encoder see those after them (BERT, unless config.json calls it a decoder,
+and XLNet), and XLM is given a mask token to predict, which only `generate` adds. We would serve
+other tokens than their authors', so such models are refused.
 
-What `generate` computes is asked without its cache and before its processors: a cache that loses
-something is found by `probe.py`, and is no reason to refuse.
+`generate` is compared without its cache and before its logits processors: a cache that loses
+something is found by `probe.py`, and is no reason to refuse a model.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from tgi_trio.model.other_writing import FED_OTHERWISE, SAY_DECODER, SEES_ON
 from tgi_trio.shard.torch_backend.fallback.twin import FIRST_PLAIN_TOKEN
 
-# What logits may differ by, in parts of the largest. Other tokens behind them change nothing of a
-# model that writes one after the other, but for the order in which experts round.
+# Most differences of logits, in parts of the largest logit. In an autoregressive model other later
+# tokens change nothing, except by the order in which experts round.
 _SEEN: Final = 1e-3
 _SEEN_IN_HALF: Final = 2e-2
-_FED: Final = 2e-2  # of the same tokens, computed by the same code
+_FED: Final = 2e-2  # `generate` and plain passes, for the same tokens
 _FED_IN_HALF: Final = 2e-1
 _PROMPT: Final = 12  # tokens
 _WRITTEN: Final = 4
@@ -40,9 +40,9 @@ _ERRORS: Final = (
 
 @torch.inference_mode()
 def find_other_writing(model: Any) -> str | None:
-    """Return why a plain forward pass is not how this model writes; None where it is.
+    """Return why plain forward passes are not how this model generates; None if they are.
 
-    `model`: a small twin, or the model itself. One whose code fails is not accused.
+    `model`: a small twin, or the model itself. Also None if its code fails.
     """
     try:
         return _compare(model)
@@ -74,7 +74,7 @@ def _plain(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _generate(model: Any, prompt: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what transformers writes: tokens [1, T], and the logits [written, vocabulary]."""
+    """Return what `generate` writes: all tokens [1, T], and new ones' logits [n, vocabulary]."""
     from transformers import GenerationConfig
 
     plainly: Any = GenerationConfig(
@@ -86,7 +86,7 @@ def _generate(model: Any, prompt: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
         output_logits=True,
     )
     before = model.generation_config
-    model.generation_config = plainly  # what it leaves open would come from there
+    model.generation_config = plainly  # `generate` would take unset options from the model's own
     try:
         out = model.generate(prompt, attention_mask=torch.ones_like(prompt))
     finally:
@@ -95,5 +95,5 @@ def _generate(model: Any, prompt: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Return how far logits are from others of the same tokens, in parts of the largest."""
+    """Return the largest difference between logits, in parts of the largest logit of `theirs`."""
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))

@@ -1,14 +1,13 @@
-"""Any text model of transformers as a runner: for types that we have no model of our own for.
+"""Runs text models through transformers, for types of which we have no model of our own.
 
-There are three ways to run a causal model, each checked at load against a plain forward pass of the
-whole sequence, in float32 on a small twin; the first that agrees is taken (`probe.py`).
+There are three ways to run a causal model. Each is compared at load with a plain forward pass over
+the whole sequence, in float32 on a small twin, and the first that agrees is used (`probe.py`).
 
 paged      one flat forward for all rows, our paged attention registered with transformers
-cached     a forward per row, over the cache object that transformers keeps for it
-recompute  a forward per row over its whole sequence, for models that keep no usable cache
+cached     a forward per row, over a cache object of transformers for each
+recompute  a forward per row over its whole sequence, for models without a usable cache
 
-Encoder-decoder models have a way of their own, in `seq2seq.py`. transformers is imported
-in this file and in `modes.py` only.
+Encoder-decoder models are run by `seq2seq.py`. Only this room of the backend imports transformers.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from tgi_trio.shard.sampling.base import RowSampler
 
 
-# What from_pretrained raises for a folder that it cannot make such a model of.
+# What from_pretrained raises for a folder that it cannot load.
 _LOAD_ERRORS = (
     ValueError,
     KeyError,
@@ -109,9 +108,9 @@ class FallbackRunner:
         sampler: RowSampler,
         trust_remote_code: bool = False,
     ) -> FallbackRunner:
-        """Load through transformers; raises ModelLoadError when it is no text model of theirs.
+        """Load through transformers; raises ModelLoadError if that cannot load it as a text model.
 
-        `trust_remote_code`: code that the folder brings for a type of its own may be run.
+        `trust_remote_code`: the folder's own code for its model type may be run.
         """
         began = time.monotonic_ns()
         model = _load_model(config, dtype, device, trust_remote_code)
@@ -136,7 +135,7 @@ class FallbackRunner:
 
     @torch.inference_mode()
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
-        """Size the KV cache. Raises ConfigurationError when it does not hold one sequence."""
+        """Size and allocate the KV cache; raises ConfigurationError if not one sequence fits."""
         began = time.monotonic_ns()
         activation = 0
         largest = warm_up_plan(request, self._info, self.device)
@@ -145,7 +144,7 @@ class FallbackRunner:
             self.way.allocate(largest.blocks)
             nothing = [np.empty(0, dtype=np.int64) for _ in plan.rows]
             activation = largest.measure(self.device, lambda: self._discard(plan, nothing))
-            self.way.allocate(0)  # before the real one: both may not fit
+            self.way.allocate(0)  # before the real cache: both may not fit
         size = size_cache(
             request,
             self._info,
@@ -205,7 +204,7 @@ class FallbackRunner:
         return Computed(self.step(plan))
 
     def drafter(self, most: int) -> None:
-        """Return nothing: the ways of transformers verify no guesses."""
+        """Return None: models in transformers verify no guesses here."""
 
     def prepare(self, sequence: ShardSequence | None) -> bool:
         return self.sampler.prepare(sequence)
@@ -218,17 +217,18 @@ class FallbackRunner:
         prove_by_step(self._prove_step, self._info.vocab_size)
 
     def _prove_step(self, plan: StepPlan) -> StepResult:
-        """Compute a plan and forget its rows."""
+        """Compute a plan, then drop its rows."""
         result = self.step(plan)
         for row in plan.rows:
             self.drop(row)
         return result
 
     def _prompts_ahead(self, plan: StepPlan, results: list[RowResult]) -> StepPlan:
-        """Keep the logits of prompts within bounds: return the plan that is left to compute.
+        """Bound the memory for prompts' logits; return the plan that is left to compute.
 
-        Where prompts want more logits than are to be held at a time, all but the last token of
-        their rows are computed here, piece by piece, and their values put into `results`.
+        If rows request log-probabilities of more prompt tokens than there may be logits in memory,
+        all but the last tokens of these rows are computed here, piece by piece, and their values
+        are added to `results`.
         """
         spans = [prompt_span(plan, i) for i in range(len(plan.rows))]
         most = rows_at_once(self._info.vocab_size)
@@ -250,7 +250,7 @@ class FallbackRunner:
         return cut_plan(plan, firsts, ends)
 
     def _discard(self, plan: StepPlan, nothing: list[Any]) -> None:
-        """Run a warm-up step; its rows are made up, so nothing may stay of them."""
+        """Run a warm-up step, then drop its synthetic rows."""
         for outcome in self.way.forward(plan, nothing):
             if isinstance(outcome, str):
                 raise ConfigurationError(f"The model cannot run the warm-up step: {outcome}")
@@ -267,7 +267,7 @@ def _load_model(
     run = code is not None
     if code is not None:
         print(f"running code that comes with the model: {', '.join(code.files)}", file=sys.stderr)
-    # Absent, transformers may ask on a terminal that is not there.
+    # Without trust_remote_code, transformers may ask on a terminal that is not there.
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": run}
     try:
         known = AutoConfig.from_pretrained(config.folder, **options)
@@ -288,9 +288,9 @@ def _load_model(
 
 
 def _choose_class(config: Any) -> Any:
-    """Return the class that loads models of a config of transformers.
+    """Return the class of transformers that loads models with this config.
 
-    Those that write text about images alone are in a table of their own.
+    Types that exist only as models of text and images have a table of their own.
     """
     from transformers import (
         AutoModelForCausalLM,
@@ -325,7 +325,7 @@ def _cannot_load(
 def _list_wanted(
     plan: StepPlan, index: int, predicts_prompt: bool
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return which of a row's query tokens need logits, as offsets within the row, rising."""
+    """Return which of a row's query tokens need logits, as ascending offsets within the row."""
     span = prompt_span(plan, index) if predicts_prompt else None
     offsets = np.arange(span[1] - span[0], dtype=np.int64) if span else np.empty(0, np.int64)
     count = int(plan.query_starts[index + 1] - plan.query_starts[index])
@@ -337,7 +337,7 @@ def _list_wanted(
 def _add_prompt_values(
     result: RowResult, plan: StepPlan, index: int, logits: torch.Tensor, predicts_prompt: bool
 ) -> None:
-    """Add what the leading rows of a row's logits say of its prompt to its result."""
+    """Add the log-probabilities of a row's prompt tokens, from its first logits, to its result."""
     span = prompt_span(plan, index)
     if span is None:
         return

@@ -17,7 +17,7 @@ from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 
 Offsets = NDArray[np.int64]  # which query tokens of a row need logits
-RowOutcome = torch.Tensor | str  # a row's logits [wanted, vocab], or what went wrong with it
+RowOutcome = torch.Tensor | str  # a row's logits [wanted, vocab], or what went wrong
 
 _ATTENTION = "tgi_trio_paged"  # our function's name in transformers' table
 _STATE = "transformers"  # our key in Sequence.state
@@ -29,11 +29,11 @@ class ExecutionMode(Protocol):
     name: str
     model: Any
     kv_bytes_per_token: int
-    prefix_reuse: bool  # what one sequence computed may serve another
+    prefix_reuse: bool  # K and V computed for one sequence may serve another
     predicts_prompt: bool  # False: an encoder reads the prompt
 
     def allocate(self, blocks: int) -> None:
-        """Make room for `blocks` KV blocks; 0 frees it."""
+        """Allocate a cache of `blocks` KV blocks; 0 frees it."""
         ...
 
     def forward(self, plan: StepPlan, wanted: ListLike[Offsets]) -> list[RowOutcome]:
@@ -43,12 +43,12 @@ class ExecutionMode(Protocol):
     def drop(self, sequence: ShardSequence) -> None: ...
 
     def undo(self) -> None:
-        """Leave the model as it was before this way was made."""
+        """Restore the model as it was before this object was made."""
         ...
 
 
 class RecomputeWay:
-    """Every row from its first token: slow, and right for any model."""
+    """Computes every row from its first token: slow, and right for any model."""
 
     name = "recompute"
     prefix_reuse = True  # nothing is reused, so nothing can be wrong
@@ -56,7 +56,7 @@ class RecomputeWay:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.kv_bytes_per_token = 1  # nothing is kept; the router's bookkeeping wants a number
+        self.kv_bytes_per_token = 1  # nothing is kept, but the router needs a number
         self._keep = _accepts(model, "logits_to_keep")
 
     def allocate(self, blocks: int) -> None:
@@ -72,11 +72,11 @@ class RecomputeWay:
         pass
 
     def _row(self, plan: StepPlan, index: int, offsets: Offsets) -> RowOutcome:
-        """Compute one row; whatever transformers raises is this row's fault alone."""
+        """Compute one row; whatever transformers raises fails this row alone."""
         try:
             return self._logits(plan, index, offsets)
         except torch.OutOfMemoryError:
-            raise  # the machine's trouble, not the row's
+            raise  # not the row's fault
         except Exception as error:
             self.drop(plan.rows[index])
             return f"transformers failed on this sequence: {type(error).__name__}: {error}"
@@ -89,7 +89,7 @@ class RecomputeWay:
         return logits
 
     def _call(self, ids: NDArray[np.int64], rows: Offsets, **options: Any) -> tuple[Any, Any]:
-        """Return (logits [len(rows), vocab], transformers' output) for tokens `ids`."""
+        """Return (logits [len(rows), vocab] of the tokens `ids` at `rows`, the model's output)."""
         device = self.model.device
         keep = torch.from_numpy(rows).to(device)
         if self._keep and len(rows):
@@ -101,16 +101,16 @@ class RecomputeWay:
 
 
 class CachedWay(RecomputeWay):
-    """A cache object of transformers per row, kept in the sequence's state.
+    """Keeps a cache object of transformers per row, in the sequence's state.
 
-    With `single_steps` a cache takes further tokens one at a time only (Mamba), so a prompt that
-    comes in chunks is computed from its start at each of them. With `positions` the model is told
-    the tokens' positions, as `generate` tells it; some count them by themselves (XLNet), others
-    count from 0 in every call that does not say (Bamba).
+    `single_steps`: the cache accepts further tokens only one at a time (Mamba), so each chunk of a
+    prompt is computed from the prompt's start. `positions`: the model is given position ids, as
+    `generate` does. Some models count positions themselves (XLNet); others, if they get none, count
+    from 0 in every call (Bamba).
     """
 
     name = "cached"
-    prefix_reuse = False  # each row's cache is its own, outside the blocks
+    prefix_reuse = False  # each row has a cache of its own, outside the blocks
     _CACHES: ClassVar[tuple[str, ...]] = ("past_key_values", "cache_params")
 
     def __init__(self, model: Any, cache_name: str, single_steps: bool, positions: bool) -> None:
@@ -124,13 +124,13 @@ class CachedWay(RecomputeWay):
     def try_make(
         cls, model: Any, *, single_steps: bool = False, positions: bool = True
     ) -> CachedWay | None:
-        """Return this way, or None for a model that takes and gives no cache, or no positions."""
+        """Return this way; None for a model without a cache, or one that takes no positions."""
         names = [name for name in cls._CACHES if _accepts(model, name)]
         if not names or (positions and not _accepts(model, "position_ids")):
             return None
         try:
             return cls(model, names[0], single_steps, positions)
-        except AttributeError:  # it keeps its state to itself
+        except AttributeError:  # its output has no cache
             return None
 
     def _logits(self, plan: StepPlan, index: int, offsets: Offsets) -> torch.Tensor:
@@ -138,10 +138,10 @@ class CachedWay(RecomputeWay):
         start, stop = plan.query_starts[index : index + 2].tolist()
         first = int(plan.positions[start])
         end = first + stop - start
-        # Taken out first: a cache that a failed call half filled must not be met again.
+        # Removed first: a cache that a failed call has half filled must not be used again.
         held = row.state.pop(_STATE, None)
         known, cache = held if isinstance(held, tuple) else (0, None)
-        restart = known != first  # a shared prefix, or this step was run before
+        restart = known != first  # after a shared prefix, or if this step is repeated
         if restart or (self.single_steps and end - first > 1):
             known, cache = 0, None
         options = {"use_cache": True} | ({self._cache_name: cache} if cache is not None else {})
@@ -154,7 +154,7 @@ class CachedWay(RecomputeWay):
         return logits
 
     def _bytes(self, tokens: int) -> int:
-        """Return the bytes a cache of `tokens` tokens holds."""
+        """Return the bytes of a cache of `tokens` tokens."""
         out = self._call(np.zeros(tokens, np.int64), np.zeros(1, np.int64), use_cache=True)[1]
         layers = getattr(getattr(out, self._cache_name), "layers", [])
         held = [t for layer in layers for t in vars(layer).values() if isinstance(t, torch.Tensor)]
@@ -162,7 +162,7 @@ class CachedWay(RecomputeWay):
 
 
 class PagedWay:
-    """One flat forward for all rows over our block tables."""
+    """Runs one flat forward for all rows, over our block tables."""
 
     name = "paged"
     predicts_prompt = True
@@ -182,7 +182,7 @@ class PagedWay:
 
     @classmethod
     def try_make(cls, model: Any) -> PagedWay | None:
-        """Return this way, or None where its attention cannot be ours."""
+        """Return this way; None if ours cannot replace the model's attention."""
         layers = _discover_layers(model)
         return cls(model, layers) if layers else None
 
@@ -236,7 +236,7 @@ def _paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention signature: [1, heads, T, dim] in, [1, T, heads, dim] out.
 
-    Whether a model hands `tgi_trio_attend` through to here is part of what `probe` finds out.
+    `probe` finds out, among other things, whether a model passes `tgi_trio_attend` on to here.
     """
     flat = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]
     out = tgi_trio_attend(module.layer_idx, *flat)
@@ -253,7 +253,7 @@ def _recording_attention(
     tgi_trio_record: dict[int, AttentionLayer | None],
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Note what a layer asks for; None when it asks for what we do not do."""
+    """Record the attention that a layer computes; None if ours does not support it."""
     known = {"scaling", "dropout", "softcap", "sliding_window", "is_causal", "position_ids"}
     strange = [name for name, value in options.items() if name in ("s_aux", "position_bias")]
     plain = not any(options[name] is not None for name in strange) and query.dim() == 4
@@ -275,7 +275,7 @@ def _recording_attention(
 
 
 def _discover_layers(model: Any) -> dict[int, AttentionLayer] | None:
-    """Return every layer's attention, or None unless all are alike and ours to compute."""
+    """Return every layer's attention; None unless all are alike and ours supports them."""
     from transformers import AttentionInterface
 
     text = model.config.get_text_config(decoder=True)
@@ -304,7 +304,7 @@ def _discover_layers(model: Any) -> dict[int, AttentionLayer] | None:
     if not (complete and alike and len(layers) == len(record)):
         return None
     if windowed and not any(layer.window for layer in layers.values()):
-        return None  # it hides what is outside its window in masks we would not see
+        return None  # its windows exist only in masks, which our attention does not get
     return layers
 
 

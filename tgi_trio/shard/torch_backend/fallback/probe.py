@@ -1,9 +1,9 @@
-"""Which way of running a transformers model is right for it; see `fallback_runner.py`.
+"""Chooses the way of running a transformers model, by comparing logits; see `fallback_runner.py`.
 
-Each way is tried on a small float32 twin of the model (`twin.py`), where nothing can hide
-behind rounding, with a probe that is longer than the twin's windows and chunks; the first whose
-logits are those of a plain forward pass over the whole sequence is taken. Then it is tried on the
-model itself, shortly: in half precision that finds what is broken altogether.
+Each way is tried on a small float32 twin of the model (`twin.py`), where no error can hide behind
+rounding, with a probe that is longer than the twin's windows and chunks. The first whose logits
+equal those of a plain forward pass over the whole sequence is chosen. Then a short probe runs on
+the model itself: in half precision it finds only what is broken altogether.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tgi_trio.shard.torch_backend.fallback.modes import (
 from tgi_trio.shard.torch_backend.fallback.twin import FIRST_PLAIN_TOKEN, build_twin
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 
-EXACT: Final = 1e-3  # of the largest logit: what float32 rounds
-# What transformers' own forms of a model may differ by: Nemotron-H's scan bounds its time steps and
-# its single step does not. Wrong positions or lost states are ten times as far off.
+EXACT: Final = 1e-3  # of the largest logit: rounding of float32
+# Tolerance for a model whose implementations in transformers differ: Nemotron-H's scan clamps its
+# time steps and its single step does not. Wrong positions or lost states are ten times as far off.
 OWN_FORMS: Final = 2e-2
-_ALIKE: Final = 0.9  # cosine of all logits, in half precision
+_ALIKE: Final = 0.9  # least cosine of all logits, in half precision
 # Query tokens of the two rows at each step: chunks, decodes beside chunks, and decodes together.
 SHORT: Final = ((4, 3), (5, 1), (1, 6), (1, 1))
 LONG: Final = ((4, 3), (9, 1), (1, 11), (1, 1), (11, 1), (1, 9), (1, 1), (1, 1))
@@ -58,9 +58,9 @@ CANDIDATES: Final[tuple[Make, ...]] = (
 
 @torch.inference_mode()
 def choose_way(model: Any) -> ExecutionMode:
-    """Return the first way that gives what a plain forward pass gives; at last that pass itself.
+    """Return the first way that agrees with a plain forward pass; if none does, plain passes.
 
-    Raises ModelLoadError for a model that does not write by plain passes.
+    Raises ModelLoadError for a model that does not generate by plain passes.
     """
     plain = RecomputeWay(model)
     with _one_thread():
@@ -81,7 +81,7 @@ def choose_way(model: Any) -> ExecutionMode:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Keep torch to one thread: for a twin, several only wait for each other."""
+    """Limit torch to one thread: a twin is so small that several only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -91,7 +91,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _find_right_ways(twin: Any) -> Iterator[tuple[Make, float]]:
-    """Yield the ways that are right on a twin, the best first, and how exact each is to be."""
+    """Yield the ways that are right on a twin, the best first, each with its tolerance."""
     inexact: list[tuple[Make, float]] = []
     with _one_thread():
         expected = compute_plain(twin, LONG)
@@ -106,7 +106,7 @@ def _find_right_ways(twin: Any) -> Iterator[tuple[Make, float]]:
 
 
 def _measure(make: Make, twin: Any, expected: ListLike[RowOutcome]) -> float:
-    """Return how far a way is off on a twin; inf where it cannot be, or is ours and not exact."""
+    """Return a way's `deviation` on a twin; inf if it cannot be made, or is ours and not exact."""
     way = make(twin)
     if way is None:
         return math.inf
@@ -118,9 +118,10 @@ def _measure(make: Make, twin: Any, expected: ListLike[RowOutcome]) -> float:
 def _try(
     make: Make, model: Any, expected: ListLike[RowOutcome], tolerance: float
 ) -> ExecutionMode | None:
-    """Return a way of the model itself that has been right on the twin, if it runs there, too.
+    """Return the way `make` for the model itself if it is right there too, else None.
 
-    In half precision a token may go to another expert by rounding alone: logits need be alike.
+    In half precision, rounding alone may send a token to another expert, so logits need only be
+    similar.
     """
     way = make(model)
     if way is None:
@@ -137,7 +138,7 @@ def _try(
 
 
 def compute_plain(model: Any, steps: ListLike[tuple[int, int]]) -> list[RowOutcome]:
-    """Return what `probe` would, by one plain forward pass over the whole of each row."""
+    """Return what `probe` does, but by one plain forward pass over the whole of each row."""
     ends = np.cumsum(steps, axis=0)
     first, second = ends[-1].tolist()
     rows = [_probe_row(0, first), _probe_row(1, second)]
@@ -164,7 +165,7 @@ def probe(way: ExecutionMode, steps: ListLike[tuple[int, int]]) -> list[RowOutco
             for row, count in zip(rows, counts, strict=True):
                 row.computed += count
     except (TypeError, ValueError, KeyError, RuntimeError, AttributeError, IndexError) as error:
-        return [f"{type(error).__name__}: {error}"]  # its code does not take what we pass
+        return [f"{type(error).__name__}: {error}"]  # its code does not accept our arguments
     finally:
         for row in rows:
             way.drop(row)
@@ -173,8 +174,8 @@ def probe(way: ExecutionMode, steps: ListLike[tuple[int, int]]) -> list[RowOutco
 
 
 def deviation(ours: ListLike[RowOutcome], expected: ListLike[RowOutcome]) -> float:
-    """Return how far a way's logits are from a plain forward's, in parts of the largest; inf for
-    a way that failed."""
+    """Return the largest difference from a plain forward's logits, in parts of the largest logit
+    (at least 1); inf if either failed."""
     pairs = _pairs(ours, expected)
     if pairs is None:
         return math.inf
@@ -182,7 +183,7 @@ def deviation(ours: ListLike[RowOutcome], expected: ListLike[RowOutcome]) -> flo
 
 
 def likeness(ours: ListLike[RowOutcome], expected: ListLike[RowOutcome]) -> float:
-    """Return the cosine of all logits of a way and a plain forward; 0 for a way that failed."""
+    """Return the cosine of all logits of a way and a plain forward; 0 if either failed."""
     pairs = _pairs(ours, expected)
     if pairs is None:
         return 0.0
@@ -193,7 +194,7 @@ def likeness(ours: ListLike[RowOutcome], expected: ListLike[RowOutcome]) -> floa
 def _pairs(
     ours: ListLike[RowOutcome], expected: ListLike[RowOutcome]
 ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-    """Return what was computed by both, in float32; None where one has failed."""
+    """Return pairs of both's logits, in float32; None if either failed."""
     if len(ours) != len(expected):
         return None
     pairs = []

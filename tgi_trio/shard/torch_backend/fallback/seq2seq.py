@@ -1,8 +1,8 @@
-"""Encoder-decoder models of transformers that are not of T5's kind: BART, Pegasus, Marian, ...
+"""Runs encoder-decoder models other than T5's kind through transformers: BART, Pegasus, Marian, ...
 
-Each row keeps transformers' encoder output and cache in its state. Prompt and output share a
-sequence as `t5.py` describes: the encoder runs when the prompt's end is reached, and the decoder's
-first token is at the position of the last prompt token.
+The encoder's output and transformers' cache are kept in each sequence's state. Prompt and output
+share a sequence as `t5.py` describes: the encoder runs when the prompt's end is reached, and the
+decoder's start token is at the position of the last prompt token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STATE = "transformers"  # our key in Sequence.state
 
 
 class EncoderDecoderWay(RecomputeWay):
-    """A forward per row over transformers' own cache."""
+    """Runs a forward per row, over transformers' own cache."""
 
     name = "encoder-decoder"
     prefix_reuse = False  # an encoder's output depends on the whole prompt
@@ -30,21 +30,21 @@ class EncoderDecoderWay(RecomputeWay):
         config = model.config
         start = model.generation_config.decoder_start_token_id
         self.start_token = int(config.decoder_start_token_id if start is None else start)
-        # The router counts one token per prompt token and per output token; the decoder keeps two
-        # pairs of K and V for each at most. All such models have as many key heads as heads.
+        # The router counts prompt and output tokens alike; for each, a decoder layer keeps at most
+        # two pairs of K and V. All such models have as many KV heads as query heads.
         self.kv_bytes_per_token = 4 * config.decoder_layers * config.d_model * model.dtype.itemsize
 
     def _logits(self, plan: StepPlan, index: int, offsets: Offsets) -> torch.Tensor:
         row = plan.rows[index]
         start, stop = plan.query_starts[index : index + 2].tolist()
-        begin = row.prompt_length - 1  # position of the decoder's first token
+        begin = row.prompt_length - 1  # position of the decoder's start token
         first, end = int(plan.positions[start]), int(plan.positions[start]) + stop - start
-        # Taken out first: a cache that a failed call half filled must not be met again.
+        # Removed first: a cache that a failed call has half filled must not be used again.
         held = row.state.pop(_STATE, None)
         if end <= begin:
             return torch.empty((0, self.model.config.vocab_size), device=self.model.device)
         known, options = held if isinstance(held, tuple) else (0, {})
-        if known != max(first - begin, 0) or not options:  # new, or this step was run before
+        if known != max(first - begin, 0) or not options:  # new, or this step is repeated
             ids = torch.from_numpy(row.token_ids[: begin + 1].astype(np.int64))[None]
             encoder = self.model.get_encoder()
             known, options = 0, {"encoder_outputs": encoder(ids.to(self.model.device))}

@@ -1,20 +1,20 @@
-"""A small twin of a transformers model: the same code and layout, random float32 weights.
+"""Builds a small twin of a transformers model: the same code and layout, random float32 weights.
 
-Whether a way of running a model is right is a question to its code and its config.json, not to its
-weights. In the weights' own half precision a wrong way can hide behind rounding, and a float32 copy
-of a large model does not fit. So `build_twin` makes a model of the same class from the model's own
-config, narrowed:
+Whether a way of running a model is right depends on its code and its config.json, not on its
+weights. In the weights' own half precision, errors of a wrong way can hide behind rounding, and a
+float32 copy of a large model does not fit into memory. So `build_twin` makes a model of the same
+class from the model's own config, narrowed:
 
-heads, widths  divided by one number, so that all dimensions of a head stay
+heads, widths  divided by one number, so that the dimensions of a head stay
 experts        a few dozen
-depth          the first layers, up to the one with which every kind of layer has been seen
+depth          the first layers that include every kind of layer
 vocabulary     a few hundred tokens
 windows        sliding windows, chunks, scan chunks and sparse indices of `REACH` tokens at most, so
                that a short probe goes beyond each
 
-What is built is compared with the model, kind of layer by kind of layer (`_kinds`). A narrowing
-that does not build, or loses a kind, gives way to the next, less narrow one. The twin takes tens of
-MB and about a second, whatever the model's size: it is never wider than `_MOST_PARAMETERS`.
+The twin must have the same kinds of layers as the model (`_kinds`). If a narrowed config cannot be
+built, or loses a kind, the next, less narrow one is tried. The twin takes tens of MB and about a
+second, whatever the model's size: it never has more than `_MOST_PARAMETERS`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from typing import Any, Final
 
 import torch
 
-REACH: Final = 8  # tokens that a window, a chunk or a sparse index of the twin spans at most
+REACH: Final = 8  # most tokens that a window, a chunk or a sparse index of the twin spans
 VOCABULARY: Final = 512
-FIRST_PLAIN_TOKEN: Final = 16  # ids below stand in for the special ones
+FIRST_PLAIN_TOKEN: Final = 16  # lower ids are the twin's special tokens
 
 _MOST_PARAMETERS: Final = 200_000_000  # 0.8 GB; most twins have a hundredth of it
-_NARROWEST: Final = 32  # no width of the residual stream below
+_NARROWEST: Final = 32  # least width of the residual stream
 _LEAST_LAYERS: Final = 2
-_INNER_STEP: Final = 16  # grouped products of experts want rows of whole 16 bytes
+_INNER_STEP: Final = 16  # grouped products of experts need rows of a multiple of 16 bytes
 
 _DEPTHS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks")
-# A sparse index keeps its heads: of few, all may score 0, and which is best of equals is chance.
+# A sparse index keeps all its heads: with few, all scores may be 0, and the choice is arbitrary.
 _HEADS: Final = re.compile(r"^(?!index_).*heads$|^n_head$")
 _SHARED_HEADS: Final = re.compile(r"key_value_heads$|kv_heads$|kv_n_heads$")
 _WIDTHS: Final = re.compile(
@@ -78,14 +78,14 @@ class _Cut:
     heads: int  # at least so many stay; 0: all, and all widths
     layers: int  # of the decoder; 0: all
     vocabulary: bool
-    inner: int  # inner widths of MLPs are divided by this beside the heads' number; 1: all experts
+    inner: int  # divides inner widths of MLPs further; 1: not at all, and all experts stay
 
 
 def build_twin(model: Any) -> Any | None:
-    """Return the twin of `model`, on its device, for evaluation; None when none can be built.
+    """Return the twin of `model` in evaluation mode, on its device; None if none can be built.
 
-    Draws from generators of its own: torch's global ones are left as they were. Transformers'
-    attention implementation is the model's.
+    The state of torch's global random generators is restored. The twin has the model's attention
+    implementation.
     """
     kinds, prefixes = _kinds(model)
     for cut in _cuts(prefixes):
@@ -115,7 +115,7 @@ def _build(model: Any, config: Any) -> Any:
 
 
 def _can_run(twin: Any) -> bool:
-    """Return whether the twin computes numbers."""
+    """Return whether the twin's logits are finite."""
     tokens = torch.arange(FIRST_PLAIN_TOKEN, FIRST_PLAIN_TOKEN + 2 * REACH, device=twin.device)
     with torch.inference_mode():
         return bool(twin(input_ids=tokens[None], use_cache=False).logits.isfinite().all())
@@ -126,7 +126,7 @@ def _cuda_devices(model: Any) -> list[torch.device]:
 
 
 def _cuts(prefixes: tuple[int, ...]) -> Iterator[_Cut]:
-    """Yield ways to narrow, the narrowest first; `prefixes` as `_kinds` returns them."""
+    """Yield ways to narrow a config, the narrowest first; `prefixes` from `_kinds`."""
     for heads in (4, 8, 16, 0):
         for layers in (*prefixes, 0):
             for vocabulary in (True, False):
@@ -135,7 +135,7 @@ def _cuts(prefixes: tuple[int, ...]) -> Iterator[_Cut]:
 
 
 def _narrow(config: Any, cut: _Cut, text: Any) -> None:
-    """Narrow a config and those inside it, in place; `text` is the one that loses layers."""
+    """Narrow a config and those nested in it, in place; only `text` loses layers."""
     values = {name: value for name, value in vars(config).items() if not name.startswith("_")}
     divisor = _divisor(values, cut.heads) if cut.heads else 1
     depth = _depth(config) if config is text and cut.layers else 0
@@ -153,7 +153,7 @@ def _narrow(config: Any, cut: _Cut, text: Any) -> None:
 
 
 def _smaller(name: str, value: Any, cut: _Cut, divisor: int) -> Any:
-    """Return what an entry of a config is in the twin's."""
+    """Return the narrowed value of an entry of a config."""
     if isinstance(value, list):
         return [_smaller(name, each, cut, divisor) for each in value]
     if not isinstance(value, int) or isinstance(value, bool):
@@ -166,7 +166,7 @@ def _smaller(name: str, value: Any, cut: _Cut, divisor: int) -> Any:
         return min(value, VOCABULARY)
     if _EXPERTS.search(name) and cut.inner > 1:
         return _halve(value)
-    if _SHARED_HEADS.search(name):  # several stay where there are several
+    if _SHARED_HEADS.search(name):  # at least two stay if there are several
         return max(min(value, 2), value // divisor)
     if _HEADS.search(name):
         return value if value < cut.heads else value // divisor
@@ -179,14 +179,14 @@ def _smaller(name: str, value: Any, cut: _Cut, divisor: int) -> Any:
 
 
 def _halve(experts: int) -> int:
-    """Return a number of experts that still makes up groups: halved while enough are left."""
+    """Return a number of experts that is still divisible into groups: halved while enough stay."""
     while experts % 2 == 0 and experts // 2 >= _EXPERTS_KEPT:
         experts //= 2
     return experts
 
 
 def _smaller_table(name: str, table: dict[Any, Any]) -> dict[Any, Any]:
-    """Return a table of a config with its spans narrowed; rotary scaling by position is one."""
+    """Return a dictionary of a config with narrowed spans, including those of rotary scaling."""
     if "llama_4_scaling_beta" in table:
         return table | {"original_max_position_embeddings": REACH}
     if _SPANS.search(name):
@@ -195,7 +195,7 @@ def _smaller_table(name: str, table: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _divisor(values: dict[str, Any], least: int) -> int:
-    """Return what heads and widths are divided by, without a rest; `least` heads stay."""
+    """Return a common divisor of heads and widths that leaves at least `least` heads."""
     counts = {n: v for n, v in values.items() if isinstance(v, int) and not isinstance(v, bool)}
     heads = [v for n, v in counts.items() if _HEADS.search(n) and not _SHARED_HEADS.search(n)]
     widths = [v for n, v in counts.items() if _WIDTHS.search(n) and v]
@@ -212,13 +212,13 @@ def _depth(config: Any) -> int:
 
 
 def _kinds(model: Any) -> tuple[frozenset[Any], tuple[int, ...]]:
-    """Return (the kinds of layers that a model has, how many of its first layers to keep).
+    """Return (the kinds of layers that a model has, numbers of first layers to keep).
 
-    A kind is what a layer's modules are called, their classes, and what they are told by words and
-    switches: layer types, rotary or none, a window or none. The first number of
-    layers shows all of them; the second shows all twice that come twice, for layers that share
-    something. Where no list of layers is found the model as a whole is the only kind, and there is
-    no number.
+    A kind is the names and classes of a layer's modules, and their attributes that are strings or
+    booleans, such as layer types, or spans that are set or not. The first number of layers includes
+    every kind once; the second includes twice those that occur twice, for layers that share
+    something. If there is no list of layers, the model as a whole is the only kind, and there are
+    no numbers.
     """
     depth = _depth(model.config.get_text_config(decoder=True))
     lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
@@ -249,9 +249,10 @@ def _list_facts(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _enliven(model: Any) -> None:
-    """Draw weights with which every part has its say: scores that differ, streams that grow little.
+    """Draw weights with which every part affects the logits, and hidden states grow little.
 
-    As initialised for training, attention would be even and hide a wrong position.
+    With the initialisation for training, attention would be almost uniform and hide wrong
+    positions.
     """
     generator = torch.Generator().manual_seed(0)
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
