@@ -1,1 +1,1 @@
-"""LoRA adapters of a decoder in torch: loaded beside the steps, added row by row."""
+"""LoRA adapters of a decoder in torch: loaded while steps run, chosen by row."""

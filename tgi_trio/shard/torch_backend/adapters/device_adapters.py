@@ -1,9 +1,8 @@
-"""LoRA adapters on a device: in slots that stay where they are, so that recordings may read them.
+"""LoRA adapters on a device, in slots of memory that does not move, so that recordings can read it.
 
-An adapter is read and laid out beside the steps, in pinned memory that is another's later, and
-copied into its slot beside what the device computes; steps that have it wait there for the copy,
-nobody else does. What the rows of a step have goes up with it, as tiles: neighbouring rows of one
-adapter.
+While steps run, an adapter is read and packed into pinned memory, which is reused later, and copied
+to its slot on a stream of its own. Only steps that use the adapter wait, on the device, for the
+copy. Each step uploads its rows' adapters as tiles, neighbouring rows with the same adapter.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from tgi_trio.shard.torch_backend.staging import (
     split,
 )
 
-_MEMORY_SHARE: Final = 0.8  # of what is free beside the weights; the rest is for K and V
+_MEMORY_SHARE: Final = 0.8  # most of the memory left by the weights; the rest is for K and V
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class _Loaded:
     sha256: bytes
     rank: int
     packed: PackedAdapter  # on the host
-    loan: PinnedLoan | None  # what it is kept by, where it goes to a device
+    loan: PinnedLoan | None  # owns its pinned memory; None without an accelerator
 
     @property
     def nbytes(self) -> int:
@@ -76,9 +75,9 @@ class DeviceAdapters:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Take the memory of `slots` adapters of up to `max_rank`, on rank `rank` of `world_size`.
+        """Allocate `slots` adapters of up to `max_rank`, for rank `rank` of `world_size`.
 
-        Raises ConfigurationError where they do not fit beside the model.
+        Raises ConfigurationError if they do not fit beside the model.
         """
         share = partial(unit_share, rank=rank, ranks=world_size)
         self._spec, self._share = decoder.spec, share
@@ -97,12 +96,12 @@ class DeviceAdapters:
         wrap_linears(decoder, self._wrap)
         self._slots: dict[int, int] = {}  # by adapter
         self._free = list(reversed(range(slots)))
-        self._coming: set[int] = set()  # slots that are being copied to
+        self._coming: set[int] = set()  # slots with copies for which no step has waited yet
         self._aside = torch.cuda.Stream(device) if is_accelerator(device) else None
         self._pinned = PinnedPool()
-        self._on_their_way: list[tuple[torch.Event, _Loaded]] = []  # into slots, until events
+        self._on_their_way: list[tuple[torch.Event, _Loaded]] = []  # copied until the events
         self._staging = Staging(device)
-        self._tiles: Array | None = None  # int32 [n, 3]: of the step at hand
+        self._tiles: Array | None = None  # int32 [n, 3], of the present step; None: no adapters
         self._kind = self._kinds.few
 
     # --- an `AdapterHost` ----------------------------------------------------------------------
@@ -123,7 +122,7 @@ class DeviceAdapters:
         return _Loaded(numbers.sha256, numbers.rank, packed, loan)
 
     def install(self, number: int, loaded: LoadedAdapter) -> None:
-        """Begin to copy an adapter into a slot; raises TgiTrioError where none is free."""
+        """Begin to copy an adapter to a slot; raises TgiTrioError if none is free."""
         if not isinstance(loaded, _Loaded):
             raise TypeError(f"{type(loaded).__name__} was loaded by another host")
         if not self._free:
@@ -145,11 +144,11 @@ class DeviceAdapters:
 
     @property
     def used(self) -> bool:
-        """Whether a row of the step at hand has an adapter."""
+        """Whether a row of the present step has an adapter."""
         return self._tiles is not None
 
     def begin(self, plan: StepPlan) -> None:
-        """Say what the next forward pass computes."""
+        """Prepare the adapters of the next step."""
         self._memory.tiles = self._tiles = None
         if not any(row.sampling.adapter for row in plan.rows):
             return
@@ -161,17 +160,17 @@ class DeviceAdapters:
 
     @contextmanager
     def idle(self, plan: StepPlan) -> Iterator[None]:
-        """Have all rows have what lies in the first slot, to see what memory that takes."""
+        """Give all rows the adapter in the first slot, to measure memory."""
         self._kind = self._kinds.many
         slots = np.zeros(len(plan.context_lengths), np.int64)
         self._tiles = list_tiles(slots, plan.query_starts, self._kind.rows)
         try:
             yield
-        finally:  # another step may have fewer rows than these tiles say
+        finally:  # the next step may have fewer rows than these tiles
             self._memory.tiles = self._tiles = None
 
     def stage(self) -> None:
-        """Have the linears that are called next compute what was begun, kernel by kernel."""
+        """Upload the step's tiles, for linears that are launched one by one, not recorded."""
         if self._tiles is not None:
             (self._memory.tiles,) = self._staging.upload([self._tiles])
             self._memory.tile = self._kind
@@ -186,9 +185,9 @@ class DeviceAdapters:
     # --- recordings: see `RecordedAdapters` ----------------------------------------------------
 
     def reserve(self, tokens: int, rows: int, *, decodes: bool) -> ReservedTiles:
-        """Return what a recording of so many tokens in as many rows, or fewer, reads.
+        """Return memory for the tiles of a recording of `tokens` tokens in at most `rows` rows.
 
-        `decodes`: each is a decode, or a guess behind one.
+        `decodes`: each token is a decode, or a guess after one.
         """
         kind = self._kind_for(tokens, decodes=decodes)
         most = most_tiles(tokens, min(rows, len(self._memory.numbers)), kind.rows)
@@ -197,14 +196,14 @@ class DeviceAdapters:
         return ReservedTiles(memory, split(memory, [tiles])[0], kind)
 
     def fits(self, reserved: ReservedTiles) -> bool:
-        """Return whether a recording has room for the step's tiles, and computes such ones."""
+        """Return whether a recording has room for the step's tiles, and is for their size."""
         if self._tiles is None or self._kind != reserved.tile:
             return False
         return len(self._tiles) <= len(reserved.tiles)
 
     @contextmanager
     def recording(self, reserved: ReservedTiles) -> Iterator[None]:
-        """Have linears compute what a recording is told at every replay."""
+        """Have linears read the recording's tiles, which every replay refills."""
         memory = self._memory
         memory.tiles, memory.tile = reserved.tiles, reserved.tile
         try:
@@ -213,7 +212,7 @@ class DeviceAdapters:
             memory.tiles = None
 
     def refill(self, reserved: ReservedTiles) -> None:
-        """Tell a recording what the step at hand has."""
+        """Upload the present step's tiles to a recording's memory."""
         if self._tiles is None:
             raise RuntimeError("no row of the step has an adapter")
         tiles = np.zeros(reserved.tiles.shape, np.int32)
@@ -230,12 +229,12 @@ class DeviceAdapters:
         return self._slots[number] if number else -1
 
     def _kind_for(self, tokens: int, *, decodes: bool) -> AdapterTile:
-        """Return the kind of the tiles of a step of so many tokens."""
+        """Return the size of tiles for a step of so many tokens."""
         return self._kinds.few if decodes or tokens <= FEW_TOKENS else self._kinds.many
 
     @contextmanager
     def _beside_steps(self) -> Iterator[None]:
-        """Launch behind the steps that have been, and beside those to come."""
+        """Launch on a stream of its own: after the steps so far, and beside later ones."""
         if self._aside is None:
             yield
             return
@@ -244,23 +243,24 @@ class DeviceAdapters:
             yield
 
     def _keep_until_copied(self, loaded: _Loaded) -> None:
-        """Keep what the device is copying now, and let go of what it has copied."""
+        """Keep what the device is copying now, and release what it has copied."""
         if loaded.loan is None:
             return
         waiting = [each for each in self._on_their_way if not each[0].query()]
         self._on_their_way = [*waiting, (record_event(self._device), loaded)]
 
     def _wait_for_copies(self) -> None:
-        """Have the device compute nothing before what was copied is there."""
+        """Have the device wait for all copies before it computes anything further."""
         if self._aside is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._aside)
         self._coming.clear()
 
 
 def list_tiles(slots: Array, query_starts: Array, most: int) -> Array:
-    """Return int32 [n, 3] (slot, first token, tokens) of neighbouring rows of one adapter.
+    """Return tiles, int32 [n, 3]: slot, first token, number of tokens.
 
-    `slots` [R] of each row, -1: none; `query_starts` [R + 1]; `most`: tokens of a tile.
+    Neighbouring rows with the same adapter share tiles. `slots` [R]: each row's, -1 for none;
+    `query_starts` [R + 1]; `most`: tokens of the largest tile.
     """
     changes = np.flatnonzero(np.diff(slots)) + 1
     firsts = np.concatenate(([0], changes))
@@ -275,9 +275,9 @@ def list_tiles(slots: Array, query_starts: Array, most: int) -> Array:
 
 
 def most_tiles(tokens: int, adapters: int, most: int) -> int:
-    """Return how many tiles `list_tiles` finds at most, of rows that are sorted by adapter.
+    """Return the most tiles of `list_tiles` for so many tokens, in rows sorted by adapter.
 
-    They have so many tokens, and as many adapters or fewer; `most`: tokens of a tile.
+    `adapters`: the most different ones; `most`: tokens of the largest tile.
     """
     return min(tokens, tokens // most + adapters)
 

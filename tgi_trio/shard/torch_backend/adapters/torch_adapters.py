@@ -1,7 +1,7 @@
-"""LoRA adapters of a decoder in torch: loaded beside the steps, installed between two of them.
+"""LoRA adapters of a decoder in torch: loaded while steps run, installed between two of them.
 
-By torch's own operations, for CPUs and devices that run no kernels of ours; `device_adapters.py`
-has those that do.
+They use torch's own operations, for CPUs and for devices that run no kernels of ours;
+`device_adapters.py` is for those that do.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from tgi_trio.shard.torch_backend.models.decoder import Decoder
 
 
 class StepAdapters(AdapterHost, Protocol):
-    """Adapters as a runner's steps have them."""
+    """The interface of a runner's steps to adapters."""
 
-    nbytes: int  # of memory that is taken beforehand
+    nbytes: int  # of memory that is allocated in advance
 
     def begin(self, plan: StepPlan) -> None:
-        """Say what the next forward pass computes."""
+        """Prepare the adapters of the next step."""
         ...
 
     def idle(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Have all rows of the passes inside have one, to see what memory that takes."""
+        """Give all rows an adapter inside the block, to measure memory."""
         ...
 
     def stage(self) -> None:
-        """Have the linears that are called next compute what was begun."""
+        """Have the linears use the adapters of the last `begin`, in a step that is not recorded."""
         ...
 
     def warm_up(self) -> None:
@@ -79,7 +79,7 @@ class TorchAdapters:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """`max_rank`: of adapters; `rank`, `world_size`: this one among the model's ranks."""
+        """`max_rank`: of adapters; `rank`, `world_size`: of the model's ranks."""
         self.table = AdapterTable(device)
         self._spec: DecoderSpec = decoder.spec
         self._dtype = dtype
@@ -111,18 +111,18 @@ class TorchAdapters:
         self.table.begin(plan)
 
     def idle(self, plan: StepPlan) -> AbstractContextManager[None]:
-        self.table.begin(plan)  # what adapters take is little beside what activations do
+        self.table.begin(plan)  # adapters take little memory compared with activations
         return nullcontext()
 
     def stage(self) -> None:
-        """Nothing: `begin` has."""
+        """Do nothing: `begin` has done it."""
 
     def warm_up(self) -> None:
-        """Nothing is compiled."""
+        """Do nothing: nothing is compiled."""
 
 
 def wrap_linears(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> None:
-    """Put what `wrap` returns in the place of every linear that adapters may change."""
+    """Replace every linear that adapters may change by the result of `wrap`."""
     for index, layer in enumerate(decoder.layers):
         attention = layer.attention
         if layer.shared is not None:
@@ -136,7 +136,7 @@ def wrap_linears(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> No
 
 
 def refuse_adapters(why: str) -> ConfigurationError:
-    """Return the error of a start with adapters that nothing can serve."""
+    """Return the error for adapters that this model or device cannot serve."""
     return ConfigurationError(
         f"--lora-adapters and --adapter-updates cannot be served: {why}. Merge an adapter into its "
         "base: give its folder to --model-id"
