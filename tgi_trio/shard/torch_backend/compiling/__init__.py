@@ -1,1 +1,1 @@
-"""Kernels compiled beside one another before they are launched, by processes of their own."""
+"""Compiles kernels in parallel before they are launched, in processes of their own."""

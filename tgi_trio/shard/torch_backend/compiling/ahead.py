@@ -1,10 +1,10 @@
-"""Kernels compiled beside one another, before the first of them is launched.
+"""Compiles kernels in parallel, before the first of them is launched.
 
-A start compiles a kernel where it is first launched, one after another, for half a second to a
-second each, while most cores have nothing to do. What will be launched is known by launching it
-alone: so a small warm-up goes first, in which none of our kernels runs. Each is looked for in
-Triton's cache by a thread instead, and compiled by another process where it is not there. What is
-known before that is asked for while the model is loaded.
+Triton compiles a kernel when it is first launched. A start would compile one after another, for
+half a second to a second each, while most cores are idle. Only launching tells which kernels a
+model needs, so a small rehearsal of the warm-up goes first, in which none of our kernels runs.
+Instead, a thread looks for each in Triton's cache on disk, and has another process compile it if it
+is not there. Kernels that are known earlier are requested while the model is loaded.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tgi_trio.shard.torch_backend.compiling.kernel_keys import settle_key, sum_c
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _EMPTY: Final = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
-_LOOKS: Final = ContextVar("looks", default=False)  # for a kernel that has been compiled already
+_LOOKS: Final = ContextVar("looks", default=False)  # whether only Triton's cache may be used
 
-# Kept in place of a kernel that is being compiled, so that Triton describes no other launch of it:
-# a step launches most kernels once a layer, and that takes it a seventh of a millisecond.
+# Stands in for a kernel that is being compiled, so that Triton does not describe it again at every
+# launch: a step launches most kernels once a layer, and a description takes 1/7 ms.
 _ASKED_FOR: Final = object()
 
 
 class ZeroedMemory(TorchFunctionMode):
-    """Memory that is taken is zero: what no kernel has written is an index within any table.
+    """Zeroes new memory: numbers that no kernel has written are then valid indices of any table.
 
-    Not a mode of torch's dispatcher, which imports its compiler first: two seconds.
+    Not a mode of torch's dispatcher, which would first import torch's compiler for two seconds.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,12 +50,12 @@ class _NotKept(Exception):
 
 
 class _Session:
-    """Kernels of a device that are being compiled while others are asked for."""
+    """Kernels of a device that are being compiled while more are requested."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._made: dict[str, Future[None]] = {}
-        self._kept: list[tuple[dict[Any, Any], Any]] = []  # where Triton keeps them, and by what
+        self._kept: list[tuple[dict[Any, Any], Any]] = []  # Triton's tables, and keys in them
         self._works: dict[Hashable, Callable[[], None]] = {}
         self._stack = ExitStack()
         self._stack.enter_context(_looking())
@@ -63,21 +63,21 @@ class _Session:
         self._pool = self._stack.enter_context(ThreadPoolExecutor(count_compilers(), "kernels"))
 
     def begin(self) -> None:
-        """Do beside what comes next what takes long of looking for the first kernel."""
+        """Begin, in threads, the slow parts of looking for the first kernel."""
         self._pool.submit(self._others.begin)
         self._pool.submit(sum_compiler)
 
     def ask(self, work: Callable[[], None]) -> None:
-        """Have compiled what `work` launches, which is launched by this thread and does not run."""
+        """Have the kernels compiled that `work` launches in this thread; none of them runs."""
         here = threading.get_ident()
 
         def take(*, key: Any, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-            """Have a kernel compiled; called by Triton, which does not do it if that is true."""
+            """Have a kernel compiled; called by Triton, which does so itself if this is False."""
             if threading.get_ident() != here:
                 return False
             data = compile["specialization_data"]
             if data not in self._made:
-                # Before it is made, which puts the kernel there.
+                # Before `_make` is submitted, which puts the kernel there.
                 kept = fn.jit_function.device_caches[compile["device"]][0]
                 kept[key] = _ASKED_FOR
                 self._kept.append((kept, key))
@@ -89,7 +89,7 @@ class _Session:
             work()
 
     def try_asking(self, work: Callable[[], None]) -> None:
-        """Do what `ask` does, but where `work` raises, which is told to stderr, for the rest."""
+        """Do what `ask` does; if `work` raises, print that to stderr and do without the rest."""
         try:
             self.ask(work)
         except Exception:
@@ -97,32 +97,32 @@ class _Session:
             print("kernels are compiled where they are launched first: see above", file=sys.stderr)
 
     def ask_early(self, work: Callable[[], None], kind: Hashable) -> None:
-        """Ask for what `work` launches unless another has its `kind`; `finish` launches it."""
+        """Do what `ask` does for the first `work` of each `kind`; `finish` then launches it."""
         if kind not in self._works:
             self._works[kind] = work
             self.ask(work)
 
     def finish(self) -> int:
-        """Wait for all kernels, return how many there are, and launch what was asked for early."""
+        """Wait for all kernels, launch the work of `ask_early`; return how many are compiled."""
         self._stack.close()
         for kept, key in self._kept:
-            if kept[key] is _ASKED_FOR:  # it does not compile
+            if kept[key] is _ASKED_FOR:  # compiling it has failed
                 del kept[key]
         for work in self._works.values():
             work()
         return sum(future.exception() is None for future in self._made.values())
 
 
-_BEGUN: Final[dict[torch.device, _Session]] = {}  # by `begin_early`, until `compile_ahead`
+_BEGUN: Final[dict[torch.device, _Session]] = {}  # from `begin_early` to `compile_ahead`
 
 
 def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
-    """Compile what `work` launches; return how many kernels that were.
+    """Compile the kernels that `work` launches; return how many were compiled or found.
 
-    Those included that have been asked for since `begin_early`. None of them runs, compiled or not:
-    what one reads, another would have had to write. What torch computes is computed, of memory that
-    holds zeros: nobody may look at what comes out. A kernel that does not compile is left for where
-    it is launched, and so is what `work` has not come to where it raises, which is told to stderr.
+    That includes kernels requested since `begin_early`. None of them runs, compiled or not, because
+    one may read what another was to write. Torch's own operations do run, on zeroed memory, so the
+    results are meaningless. A kernel that cannot be compiled now is compiled at its first launch.
+    So are those that `work` has not reached if it raises, which is printed to stderr.
     """
     if not _compiles(device):
         return 0
@@ -132,24 +132,24 @@ def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
 
 
 def begin_early(device: torch.device) -> None:
-    """Begin to compile beside what comes next, up to `compile_ahead`."""
+    """Begin a session that compiles in the background, until `compile_ahead`."""
     if _compiles(device) and device not in _BEGUN:
         _BEGUN[device] = _Session(device)
         _BEGUN[device].begin()
 
 
 def rehearse_early(device: torch.device, work: Callable[[], None]) -> None:
-    """Have compiled what `work` launches, if `begin_early` has been called; see `compile_ahead`."""
+    """Have what `work` launches compiled if `begin_early` has been called; see `compile_ahead`."""
     session = _BEGUN.get(device)
     if session is not None:
         session.try_asking(work)
 
 
 def compile_beside(device: torch.device, work: Callable[[], None], kind: Hashable) -> None:
-    """Launch `work` behind `compile_ahead`, and have what it launches compiled until then.
+    """Launch `work` at the end of `compile_ahead`, and have its kernels compiled until then.
 
-    It is done at once where kernels are not compiled ahead, and once for all of its `kind` where
-    they are.
+    Of several with the same `kind`, only the first is launched. If kernels are not compiled ahead,
+    `work` is launched at once.
     """
     session = _BEGUN.get(device)
     if session is None:
@@ -159,7 +159,7 @@ def compile_beside(device: torch.device, work: Callable[[], None], kind: Hashabl
 
 
 def _compiles(device: torch.device) -> bool:
-    """Return whether our kernels are compiled here, and not interpreted."""
+    """Return whether our kernels run on a device and are compiled, not interpreted."""
     if not runs_kernels(device):
         return False
     from triton import knobs
@@ -168,7 +168,7 @@ def _compiles(device: torch.device) -> bool:
 
 
 def _target_of(device: torch.device) -> tuple[Any, ...]:
-    """Return what Triton compiles for, in the words of its `GPUTarget`."""
+    """Return the arguments of Triton's `GPUTarget` for a device."""
     from triton.runtime import driver
 
     with torch.cuda.device(device):
@@ -178,7 +178,7 @@ def _target_of(device: torch.device) -> tuple[Any, ...]:
 
 @contextmanager
 def _asking(hook: Callable[..., bool]) -> Iterator[None]:
-    """Have Triton call `hook` before it compiles anything."""
+    """Have Triton call `hook` before it compiles a kernel."""
     from triton import knobs
 
     before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, hook
@@ -190,7 +190,7 @@ def _asking(hook: Callable[..., bool]) -> Iterator[None]:
 
 @contextmanager
 def _launching_nothing() -> Iterator[None]:
-    """Have Triton look for the kernels that are launched, and launch none."""
+    """Have Triton look up or compile the kernels that are launched, but launch none."""
     from triton.runtime.jit import JITFunction
 
     run = JITFunction.run
@@ -207,7 +207,7 @@ def _launching_nothing() -> Iterator[None]:
 
 @contextmanager
 def _looking() -> Iterator[None]:
-    """Have Triton raise `_NotKept` where it is to compile a kernel, while `_LOOKS`."""
+    """Have Triton raise `_NotKept` instead of compiling a kernel, while `_LOOKS` is set."""
     from triton.compiler import ASTSource
 
     begin = ASTSource.make_ir
@@ -225,20 +225,20 @@ def _looking() -> Iterator[None]:
 
 
 def _make(device: torch.device, function: Any, data: str, others: Compilers) -> None:
-    """Have a kernel compiled and load it, as its first launch would."""
+    """Have a kernel compiled, and load it, as its first launch would."""
     settle_key(function)
     sum_compiler()
     with torch.cuda.device(device):
         kernel = _find(function, data)
         if kernel is None:
-            others.compile(data)  # into Triton's cache; else it is compiled here
+            others.compile(data)  # into Triton's cache; if that fails, `preload` compiles it
             kernel = function.preload(data)
         if kernel is not None:
-            _ = kernel.run  # what launches it is made when it is looked at
+            _ = kernel.run  # reading this makes Triton build the kernel's launcher
 
 
 def _find(function: Any, data: str) -> Any:
-    """Return a kernel from Triton's cache, None where it is not there."""
+    """Return a kernel from Triton's cache, None if it is not there."""
     token = _LOOKS.set(True)
     try:
         return function.preload(data)

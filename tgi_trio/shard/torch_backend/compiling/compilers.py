@@ -1,11 +1,11 @@
-"""Processes that compile kernels: threads of one process would take turns.
+"""Processes that compile kernels: threads of one process would wait for the GIL.
 
-Triton's compiler is in Python up to its own representation of a kernel, and so is the rehearsal
-that finds out what is to be compiled. What processes compile they leave in Triton's cache on disk,
-where it is found by the key that it is looked for with.
+Triton's compiler is written in Python up to its intermediate representation of a kernel, and so is
+the rehearsal that finds out what to compile. The processes put their results into Triton's cache on
+disk, where this process finds them by the same key.
 
-They hold nothing of this process but a socket each, know of no device, say nothing, and end with
-the block that they are started for, or with this process, however that ends.
+Each shares nothing with this process but a socket. They use no device, print nothing, and end with
+the block for which they are started, or with this process, however that ends.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from tgi_trio.shard.machine.cores import usable_cores
 
 _MODULE: Final = "tgi_trio.shard.torch_backend.compiling.zygote"
 _MOST: Final = 16
-_PATIENCE_S: Final = 120.0  # for one kernel, which takes seconds; then whoever asked compiles it
+_PATIENCE_S: Final = 120.0  # for one kernel, which takes seconds; then the caller compiles it
 _TO_END_S: Final = 2.0
 
 
 class Compilers:
-    """Compiles kernels in other processes, which are started with the first; any thread may ask."""
+    """Compiles kernels in other processes, which the first one starts; any thread may call it."""
 
     def __init__(self, target: Callable[[], Sequence[Any]]) -> None:
-        """`target` returns the three words of a `GPUTarget` of Triton's, in any thread."""
+        """`target`: returns the three arguments of Triton's `GPUTarget`, in any thread."""
         self._target = target
         self._starting = threading.Lock()
         self._zygote: subprocess.Popen[bytes] | None = None
         self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
 
     def compile(self, data: str) -> bool:
-        """Compile a kernel as Triton describes it; return whether it is in Triton's cache.
+        """Compile a kernel, given Triton's description; return whether it is in Triton's cache.
 
-        Not where it does not compile, nor where there is no process that is free, or no second
-        core. At most `count_compilers` should ask at a time.
+        False if it cannot be compiled, no process is free, or there is no second core. At most
+        `count_compilers` threads should call this at a time.
         """
         if count_compilers() < 2:
             return False
         try:
             self.begin()
             own = self._free.get_nowait()
-        except (OSError, queue.Empty):  # the machine has no process to give, or all have died
+        except (OSError, queue.Empty):  # processes cannot be started, or all have died
             return False
         try:
             own.sendall(data.encode() + b"\n")
@@ -61,9 +61,9 @@ class Compilers:
         return json.loads(answer) is None
 
     def begin(self) -> None:
-        """Start the processes, unless they are there or there is no second core.
+        """Start the processes, unless they are running or there is no second core.
 
-        Raises OSError where the machine has none to give.
+        Raises OSError if they cannot be started.
         """
         with self._starting:
             if self._zygote is None and count_compilers() > 1:
@@ -80,14 +80,16 @@ class Compilers:
             words = [json.dumps(list(self._target())), *map(str, places)]
             return subprocess.Popen(
                 [sys.executable, "-m", _MODULE, *words],
-                stdin=subprocess.PIPE,  # it ends with it: the thread that starts it may end before
+                # The process ends when this is closed. A parent-death signal would come too early:
+                # when the thread ends that has started the process.
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=places,
             )
 
     def close(self) -> None:
-        """End the processes; to be called when nobody asks any more."""
+        """End the processes; no call of `compile` may be left."""
         while not self._free.empty():
             self._free.get_nowait().close()
         if self._zygote is None or self._zygote.stdin is None:
@@ -101,7 +103,7 @@ class Compilers:
 
 @contextmanager
 def compilers(target: Callable[[], Sequence[Any]]) -> Iterator[Compilers]:
-    """Yield what compiles during the block for a target, as `Compilers` wants it."""
+    """Yield `Compilers` for a target, and end their processes with the block."""
     made = Compilers(target)
     try:
         yield made
@@ -110,12 +112,12 @@ def compilers(target: Callable[[], Sequence[Any]]) -> Iterator[Compilers]:
 
 
 def count_compilers() -> int:
-    """Return how many kernels are compiled at a time."""
+    """Return how many kernels may be compiled at a time."""
     return min(_MOST, len(usable_cores()))
 
 
 def _read_line(own: socket.socket) -> bytes:
-    """Return what comes up to the end of a line; raises OSError where none does."""
+    """Return a line from a socket; raises OSError if none arrives."""
     found = b""
     while not found.endswith(b"\n"):
         more = own.recv(1 << 16)

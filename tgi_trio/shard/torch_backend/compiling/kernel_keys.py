@@ -1,9 +1,9 @@
-"""Keys by which Triton keeps compiled kernels, made the same in every process.
+"""Makes the keys of Triton's cache of compiled kernels the same in every process.
 
-A key is a hash of a kernel's source and of what it calls, and of constants that those name. Triton
-takes the constants of a callee along only where that has had a key before: the key of a kernel
-depends on which others were looked at before it, in this thread or another, and a kernel that is in
-the cache is not found. Where all callees have theirs first, it does not.
+A key is a hash of the sources of a kernel and its callees, and of the constants that these name.
+But Triton includes a callee's constants only if that has had its key computed before. So the key of
+a kernel depends on which others were looked at before it, in this thread or another, and a kernel
+in the cache may not be found. Keys are the same if those of all callees are computed first.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ _SUMMING: Final = threading.Lock()
 
 
 def sum_compiler() -> None:
-    """Have Triton sum its own files, which is part of all keys and is kept.
+    """Have Triton hash its own files, which is a part of all keys and is cached.
 
-    They are 416 MB, which takes up to two seconds where nobody has read them lately. Threads that
-    come meanwhile wait; each would do it for itself.
+    They are 416 MB; that takes up to two seconds if they are not in the page cache. Threads that
+    call this meanwhile wait, since each would do it again.
     """
-    with _SUMMING, suppress(ImportError):  # where it is depends on Triton's version
+    with _SUMMING, suppress(ImportError):  # its place depends on Triton's version
         from triton.runtime.cache import triton_key
 
         triton_key()
 
 
 def settle_key(function: Any) -> None:
-    """Have a kernel of Triton's, and first all that it calls, make the key that it keeps."""
+    """Have a Triton kernel compute and keep its key, after those of everything that it calls."""
     from triton.runtime import jit
 
-    kinds = getattr(jit, "JITCallable", jit.JITFunction)  # of Triton's before 3.5
+    kinds = getattr(jit, "JITCallable", jit.JITFunction)  # the latter before Triton 3.5
     _settle(function, kinds, set())
 
 

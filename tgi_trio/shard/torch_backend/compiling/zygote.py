@@ -1,10 +1,9 @@
-"""The process that has Triton loaded, and forks a child of itself for each of `compilers.py`.
+"""A process that imports Triton once, and forks the compiler processes of `compilers.py`.
 
-`python -m ...zygote <target as JSON> <descriptors>`: each of a socket, one a child. Every
-line that comes through one is a kernel as Triton describes it (`specialization_data`), which the
-child compiles into Triton's cache on disk; the line that goes back says what went wrong, in JSON:
-null where nothing did. No device is needed for that, and none is looked at. All of it ends when
-standard input does, which whoever asks holds open.
+`python -m ...zygote <target as JSON> <descriptors>`: a socket for each child. Every line from a
+socket is a kernel as Triton describes it (`specialization_data`), which the child compiles into
+Triton's cache on disk. The answer is a line of JSON: what went wrong, or null. No device is needed
+or used. Everything ends when standard input does, which the parent holds open.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from tgi_trio.errors import PeerGone
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.shard.torch_backend.compiling.kernel_keys import settle_key, sum_compiler
 
-# Which Triton imports as it compiles: a sixth of a second of a processor.
+# Triton imports these when it compiles, which takes a core a sixth of a second.
 _USED_BY_ALL: Final = ("triton.compiler.code_generator", "triton.experimental.gluon.language")
 LOCKS: Final = "being-compiled"  # beside Triton's own files
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Serve every socket by a child until standard input ends."""
+    """Serve every socket in a child process until standard input ends."""
     target, *places = argv
     os.setpgid(0, 0)
-    gc.disable()  # this ends within seconds
+    gc.disable()  # this process lives for seconds
     _aim_at(json.loads(target))
     sockets = [socket.socket(fileno=int(place)) for place in places]
     here, children = os.getpid(), []
@@ -51,28 +50,28 @@ def main(argv: Sequence[str]) -> NoReturn:
     for child in children:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    os.killpg(0, signal.SIGKILL)  # assemblers that they ran, and this process
+    os.killpg(0, signal.SIGKILL)  # assemblers that the children ran, and this process
     raise RuntimeError("killed, and alive")
 
 
 def _aim_at(target: Sequence[Any]) -> None:
-    """Have Triton compile for a `target`, by its three words, whatever device is here."""
+    """Have Triton compile for `target`, the arguments of a `GPUTarget`, whatever device is here."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
     from triton.runtime import driver
 
     aim = GPUTarget(*target)
     driver.set_active(SimpleNamespace(get_current_target=lambda: aim, get_current_device=lambda: 0))
-    # What the first kernel of each child would have to begin with.
+    # Each child would have to do this for its first kernel.
     sum_compiler()
-    make_backend(aim).hash()  # asks its assembler for its version
+    make_backend(aim).hash()  # runs the assembler to get its version
     for name in _USED_BY_ALL:
-        with suppress(ImportError):  # by its version
+        with suppress(ImportError):  # depends on Triton's version
             importlib.import_module(name)
 
 
 def _serve(own: socket.socket, parent: int, others: Sequence[socket.socket]) -> NoReturn:
-    """Compile what comes through a socket, and end this process."""
+    """Compile the kernels that arrive through a socket, then end this process."""
     try:
         die_with_parent(parent)
         with open(os.devnull) as nothing:
@@ -83,31 +82,31 @@ def _serve(own: socket.socket, parent: int, others: Sequence[socket.socket]) -> 
             for line in lines:
                 own.sendall(json.dumps(_compile(line.decode().strip())).encode() + b"\n")
     except (PeerGone, ConnectionError):
-        pass  # nobody is left to tell
+        pass  # the other side has gone
     finally:
         os._exit(0)
 
 
 def _compile(data: str) -> str | None:
-    """Compile a kernel; return what went wrong."""
+    """Compile a kernel; return what went wrong, None if nothing did."""
     try:
         module, _, name = json.loads(data)["name"].rpartition(".")
         function = getattr(importlib.import_module(module), name)
         settle_key(function)
         with alone_with(data):
             function.preload(data)
-    except Exception as error:  # defects of compilers, too: whoever asks may compile it himself
+    except Exception as error:  # a compiler's defects, too; the caller may compile it itself
         return f"{type(error).__name__}: {error}"
     return None
 
 
 @contextmanager
 def alone_with(data: str) -> Iterator[None]:
-    """Have nobody else compile a kernel for the same cache meanwhile.
+    """Hold the lock of a kernel in Triton's cache, so that nobody else compiles it meanwhile.
 
-    The ranks of a machine ask for the same ones at the same time; who comes second finds what the
-    first has made. A lock is a byte of one file and ends with the process that has it; where the
-    file system knows none, kernels are compiled by all.
+    The ranks of a machine need the same kernels at the same time; the second one to take the lock
+    finds the kernel in the cache. A lock is a byte of one file and is released when its process
+    ends. On a file system without locks, every process compiles.
     """
     from triton import knobs
 
