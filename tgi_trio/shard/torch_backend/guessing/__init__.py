@@ -1,1 +1,1 @@
-"""What guesses tokens beside a model: trained heads, EAGLE-3, chains of them on a device."""
+"""Speculation in torch: trained heads, EAGLE-3, n-grams on a device, chains of guessing steps."""

@@ -1,8 +1,8 @@
-"""Guesses of trained heads where the hidden states are: nothing of them waits for the host.
+"""Guesses of trained heads on the device, without waiting for the host.
 
-Which of a row's choices is the last that counts, only the host finds out, when it reads them. So
-heads guess behind every choice of a step, in the step's own recording; what they guess comes down
-with the tokens, and is there when the next step is planned.
+Only the host finds out, when it reads a step's choices, which of a row's is the last accepted one.
+So heads guess after every choice of a step, in the step's own recording. The guesses are read with
+the tokens, and known when the next step is planned.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import torch
 from tgi_trio.shard.speculation.heads import GUESSES
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 
-_ROWS: Final = 64  # guessed for together: a head's logits take memory for the whole vocabulary
+_ROWS: Final = 64  # choices at a time: a head's logits take memory for the whole vocabulary
 
 
 class DeviceDrafting:
     """Heads on one device, and how many tokens they guess."""
 
     def __init__(self, heads: TorchHeads, most: int, vocab_size: int) -> None:
-        """Guess `most` tokens behind every choice, or as many as there are heads."""
+        """Guess `most` tokens after every choice, or as many as there are heads if fewer."""
         self._heads = heads.on_device()
         self.most = min(most, heads.spec.heads)
         self._last_token = vocab_size - 1
 
     def guess(self, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-        """Return int64 [C, most] guesses behind each choice.
+        """Return the guesses after each choice, int64 [C, most].
 
-        `hidden` [C, features] before the final norm; `found` float64 [C, 3] as choices leave it,
-        anything for choices of nobody.
+        `hidden` [C, features]: before the final norm; `found` float64 [C, 3]: from the device's
+        sampler; arbitrary for padding.
         """
         tokens = found[:, 0].nan_to_num().clamp(0, self._last_token).long()
         guess, spec = GUESSES[type(self._heads.spec)], self._heads.spec

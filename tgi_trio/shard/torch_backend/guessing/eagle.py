@@ -1,4 +1,4 @@
-"""The one layer of an EAGLE-3 drafter in torch, with a paged cache of its own."""
+"""The single layer of an EAGLE-3 drafter in torch, with a paged KV cache of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tgi_trio.shard.torch_backend.weights import WeightSource
 
 
 class TorchEagle:
-    """See `EagleLayer` in `speculation/eagle.py`. States are of the model's dtype."""
+    """Implements `EagleLayer` of `speculation/eagle.py`. States have the model's dtype."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class TorchEagle:
         embedding: torch.Tensor,
         token_map: NDArray[np.int64] | None,
     ) -> None:
-        """`embedding` [vocabulary, features]: its own, or the model's."""
+        """`embedding` [vocabulary, features]: the drafter's own, or the model's."""
         layer = spec.layer
-        self.features = spec.linears["fuse"].pieces[0].matrix.columns  # that it reads of the model
+        self.features = spec.linears["fuse"].pieces[0].matrix.columns  # read from the model
         self.spec = spec
         self.token_map = token_map
         self._dtype = dtype
@@ -61,13 +61,13 @@ class TorchEagle:
         return self._shape.bytes_per_token(self._dtype)
 
     def nbytes(self) -> int:
-        """Return the bytes of all weights, without an embedding that is the model's."""
+        """Return the bytes of all weights, excluding the model's embedding."""
         own = [self._embedding] if self.spec.tables else []
         plain = sum(each.nbytes for each in (*self._vectors.values(), *own))
         return plain + sum(linear.nbytes() for linear in self._linears.values())
 
     def make_room(self, blocks: int) -> int:
-        """Make a cache of as many blocks as the model's; return its bytes."""
+        """Allocate a cache with as many blocks as the model's; return its bytes."""
         self._cache = None  # before the new one: both may not fit
         self._cache = KVCache(self._shape, blocks, self._dtype, self._device)
         return self._cache.nbytes
@@ -93,7 +93,7 @@ class TorchEagle:
         normed = self._normalise("state norm", states)
         qkv = self._linears["qkv"](torch.cat((embedded, normed), dim=-1))
         table = None
-        if self._rotary is not None:  # what depends on lengths grows with the positions
+        if self._rotary is not None:  # the length at each position is the position + 1
             table = self._rotary.table(positions, positions + 1, qkv.dtype)
         batch = self._attention.prepare(plan, self._cache)
         attended = attend_heads(self._attention, self._facts, qkv, self._steps, table, batch)
@@ -120,9 +120,9 @@ def load_eagle(
     device: torch.device,
     embedding: Callable[[], torch.Tensor],
 ) -> TorchEagle:
-    """Read the weights of a drafter; raises ModelLoadError as its files do.
+    """Read the weights of a drafter; raises ModelLoadError if files cannot be used.
 
-    `embedding`: returns the model's whole table, for a drafter without one.
+    `embedding`: returns the model's whole embedding, for a drafter without one.
     """
     with open_heads(spec) as files, torch.inference_mode():
         source = WeightSource(files, dtype=dtype, device=device, rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""Trained heads in torch, beside the generic decoder whose hidden states they read."""
+"""Trained speculation heads in torch, which read the generic decoder's hidden states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EPS: Final = 1e-6
 
 
 class TorchHeads:
-    """What heads compute with; see `speculation/arithmetic.py`. Rows are of the model's dtype."""
+    """Implements the arithmetic of `speculation/arithmetic.py`. Rows have the model's dtype."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class TorchHeads:
         tables: dict[str, torch.Tensor],
         token_map: NDArray[np.int64] | None,
     ) -> None:
-        """`linears` hold the model's whole head as `MODEL_HEAD`."""
+        """`linears` include the model's whole head as `MODEL_HEAD`."""
         self.spec = spec
         self.token_map = token_map
         self._norm = model.final_norm
@@ -43,11 +43,11 @@ class TorchHeads:
         self._tables = tables
 
     def on_device(self) -> DeviceHeads:
-        """Return the same heads as a device guesses with."""
+        """Return the same heads for guessing on the device."""
         return DeviceHeads(self)
 
     def nbytes(self, *, own_head: bool) -> int:
-        """Return the bytes of all weights; `own_head`: the model's head is a further copy."""
+        """Return the bytes of all weights; `own_head`: the model's head here is a further copy."""
         linears = [linear.nbytes() for role, linear in self._linears.items() if role != MODEL_HEAD]
         more = self._linears[MODEL_HEAD].nbytes() if own_head else 0
         plain = (*self._vectors.values(), *self._tables.values())
@@ -84,7 +84,7 @@ class TorchHeads:
 
 
 class DeviceHeads(TorchHeads):
-    """Heads whose guesses stay where they are made: nobody waits for them."""
+    """Heads whose guesses stay on the device, so that the host does not wait for them."""
 
     def __init__(self, heads: TorchHeads) -> None:
         self.spec, self.token_map, self._norm = heads.spec, heads.token_map, heads._norm
@@ -105,9 +105,9 @@ def load_heads(
     device: torch.device,
     whole_head: Callable[[], Linear],
 ) -> TorchHeads:
-    """Read the weights of heads for `model`; raises ModelLoadError as its files do.
+    """Read the weights of heads for `model`; raises ModelLoadError if files cannot be used.
 
-    `whole_head`: returns the head of a model of which this rank has a part.
+    `whole_head`: returns the model's whole head if this rank has only a part of it.
     """
     with open_heads(spec) as files, torch.inference_mode():
         source = WeightSource(files, dtype=dtype, device=device, rank=0, world_size=1)

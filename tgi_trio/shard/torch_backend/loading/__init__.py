@@ -1,1 +1,1 @@
-"""From what a checkpoint holds to a runner, part by part; `torch_loading.py` is the way in."""
+"""The parts of loading a runner from a checkpoint; `torch_loading.py` is the entry point."""

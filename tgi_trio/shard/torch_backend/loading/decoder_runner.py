@@ -1,4 +1,4 @@
-"""A decoder that is loaded becomes a runner: attention, adapters, images, recordings around it."""
+"""Makes a runner of a loaded decoder: with attention, adapters, images, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def make_decoder_runner(
     *,
     ahead: bool,
 ) -> TorchRunner:
-    """Return what serves a decoder, whose loading `began` at a time of `time.monotonic_ns`.
+    """Return the runner of a decoder; loading `began` at this time of `time.monotonic_ns`.
 
-    `heads`: what guesses for it on this rank. Not `ahead`: something reads hidden states between
-    two steps, so no rank launches before.
+    `heads`: guess for the model on this rank. If not `ahead`, the host has to act between two
+    steps, so no rank launches a step before the previous one has been read.
     """
     kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
     adapters = _adapters(settings, model, target)
@@ -82,7 +82,7 @@ def make_decoder_runner(
 
 
 def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> AttentionBackend:
-    """Return what attends; `eight_bits`: over K and V of so many."""
+    """Return the attention backend; `eight_bits`: whether K and V are of 8 bits."""
     if model.spec.index:
         return IndexedAttention()
     return choose_attention(
@@ -97,7 +97,7 @@ def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> Atten
 def _guesses(
     settings: ShardSettings, model: Decoder, heads: TorchHeads | TorchEagle | None, last: LastStep
 ) -> Guesses | None:
-    """Return what guesses on a device and tells `last`; None: nothing does."""
+    """Return what guesses on the device, with its results kept by `last`; None: nothing does."""
     if settings.speculate and isinstance(heads, TorchHeads):
         return Guesses(settings.speculate, last, heads)
     if settings.speculate and settings.draft_model is None and _may_follow(model):
@@ -108,9 +108,8 @@ def _guesses(
 def _image_states(
     settings: ShardSettings, model: Decoder, target: LoadTarget, *, records: bool
 ) -> KeptStates | ImagePages | None:
-    """Return what keeps what layers read of images; None where it stays where the tower left it.
-
-    `records`: decodes are to be recorded.
+    """Return what keeps images' keys and values; None if layers read them where the tower left
+    them. `records`: whether decodes are to be recorded.
     """
     rank, size = (target.ranks.rank, target.ranks.size) if target.ranks else (0, 1)
     shape = CrossShape.of(model.spec, target.dtype, rank, size)
@@ -126,14 +125,14 @@ def _image_states(
 
 
 def _may_follow(model: Decoder) -> bool:
-    """Return whether a model's steps may follow guesses that nobody has read."""
+    """Return whether a model's steps may follow guesses that the host has not read."""
     return not model.needs_lengths and not model.state_shapes
 
 
 def _adapters(
     settings: ShardSettings, decoder: Decoder, target: LoadTarget
 ) -> DeviceAdapters | TorchAdapters | None:
-    """Return what loads adapters, where any are to be served; raises ConfigurationError."""
+    """Return what loads adapters, None if none are served; raises what `DeviceAdapters` does."""
     if not settings.max_lora_rank:
         return None
     rank = target.ranks.rank if target.ranks else 0

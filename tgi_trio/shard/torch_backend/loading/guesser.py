@@ -1,4 +1,4 @@
-"""Loads what guesses for a model in torch: trained heads, or the layer of an EAGLE-3 drafter."""
+"""Loads a trained drafter in torch: speculation heads, or the layer of an EAGLE-3 drafter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_guesser(
     target: LoadTarget,
     encoding: Encoding | None,
 ) -> TorchHeads | TorchEagle:
-    """Load what guesses for a model; on the rank that chooses tokens, which is alone with it."""
+    """Load the drafter of a model; only on rank 0, which chooses tokens."""
     base = model.spec
     spec = read_heads(folder, hidden=base.hidden_size, vocabulary=base.vocab_size)
 

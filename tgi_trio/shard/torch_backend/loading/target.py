@@ -1,4 +1,4 @@
-"""Where a model is loaded to: a device, a dtype, and which part of it is this rank's."""
+"""The target of loading a model: a device, a dtype, and this rank's part."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tgi_trio.shard.torch_backend.weights import WeightSource
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """Where a model is loaded to, and which part of it."""
+    """The device and dtype to which a model is loaded, and which part of it."""
 
     dtype: torch.dtype
     device: torch.device
     group: Ranks | None  # of all ranks
-    stages: int = 1  # of a pipeline, which they form
-    active_bits: int = 16  # of activations that 8-bit weights are multiplied by
+    stages: int = 1  # pipeline stages, which the ranks form
+    active_bits: int = 16  # of activations that are multiplied by 8-bit weights
 
     @property
     def world_size(self) -> int:
@@ -29,12 +29,12 @@ class LoadTarget:
 
     @property
     def ranks(self) -> Ranks | None:
-        """Return those among which this rank's matrices are divided."""
+        """Return the ranks among which this one's matrices are split; None: it has them whole."""
         return None if self.group is None else self.group.parts
 
     @property
     def stage(self) -> Stage | None:
-        """Return this rank's place in the pipeline, None where there is none."""
+        """Return this rank's pipeline stage, None without a pipeline."""
         if self.group is None or self.stages == 1:
             return None
         return Stage.of(self.group.rank, self.group.size, self.stages)
@@ -42,8 +42,8 @@ class LoadTarget:
     def weights(self, checkpoint: Checkpoint, numbers: int = 0) -> WeightSource:
         """Return this rank's part of a checkpoint's tensors.
 
-        `numbers`: those of all matrices. Quantised ones stay so where they would take more than
-        half of the memory that is free, as numbers of the dtype.
+        `numbers`: how many all matrices have. Quantised matrices are kept so if this rank's part
+        would take more than half of its free memory in `dtype`.
         """
         rank = self.ranks.rank if self.ranks else 0
         free = free_bytes(self.device, self.world_size)
