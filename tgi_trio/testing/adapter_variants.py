@@ -1,4 +1,4 @@
-"""Every kind of launch that adds LoRA adapters to rows, for the linears that there are."""
+"""Every kind of launch of the LoRA kernels, for the linears of decoders."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tgi_trio.testing.variant import BF16, EVEN, F16, F32, I32, TYPES, Variant
 
 
 def adapter_variants() -> Iterator[Variant]:
-    """Yield what devices of any generation are given."""
+    """Yield the variants that are launched on devices of any generation."""
     for dtype in (BF16, F16, F32):
         for size, tile in zip(("few", "many"), choose_adapter_tiles(dtype), strict=True):
             for pieces, ranks in ((1, 64), (2, 64), (3, 64), (3, 16)):
                 if dtype is F16 and (pieces, ranks) != (3, 64):
                     continue
                 yield from _pair(dtype, size, tile, pieces, ranks)
-    # Inputs and outputs that do not come by sixteen, as parts of some ranks.
+    # Numbers of inputs and outputs that are not multiples of 16, as on some ranks.
     yield from _pair(BF16, "few", choose_adapter_tiles(BF16).few, 3, 64, even="")
     yield from _pair(BF16, "many", choose_adapter_tiles(BF16).many, 3, 64, even="")
 

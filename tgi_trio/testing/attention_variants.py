@@ -1,4 +1,4 @@
-"""Every kind of attention kernel that is launched, for the shapes of well-known models."""
+"""Every kind of launch of the attention kernels, for the shapes of well-known models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MANY: Final = 64  # rows of decodes
 
 
 def attention_variants(generation: Generation) -> Iterator[Variant]:
-    """Yield what devices of a generation are given."""
+    """Yield the variants that are launched on devices of a generation."""
     kinds: list[dict[str, Any]] = [
         {"WINDOW": 4096},
         {"SOFT_CAP": True},
@@ -111,7 +111,7 @@ def _attend(
     mode += " of one row" if decodes == 1 else ""
     named = ({"DIVIDED": True} if divided else {}) | kind
     more = "".join(f" {n.lower() if n != 'CODES' else word}" for n, word in named.items())
-    tables = (I32,) * 6 + (F32, F32, I32)  # slopes, sinks and lasts behind them
+    tables = (I32,) * 6 + (F32, F32, I32)  # the latter: slopes, sinks and lasts
     return Variant(
         f"attend_tile {mode} {TYPES[dtype]} {dim} g{group}{more}",
         paged_kernel.attend_tile,

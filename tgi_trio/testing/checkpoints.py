@@ -81,7 +81,7 @@ _INDEX: dict[str, Any] = {  # prompts are longer than what a token attends to
     "num_local_experts": ABSENT,
     "num_experts": ABSENT,
 }
-# What a family's configuration class wants that differs from _COMMON; ABSENT takes a name away.
+# The options of a family's configuration class that differ from _COMMON; ABSENT removes one.
 _FAMILY: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": None},
@@ -208,9 +208,9 @@ _SCALES = (
     "per_expert_scale",
     "output_scale",
 )  # near one, as norms are
-# Heads of vocabularies and what sees images, whose numbers are as large as embeddings'.
+# Parts of names of tensors that are filled like embeddings.
 _EMBEDDINGS = ("emb", "wte", "wpe")
-# Whose embeddings are multiplied by the root of their width.
+# Families that multiply embeddings by the square root of their width.
 _SCALED_EMBEDDINGS = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 _MINUS_ONE_NORMS = (
     "gemma",
@@ -218,7 +218,7 @@ _MINUS_ONE_NORMS = (
     "gemma3_text",
     "recurrent_gemma",
     "vaultgemma",
-)  # norms stored less one
+)  # families that store norms less one
 
 
 def make_checkpoint(
@@ -226,8 +226,8 @@ def make_checkpoint(
 ) -> Path:
     """Write a seeded random checkpoint of `family` (a model_type of transformers) to `folder`.
 
-    Same arguments, same tensors. Weights are scaled so that greedy output wanders instead of
-    repeating one token. `overrides` change its configuration. Returns `folder`.
+    The same arguments give the same tensors. Weights are scaled so that greedy output varies
+    instead of repeating one token. `overrides` change the configuration. Returns `folder`.
     """
     import torch
     from transformers import (
@@ -242,14 +242,14 @@ def make_checkpoint(
     values = {name: value for name, value in values.items() if value is not ABSENT}
     config = AutoConfig.for_model(family, **values, bos_token_id=0, eos_token_id=1, pad_token_id=2)
     kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    if type(config) not in kind._model_mapping:  # as what sees images, or is made for it
+    if type(config) not in kind._model_mapping:  # a model that reads images, or its text model
         kind = AutoModelForImageTextToText
     model = kind.from_config(config)
     fill_parameters(model, seed, family in _MINUS_ONE_NORMS)
     with torch.no_grad():
         if config.tie_word_embeddings:
-            # A full-size tied embedding would answer every token with that token again; Gemma
-            # multiplies its embeddings by the root of their width on top.
+            # With a large tied embedding, every token would predict itself; Gemma also multiplies
+            # its embeddings by the square root of their width.
             scale = 0.04 if family in (*_MINUS_ONE_NORMS, *_SCALED_EMBEDDINGS) else 0.3
             model.get_input_embeddings().weight.mul_(scale)
     model = model.to(getattr(torch, dtype))
@@ -259,9 +259,9 @@ def make_checkpoint(
 
 
 def poison_token(folder: Path, token: int) -> None:
-    """Have a checkpoint of one file compute nothing but NaN behind a token.
+    """Change a checkpoint of one file so that a sequence's logits are NaN once it has `token`.
 
-    Raises ValueError for a tied head, which would show NaN to every sequence.
+    Raises ValueError for a tied head, with which every sequence would have a NaN.
     """
     import torch
     from safetensors.torch import load_file, save_file
@@ -275,9 +275,9 @@ def poison_token(folder: Path, token: int) -> None:
 
 
 def make_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
-    """Write a byte-level BPE tokenizer of `vocab_size` entries: any text survives a round trip.
+    """Write a byte-level BPE tokenizer of `vocab_size` entries, which decodes any text unchanged.
 
-    Behind the bytes come words of common letters, shortest first, so every id is readable text.
+    After the bytes come words of common letters, the shortest first, so every id is readable text.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -308,16 +308,16 @@ def make_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Yield every word of two letters, of three, ... as (what comes before, last letter)."""
+    """Yield every word of two letters, of three, ... as (all but the last letter, last letter)."""
     for length in count(2):
         for word in product("etaoinshrdlucmfw", repeat=length):
             yield "".join(word[:-1]), word[-1]
 
 
 def fill_parameters(model: Any, seed: int, minus_one: bool) -> None:
-    """Draw all parameters of a model of transformers; `minus_one`: its norms are stored less one.
+    """Draw all parameters of a transformers model; `minus_one`: its norms are stored less one.
 
-    Same model, same numbers.
+    The same model and seed give the same numbers.
     """
     import torch
 
@@ -337,14 +337,14 @@ def fill_parameters(model: Any, seed: int, minus_one: bool) -> None:
 def _fill(
     name: str, parameter: torch.Tensor, generator: torch.Generator, minus_one: bool, embedding: bool
 ) -> None:
-    """Draw one parameter: matrices keep the size of what passes, norms stay near one."""
+    """Draw one parameter: matrices preserve the size of activations, norms are near one."""
     import torch
 
     noise = torch.randn(parameter.shape, generator=generator)
     if parameter.dim() >= 2:
         if "Attention.q." in name:  # T5 keeps the scale of its scores in these weights
             noise = noise / 4.0
-        if "shared_transformer" in name:  # nothing goes past Zamba2's blocks
+        if "shared_transformer" in name:  # Zamba2's blocks have no residual connection
             noise = noise / 2.0
         parameter.copy_(noise if embedding else noise * (2.0 / parameter.shape[-1] ** 0.5))
     elif "norm" in name or "ln_" in name or name.endswith(_SCALES):

@@ -1,4 +1,4 @@
-"""Every kind of kernel that is launched around a choice: texts, guesses, counts, scores."""
+"""Every kind of launch of the kernels around choices: texts, guesses, counts, scores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tgi_trio.testing.variant import BF16, EVEN, F32, F64, I32, I64, TYPES, Vari
 
 
 def choice_variants(generation: Generation) -> Iterator[Variant]:
-    """Yield what devices of a generation are given."""
+    """Yield the variants that are launched on devices of a generation."""
     yield from _texts(generation == "hopper")
     yield from _scores(generation == "hopper")
 
@@ -68,7 +68,7 @@ def _scores(overlaps: bool) -> Iterator[Variant]:
     asked = (F32, I32, F64, I32, F64, F64, F64, I32)
     of_edits = (I32, I32, I32, I32, F64, F64, F64, F32, *(I32,) * 5, "fp32")
     seen, sizes = (F64, I32, I32, F64, I32), ("i32" + EVEN,) * 3
-    for dtype in (F32, BF16):  # of scores that were kept, and of logits
+    for dtype in (F32, BF16):  # of kept scores, and of logits
         yield Variant(
             f"survey_scores {TYPES[dtype]}",
             surveying.survey_scores,

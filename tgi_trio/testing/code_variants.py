@@ -1,4 +1,4 @@
-"""Every kind of product with codes that is launched, for the formats that there are."""
+"""Every kind of launch of products with quantised weights, for all formats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tgi_trio.testing.variant import BF16, E4M3, EVEN, F16, F32, I8, I32, TYPES,
 
 @dataclass(frozen=True)
 class Stored:
-    """A format's matrices as the kernel is told of them, see `Form`."""
+    """A format's matrices, as the kernel's constants describe them; see `Form`."""
 
     kind: str
     group: int
@@ -43,7 +43,7 @@ class Stored:
     ordered: bool = False
 
 
-# By what announces them: checkpoints' formats, GGUF's types, words of `--quantize`.
+# By formats of checkpoints, types of GGUF, and values of `--quantize`.
 STORED: Final[dict[str, Stored]] = {
     "GPTQ, AWQ by 128": Stored("u4", 128, "zeros", low=U8),
     "GPTQ, AWQ by 32": Stored("u4", 32, "zeros", low=U8),
@@ -71,8 +71,8 @@ STORED: Final[dict[str, Stored]] = {
     "Q5_K": Stored("u5", 32, "lows", nested=8, scales=U8, low=U8),
     "Q6_K": Stored("u6", 16, "constant", 32, nested=16, scales=I8),
 }
-_WIDE: Final = ("GPTQ, AWQ by 128", "Q4_K", "Q6_K", "NF4, FP4", "FP8 by blocks")  # in float32
-# Of mixtures' experts: one of each kind, and of each sort of scales.
+_WIDE: Final = ("GPTQ, AWQ by 128", "Q4_K", "Q6_K", "NF4, FP4", "FP8 by blocks")  # for float32
+# For mixtures of experts: one format of each kind of codes, and of each kind of scales.
 _EXPERTS: Final = (
     *("GPTQ, AWQ by 128", "int8 by output", "NF4, FP4", "FP8 by blocks", "IQ4_NL, MXFP4"),
     *("Q4_0", "Q8_0", "GPTQ, 2 bits", "Q4_K", "Q5_K", "Q6_K"),
@@ -80,7 +80,7 @@ _EXPERTS: Final = (
 
 
 def code_variants(generation: Generation) -> Iterator[Variant]:
-    """Yield what devices of a generation are given."""
+    """Yield the variants that are launched on devices of a generation."""
     for dtype, names in ((BF16, tuple(STORED)), (F32, _WIDE)):
         for name in names:
             kind, ordered = STORED[name].kind, STORED[name].ordered
@@ -90,7 +90,7 @@ def code_variants(generation: Generation) -> Iterator[Variant]:
                 yield _multiply(name, dtype, tile, generation)
             if dtype is BF16:
                 yield _write(name, generation)
-    # Outputs that do not come by sixteen, as those of some vocabularies.
+    # Numbers of outputs that are not multiples of 16, as of some vocabularies.
     for name in ("Q6_K", "GPTQ, AWQ by 128"):
         for tile in choose_tiles(BF16, generation, STORED[name].kind):
             yield _multiply(name, BF16, tile, generation, even="")
@@ -116,7 +116,7 @@ def code_variants(generation: Generation) -> Iterator[Variant]:
 
 
 def _rounded(generation: Generation) -> Iterator[Variant]:
-    """Yield what lies around products of 8-bit numbers; FP8 is for newer devices."""
+    """Yield the kernels before and after products of 8-bit numbers; FP8 is for newer devices."""
     yield Variant(
         "scale_sums bf16",
         rounding.scale_sums,
@@ -182,7 +182,7 @@ def _write(name: str, generation: Generation) -> Variant:
 def _multiply_groups(
     name: str, dtype: torch.dtype, tile: CodeTile, generation: Generation, way: str
 ) -> Variant:
-    """As `multiply_groups` has them: 128 experts, of which a token has 8."""
+    """Return a product with 128 experts, 8 per token, as `mixture_variants.py` has."""
     pointers, constants = _stored(name, generation)
     constants |= _steps(name, tile)
     limits = "limits" in way
@@ -210,7 +210,7 @@ def _multiply_groups(
 
 
 def _stored(name: str, generation: Generation) -> tuple[tuple[torch.dtype, ...], dict[str, Any]]:
-    """Return the types of what a format's matrices are made of, and its constants."""
+    """Return the dtypes of the tensors of a format's matrices, and its constants."""
     stored = STORED[name]
     kind = KINDS[stored.kind]
     constants: dict[str, Any] = {
@@ -228,7 +228,7 @@ def _stored(name: str, generation: Generation) -> tuple[tuple[torch.dtype, ...],
 
 
 def _steps(name: str, tile: CodeTile) -> dict[str, Any]:
-    """Return a tile's constants, for inputs that are whole steps of it."""
+    """Return a tile's constants, for inputs that are a multiple of its depth."""
     return {
         "OUTPUTS": tile.outputs,
         "ROWS": tile.rows,

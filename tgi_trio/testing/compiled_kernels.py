@@ -1,10 +1,9 @@
-"""What our Triton kernels compile to for devices that are not here: registers, spills, memory.
+"""Compiles our Triton kernels for devices that need not be here: registers, spills, shared memory.
 
-    python -m tgi_trio.testing.compiled_kernels            # a table, in JSON
+    python -m tgi_trio.testing.compiled_kernels            # a table: JSON, line by line
 
-Triton needs no device to compile for a named one. The variants are in
-`kernel_variants.py`, which knows those of attention, choices and mixtures, `code_variants.py` and
-`adapter_variants.py`.
+Triton can compile for a device that is not there. The variants are those of `kernel_variants.py`,
+which include attention, choices and mixtures, of `code_variants.py` and of `adapter_variants.py`.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ TARGETS: Final[dict[int, Generation]] = {80: "ampere", 90: "hopper"}  # by compu
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came out."""
+    """The resources that a compiled kernel takes."""
 
     name: str
-    target: int
-    registers: int
-    spilled: int  # bytes
-    shared: int  # bytes
+    target: int  # compute capability
+    registers: int  # of a thread
+    spilled: int  # bytes of a thread
+    shared: int  # bytes of a program
 
 
 def compile_for(variant: Variant, target: int) -> Compiled:
@@ -66,7 +65,7 @@ def compile_for(variant: Variant, target: int) -> Compiled:
 
 
 def _resources(ptx: str, target: int, triton: Path) -> tuple[int, int]:
-    """Return registers and spilled bytes of a thread, as the assembler tells them."""
+    """Return registers and spilled bytes of a thread, as the assembler reports them."""
     architecture = "sm_90a" if target == 90 else f"sm_{target}"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
@@ -82,14 +81,14 @@ def _resources(ptx: str, target: int, triton: Path) -> tuple[int, int]:
 
 
 def variants_of(generation: Generation) -> Iterator[Variant]:
-    """Yield every kind of launch that devices of a generation are given."""
+    """Yield every variant that is launched on devices of a generation."""
     yield from variants(generation)
     yield from code_variants(generation)
     yield from adapter_variants()
 
 
 def main() -> None:
-    """Print what all variants, or those whose names begin as an argument says, compile to."""
+    """Print the resources of all variants, or of those whose names begin with an argument."""
     wanted = tuple(sys.argv[1:]) or ("",)
     for target, generation in TARGETS.items():
         for variant in variants_of(generation):

@@ -1,11 +1,11 @@
-"""A model without weights: what a shard computes when only its manners are under test.
+"""A fake model without weights, for tests of everything but the forward pass.
 
-Its next token is a pure function of the last tokens (`next_token`), so a test knows every answer
-beforehand. It keeps a KV cache that holds the tokens themselves, and faults a sequence whose
-blocks do not contain what was written for it: block tables that overlap, blocks freed too early
-and wrong prefix reuse become visible as text. With `state_slots` it keeps a state per sequence,
-too, a number that depends on every token, and faults one whose slot holds another. No torch in this
-file.
+Its next token is a pure function of the last tokens (`next_token`), so a test knows every answer in
+advance. Its KV cache holds the tokens themselves. A sequence whose blocks do not contain what was
+written for it gets a fault, so that overlapping block tables, blocks that were freed too early and
+wrong prefix reuse become visible. With `state_slots` it also keeps a state per sequence, a number
+that depends on every token, and a sequence whose slot holds another state gets a fault. No torch in
+this file.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _PROMPT_LOGPROB = -1.0
 
 @dataclass(frozen=True)
 class FakeSettings:
-    """How the fake model behaves; every field is a key of the JSON on its command line."""
+    """How the fake model behaves; every field is a key of the JSON on the command line."""
 
     vocab_size: int = 1000
-    first_id: int = 3  # answers are ids from here on; below are special tokens
+    first_id: int = 3  # the lowest id of answers; lower ones are special tokens
     eos_id: int = 2
     block_size: int = 16
     blocks: int = 1024  # KV blocks, block 0 included
@@ -54,11 +54,11 @@ class FakeSettings:
     device_name: str = ""
     max_positions: int = 0  # 0 = unbounded
     load_ms: float = 0.0
-    step_ms: float = 0.0  # time of every step
-    token_us: float = 0.0  # and of every query token in it
+    step_ms: float = 0.0  # of every step
+    token_us: float = 0.0  # in addition, of every query token
     eos_after: int = 0  # a sequence's EOS comes after this many generated tokens; 0 = never
-    replies: tuple[tuple[int, ...], ...] = ()  # whole answers, EOS follows; see `next_token`
-    # (tokens of a prompt, whole answer) rows: the first row whose tokens stand in the prompt counts
+    replies: tuple[tuple[int, ...], ...] = ()  # whole answers, before EOS; see `next_token`
+    # Pairs (tokens, whole answer): the first whose tokens occur in the prompt is used.
     script: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     verify_kv: bool = True
     load_error: str = ""  # loading fails with this message
@@ -67,15 +67,15 @@ class FakeSettings:
     crash_token: int = -1  # the process ends in a step with a sequence that has this token
     fail_token: int = -1  # a step with a sequence that has this token raises
     fail_above: int = 0  # so does one of more rows than this; 0 = never
-    break_at_step: int = 0  # the device breaks: this step and all that follow raise; 0 = never
+    break_at_step: int = 0  # the device breaks: this step and all later ones raise; 0 = never
     break_token: int = -1  # the device breaks in a step with a sequence that has this token
     broken_while: str = ""  # a path: the device is broken for every process while it exists
-    nan_at_step: int = 0  # from this step on all that the device computes is NaN; 0 = never
-    nan_while: str = ""  # a path: so it is for every process while it exists
-    nan_token: int = -1  # the row of a sequence that has this token is NaN, and no other
-    runs_ahead: bool = False  # tokens stay with the runner until they are asked for, as on a device
+    nan_at_step: int = 0  # from this step on, everything that the device computes is NaN; 0 = never
+    nan_while: str = ""  # a path: the same for every process while it exists
+    nan_token: int = -1  # only the row of a sequence that has this token is NaN
+    runs_ahead: bool = False  # steps are computed when their results are read, as on a device
     state_slots: int = 0  # slots for states, slot 0 included; 0 = it keeps none
-    speculate: int = 0  # tokens the shard guesses ahead per step and sequence at most
+    speculate: int = 0  # the most tokens that the shard guesses per step and sequence
 
     @classmethod
     def parse(cls, text: str) -> FakeSettings:
@@ -109,7 +109,7 @@ def next_token(settings: FakeSettings, token_ids: ListLike[int], prompt_length: 
 
 
 def _reply(settings: FakeSettings, prompt_ids: ListLike[int]) -> tuple[int, ...] | None:
-    """Return the whole answer to a prompt, where the settings have one."""
+    """Return the whole answer to a prompt, None if the settings have none."""
     if settings.script:
         prompt = _as_text(prompt_ids)
         for asked, reply in settings.script:
@@ -121,12 +121,12 @@ def _reply(settings: FakeSettings, prompt_ids: ListLike[int]) -> tuple[int, ...]
 
 
 def _as_text(token_ids: ListLike[int]) -> str:
-    """Return a character per id: text is searched at once, however long."""
+    """Return a character per id, because searching text is fast."""
     return "".join(map(chr, token_ids))
 
 
 def continuation(settings: FakeSettings, prompt_ids: ListLike[int], count: int) -> list[int]:
-    """Return what the model answers to a prompt: `count` tokens, fewer when EOS ends them."""
+    """Return the model's answer to a prompt: `count` tokens, or fewer if EOS ends it."""
     ids = [int(token) for token in prompt_ids]
     while len(ids) < len(prompt_ids) + count:
         ids.append(next_token(settings, ids, len(prompt_ids)))
@@ -136,12 +136,12 @@ def continuation(settings: FakeSettings, prompt_ids: ListLike[int], count: int) 
 
 
 class FakeCrash(BaseException):
-    """Ends a fake shard that runs in a thread; a process ends for real."""
+    """Ends a fake shard that runs in a thread; one in a process really exits."""
 
 
 @dataclass(slots=True)
 class _Later:
-    """A step that has been launched; the tokens it waits for are those of the step before."""
+    """A launched step, which needs the tokens of the previous one."""
 
     runner: FakeRunner
     plan: StepPlan
@@ -158,7 +158,7 @@ class FakeRunner:
     """A `Runner` that computes `next_token`."""
 
     def __init__(self, settings: FakeSettings, *, in_thread: bool = False) -> None:
-        """Load, which takes `load_ms`; raises ModelLoadError when the settings say so."""
+        """Take `load_ms` for loading; raises ModelLoadError if the settings say so."""
         time.sleep(settings.load_ms / 1000)
         if settings.load_error:
             raise ModelLoadError(settings.load_error)
@@ -167,7 +167,7 @@ class FakeRunner:
         self.dropped: list[int] = []  # ids of the last sequences dropped, for tests
         self._in_thread = in_thread
         self._steps = 0
-        self._broken = False  # for good, as a CUDA context is after a fault
+        self._broken = False  # permanently, like a CUDA context after a fault
         self._kv: NDArray[np.int64] = np.empty(0, np.int64)
         self._states: NDArray[np.int64] = np.zeros(settings.state_slots, np.int64)
         self._info = ShardInfo(
@@ -196,7 +196,7 @@ class FakeRunner:
         return None
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
-        """Allocate the cache: as many blocks as asked for, `settings.blocks` when it is open."""
+        """Allocate the requested number of blocks, `settings.blocks` if none is requested."""
         size = self.settings.block_size
         blocks = request.blocks or self.settings.blocks
         if request.max_batch_total_tokens and not request.blocks:
@@ -216,7 +216,7 @@ class FakeRunner:
         )
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Store the tokens as their own KV, check every context, choose next tokens."""
+        """Store the tokens in place of K and V, check every context, choose next tokens."""
         started = time.perf_counter_ns()
         self._steps += 1
         self._misbehave(plan)
@@ -228,28 +228,28 @@ class FakeRunner:
         return StepResult.of(rows, forward_ns=time.perf_counter_ns() - started, sample_ns=0)
 
     def runs_ahead(self, plan: StepPlan) -> bool:
-        """Whether the settings say so; guesses are looked at by the host."""
+        """Return whether the settings say so; but the host has to read steps with guesses."""
         return self.settings.runs_ahead and plan.drafts is None
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Compute at once, or when the result is asked for, as a device does in the meantime."""
+        """Compute at once; or, to imitate a device, when the result is requested."""
         return _Later(self, plan) if self.runs_ahead(plan) else Computed(self.step(plan))
 
     def drafter(self, most: int) -> Drafter | None:
-        """Guess from what was said before, where the settings let steps take guesses."""
+        """Return an n-gram drafter, if steps may have guesses."""
         return NgramDrafter(most, self._info.eos_ids) if self._info.draft_budget else None
 
     def prepare(self, sequence: ShardSequence | None) -> bool:
-        """Ready at once: grammars mean nothing here."""
+        """Return True: grammars have no effect here."""
         return True
 
     def drop(self, sequence: ShardSequence) -> None:
-        """Remember that the worker let this sequence go."""
+        """Record that the worker has dropped this sequence."""
         self.dropped.append(sequence.id)
         del self.dropped[:-1000]
 
     def prove_sound(self) -> None:
-        """Raise when the device is broken."""
+        """Raise RuntimeError if the device is broken."""
         path = self.settings.broken_while
         if self._broken or (path and os.path.exists(path)):
             raise RuntimeError("the device is broken")
@@ -257,7 +257,7 @@ class FakeRunner:
             raise RuntimeError(_NAN)
 
     def _silent(self) -> bool:
-        """Return whether the device computes nothing but NaN, and does not say so."""
+        """Return whether the device computes nothing but NaN, without an error."""
         first, path = self.settings.nan_at_step, self.settings.nan_while
         return bool(first and self._steps >= first) or bool(path and os.path.exists(path))
 
@@ -309,7 +309,7 @@ class FakeRunner:
         return result
 
     def _choose(self, sequence: ShardSequence, drafts: int) -> list[int]:
-        """Return the next token, and another one after every guess that is right."""
+        """Return the next token, and a further one after each right guess."""
         ids, length = sequence.token_ids, sequence.length
         tokens: list[int] = []
         for known in range(length, length + drafts + 1):
@@ -320,7 +320,7 @@ class FakeRunner:
         return tokens
 
     def _advance_state(self, plan: StepPlan, i: int) -> str | None:
-        """Have a row's state take in its tokens; say what is wrong with that of before."""
+        """Update a row's state with its tokens; return what is wrong with its old state, if so."""
         if not len(self._states):
             return None
         if plan.state_reads is None or plan.state_writes is None:
@@ -350,21 +350,21 @@ class FakeRunner:
 
 
 def _has_token(plan: StepPlan, token: int, index: int | None = None) -> bool:
-    """Return whether a sequence of the plan has `token`, computed yet or not; none has -1.
+    """Return whether a sequence of the plan has `token`, computed or not; false for -1.
 
-    `index`: of this row alone.
+    `index`: look at this row alone.
     """
     rows = plan.rows if index is None else [plan.rows[index]]
     return token >= 0 and any(token in row.token_ids[: row.length] for row in rows)
 
 
 def _kv_entries(token_ids: NDArray[np.integer], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What a cache slot holds: position and token, never 0."""
+    """Return the content of cache slots: position and token, never 0."""
     return (positions + 1) << 32 | token_ids
 
 
 def _mix(token_ids: ListLike[int]) -> int:
-    """Return a number that depends on every id and its place."""
+    """Return a hash that depends on every id and its place."""
     mixed = 17
     for token in token_ids:
         mixed = (mixed * 1_000_003 + int(token) + 1) % 2_147_483_647

@@ -1,9 +1,9 @@
-"""The whole server on a shard without a model: everything is real but the forward pass.
+"""The whole server with a fake shard: everything is real but the forward pass.
 
     python -m tgi_trio.testing.fake_server '{"step_ms": 1}' --port 3000
 
-The first argument is a FakeSettings object, the rest are the server's flags. It tokenises with the
-embedded model's tokenizer and answers nonsense, after a start of well under a second.
+The first argument is FakeSettings as JSON, the rest are the server's flags. It uses the embedded
+model's tokenizer, answers nonsense, and starts in well under a second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A shard that computes nothing: the real loop around `FakeRunner`, as a process or in a thread.
+"""A fake shard: the real worker loop around `FakeRunner`, as a process or in a thread.
 
 `python -m tgi_trio.testing.fake_shard <channel spec> <FakeSettings as JSON>` takes the place of
 `python -m tgi_trio.shard`. `FakeShard` is the same in a thread of the test's own process. It
@@ -29,8 +29,8 @@ _JOIN_S = 120.0
 class FakeShard:
     """A fake shard in a thread. A context manager: entering starts it, leaving stops it.
 
-    `runner` is there once the shard has loaded. `error` is what ended its loop early, None while
-    it runs and after a regular end.
+    `runner` is None until the shard has loaded. `error` is the exception that ended its loop, None
+    while it runs and after a regular end.
     """
 
     def __init__(
@@ -39,29 +39,29 @@ class FakeShard:
         settings: FakeSettings | None = None,
         images: ImageSource | None = None,
     ) -> None:
-        """Serve the upper end of the channel `spec`, in the same process."""
+        """Serve the shard's end of the channel `spec`, in the same process."""
         self._images = images
         self.settings = settings or FakeSettings()
         self.runner: FakeRunner | None = None
         self.error: BaseException | None = None
-        # A descriptor of its own: this end closes the segment's when it goes.
+        # A descriptor of its own, which this end closes with the segment.
         own = replace(spec, segment=os.dup(spec.segment))
         self._end = cast(_StoppableEnd, _StoppableEnd.attach(own.text()))
         self._thread = threading.Thread(target=self._main, name="fake-shard", daemon=True)
 
     @property
     def alive(self) -> bool:
-        """True while its loop runs."""
+        """Whether its loop runs."""
         return self._thread.is_alive()
 
     def wait(self, seconds: float = _JOIN_S) -> None:
-        """Wait until its loop has ended by itself. Raises TimeoutError when it does not."""
+        """Wait until its loop has ended by itself. Raises TimeoutError if it does not."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             raise TimeoutError(f"the fake shard has not ended within {seconds:g} s")
 
     def stop(self) -> None:
-        """End the loop wherever it is, and wait for it. Raises TimeoutError when it does not."""
+        """End the loop wherever it is, and wait for it. Raises TimeoutError if it does not end."""
         self._end.stopping.set()
         if self.runner is not None:
             self.runner.released.set()
@@ -81,7 +81,7 @@ class FakeShard:
 
     def _main(self) -> None:
         end = self._end
-        # The mutex belongs to this thread: a crash lets go of it as the death of a process does.
+        # This thread owns the mutex: if it crashes, that is released as by the death of a process.
         end.hold_alive_mutex()
         try:
             worker.run(
@@ -107,7 +107,7 @@ class FakeShard:
 
 
 class _StoppableEnd(ShardEnd):
-    """A shard's end that another thread can take the router away from."""
+    """A shard's end to which another thread can feign the router's death."""
 
     def __init__(self, spec: ChannelSpec, page: ControlPage) -> None:
         self.stopping = threading.Event()

@@ -1,4 +1,4 @@
-"""Every kind of kernel that is launched, for the shapes of well-known models."""
+"""Every kind of launch of the decoder's kernels, for the shapes of well-known models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tgi_trio.testing.variant import BF16, F32, I32, I64, U8, Variant
 
 
 def variants(generation: Generation) -> Iterator[Variant]:
-    """Yield what devices of a generation are given."""
+    """Yield the variants that are launched on devices of a generation."""
     yield from attention_variants(generation)
     yield from _sums(generation)
     yield from _gates(generation)
@@ -145,14 +145,14 @@ def _beginnings(generation: Generation) -> Iterator[Variant]:
 
 
 class _Few(NamedTuple):
-    """A product of few rows, and what lies around it."""
+    """A product of few rows, with its prologue and epilogue."""
 
     inputs: int
     kind: str = ""  # of the norm
     act: str = ""
-    first: str = ""  # kind of the norm of what is added
-    adds: bool = True  # where anything is normalised
-    other: bool = False  # the other share of a lone row
+    first: str = ""  # kind of the norm of the addend
+    adds: bool = True  # before the norm, if there is one
+    other: bool = False  # the other share of a matrix, for a lone row
 
 
 def _few_rows(generation: Generation) -> Iterator[Variant]:
@@ -161,7 +161,7 @@ def _few_rows(generation: Generation) -> Iterator[Variant]:
     cases += [_Few(4096, kind, act) for kind in ("rms", "layer") for act in ("", "silu")]
     cases += [_Few(3584, "rms_plus_one", "gelu_tanh", "rms_plus_one")]
     cases += [_Few(inputs, "rms", adds=False) for inputs in sizes[:2]]  # heads
-    # Another share, of Llamas of 1B and 8B: behind attention, of gates, down, of heads.
+    # The other share, for Llama 1B and 8B: attention's output, gates, down-projection, heads.
     cases += [_Few(inputs, other=True) for inputs in sizes[:2]]
     cases += [_Few(inputs, "rms", "silu", other=True) for inputs in sizes[:2]]
     cases += [_Few(sizes[2], other=True)]
@@ -201,7 +201,7 @@ def _few_rows(generation: Generation) -> Iterator[Variant]:
 
 
 def _few_heads(generation: Generation) -> Iterator[Variant]:
-    """Llamas of 1B, 8B and 70B, one with biases, Gemma 2, and others' ways to turn."""
+    """Llama 1B, 8B and 70B, one with biases, Gemma 2, and other kinds of rotary embeddings."""
     cases: tuple[tuple[int, int, int, bool, str, str, bool], ...] = (
         *((2048, 64, 64, False, "rms", "", False), (4096, 128, 128, False, "rms", "", False)),
         *((8192, 128, 128, False, "rms", "", False), (2048, 128, 128, False, "layer", "", False)),

@@ -1,4 +1,4 @@
-"""Every kind of kernel that mixtures of experts are launched with, for well-known models."""
+"""Every kind of launch of the kernels for mixtures of experts, for well-known models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tgi_trio.testing.variant import BF16, F32, I32, TYPES, Variant
 
 
 def mixture_variants(generation: Generation) -> Iterator[Variant]:
-    """Yield what devices of a generation are given."""
+    """Yield the variants that are launched on devices of a generation."""
     yield from _routing()
     yield from _experts(generation)
 

@@ -1,4 +1,4 @@
-"""A port for a server that is yet to start."""
+"""Reserves a port for a server that is yet to start."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """Yield a port of loopback that is kept for a server of ours until the block is left.
+    """Yield a loopback port that is reserved for a server of ours until the block is left.
 
-    The port stays bound, by a socket that does not listen. Linux lets a server bind beside it that
-    sets SO_REUSEADDR, as ours do, but gives the port to nobody who asks for any free one, and to
-    no connection as its own end. A port that is only found free is often taken when the server
-    comes, if others start servers too.
+    The port stays bound by a socket that does not listen. Linux lets a server that sets
+    SO_REUSEADDR, as ours do, bind it as well, but does not choose it for those that bind any free
+    port, nor as the local port of a connection. A port that is merely found free is often taken
+    before the server starts, if other servers start at the same time.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
-"""Triton's interpreter, which runs kernels where there is no device, made quick.
+"""Makes Triton's interpreter fast, which runs kernels where there is no device.
 
-What a kernel computes is what it was: the interpreter prepares, looks up and makes anew what it
-could keep, and that takes most of the time of kernels as small as those of tests.
+Results remain the same. The interpreter prepares, looks up and constructs again and again what it
+could keep, which takes most of the time of kernels as small as those of tests.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-_KINDS = 4096  # of types and shapes that are remembered
+_KINDS = 4096  # most types and shapes in each cache
 
 
 def hurry() -> None:
-    """Prepare Triton's language once for each module, not at every call of a function.
+    """Patch Triton's interpreter, for the life of the process.
 
-    Nor are all sums checked for overflows: two thirds of the time together. Of what is left a third
-    is types, which are made anew for every result, and a third what operands have in common.
+    It then prepares Triton's language once for each module, not at every call of a function, and
+    does not check all sums for overflow: together two thirds of the time. Of the rest, a third was
+    constructing types for every result, and a third bringing operands to a common type and shape.
     """
     from triton.runtime import interpreter
 
@@ -40,7 +41,7 @@ def hurry() -> None:
 
 
 def _find_types_once() -> None:
-    """Have what is said of types and shapes found once for each."""
+    """Cache properties of types and shapes."""
     from triton import language
     from triton.runtime import interpreter
 
@@ -64,7 +65,7 @@ def _find_types_once() -> None:
         return made.numel, made.shape, own, str(made.shape), count, constants
 
     def make_block(self: Any, element_ty: Any, shape: Any) -> None:
-        given = shape if type(shape) is tuple else tuple(unwrap(shape))  # of numbers or constants
+        given = shape if type(shape) is tuple else tuple(unwrap(shape))  # numbers or constants
         self.facts = self.numel, self.shape, self.sizes, text, _, _ = facts_of(given)
         self.element_ty, self.name = element_ty, f"<{text}, {element_ty.name}>"
 
@@ -74,7 +75,7 @@ def _find_types_once() -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.numel, self.shape = type.facts[4:] if type.is_block() else one
 
-    narrow = {  # bytes of a number; those of pointers are as many as numpy's largest have
+    narrow = {  # bytes of a number; pointers, which are not here, are left to Triton's check
         name: -(-language.dtype(name).primitive_bitwidth // 8)
         for name in language.dtype.SINT_TYPES + language.dtype.UINT_TYPES + language.dtype.FP_TYPES
     }
@@ -92,9 +93,9 @@ def _find_types_once() -> None:
 
 
 def _spread_at_once() -> None:
-    """Have operands brought to one shape without a type and a tensor for each step there.
+    """Broadcast operands without a type and a tensor for each intermediate step.
 
-    What is not an everyday case, as every mistake, is left to Triton.
+    Uncommon cases, and all errors, are left to Triton.
     """
     from triton import language
     from triton.language.semantic import TritonSemantic
@@ -131,9 +132,9 @@ def _spread_at_once() -> None:
 
 
 def _take_numbers_at_once() -> None:
-    """Have a number beside a tensor made what the tensor is, and tensors of one type spread alone.
+    """Convert a number beside a tensor at once, and only broadcast tensors of the same type.
 
-    What is not an everyday case, as every mistake, is left to Triton.
+    Uncommon cases, and all errors, are left to Triton.
     """
     from triton import language
     from triton.language.semantic import TritonSemantic
@@ -146,7 +147,7 @@ def _take_numbers_at_once() -> None:
     ranges = {language.int32: 1 << 31, language.int64: 1 << 63}
 
     def number(x: Any, value: Any) -> Any:
-        """Return a number as what `x` is, if that is what Triton makes of it."""
+        """Return a number in the type of `x`, None unless Triton would choose that type."""
         kind = x.type.scalar
         if type(value) is int and (kind is language.int32 or kind is language.int64):
             fits = -ranges[kind] <= value < ranges[kind]
@@ -183,7 +184,7 @@ def _take_numbers_at_once() -> None:
 
 
 def _call_at_once() -> None:
-    """Have functions of the language called directly, and blocks loaded by a mask that is kept."""
+    """Call the language's functions without checks, and load blocks with a cached mask."""
     from triton.language import core
     from triton.runtime import interpreter
 
@@ -196,7 +197,7 @@ def _call_at_once() -> None:
         return x.value if type(x) is constexpr else plain_unwrap(x)
 
     def patch(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-        inner = getattr(member, "__wrapped__", member)  # the wrapper asks whether it may be called
+        inner = getattr(member, "__wrapped__", member)  # without the check that it may be called
 
         def call(*args: Any, **kwargs: Any) -> Any:
             kwargs["_semantic"] = interpreter.interpreter_semantic

@@ -1,21 +1,21 @@
-"""A CUDA device that is not there, for tests of what one would refuse or be made to wait for.
+"""A simulated CUDA device, for tests of what a device would refuse, and of waits of the host.
 
     with StandInDevice() as device:
-        runner = TorchRunner.load(folder, device="cuda:0")
+        runner = load_torch_runner(settings, device="cuda:0")
 
-Tensors made inside say that they are on cuda:0; their numbers are computed on the CPU. As on a
-device, an operation over tensors of two places raises `MixedDevices`; what is recorded by
-`torch.cuda.graph` is replayed into the same memory; reading a number back, or copying from memory
-that is not pinned, raises `RecordingBroken` inside a recording and is counted as a wait of the
-host outside of one. What comes down without waiting is garbage until its event has been waited for.
-`lose` breaks the device for good.
+Tensors that are made inside claim to be on cuda:0; their numbers are computed on the CPU. As on a
+device, an operation over tensors of two devices raises `MixedDevices`, and what `torch.cuda.graph`
+has captured is replayed into the same memory. Reading a number back, or copying from memory that is
+not pinned, raises `RecordingBroken` inside a capture; outside, it is counted as a wait of the host.
+The result of an asynchronous copy to the host is garbage until its event has been waited for.
+`lose` breaks the device permanently.
 
-Triton's kernels run in its interpreter (TRITON_INTERPRET=1 before it is imported). Not imitated:
-time, memory's limits, several streams at once. Ranks: `stand_in_group.py`.
+Triton's kernels run in its interpreter (TRITON_INTERPRET=1 before it is imported). Time, limits of
+memory and concurrent streams are not simulated. For several ranks see `stand_in_group.py`.
 """
 
 # mypy: disable-error-code="override, assignment, arg-type, no-untyped-call, no-any-return"
-# What torch lets others extend, it types as if nobody did.
+# The types of torch's extension points do not allow for extensions.
 
 from __future__ import annotations
 
@@ -44,18 +44,20 @@ from tgi_trio.testing.stand_in_tensor import (
 )
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-# Made of others on a CPU, and one kernel each on a device.
+# Composed of other operations on a CPU, but a single kernel each on a device.
 _WHOLE = ("aten::linear", "aten::matmul", "aten::rms_norm", "aten::layer_norm", "aten::reshape")
 _EMPTY = ("aten::empty", "aten::new_empty")
-_INTERPRETING = threading.Lock()  # the interpreter keeps what it does in globals
+_INTERPRETING = threading.Lock()  # the interpreter's state is in globals
 _WAIT_FOR_SIZE = ("aten::nonzero", "aten::_unique2", "aten::masked_select", "aten::bincount")
 
 
 class StandInDevice(TorchDispatchMode):
-    """See the module; `counts` may be replaced at any time."""
+    """A simulated device; see the module. `counts` may be replaced at any time."""
 
     def __init__(self, place: str = "cuda:0", beside: StandInDevice | None = None) -> None:
-        """`beside`: another, entered by another thread and left later; torch has been replaced."""
+        """`beside`: another, entered earlier by another thread and left later, which has patched
+        torch.
+        """
         super().__init__()
         self.place = torch.device(place)
         self._beside = beside
@@ -64,9 +66,10 @@ class StandInDevice(TorchDispatchMode):
         self._lost = False
         self._recording: Graph | None = None
         self._idle = False
-        # Memory is pinned for all of them.
+        # Shared, since memory is pinned for all devices.
         self._pinned: dict[int, int] = {} if beside is None else beside._pinned  # by address
-        self._coming: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (number, to, numbers)
+        # Copies to the host in flight: number, target, content.
+        self._coming: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._patches = contextlib.ExitStack()
 
     # --- operations ----------------------------------------------------------------------------
@@ -80,7 +83,7 @@ class StandInDevice(TorchDispatchMode):
         here = (
             bool(ours) if wanted is None else torch.device(wanted).type in (self.place.type, "meta")
         )
-        if not ours and any(self._is_named(x) for x in args):  # `to(device)`, in inference mode
+        if not ours and any(self._is_named(x) for x in args):  # `x.to(device)` in inference mode
             here = True
         if here or ours:
             self.check()
@@ -104,7 +107,7 @@ class StandInDevice(TorchDispatchMode):
         plain_args, plain = _mapped(held, (args, kwargs))
         out = func(*plain_args, **plain)
         if self._computes_nothing() and name.startswith(_EMPTY):
-            out.zero_()  # what nobody writes is an index within any table
+            out.zero_()  # kernels do not write it, and 0 is a valid index of any table
         if name == "aten::_local_scalar_dense":
             return out
         self._note(name, lambda: func(*plain_args, **plain), plain_args, out)
@@ -113,7 +116,7 @@ class StandInDevice(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _again(self) -> Iterator[None]:
-        """See what an operation is made of; the mode is off while it looks at one."""
+        """Dispatch the parts of a composed operation: during an operation, the mode is off."""
         super().__enter__()
         try:
             yield
@@ -126,7 +129,7 @@ class StandInDevice(TorchDispatchMode):
         return self._keep_pinned(func(*args, **kwargs))
 
     def _keep_pinned(self, memory: torch.Tensor) -> torch.Tensor:
-        """Have `memory` count as pinned as long as it is there; return it."""
+        """Treat `memory` as pinned as long as it is there; return it."""
         self.counts.pinned += 1
         at = memory.untyped_storage().data_ptr()
         self._pinned[at] = self._pinned.get(at, 0) + 1
@@ -138,7 +141,7 @@ class StandInDevice(TorchDispatchMode):
         self._pinned[at] -= 1
 
     def _note(self, name: str, run: Callable[[], Any], args: Any, out: Any) -> None:
-        """Count a launch, and keep it where it is recorded; views and empty memory are free."""
+        """Count a launch, and record it inside a capture; views and empty memory do not count."""
         outs = _tensors(out)
         tensors = _tensors(args)
         same = {id(x) for x in tensors}
@@ -208,7 +211,7 @@ class StandInDevice(TorchDispatchMode):
         return garbage
 
     def _bring(self, to: torch.Tensor, numbers: torch.Tensor) -> None:
-        """Have numbers come down once they are waited for."""
+        """Begin a copy to the host, which arrives when it is waited for."""
         self.refuse_in_recording("a copy to the host")
         self.counts.received += 1
         self.arrivals += 1
@@ -234,18 +237,18 @@ class StandInDevice(TorchDispatchMode):
     # --- errors --------------------------------------------------------------------------------
 
     def lose(self) -> None:
-        """Have everything that is asked of the device fail from now on; other threads may call."""
+        """Have every operation of the device fail from now on; may be called from any thread."""
         self._lost = True
 
     def check(self) -> None:
-        """Raise DeviceLost where the device is."""
+        """Raise DeviceLost if the device has been lost."""
         if self._lost:
             raise DeviceLost("CUDA error: an illegal memory access was encountered")
 
     # --- waiting -------------------------------------------------------------------------------
 
     def wait(self, why: str) -> None:
-        """The host waits for everything that is on its way."""
+        """Have the host wait for all copies in flight; `why` is counted."""
         self.check()
         self.refuse_in_recording(why)
         self.counts.waits[why] += 1
@@ -256,7 +259,7 @@ class StandInDevice(TorchDispatchMode):
             raise RecordingBroken(f"inside a recording: {what}")
 
     def deliver(self, upto: int) -> None:
-        """Bring down the copies up to number `upto`."""
+        """Complete the copies to the host up to number `upto`."""
         with _disable_current_modes(), torch.inference_mode():
             for number, to, numbers in self._coming:
                 if number <= upto:
@@ -285,7 +288,7 @@ class StandInDevice(TorchDispatchMode):
 
     @contextlib.contextmanager
     def record(self, graph: Graph) -> Iterator[None]:
-        """Have what is launched inside kept in `graph`."""
+        """Record in `graph` what is launched inside the block."""
         self.counts.recordings += 1
         self._recording = graph
         try:
@@ -296,9 +299,9 @@ class StandInDevice(TorchDispatchMode):
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
-        """Have kernels launched and recordings replayed inside, and counted, but not computed.
+        """Count kernels and replays inside the block, but do not compute them.
 
-        Nobody looks at what a warm-up computes.
+        That is for warm-ups, whose results are not used.
         """
         self._idle = True
         try:
@@ -327,9 +330,9 @@ class StandInDevice(TorchDispatchMode):
         self.launch(function.fn.__name__, run)
 
     def launch(self, name: str, run: Callable[[], None]) -> None:
-        """Do what is launched under `name`, over memory that stays where it is.
+        """Launch `run`, counted under `name`; the memory that it uses must not move.
 
-        What is recorded is done when it is replayed, and not before, as on a device.
+        As on a device, work that is captured runs only when it is replayed.
         """
         self.check()
         if not self._computes_nothing():
@@ -349,9 +352,9 @@ def current_device() -> StandInDevice:
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors among what an operation is given or returns, in order.
+    """Return the tensors in an operation's arguments or results, in order.
 
-    Lists, tuples and dicts are all it nests, where torch's own walk knows much more.
+    Torch's own tree functions support more than the lists, tuples and dicts that occur here.
     """
     if isinstance(tree, torch.Tensor):
         return [tree]
@@ -363,7 +366,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the same with everything in it changed that nests nothing."""
+    """Return a copy of `tree` with `change` applied to all leaves."""
     if isinstance(tree, dict):
         return {key: _mapped(change, part) for key, part in tree.items()}
     if isinstance(tree, list):
@@ -374,7 +377,7 @@ def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def _by_mask(name: str, args: Any) -> bool:
-    """Return whether an index is a mask, whose number of entries only the device knows."""
+    """Return whether an operation indexes by a mask, whose count only the device knows."""
     if name not in ("aten::index", "aten::index_put_", "aten::index_put"):
         return False
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])

@@ -1,10 +1,10 @@
-"""What torch's own functions of a device, and Triton, are replaced with by a stand-in.
+"""The replacements of torch's device functions, and of Triton's launches, for a simulated device.
 
-See `stand_in_device.py`. Each replacement asks for the stand-in of its thread.
+See `stand_in_device.py`. Each replacement uses the stand-in of the thread that calls it.
 """
 
 # mypy: disable-error-code="override, assignment, arg-type, no-untyped-call, no-any-return"
-# What torch lets others extend, it types as if nobody did.
+# The types of torch's extension points do not allow for extensions.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tgi_trio.shard.torch_backend.recordings import graph_nodes
 from tgi_trio.testing.stand_in_tensor import RecordingBroken
 
-MEMORY = 8 << 30  # bytes that the device says it has
+MEMORY = 8 << 30  # bytes of the device's memory, as it claims
 NAME = "a device that is not there"
 PROPERTIES: Final = SimpleNamespace(
     major=9, minor=0, shared_memory_per_block_optin=227 << 10, multi_processor_count=4
@@ -32,22 +32,22 @@ PROPERTIES: Final = SimpleNamespace(
 
 @dataclass
 class Counts:
-    """What was asked of the device."""
+    """How often the device was used, and how."""
 
-    launches: Counter[str] = field(default_factory=Counter)  # by operation; replays apart
+    launches: Counter[str] = field(default_factory=Counter)  # by operation, without replays
     replays: int = 0
     waits: Counter[str] = field(default_factory=Counter)  # of the host, by reason
-    event_waits: int = 0  # for an event: the one wait that a steady loop has
-    sent: int = 0  # copies to the device that nobody waits for
+    event_waits: int = 0  # of the host for an event: the only waits of a steady loop
+    sent: int = 0  # asynchronous copies to the device
     received: int = 0  # and from it
     recordings: int = 0
-    stream_waits: int = 0  # of the device, for what another of its streams does
+    stream_waits: int = 0  # of a stream of the device for another
     pinned: int = 0  # tensors whose memory was pinned
-    unpinned: int = 0  # pinned tensors that are gone: where a device is lost, a process ends by it
+    unpinned: int = 0  # pinned tensors that are gone: with a lost device, that ends a process
 
 
 class Driven(Protocol):
-    """What a driver needs of a stand-in."""
+    """The attributes of a stand-in that this file uses."""
 
     counts: Counts
     arrivals: int
@@ -64,23 +64,23 @@ class Driven(Protocol):
 
 
 class Graph:
-    """What a recording runs again, into the memory that it was made with."""
+    """Stands in for `torch.cuda.CUDAGraph`: runs captured work again, over the same memory."""
 
     def __init__(self, device: Driven, *, keep_graph: bool = False) -> None:
         self._device = device
         self._kept = keep_graph
         self.work: list[Callable[[], None]] = []
-        self.kernels: list[bool] = []  # which nodes are
+        self.kernels: list[bool] = []  # for each node, whether it is a kernel
         self.attributes: dict[int, int] = {}  # carve-outs, by node
-        self.carveouts: dict[int, int] | None = None  # as it has been instantiated
+        self.carveouts: dict[int, int] | None = None  # those of the instance; None: no instance yet
 
     def add(self, run: Callable[[], None], *, kernel: bool) -> None:
-        """Add a node; one that is no kernel copies."""
+        """Add a node, a kernel or a copy."""
         self.work.append(run)
         self.kernels.append(kernel)
 
     def raw_cuda_graph(self) -> int:
-        """Return a handle, which is its own as long as the graph is there."""
+        """Return a handle, unique as long as the graph is there."""
         if not self._kept:
             raise RuntimeError("the graph has not been kept")
         KEPT_GRAPHS[id(self)] = self
@@ -109,7 +109,7 @@ KEPT_GRAPHS: Final = weakref.WeakValueDictionary[int, Graph]()  # by handle
 
 
 class Event:
-    """Waiting for one brings down what was on its way before it."""
+    """Stands in for an event: waiting for it completes the copies launched before it."""
 
     def __init__(self, device: Driven) -> None:
         self._device = device
@@ -132,7 +132,7 @@ class Event:
 
 
 class Stream:
-    """There is one, and it waits for nothing, but says so."""
+    """Stands in for all streams: there is only one, so waits are counted, but do nothing."""
 
     cuda_stream = 0
 
@@ -146,7 +146,7 @@ class Stream:
 def replacements(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]]:
     """Return (owner, name, value) of everything that is replaced.
 
-    `current` returns the stand-in of the thread that asks.
+    `current` returns the stand-in of the calling thread.
     """
     found = [*_device_functions(current), *_graph_functions(current)]
     if INTERPRET is not None:
@@ -160,7 +160,7 @@ def replacements(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]]:
 
 
 def _device_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]]:
-    """Return what says which device there is, waits for it, and tells of its memory."""
+    """Return the replacements for a device's properties, memory and synchronisation."""
     cuda, every = torch.cuda, torch.accelerator
 
     def wait(device: object = None) -> None:
@@ -192,7 +192,7 @@ def _device_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any
 
 
 def _graph_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]]:
-    """Return what has to do with streams, events and recordings."""
+    """Return the replacements for streams, events and CUDA graphs."""
     cuda, stream = torch.cuda, Stream(current)
     handles, pools = itertools.count(1), dict[object, weakref.WeakSet[Graph]]()
 
@@ -207,7 +207,7 @@ def _graph_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]
         pools.setdefault(pool, weakref.WeakSet()).add(graph)
         return current().record(graph)
 
-    class AnyEvent:  # a class, as torch derives from it where that is imported late
+    class AnyEvent:  # a class, because modules of torch that are imported later derive from it
         def __new__(cls, device: object = None, enable_timing: bool = False) -> Any:
             return Event(current())
 
@@ -226,7 +226,7 @@ def _graph_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]
         (cuda, "graph", record),
         (cuda, "CUDAGraph", AnyGraph),
         (cuda, "graph_pool_handle", lambda: (0, next(handles))),
-        (graph_nodes, "load_driver", _no_driver),  # a real one knows nothing of these graphs
+        (graph_nodes, "load_driver", _no_driver),  # a real driver does not know these graphs
     ]
 
 

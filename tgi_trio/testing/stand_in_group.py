@@ -1,10 +1,10 @@
-"""A process group of ranks whose devices are stand-ins; see `stand_in_device.py`.
+"""A process group of ranks with simulated devices; see `stand_in_device.py`.
 
     group = ProcessGroup(StandInGroup(gloo_group(store, rank, size), device), rank, size)
 
-gloo is given the numbers that tensors of the stand-in hold. As with NCCL a collective is a launch
-of its device, which takes its turn there, is recorded and replayed; what is not, is that the host
-waits here until all ranks have come to it.
+gloo computes over the numbers of the stand-in's tensors. As with NCCL, a collective is launched on
+its device in order, and can be captured and replayed. Unlike NCCL, the host waits until all ranks
+have reached the collective.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -27,13 +27,13 @@ _c10d: Any = torch.distributed  # its process groups carry no types
 
 
 class _Done:
-    """A collective that is over."""
+    """A completed collective."""
 
     def wait(self) -> None: ...
 
 
 class StandInGroup:
-    """What `ProcessGroup` needs of one of torch's, for the tensors of `device`."""
+    """The methods of a torch process group that `ProcessGroup` calls, for tensors of `device`."""
 
     def __init__(
         self,
@@ -41,27 +41,27 @@ class StandInGroup:
         device: StandInDevice,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`group`: gloo's, of the same ranks; `waiting`: entered while others are waited for."""
+        """`group`: gloo's, of the same ranks; `waiting`: entered while waiting for other ranks."""
         self._group = group
         self._device = device
         self._waiting = waiting
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> _Done:
-        """Replace a tensor by the sum over all ranks, or by the least of it.
+        """Replace a tensor by the sum over all ranks, or by the minimum.
 
-        That is what a warm-up asks for, whose host reads it: it is computed in an idle one, too.
+        The minimum is computed even if the device idles, because the warm-up's host reads it.
         """
         own, read = self._held(tensors), options.reduceOp == _c10d.ReduceOp.MIN
         begin = partial(self._group.allreduce, own, options)
         return self._launch("all_reduce", begin, read=read)
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> _Done:
-        """Replace a tensor by that of the root."""
+        """Replace a tensor by the root's."""
         own = self._held(tensors)
         return self._launch("broadcast", lambda: self._group.broadcast(own, options))
 
     def _allgather_base(self, parts: torch.Tensor, own: torch.Tensor, options: Any) -> _Done:
-        """Fill [size * n, ...] with all ranks' `own` [n, ...]."""
+        """Fill `parts` [size * n, ...] with all ranks' `own` [n, ...]."""
         into, mine = self._held([parts, own])
         return self._launch("all_gather", lambda: self._group._allgather_base(into, mine, options))
 

@@ -1,10 +1,10 @@
-"""NVIDIA's driver, as far as it is asked about nodes of graphs: over those of a stand-in.
+"""The functions of NVIDIA's driver for nodes of CUDA graphs, over a stand-in's graphs.
 
     with StandInDevice(), mock.patch.object(graph_nodes, "load_driver", StandInNodes):
-        runner = TorchRunner.load(folder, device="cuda:0")
+        runner = load_torch_runner(settings, device="cuda:0")
 
-Its functions are called by ctypes with what the driver's are, and read and write that memory. See
-`stand_in_driver.py` for the graphs.
+ctypes calls them with the same arguments as the driver's, and they read and write the same memory.
+See `stand_in_driver.py` for the graphs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _KIND: Final = ctypes.POINTER(ctypes.c_int)
 
 
 class StandInNodes:
-    """A library of the driver's functions, each of which returns 0 or an error."""
+    """Stands in for the driver's library; each function returns 0 or an error code."""
 
     def __init__(self) -> None:
-        self.known: tuple[int, ...] = (_CARVEOUT,)  # attributes
-        self._places: dict[int, tuple[int, int]] = {}  # graph and place in it, by node
+        self.known: tuple[int, ...] = (_CARVEOUT,)  # attributes that may be set
+        self._places: dict[int, tuple[int, int]] = {}  # graph's handle and place in it, by node
         self.cuGraphGetNodes: Any = _made(self._get_nodes, ctypes.c_void_p, _NODES, _COUNT)
         self.cuGraphNodeGetType: Any = _made(self._get_type, ctypes.c_void_p, _KIND)
         types = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p

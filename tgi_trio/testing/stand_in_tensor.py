@@ -1,7 +1,7 @@
-"""Tensors that say they are on a device that is not there; see `stand_in_device.py`."""
+"""Tensors that claim to be on a simulated device; see `stand_in_device.py`."""
 
 # mypy: disable-error-code="override, assignment, arg-type, no-untyped-call, no-any-return"
-# What torch lets others extend, it types as if nobody did.
+# The types of torch's extension points do not allow for extensions.
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 
 
 class MixedDevices(RuntimeError):
-    """Tensors of the host and of the device meet in one operation."""
+    """An operation has tensors of the host and of the device."""
 
 
 class RecordingBroken(Exception):
-    """Something that cannot be recorded: the host would have to wait."""
+    """Something that cannot be captured, for example because the host would have to wait."""
 
 
 class DeviceLost(RuntimeError):
-    """The device has failed, and does so whatever it is asked."""
+    """The device has failed permanently."""
 
 
 class DeviceTensor(torch.Tensor):
-    """Says it is at a place; `held` has its numbers."""
+    """A tensor that claims to be on `place`; `held` has its numbers."""
 
     held: torch.Tensor
     place: torch.device
@@ -31,7 +31,7 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: torch.Tensor, place: torch.device) -> DeviceTensor:
-        # "meta" to torch's own code, which would look for a driver otherwise.
+        # "meta" for torch's own code, which would otherwise look for a driver.
         made: Any = torch.Tensor._make_wrapper_subclass(
             cls,
             held.size(),

@@ -1,13 +1,13 @@
-"""What the configurations of tiny checkpoints have that is their family's own: newer families.
+"""Options of the tiny checkpoints' configurations, by family: newer families.
 
-A further table to that of `checkpoints.py`, which says what all have.
+They extend the table in `checkpoints.py`, which has the options common to all families.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-ABSENT: Final = object()  # takes a name away that all have
+ABSENT: Final = object()  # removes one of the common options
 
 _EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
@@ -15,7 +15,7 @@ _EXPERTS: dict[str, Any] = {
     "norm_topk_prob": True,
     "head_dim": 16,
 }
-# Wider heads in layers without a window, whose values are their keys.
+# Layers without a window have wider heads, and keys as values.
 GEMMA4: Final[dict[str, Any]] = {
     "head_dim": 16,
     "global_head_dim": 32,
@@ -24,7 +24,7 @@ GEMMA4: Final[dict[str, Any]] = {
     "layer_types": ["sliding_attention", "full_attention"],
     "sliding_window": 24,
 }
-# Gemma 4 E2B's: each layer has an embedding of its own, the last layers no keys and values.
+# Like Gemma 4 E2B: each layer has embeddings of its own, the last layers no keys and values.
 GEMMA4_E: Final[dict[str, Any]] = {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -34,19 +34,19 @@ GEMMA4_E: Final[dict[str, Any]] = {
     "num_kv_shared_layers": 2,
     "use_double_wide_mlp": True,
 }
-# Gemma 4 26B-A4B's: experts beside an MLP.
+# Like Gemma 4 26B-A4B: experts beside an MLP.
 GEMMA4_MOE: Final[dict[str, Any]] = {
     "enable_moe_block": True,
     "num_experts": 4,
     "top_k_experts": 2,
     "moe_intermediate_size": 32,
 }
-# Gemma 3n's first layers, and widths that differ.
+# Sparse activations, as in Gemma 3n's first layers, and MLPs of different widths.
 GEMMA3N_SPARSE: Final[dict[str, Any]] = {
     "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0],
     "intermediate_size": [128, 96, 128, 64],
 }
-# Queries are scaled by their position, from the eighth on.
+# Queries are scaled by position, from position 8 on.
 _SHARPER: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,

@@ -1,7 +1,7 @@
-"""What the configurations of tiny checkpoints have that is their family's own: those with states.
+"""Options of the tiny checkpoints' configurations, by family: families with states.
 
-A further table to that of `checkpoints.py`, which says what all have. Chunks of scans are shorter
-than prompts.
+They extend the table in `checkpoints.py`, which has the options common to all families. Chunks of
+scans are shorter than prompts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
 }
-_DELTA: dict[str, Any] = {  # of four layers the last attends, the others have a delta rule
+_DELTA: dict[str, Any] = {  # the last of four layers has attention, the others the delta rule
     "num_hidden_layers": 4,
     "head_dim": 16,
     "linear_num_key_heads": 2,
@@ -82,7 +82,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "kimi_linear": {
         "num_hidden_layers": 4,
         "layer_types": ["linear_attention", "full_attention"] * 2,
-        "mlp_layer_types": ["sparse"] * 4,  # a dense one is saved by a name that the hub has not
+        "mlp_layer_types": ["sparse"] * 4,  # a dense one is saved under a name unknown on the hub
         "num_key_value_heads": 4,
         "kv_lora_rank": 16,
         "qk_rope_head_dim": 8,
@@ -144,7 +144,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "conv_bias": True,
     },
     "qwen3_next": _MOE | _DELTA | {"shared_expert_intermediate_size": 32},
-    "zamba2": {  # of three layers that use a block the last has the first one's
+    "zamba2": {  # three layers use two shared blocks: the last has the first one's
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", *["hybrid"] * 2],
         "num_hidden_layers": 5,
         "num_key_value_heads": ABSENT,

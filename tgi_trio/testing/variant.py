@@ -1,4 +1,4 @@
-"""A kernel as it is launched: types of its arguments, constants, warps and the like."""
+"""A variant of a kernel: the types of its arguments, its constants, warps and the like."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ TYPES: Final[dict[torch.dtype, str]] = {
     torch.float8_e4m3fn: "fp8e4nv",
 }
 F32, BF16, F64, I32, I64, F16, U8, I8, E4M3 = TYPES
-EVEN: Final = ", a multiple of 16"  # behind the type of a whole number that is
+EVEN: Final = ", a multiple of 16"  # suffix of the type of such an integer
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel as it is launched: types of its arguments, in order, and its constants.
+    """A kernel, the types of its arguments in order, and its constants.
 
-    Whole numbers and fractions are strings, those that Triton knows more of with `EVEN` behind.
+    The types of scalars are strings; those of multiples of 16, which Triton specialises for, end
+    with `EVEN`.
     """
 
     name: str
@@ -35,4 +36,4 @@ class Variant:
     constants: dict[str, Any]
     warps: int = 4
     stages: int = 3
-    registers: int | None = None  # of a thread, at most; None: as the assembler likes
+    registers: int | None = None  # most of a thread; None: as the assembler chooses

@@ -1,7 +1,7 @@
 """Tiny random checkpoints of models that read images as well, complete with a tokenizer, for tests.
 
-As `checkpoints.py` makes those of text alone: transformers builds and writes them, so their weights
-have the names that they have on the hub. What sees the images is as small as it can be.
+Like those of `checkpoints.py`, they are built and written by transformers, so their weights have
+the names that they have on the hub. Vision towers are as small as possible.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ _DELTA: dict[str, Any] = {
 _COHERE2: dict[str, Any] = {
     **{"model_type": "cohere2", "sliding_window": 24},
     **{"layer_types": ["sliding_attention", "full_attention"]},
-    "logit_scale": 1.0,  # transformers' newer wholes forget to multiply by it
+    "logit_scale": 1.0,  # newer classes of text and images in transformers do not multiply by it
 }
 _CLIP = _EYES | {"model_type": "clip_vision_model"}
 _PIXTRAL = _EYES | {"model_type": "pixtral", "head_dim": 8}
 _SIGLIP = _EYES | {"model_type": "siglip_vision_model"}
 
-# What a family's text and eyes have that differs; of the text its type, where families choose it.
+# By family, the differences from _TEXT, with the text's type if a family allows several, and the
+# options of the vision tower.
 _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "aya_vision": (_COHERE2, _SIGLIP),
     "cohere2_vision": (_COHERE2, _SIGLIP),
@@ -180,7 +181,7 @@ _PERCEIVER = {
     "num_key_value_heads": 1,
 }
 _PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
-_BESIDE: dict[str, dict[str, Any]] = {  # of the whole
+_BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
     "cohere2_vision": {"alignment_intermediate_size": 64},
     "gemma3": {"mm_tokens_per_image": 4},
     "idefics": {
@@ -197,10 +198,10 @@ _BESIDE: dict[str, dict[str, Any]] = {  # of the whole
     "pixtral": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
     "vipllava": {"vision_feature_layer": [-1, 0]},
 }
-_FLAT = ("idefics",)  # whose whole has what others have in `text_config`
-_TYPES = {"pixtral": "llava"}  # of the whole, where it is not the family's name
-_MINUS_ONE_NORMS = ("gemma", "gemma2", "gemma3_text")  # of texts
-_SCALED_EMBEDDINGS = (*_MINUS_ONE_NORMS, "gemma4_text")  # by the root of their width
+_FLAT = ("idefics",)  # the options of `text_config` are the whole model's
+_TYPES = {"pixtral": "llava"}  # the whole model's type, if it is not the family's name
+_MINUS_ONE_NORMS = ("gemma", "gemma2", "gemma3_text")  # types of text models
+_SCALED_EMBEDDINGS = (*_MINUS_ONE_NORMS, "gemma4_text")  # by the square root of their width
 
 
 def make_wrapped(
@@ -208,10 +209,10 @@ def make_wrapped(
 ) -> Path:
     """Write a seeded random checkpoint of `family` (a model_type of transformers) to `folder`.
 
-    "pixtral" is a llava with another tower. `image_token`: the id at which transformers puts
-    features; None: as the family's defaults have it, beyond this vocabulary. `text` changes the
-    configuration of what writes the text, `model_type` among it. Float32, one file, with the
-    tokenizer of `make_tokenizer`. Returns `folder`.
+    "pixtral" is a llava with another tower. `image_token`: the id that transformers replaces by
+    features; None: the family's default, which is beyond this vocabulary. `text` changes the
+    configuration of the text model, including `model_type`. Float32, one file, with the tokenizer
+    of `make_tokenizer`. Returns `folder`.
     """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
