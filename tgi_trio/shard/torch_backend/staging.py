@@ -33,7 +33,7 @@ Array = NDArray[Any]
 Send: TypeAlias = Callable[[Sequence[Array]], list[torch.Tensor]]
 
 
-class _Beginnings:
+class _Prefixes:
     """The first bytes of a block of memory as a view, cached for the last size."""
 
     __slots__ = ("_found", "_memory", "_size")
@@ -51,11 +51,11 @@ class _Beginnings:
 class _Pinned:
     """A buffer on the host, and an event after which the device has read it."""
 
-    __slots__ = ("beginning", "bytes", "free", "memory", "size")
+    __slots__ = ("bytes", "free", "memory", "prefixes", "size")
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory  # uint8
-        self.beginning = _Beginnings(memory)
+        self.prefixes = _Prefixes(memory)
         self.bytes = memory.numpy()  # the same
         self.size = len(self.bytes)
         self.free: torch.Event | None = None
@@ -76,7 +76,7 @@ class Sheet:
         sent each time.
         """
         self.bytes = np.zeros(packed_size(idle), np.uint8)
-        self.target = _Beginnings(target)
+        self.target = _Prefixes(target)
         self._columns: list[Array] = []
         at = 0
         for array in idle:
@@ -201,7 +201,7 @@ class Staging:
         sheet.note_sent()
 
     def _copy(self, target: torch.Tensor, buffer: _Pinned, needed: int) -> None:
-        target.copy_(buffer.beginning.of(needed), True)  # without waiting
+        target.copy_(buffer.prefixes.of(needed), True)  # without waiting
         if self._pinned:
             buffer.free = record_event(self._device)
 

@@ -175,18 +175,18 @@ class WeightSource:
         if any(c is None and parts for c, parts in zip(coded, taken, strict=True)):
             return None
         return [
-            self._matrix(part) if codes is None else self._noted(part, codes)
+            self._matrix(part) if codes is None else self._note_copy(part, codes)
             for part, codes in zip(stored, coded, strict=True)
         ]
 
     def _as_stored(self, stored: StoredMatrix, parts: Parts) -> QuantisedWeight:
         """Return a matrix as codes that are dequantised in every call."""
-        return self._noted(stored, QuantisedWeight(parts, self.device))
+        return self._note_copy(stored, QuantisedWeight(parts, self.device))
 
-    def _noted(self, stored: StoredMatrix, made: T) -> T:
+    def _note_copy(self, stored: StoredMatrix, made: T) -> T:
         """Return `made`, after noting that it is no view of the matrix."""
         if self._read is not None:
-            self._read.append((stored, _nothing))
+            self._read.append((stored, _no_view))
         return made
 
     def _matrix(self, stored: StoredMatrix) -> torch.Tensor:
@@ -221,5 +221,5 @@ def _as_tensor(values: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(values)
 
 
-def _nothing() -> None:
+def _no_view() -> None:
     """In place of a weak reference: no tensor is a view of the matrix."""

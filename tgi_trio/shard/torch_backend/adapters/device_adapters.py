@@ -96,10 +96,10 @@ class DeviceAdapters:
         wrap_linears(decoder, self._wrap)
         self._slots: dict[int, int] = {}  # by adapter
         self._free = list(reversed(range(slots)))
-        self._coming: set[int] = set()  # slots with copies for which no step has waited yet
-        self._aside = torch.cuda.Stream(device) if is_accelerator(device) else None
+        self._unawaited: set[int] = set()  # slots with copies for which no step has waited yet
+        self._copy_stream = torch.cuda.Stream(device) if is_accelerator(device) else None
         self._pinned = PinnedPool()
-        self._on_their_way: list[tuple[torch.Event, _Loaded]] = []  # copied until the events
+        self._in_flight: list[tuple[torch.Event, _Loaded]] = []  # copied until the events
         self._staging = Staging(device)
         self._tiles: Array | None = None  # int32 [n, 3], of the present step; None: no adapters
         self._kind = self._kinds.few
@@ -133,7 +133,7 @@ class DeviceAdapters:
             memory.numbers[slot, : len(packed.numbers)].copy_(packed.numbers, non_blocking=True)
             memory.directory[slot].copy_(packed.directory, non_blocking=True)
             self._keep_until_copied(loaded)
-        self._coming.add(slot)
+        self._unawaited.add(slot)
         self._slots[number] = slot
 
     def drop(self, number: int) -> None:
@@ -155,7 +155,7 @@ class DeviceAdapters:
         slots = np.array([self._slot_of(row.sampling.adapter) for row in plan.rows])
         self._kind = self._kind_for(len(plan.token_ids), decodes=are_decodes(plan))
         self._tiles = list_tiles(slots, plan.query_starts, self._kind.rows)
-        if not self._coming.isdisjoint(slots.tolist()):
+        if not self._unawaited.isdisjoint(slots.tolist()):
             self._wait_for_copies()
 
     @contextmanager
@@ -235,25 +235,25 @@ class DeviceAdapters:
     @contextmanager
     def _beside_steps(self) -> Iterator[None]:
         """Launch on a stream of its own: after the steps so far, and beside later ones."""
-        if self._aside is None:
+        if self._copy_stream is None:
             yield
             return
-        self._aside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._aside):
+        self._copy_stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._copy_stream):
             yield
 
     def _keep_until_copied(self, loaded: _Loaded) -> None:
         """Keep what the device is copying now, and release what it has copied."""
         if loaded.loan is None:
             return
-        waiting = [each for each in self._on_their_way if not each[0].query()]
-        self._on_their_way = [*waiting, (record_event(self._device), loaded)]
+        waiting = [each for each in self._in_flight if not each[0].query()]
+        self._in_flight = [*waiting, (record_event(self._device), loaded)]
 
     def _wait_for_copies(self) -> None:
         """Have the device wait for all copies before it computes anything further."""
-        if self._aside is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._aside)
-        self._coming.clear()
+        if self._copy_stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._copy_stream)
+        self._unawaited.clear()
 
 
 def list_tiles(slots: Array, query_starts: Array, most: int) -> Array:

@@ -48,8 +48,8 @@ class EncoderDecoderWay(RecomputeWay):
             ids = torch.from_numpy(row.token_ids[: begin + 1].astype(np.int64))[None]
             encoder = self.model.get_encoder()
             known, options = 0, {"encoder_outputs": encoder(ids.to(self.model.device))}
-        said = np.concatenate(([self.start_token], row.token_ids[begin + 1 : end]))
-        tokens = torch.from_numpy(said[known:].astype(np.int64))[None].to(self.model.device)
+        decoded = np.concatenate(([self.start_token], row.token_ids[begin + 1 : end]))
+        tokens = torch.from_numpy(decoded[known:].astype(np.int64))[None].to(self.model.device)
         out = self.model(decoder_input_ids=tokens, use_cache=True, return_dict=True, **options)
         row.state[_STATE] = (
             end - begin,

@@ -58,9 +58,9 @@ class SharedUse:
     exit: Linear
     mixer_norm: Norm
 
-    def join(self, x: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
-        """Return the mixer's input, for `x` and the block's output `said`; all are [T, hidden]."""
-        return self.mixer_norm(x + self.exit(said))
+    def join(self, x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """Return the mixer's input, for `x` and the block's `output`; all are [T, hidden]."""
+        return self.mixer_norm(x + self.exit(output))
 
     def pack(self) -> None:
         self.exit.pack()

@@ -86,10 +86,10 @@ class Beginning:
         for rows in CLASSES:
             ids = torch.arange(rows[-1], device=self._embedding.device) % len(self._embedding)
             places = ids % len(kept.cos)
-            given = (ids, places, places + 1)
-            took = seconds(partial(_embed, apart, given))
-            less = seconds(partial(_embed, self, given)) < _WORTH * took
-            if less and agree(self(*given), apart(*given)):
+            inputs = (ids, places, places + 1)
+            took = seconds(partial(_embed, apart, inputs))
+            less = seconds(partial(_embed, self, inputs)) < _WORTH * took
+            if less and agree(self(*inputs), apart(*inputs)):
                 self.rows |= set(rows)
 
     def _kept(self) -> RotaryTable | None:
@@ -102,9 +102,9 @@ class Beginning:
         return kept if kept.cos.dtype == self._embedding.dtype else None
 
 
-def _embed(begin: Begin, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def _embed(begin: Begin, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Return the first layer's input."""
-    return begin(*given)[0]
+    return begin(*inputs)[0]
 
 
 def agree(found: Begun, wanted: Begun) -> bool:
@@ -112,6 +112,6 @@ def agree(found: Begun, wanted: Begun) -> bool:
     pairs = [(found[0], wanted[0]), *zip(found[1][0][:2], wanted[1][0][:2], strict=True)]
     if all(torch.equal(ours, theirs) for ours, theirs in pairs):
         return True
-    told = "few tokens are looked up in launches apart: one launch found other numbers"
-    print(told, file=sys.stderr, flush=True)
+    message = "few tokens are looked up in launches apart: one launch found other numbers"
+    print(message, file=sys.stderr, flush=True)
     return False

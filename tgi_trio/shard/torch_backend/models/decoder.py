@@ -367,8 +367,8 @@ class Decoder:
         both = norm(torch.cat((x, first), dim=-1))
         attended = self._attend(own, steps, own.qkv(both), tables, attention, batch)
         attended = self._all_reduce(attended)
-        said = self._all_reduce(mlp(mlp_norm(attended)))
-        mixed = self._all_reduce(self._keep(index, use.join(x, said), states))
+        output = self._all_reduce(mlp(mlp_norm(attended)))
+        mixed = self._all_reduce(self._keep(index, use.join(x, output), states))
         return self._sums.of_attention(layer, mixed)
 
     def _mix(

@@ -54,15 +54,15 @@ def _run_layer(
     layer: Parts, streams: torch.Tensor, own: torch.Tensor, mix: Reduce, reduce: Reduce
 ) -> torch.Tensor:
     """Return the streams [count, T, hidden] after a layer."""
-    around, told = layer.streams, layer.own_input
+    altup, own_input = layer.streams, layer.own_input
     norms = layer.attention_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm
-    before, behind, inner, outer = norms
-    assert around and told and layer.mlp and before and behind and inner and outer
-    predicted = around.predict(streams)
-    active = predicted[around.spec.active]
+    before, after, inner, outer = norms
+    assert altup and own_input and layer.mlp and before and after and inner and outer
+    predicted = altup.predict(streams)
+    active = predicted[altup.spec.active]
     normed = before(active)
-    x = (active + behind(mix(normed)) + around.detour(normed)) * _BOTH
+    x = (active + after(mix(normed)) + altup.detour(normed)) * _BOTH
     x = x + outer(reduce(layer.mlp(inner(x))))
-    corrected = around.correct(predicted, x)
-    said = told.post_norm(told(around.shown(corrected), own))
-    return torch.cat((corrected[:1], corrected[1:] + said))
+    corrected = altup.correct(predicted, x)
+    added = own_input.post_norm(own_input(altup.shown(corrected), own))
+    return torch.cat((corrected[:1], corrected[1:] + added))

@@ -32,7 +32,7 @@ class CausalConvolution:
         joined = torch.empty(
             (len(x) + tail.shape[0] * before, x.shape[1]), dtype=x.dtype, device=x.device
         )
-        inputs, firsts, lasts = steps.places_behind(before)
+        inputs, firsts, lasts = steps.places_after(before)
         joined[inputs] = x
         joined[firsts] = tail.flatten(0, 1)
         steps.write(tails, joined[lasts].view(tail.shape))

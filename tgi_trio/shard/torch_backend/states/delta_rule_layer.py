@@ -66,7 +66,7 @@ class DeltaRuleLayer:
         mixed = functional.silu(self.convolution(mixed, states["tail"], steps)).float()
         query, key, value = mixed.split(self._parts, dim=-1)
         decay = decay.float().view(len(x), *self.decay_bias.shape)
-        read, behind = apply_delta_rule(
+        read, after = apply_delta_rule(
             self._spread(normalise(query.unflatten(-1, (-1, mixer.key_dim))) * mixer.key_dim**-0.5),
             self._spread(normalise(key.unflatten(-1, (-1, mixer.key_dim)))),
             value.unflatten(-1, (-1, mixer.value_dim)),
@@ -75,7 +75,7 @@ class DeltaRuleLayer:
             steps.read(states["recurrence"]),
             steps,
         )
-        steps.write(states["recurrence"], behind)
+        steps.write(states["recurrence"], after)
         normed = functional.rms_norm(read, (mixer.value_dim,), self.norm, mixer.norm_eps)
         gate = gate.float().view(read.shape)
         opened = functional.silu(gate) if mixer.gate == "silu" else gate.sigmoid()

@@ -49,10 +49,10 @@ def scan_mamba1(
         for i in range(0, len(x), at_once):
             own = slice(i, i + at_once)
             decays = (dt[own, :, None] * rate).exp_()
-            behind = x[own, :, None] * b[own, ..., None]  # inputs, then states after each token
-            for decay, entered in zip(decays, behind, strict=True):
+            after = x[own, :, None] * b[own, ..., None]  # inputs, then states after each token
+            for decay, entered in zip(decays, after, strict=True):
                 states = entered.addcmul_(decay, states)  # only this depends on the previous token
-            outputs[own] = torch.matmul(c[own, :, None], behind).squeeze(2)
+            outputs[own] = torch.matmul(c[own, :, None], after).squeeze(2)
         return outputs.transpose(0, 1), states
 
     return scan_rows((x * dt, dt, b, c), states, steps, step, chunk, _CHUNK)

@@ -58,7 +58,7 @@ class Mamba1Layer:
         mixed = functional.silu(self.convolution(mixed, states["tail"], steps))
         step, b, c = self._select(mixed)
         own = mixed.float()
-        read, behind = scan_mamba1(
+        read, after = scan_mamba1(
             own,
             functional.softplus(self.step(step).float() + self.step_bias),
             self.rate,
@@ -67,7 +67,7 @@ class Mamba1Layer:
             steps.read(states["recurrence"]),
             steps,
         )
-        steps.write(states["recurrence"], behind)
+        steps.write(states["recurrence"], after)
         read = (read + self.skip * own) * functional.silu(gate.float())
         return self.output(read.to(x.dtype))
 

@@ -72,7 +72,7 @@ class Mamba2Layer:
         step = functional.softplus(step.float() + self.step_bias)
         if mixer.least_step > 0 or mixer.most_step != float("inf"):
             step = step.clamp(mixer.least_step, mixer.most_step)
-        read, behind = scan_mamba2(
+        read, after = scan_mamba2(
             own,
             step,
             self.rate,
@@ -81,7 +81,7 @@ class Mamba2Layer:
             steps.read(states["recurrence"]),
             steps,
         )
-        steps.write(states["recurrence"], behind)
+        steps.write(states["recurrence"], after)
         read = (read + self.skip[:, None] * own).flatten(1)
         opened = self._finish(read, functional.silu(gate.float()))
         if mixer.output_multiplier != 1.0:

@@ -19,7 +19,7 @@ _TURNS: Final = 16  # copies that may be in flight: each step takes several
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Told:
+class _Listed:
     """A listing of rows, and the device memory for it."""
 
     listing: Listing
@@ -33,20 +33,20 @@ class _Listings:
         self.room = room
         self._device = device
         self._staging = staging
-        self._told: list[_Told] = []
+        self._listed: list[_Listed] = []
 
     def keep(self, listing: Listing) -> list[torch.Tensor]:
         """Return the tensors to which `refill` writes a listing; first it lists no rows."""
         arrays = listing([0], self.room)
         memory = torch.zeros(packed_size(arrays), dtype=torch.uint8, device=self._device)
         self._staging.fill(memory, arrays)
-        self._told.append(_Told(listing, memory))
+        self._listed.append(_Listed(listing, memory))
         return split(memory, arrays)
 
     def refill(self, starts: Sequence[int]) -> None:
         """Upload all listings of rows that start at `starts`, cumulative."""
-        for told in self._told:
-            self._staging.fill(told.memory, told.listing(starts, self.room))
+        for listed in self._listed:
+            self._staging.fill(listed.memory, listed.listing(starts, self.room))
 
 
 class RecordedRows:

@@ -62,13 +62,13 @@ class RecurrentGateLayer:
         # however slowly it decays; a sequence's first token, which finds no state, is not scaled.
         share = (1 - torch.exp(2 * logarithm)).sqrt_()
         share = share.masked_fill_(steps.begins()[:, None], 1)
-        read, behind = scan_gated(
+        read, after = scan_gated(
             own * self.entry.open(own) * share,
             logarithm.exp(),
             steps.read(states["recurrence"]),
             steps,
         )
-        steps.write(states["recurrence"], behind)
+        steps.write(states["recurrence"], after)
         return self.output(read.to(x.dtype) * self.activation(beside))
 
     def pack(self) -> None:

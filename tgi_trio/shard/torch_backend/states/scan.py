@@ -35,18 +35,18 @@ def scan_rows(
     running = states.index_select(0, cut.rows)
     for turn in cut.turns:
         n = len(turn.places)
-        made, behind = chunk([part[turn.places] for part in parts], turn.there, running[:n])
-        running[:n] = behind
+        made, after = chunk([part[turn.places] for part in parts], turn.there, running[:n])
+        running[:n] = after
         if outputs is None:
             outputs = steps.new_outputs(made, made.shape[2:])
         outputs.index_copy_(0, turn.targets, made.flatten(0, 1).index_select(0, turn.own))
     states.index_copy_(0, cut.rows, running)
     if len(cut.lone_rows):
-        made, behind = step(
+        made, after = step(
             [part.index_select(0, cut.lone_places) for part in parts],
             states.index_select(0, cut.lone_rows),
         )
-        states.index_copy_(0, cut.lone_rows, behind)
+        states.index_copy_(0, cut.lone_rows, after)
         if outputs is None:  # no row has several tokens, but some have none
             outputs = steps.new_outputs(made, made.shape[1:])
         outputs.index_copy_(0, cut.lone_targets, made)

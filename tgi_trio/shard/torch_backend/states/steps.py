@@ -61,17 +61,17 @@ class StateSteps:
     def chunks(self, size: int) -> Chunks:
         """Return the rows cut into chunks of at most `size` tokens; cached by `size`."""
         if size not in self._chunks:
-            self._chunks[size] = Chunks.of(self.tell(partial(list_chunks, size=size)))
+            self._chunks[size] = Chunks.of(self.list_rows(partial(list_chunks, size=size)))
         return self._chunks[size]
 
-    def places_behind(self, before: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def places_after(self, before: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return places in a list that has `before` entries in front of every row's tokens.
 
         Int64: of the tokens [T], of these entries [R * before], and of the last `before` elements
         of each row [R * before]. Cached by `before`.
         """
         if before not in self._places:
-            here = self.tell(partial(list_places, before=before))
+            here = self.list_rows(partial(list_places, before=before))
             self._places[before] = (here[0], here[1], here[2])
         return self._places[before]
 
@@ -80,11 +80,11 @@ class StateSteps:
         if self.decodes:
             return self.fresh
         if not self._firsts:
-            self._firsts.extend(self.tell(list_firsts))
+            self._firsts.extend(self.list_rows(list_firsts))
         found = self.fresh.new_zeros(self.tokens + 1)
         return found.index_copy_(0, self._firsts[0], self.fresh)[: self.tokens]
 
-    def tell(self, listing: Listing) -> list[torch.Tensor]:
+    def list_rows(self, listing: Listing) -> list[torch.Tensor]:
         """Return the listing of the rows, on their device."""
         if self.reserved is not None:
             return self.reserved.keep(listing)
@@ -120,7 +120,7 @@ def list_chunks(starts: Sequence[int], room: Room | None, *, size: int) -> list[
 
 
 def list_places(starts: Sequence[int], room: Room | None, *, before: int) -> list[Array]:
-    """Return the arrays of `StateSteps.places_behind`; padding tokens belong to padding rows."""
+    """Return the arrays of `StateSteps.places_after`; padding tokens belong to padding rows."""
     every = np.asarray(starts, np.int64)
     if room is not None:
         every = np.concatenate((every, np.full(room.rows + 1 - len(every), room.tokens)))
