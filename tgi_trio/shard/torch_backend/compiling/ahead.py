@@ -23,15 +23,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tgi_trio.shard.torch_backend.compiling.compilers import Compilers, compilers, count_compilers
-from tgi_trio.shard.torch_backend.compiling.kernel_keys import settle_key, sum_compiler
+from tgi_trio.shard.torch_backend.compiling.kernel_keys import hash_compiler, settle_key
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _EMPTY: Final = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
-_LOOKS: Final = ContextVar("looks", default=False)  # whether only Triton's cache may be used
+_CACHE_ONLY: Final = ContextVar("cache_only", default=False)  # kernels are not to be compiled
 
 # Stands in for a kernel that is being compiled, so that Triton does not describe it again at every
 # launch: a step launches most kernels once a layer, and a description takes 1/7 ms.
-_ASKED_FOR: Final = object()
+_REQUESTED: Final = object()
 
 
 class ZeroedMemory(TorchFunctionMode):
@@ -45,7 +45,7 @@ class ZeroedMemory(TorchFunctionMode):
         return out.zero_() if func in _EMPTY else out
 
 
-class _NotKept(Exception):
+class _NotCached(Exception):
     """A kernel is not in Triton's cache."""
 
 
@@ -58,16 +58,16 @@ class _Session:
         self._kept: list[tuple[dict[Any, Any], Any]] = []  # Triton's tables, and keys in them
         self._works: dict[Hashable, Callable[[], None]] = {}
         self._stack = ExitStack()
-        self._stack.enter_context(_looking())
+        self._stack.enter_context(_serving_cache_only())
         self._others = self._stack.enter_context(compilers(partial(_target_of, device)))
         self._pool = self._stack.enter_context(ThreadPoolExecutor(count_compilers(), "kernels"))
 
     def begin(self) -> None:
         """Begin, in threads, the slow parts of looking for the first kernel."""
         self._pool.submit(self._others.begin)
-        self._pool.submit(sum_compiler)
+        self._pool.submit(hash_compiler)
 
-    def ask(self, work: Callable[[], None]) -> None:
+    def request(self, work: Callable[[], None]) -> None:
         """Have the kernels compiled that `work` launches in this thread; none of them runs."""
         here = threading.get_ident()
 
@@ -79,34 +79,34 @@ class _Session:
             if data not in self._made:
                 # Before `_make` is submitted, which puts the kernel there.
                 kept = fn.jit_function.device_caches[compile["device"]][0]
-                kept[key] = _ASKED_FOR
+                kept[key] = _REQUESTED
                 self._kept.append((kept, key))
                 made = self._pool.submit(_make, self._device, fn.jit_function, data, self._others)
                 self._made[data] = made
             return True
 
-        with _launching_nothing(), _asking(take), ZeroedMemory():
+        with _launching_nothing(), _hooked(take), ZeroedMemory():
             work()
 
-    def try_asking(self, work: Callable[[], None]) -> None:
-        """Do what `ask` does; if `work` raises, print that to stderr and do without the rest."""
+    def try_request(self, work: Callable[[], None]) -> None:
+        """Do what `request` does; if `work` raises, print that to stderr and drop the rest."""
         try:
-            self.ask(work)
+            self.request(work)
         except Exception:
             traceback.print_exc()
             print("kernels are compiled where they are launched first: see above", file=sys.stderr)
 
-    def ask_early(self, work: Callable[[], None], kind: Hashable) -> None:
-        """Do what `ask` does for the first `work` of each `kind`; `finish` then launches it."""
+    def request_early(self, work: Callable[[], None], kind: Hashable) -> None:
+        """Do what `request` does for the first `work` of each `kind`, which `finish` launches."""
         if kind not in self._works:
             self._works[kind] = work
-            self.ask(work)
+            self.request(work)
 
     def finish(self) -> int:
-        """Wait for all kernels, launch the work of `ask_early`; return how many are compiled."""
+        """Wait for all kernels and launch the early work; return how many kernels are compiled."""
         self._stack.close()
         for kept, key in self._kept:
-            if kept[key] is _ASKED_FOR:  # compiling it has failed
+            if kept[key] is _REQUESTED:  # compiling it has failed
                 del kept[key]
         for work in self._works.values():
             work()
@@ -127,7 +127,7 @@ def compile_ahead(device: torch.device, work: Callable[[], None]) -> int:
     if not _compiles(device):
         return 0
     session = _BEGUN.pop(device, None) or _Session(device)
-    session.try_asking(work)
+    session.try_request(work)
     return session.finish()
 
 
@@ -142,7 +142,7 @@ def rehearse_early(device: torch.device, work: Callable[[], None]) -> None:
     """Have what `work` launches compiled if `begin_early` has been called; see `compile_ahead`."""
     session = _BEGUN.get(device)
     if session is not None:
-        session.try_asking(work)
+        session.try_request(work)
 
 
 def compile_beside(device: torch.device, work: Callable[[], None], kind: Hashable) -> None:
@@ -155,7 +155,7 @@ def compile_beside(device: torch.device, work: Callable[[], None], kind: Hashabl
     if session is None:
         work()
     else:
-        session.ask_early(work, kind)
+        session.request_early(work, kind)
 
 
 def _compiles(device: torch.device) -> bool:
@@ -177,7 +177,7 @@ def _target_of(device: torch.device) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _asking(hook: Callable[..., bool]) -> Iterator[None]:
+def _hooked(hook: Callable[..., bool]) -> Iterator[None]:
     """Have Triton call `hook` before it compiles a kernel."""
     from triton import knobs
 
@@ -206,15 +206,15 @@ def _launching_nothing() -> Iterator[None]:
 
 
 @contextmanager
-def _looking() -> Iterator[None]:
-    """Have Triton raise `_NotKept` instead of compiling a kernel, while `_LOOKS` is set."""
+def _serving_cache_only() -> Iterator[None]:
+    """Have Triton raise `_NotCached` instead of compiling a kernel, while `_CACHE_ONLY` is set."""
     from triton.compiler import ASTSource
 
     begin = ASTSource.make_ir
 
     def begin_or_refuse(source: Any, *args: Any, **kwargs: Any) -> Any:
-        if _LOOKS.get():
-            raise _NotKept
+        if _CACHE_ONLY.get():
+            raise _NotCached
         return begin(source, *args, **kwargs)
 
     ASTSource.make_ir = begin_or_refuse
@@ -227,7 +227,7 @@ def _looking() -> Iterator[None]:
 def _make(device: torch.device, function: Any, data: str, others: Compilers) -> None:
     """Have a kernel compiled, and load it, as its first launch would."""
     settle_key(function)
-    sum_compiler()
+    hash_compiler()
     with torch.cuda.device(device):
         kernel = _find(function, data)
         if kernel is None:
@@ -239,10 +239,10 @@ def _make(device: torch.device, function: Any, data: str, others: Compilers) -> 
 
 def _find(function: Any, data: str) -> Any:
     """Return a kernel from Triton's cache, None if it is not there."""
-    token = _LOOKS.set(True)
+    token = _CACHE_ONLY.set(True)
     try:
         return function.preload(data)
-    except _NotKept:
+    except _NotCached:
         return None
     finally:
-        _LOOKS.reset(token)
+        _CACHE_ONLY.reset(token)

@@ -13,16 +13,16 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final
 
-_SUMMING: Final = threading.Lock()
+_HASHING: Final = threading.Lock()
 
 
-def sum_compiler() -> None:
+def hash_compiler() -> None:
     """Have Triton hash its own files, which is a part of all keys and is cached.
 
     They are 416 MB; that takes up to two seconds if they are not in the page cache. Threads that
     call this meanwhile wait, since each would do it again.
     """
-    with _SUMMING, suppress(ImportError):  # its place depends on Triton's version
+    with _HASHING, suppress(ImportError):  # its place depends on Triton's version
         from triton.runtime.cache import triton_key
 
         triton_key()

@@ -25,7 +25,7 @@ from typing import Any, Final, NoReturn
 
 from tgi_trio.errors import PeerGone
 from tgi_trio.ipc.parent import die_with_parent
-from tgi_trio.shard.torch_backend.compiling.kernel_keys import settle_key, sum_compiler
+from tgi_trio.shard.torch_backend.compiling.kernel_keys import hash_compiler, settle_key
 
 # Triton imports these when it compiles, which takes a core a sixth of a second.
 _USED_BY_ALL: Final = ("triton.compiler.code_generator", "triton.experimental.gluon.language")
@@ -63,7 +63,7 @@ def _aim_at(target: Sequence[Any]) -> None:
     aim = GPUTarget(*target)
     driver.set_active(SimpleNamespace(get_current_target=lambda: aim, get_current_device=lambda: 0))
     # Each child would have to do this for its first kernel.
-    sum_compiler()
+    hash_compiler()
     make_backend(aim).hash()  # runs the assembler to get its version
     for name in _USED_BY_ALL:
         with suppress(ImportError):  # depends on Triton's version
