@@ -72,11 +72,11 @@ def _resources(ptx: str, target: int, triton: Path) -> tuple[int, int]:
         source.write_text(ptx)
         argv = [str(triton / "backends/nvidia/bin/ptxas"), "-v", f"-arch={architecture}"]
         argv += [str(source), "-o", str(source.with_suffix(".cubin"))]
-        told = subprocess.run(argv, capture_output=True, text=True, check=True).stderr
-    registers = re.search(r"Used (\d+) registers", told)
-    spilled = re.search(r"(\d+) bytes spill stores", told)
+        report = subprocess.run(argv, capture_output=True, text=True, check=True).stderr
+    registers = re.search(r"Used (\d+) registers", report)
+    spilled = re.search(r"(\d+) bytes spill stores", report)
     if registers is None or spilled is None:
-        raise ValueError(f"the assembler says something else than it used to: {told}")
+        raise ValueError(f"the assembler says something else than it used to: {report}")
     return int(registers[1]), int(spilled[1])
 
 

@@ -140,7 +140,7 @@ class FakeCrash(BaseException):
 
 
 @dataclass(slots=True)
-class _Later:
+class _Deferred:
     """A launched step, which needs the tokens of the previous one."""
 
     runner: FakeRunner
@@ -233,7 +233,7 @@ class FakeRunner:
 
     def launch(self, plan: StepPlan) -> Pending:
         """Compute at once; or, to imitate a device, when the result is requested."""
-        return _Later(self, plan) if self.runs_ahead(plan) else Computed(self.step(plan))
+        return _Deferred(self, plan) if self.runs_ahead(plan) else Computed(self.step(plan))
 
     def drafter(self, most: int) -> Drafter | None:
         """Return an n-gram drafter, if steps may have guesses."""

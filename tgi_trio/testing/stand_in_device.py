@@ -69,7 +69,7 @@ class StandInDevice(TorchDispatchMode):
         # Shared, since memory is pinned for all devices.
         self._pinned: dict[int, int] = {} if beside is None else beside._pinned  # by address
         # Copies to the host in flight: number, target, content.
-        self._coming: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        self._in_flight: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._patches = contextlib.ExitStack()
 
     # --- operations ----------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class StandInDevice(TorchDispatchMode):
         self.counts.received += 1
         self.arrivals += 1
         to.fill_(-77)
-        self._coming.append((self.arrivals, to, numbers))
+        self._in_flight.append((self.arrivals, to, numbers))
 
     @property
     def _pin(self) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -261,10 +261,10 @@ class StandInDevice(TorchDispatchMode):
     def deliver(self, upto: int) -> None:
         """Complete the copies to the host up to number `upto`."""
         with _disable_current_modes(), torch.inference_mode():
-            for number, to, numbers in self._coming:
+            for number, to, numbers in self._in_flight:
                 if number <= upto:
                     to.copy_(numbers)
-        self._coming = [coming for coming in self._coming if coming[0] > upto]
+        self._in_flight = [copy for copy in self._in_flight if copy[0] > upto]
 
     # --- torch.cuda and Triton -----------------------------------------------------------------
 

@@ -24,7 +24,7 @@ _TEXT: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
-_EYES: dict[str, Any] = {
+_VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 16,
     "num_hidden_layers": 1,
@@ -32,7 +32,7 @@ _EYES: dict[str, Any] = {
     "image_size": 16,
     "patch_size": 8,
 }
-_QWEN_EYES: dict[str, Any] = {
+_QWEN_VISION: dict[str, Any] = {
     "depth": 1,
     "hidden_size": 16,
     "embed_dim": 16,
@@ -44,7 +44,7 @@ _QWEN_EYES: dict[str, Any] = {
     "deepstack_visual_indexes": [0],
     "num_position_embeddings": 16,
 }
-_GEMMA4_EYES: dict[str, Any] = {
+_GEMMA4_VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 16,
     "num_hidden_layers": 1,
@@ -69,9 +69,9 @@ _COHERE2: dict[str, Any] = {
     **{"layer_types": ["sliding_attention", "full_attention"]},
     "logit_scale": 1.0,  # newer classes of text and images in transformers do not multiply by it
 }
-_CLIP = _EYES | {"model_type": "clip_vision_model"}
-_PIXTRAL = _EYES | {"model_type": "pixtral", "head_dim": 8}
-_SIGLIP = _EYES | {"model_type": "siglip_vision_model"}
+_CLIP = _VISION | {"model_type": "clip_vision_model"}
+_PIXTRAL = _VISION | {"model_type": "pixtral", "head_dim": 8}
+_SIGLIP = _VISION | {"model_type": "siglip_vision_model"}
 
 # By family, the differences from _TEXT, with the text's type if a family allows several, and the
 # options of the vision tower.
@@ -80,22 +80,22 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cohere2_vision": (_COHERE2, _SIGLIP),
     "fuyu": ({"model_type": "persimmon"}, {}),
     "gemma3": ({"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}, _SIGLIP),
-    "gemma4": (tiny_families.GEMMA4 | tiny_families.GEMMA4_E, _GEMMA4_EYES),
+    "gemma4": (tiny_families.GEMMA4 | tiny_families.GEMMA4_E, _GEMMA4_VISION),
     "deepseek_vl": ({"model_type": "llama"}, _SIGLIP),
-    "glm46v": ({"model_type": "glm4v_text", "rope_parameters": _THREE_POSITIONS}, _QWEN_EYES),
-    "glm4v": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES | {"hidden_size": 16}),
+    "glm46v": ({"model_type": "glm4v_text", "rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
+    "glm4v": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION | {"hidden_size": 16}),
     "glm4v_moe": (
         {
             **{"rope_parameters": _THREE_POSITIONS | _HALF},
             **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
         },
-        _QWEN_EYES,
+        _QWEN_VISION,
     ),
-    "glm_ocr": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES),
-    "idefics": ({"num_hidden_layers": 4}, _EYES | {"embed_dim": 16}),
-    "idefics2": ({"model_type": "mistral"}, _EYES),
-    "idefics3": ({"model_type": "llama"}, _EYES),
-    "internvl": ({"model_type": "qwen2"}, _EYES | {"image_size": [16, 16], "patch_size": [8, 8]}),
+    "glm_ocr": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
+    "idefics": ({"num_hidden_layers": 4}, _VISION | {"embed_dim": 16}),
+    "idefics2": ({"model_type": "mistral"}, _VISION),
+    "idefics3": ({"model_type": "llama"}, _VISION),
+    "internvl": ({"model_type": "qwen2"}, _VISION | {"image_size": [16, 16], "patch_size": [8, 8]}),
     "llama4": (
         {
             **{"head_dim": 16, "intermediate_size": 48, "intermediate_size_mlp": 64},
@@ -154,26 +154,26 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "mistral", "sliding_window": None},
         _PIXTRAL,
     ),
-    "qwen2_5_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES),
-    "qwen2_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES | {"hidden_size": 64}),
-    "qwen3_5": (_DELTA, _QWEN_EYES),
+    "qwen2_5_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
+    "qwen2_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION | {"hidden_size": 64}),
+    "qwen3_5": (_DELTA, _QWEN_VISION),
     "qwen3_5_moe": (
         _DELTA
         | {
             **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
             "shared_expert_intermediate_size": 32,
         },
-        _QWEN_EYES,
+        _QWEN_VISION,
     ),
-    "qwen3_vl": ({"head_dim": 16, "rope_parameters": _IN_TURNS}, _QWEN_EYES),
+    "qwen3_vl": ({"head_dim": 16, "rope_parameters": _IN_TURNS}, _QWEN_VISION),
     "qwen3_vl_moe": (
         {
             **{"head_dim": 16, "rope_parameters": _IN_TURNS, "moe_intermediate_size": 32},
             **{"num_experts": 4, "num_experts_per_tok": 2},
         },
-        _QWEN_EYES,
+        _QWEN_VISION,
     ),
-    "smolvlm": ({"model_type": "llama"}, _EYES),
+    "smolvlm": ({"model_type": "llama"}, _VISION),
     "vipllava": ({"model_type": "llama"}, _CLIP),
 }
 _PERCEIVER = {
@@ -217,16 +217,16 @@ def make_wrapped(
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    inner, eyes = _FAMILIES[family]
+    inner, vision = _FAMILIES[family]
     beside = _BESIDE.get(family, {})
     if image_token is not None:
         beside = beside | {"image_token_id": image_token}
-    said = _TEXT | inner | text
+    options = _TEXT | inner | text
     config = AutoConfig.for_model(
         _TYPES.get(family, family),
-        vision_config=eyes,
+        vision_config=vision,
         **beside,
-        **(said if family in _FLAT else {"text_config": said}),
+        **(options if family in _FLAT else {"text_config": options}),
     )
     model = AutoModelForImageTextToText.from_config(config)
     kind = config.get_text_config(decoder=True).model_type
