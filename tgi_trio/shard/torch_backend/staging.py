@@ -62,7 +62,7 @@ class _Pinned:
 
 
 class Sheet:
-    """The host's image of a block of device memory that holds arrays, updated in place.
+    """The host's copy of a block of device memory that holds arrays, updated in place.
 
     Most inputs of a recording are the same in step after step. So an array is not written again,
     nor a table sent again, if it is the same read-only object as the last time.

@@ -1,4 +1,4 @@
-"""The recurrence of RG-LRU (De et al. 2024, Griffin): every number of the state has its own decay.
+"""RG-LRU (De and others 2024: Griffin): a recurrence with a decay for each number of the state.
 
 s <- a s + x, and the output is the state.
 """
