@@ -58,7 +58,7 @@ def test_every_answer_is_in_the_document(
     )
     @given(cases)
     def ask(case: Any) -> None:
-        response = case.call(base_url=server.url)
+        response = case.call(base_url=server.url, timeout=240)
         case.validate_response(response, checks=CHECKS)
         if response.headers.get("content-type") == ["text/event-stream"]:
             check_events(operation, response.content)
