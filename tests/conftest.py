@@ -49,6 +49,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Have a test draw the numbers that it draws alone, whichever tests came before it."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cores_for_all_workers() -> Iterator[None]:
     """With tests beside these, torch has one thread: the others of a team would wait in a spin."""
