@@ -125,11 +125,16 @@ def test_a_part_that_fails_or_hangs_costs_no_other(tmp_path: Path) -> None:
         "fine": f"{found} + '\\n')",
         "late": "",
     }
-    parts = [Part(name, "steps", "8B", 1.0 if name == "hangs" else 60.0) for name in codes]
+    parts = [Part(name, "steps", "8B", 1.0 if name == "hangs" else 240.0) for name in codes]
     told: list[list[Row]] = []
     argv = [sys.executable, "-c"]
     run_parts(
-        parts[:3], lambda p: [*argv, codes[p.name]], tmp_path / "rows", 60.0, told.append, least=0.5
+        parts[:3],
+        lambda p: [*argv, codes[p.name]],
+        tmp_path / "rows",
+        240.0,
+        told.append,
+        least=0.5,
     )
     run_parts(parts[3:], lambda p: [*argv, codes[p.name]], tmp_path / "rows", 0.0, told.append)
     assert len(told) == 4 and told[-1] == read_rows(tmp_path / "rows")
