@@ -22,7 +22,9 @@ from tgi_trio.errors import Overloaded, TgiTrioError
 
 log = logging.getLogger(__name__)
 
-_START_S = 60.0  # for a process to load what it needs
+# For a process to load what it needs: four seconds of CPU time for images, at a low priority. Where
+# others had all cores a minute was too short, and a server that was to see images did not start.
+_START_S = 240.0
 _IN_LINE_S = 10.0  # how long a question waits for those before it
 _GRACE_S = 10.0  # for a process to say that it has ended a job in time
 _LINE = 2**16  # bytes read at once
