@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -155,7 +156,8 @@ def test_bench_prints_a_table_and_writes_json(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_breaks_off_an_answer_and_then_the_chat() -> None:
-    with serving(fake='{"step_ms": 50}') as server:
+    answer = [500] * 400  # "umumum...": however much of it is seen, nothing looks like a prompt
+    with serving(fake=json.dumps({"step_ms": 50, "replies": [answer]})) as server:
         argv = [sys.executable, "-u", "-m", "tgi_trio", "chat"]
         argv += ["--url", f"127.0.0.1:{server.port}", "--max-tokens", "400"]
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -165,9 +167,16 @@ def test_ctrl_c_breaks_off_an_answer_and_then_the_chat() -> None:
             process.stdin.flush()
             seen = b""
             while b"> " not in seen or not seen.split(b"> ")[1]:
-                seen += os.read(process.stdout.fileno(), 4096)
+                seen += read(process.stdout)
             process.send_signal(signal.SIGINT)
             while seen.count(b"> ") < 2:  # the next prompt: the answer was broken off
-                seen += os.read(process.stdout.fileno(), 4096)
+                seen += read(process.stdout)
             process.send_signal(signal.SIGINT)
             assert process.wait(120) == 0
+
+
+def read(output: IO[bytes]) -> bytes:
+    """Return what comes next, which is not the end."""
+    found = os.read(output.fileno(), 4096)
+    assert found
+    return found
