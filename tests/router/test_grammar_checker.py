@@ -7,12 +7,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from tests.system.server import children as children_of
 from tgi_trio.demo import model_path
 from tgi_trio.errors import Unavailable, ValidationError
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
@@ -43,10 +45,7 @@ async def checker(workers: int = 1, file: Path = TOKENIZER, **limits: Any) -> As
 
 def children() -> set[int]:
     """Child processes of this one, zombies too."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        found |= set(map(int, (task / "children").read_text().split()))
-    return found
+    return set(children_of(os.getpid()))
 
 
 async def wrong(one: GrammarChecker, grammar: str) -> str:
@@ -170,6 +169,62 @@ async def test_a_monster_holds_up_only_its_own_process(monkeypatch: pytest.Monke
         for i in range(3):
             await one.check(grammars.choice([str(i)]))
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_grammar_that_many_ask_for_at_once_is_tried_by_one() -> None:
+    """And what is wrong with it is told to all of them."""
+    good, bad = grammars.regex("[a-z]+"), grammars.regex("([")
+    before = children()
+    async with checker(workers=3) as one:
+        for grammar, ask in ((good, one.check), (bad, partial(wrong, one))):
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(ask, grammar)
+            assert len(children() - before) == 1
+
+
+@pytest.mark.trio
+async def test_whoever_tries_a_grammar_for_others_may_leave() -> None:
+    async with checker() as one, trio.open_nursery() as nursery:
+        trying = trio.CancelScope()
+
+        async def leave() -> None:
+            with trying:
+                await one.check(grammars.regex("a"))
+
+        nursery.start_soon(leave)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(one.check, grammars.regex("a"))
+        await trio.testing.wait_all_tasks_blocked()
+        trying.cancel()
+
+
+@pytest.mark.trio
+async def test_all_who_wait_for_a_grammar_are_told_that_it_cannot_be_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At once: none of them stands in line on its own then."""
+    asked = 0
+
+    async def refuse(*args: object, **options: object) -> None:
+        nonlocal asked
+        asked += 1
+        await trio.testing.wait_all_tasks_blocked()
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    async def ask(one: GrammarChecker) -> None:
+        with pytest.raises(Unavailable, match="cannot be tried out"):
+            await one.check(grammars.regex("a"))
+
+    async with checker() as one:
+        with monkeypatch.context() as full:
+            full.setattr(trio.lowlevel, "open_process", refuse)
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(ask, one)
+        assert asked == 1
+        await one.check(grammars.regex("a"))
 
 
 @pytest.mark.trio

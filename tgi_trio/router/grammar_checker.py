@@ -13,12 +13,12 @@ import math
 import signal
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
 
-from tgi_trio.errors import GrammarError, Unavailable, ValidationError
+from tgi_trio.errors import GrammarError, TgiTrioError, Unavailable, ValidationError
 from tgi_trio.router.sandbox import Sandbox, SandboxCannotStart, SandboxPool, SandboxRefused, Turn
 from tgi_trio.router.text.grammars import check_size
 
@@ -45,6 +45,14 @@ class _Verdict:
     until: float = math.inf  # trio clock; before, it is not tried again
 
 
+@dataclass(slots=True)
+class _Trial:
+    """One that is under way, for all who ask for its grammar meanwhile."""
+
+    ended: trio.Event = field(default_factory=trio.Event)
+    failed: TgiTrioError | None = None  # why it has come to no verdict
+
+
 class GrammarChecker:
     """Says what is wrong with grammars. Processes start when they are needed first."""
 
@@ -62,6 +70,7 @@ class GrammarChecker:
         ]
         self._pool = SandboxPool(Sandbox("grammars", argv, workers), _BUSY)
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
+        self._trials: dict[bytes, _Trial] = {}
 
     async def check(self, grammar: str) -> None:
         """Raise GrammarError unless the shard can serve this grammar.
@@ -71,15 +80,14 @@ class GrammarChecker:
         """
         check_size(grammar, self._limits.max_grammar_bytes)
         key = hashlib.sha256(grammar.encode()).digest()
-        verdict = self._known(key)
-        if verdict is None:
-            async with self._pool.turn() as turn:
-                verdict = self._known(key)  # it may have been checked meanwhile
-                if verdict is None:
-                    verdict = await self._try(grammar, turn)
-                    self._remember(key, verdict)
-        else:
-            await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+        while (verdict := self._known(key)) is None:
+            if (trial := self._trials.get(key)) is None:
+                verdict = await self._try_for_all(grammar, key)
+                break
+            await trial.ended.wait()
+            if trial.failed is not None:
+                raise trial.failed
         if verdict.until < math.inf:
             raise Unavailable(str(verdict.wrong), verdict.until - trio.current_time())
         if verdict.wrong is not None:
@@ -88,6 +96,24 @@ class GrammarChecker:
     async def close(self) -> None:
         """End all processes that wait for work."""
         await self._pool.close()
+
+    async def _try_for_all(self, grammar: str, key: bytes) -> _Verdict:
+        """Try a grammar out and remember the verdict; who asks for it meanwhile waits for that.
+
+        Cancelled, it leaves the trial to another of them.
+        """
+        trial = self._trials[key] = _Trial()
+        try:
+            async with self._pool.turn() as turn:
+                verdict = await self._try(grammar, turn)
+                self._remember(key, verdict)
+        except TgiTrioError as error:
+            trial.failed = error
+            raise
+        finally:
+            del self._trials[key]
+            trial.ended.set()
+        return verdict
 
     async def _try(self, grammar: str, turn: Turn) -> _Verdict:
         """Have a process try the grammar out."""
