@@ -1,4 +1,4 @@
-"""Compile-time choices of a product with quantised weights, as `variant.py` has those of a step."""
+"""Compile-time choices of a product with quantised weights; `variant.py` has those of a step."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from tgi_trio.shard.numba_backend.kinds.kind import (
     unpacked,
 )
 
-# Which instructions multiply whole numbers: AVX512's dot product of bytes (VNNI), AVX512's and
-# AVX2's older ones, ARM's dot product, or what LLVM makes of plain multiplications.
+# Instructions for products of integers: AVX512's dot product of bytes (VNNI), the older ones of
+# AVX512 and AVX2, ARM's dot product, or what LLVM makes of plain multiplications.
 Dots = Literal["vnni", "avx512", "avx2", "neon", "plain"]
 _MOST_OF_16_BITS = 32767
 
 
 @dataclass(frozen=True, slots=True)
 class Multiplier:
-    """One way to multiply weights of a kind."""
+    """A way to multiply weights of a kind."""
 
     kind: Kind
-    # Of activations: 8 or 16 of whole numbers with a scale for 32 of them; where codes are no whole
-    # numbers 16 of bfloat16, multiplied in pairs, or 32 of float32.
+    # Of activations: 8 or 16 for integers with a scale for 32 of them. For codes that are not
+    # integers: 16 for bfloat16, multiplied in pairs, or 32 for float32.
     active_bits: int
     dots: Dots
     rows: int  # most rows of a tile
-    half: bool  # the machine widens float16
+    half: bool  # the machine has instructions to widen float16
 
     @property
     def name(self) -> str:
-        """Which of all there are it is."""
+        """A name that identifies this multiplier among all."""
         half = "half" if self.half else "float"
         return f"{self.kind.name} {self.active_bits} {self.dots} {self.rows} {half}"
 
     @property
     def raised(self) -> int:
-        """By how many bits codes are shifted to the left as they are unpacked.
+        """Bits by which codes are shifted left when they are unpacked.
 
-        Bytes of any size can be multiplied by VNNI. There `MOST_ZERO` becomes the code of 0 of all
-        kinds that have one: what it adds to a sum is then read and need not be computed for each
-        row. Scales are as much smaller, by a power of two, so that products stay the same.
+        VNNI can multiply bytes of any size. There the shift makes `MOST_ZERO` the zero code of all
+        kinds that have one, so its share of a sum is stored with the activations and need not be
+        computed for each row. Scales are smaller by the same power of two, so products stay the
+        same.
         """
         if self.dots != "vnni" or self.kind.floating or not self.kind.zero_code:
             return 0
@@ -51,19 +52,19 @@ class Multiplier:
 
     @property
     def least_four(self) -> int:
-        """Rows from which on a tile of four is faster than one of a row for each."""
+        """Rows from which a tile of four is faster than single rows."""
         return 2 if self.rows >= 8 else 4
 
     @property
     def least_full(self) -> int:
-        """Rows from which on a full tile is faster than smaller ones."""
+        """Rows from which a full tile is faster than smaller ones."""
         return 6 if self.rows >= 8 else self.rows
 
     @property
     def least_unpacked(self) -> int:
-        """Rows from which on a panel is unpacked before it is multiplied.
+        """Rows from which a panel is unpacked before it is multiplied.
 
-        What unpacks has instructions that the products leave idle; AVX2's products leave few.
+        Unpacking uses execution units that the products leave idle; AVX2's products leave few.
         """
         kind = self.kind
         plain = kind.floating or (kind.bits in (4, 8) and not kind.table and not kind.span_head)
@@ -71,7 +72,7 @@ class Multiplier:
 
     @property
     def active_bytes(self) -> int:
-        """Of the activations that a block of weights is multiplied with."""
+        """Bytes of the activations that a block of weights is multiplied with."""
         if self.kind.floating:
             return BLOCK_INPUTS * self.active_bits // 8
         return active_block_bytes(self.active_bits)
@@ -90,14 +91,14 @@ class Multiplier:
 
     @property
     def unpacked(self) -> Multiplier:
-        """How the same weights are multiplied after `unpack_block`."""
+        """The multiplier of the same weights after `unpack_block`."""
         return replace(self, kind=unpacked(self.kind, self.raised, self.active_bits))
 
 
 def multiplies_bytes(dots: Dots, largest_code: int) -> bool:
-    """Return whether codes can be multiplied with activations of 8 bits.
+    """Return whether codes can be multiplied with 8-bit activations.
 
-    The older instructions add two products in 16 bits, which those of large codes would not fit.
+    The older instructions add two products in 16 bits, which large codes would overflow.
     """
     return dots in ("vnni", "plain", "neon") or pairs_that_fit(largest_code) > 0
 

@@ -1,6 +1,6 @@
 """The tables that Python fills and the kernels read: a model's operations, and a step's inputs.
 
-Addresses are int64; sizes are in elements unless they say bytes.
+Addresses are int64; sizes are in elements unless given in bytes.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ import numpy as np
 
 @unique
 class Code(IntEnum):
-    """What an operation does."""
+    """The kinds of operations."""
 
     EMBED = 0  # hidden states of the tokens
-    NORM = 1
+    NORM = 1  # RMSNorm or LayerNorm of rows
     LINEAR = 2
     ROTATE = 3  # head norms, rotary positions; writes K and V to the cache
     ATTEND = 4
     QUANTISE = 5  # rounds activations to integers
     SHRINK = 6  # multiplies a linear's activations by the first matrix of each row's adapter
-    # Of mixtures of experts, see `kernels/mixture/`:
+    # Mixtures of experts, see `kernels/mixture/`:
     ROUTE = 7  # chooses each token's experts and their weights
     ARRANGE = 8  # copies activations into rows by expert
     EXPERTS = 9  # a linear of every expert that has rows
     JOIN = 10  # adds the shared expert, scaled by its router
-    # Of few families, see `kernels/rare.py`:
+    # Operations of few families, see `kernels/rare.py`:
     PLACE = 11  # adds learned positions to the embeddings
-    NORM_ROWS = 12  # norms a part of every row of a buffer, in place
-    PASS_ON = 13  # hands a part of a row unchanged to products that have no norm before them
+    NORM_ROWS = 12  # normalises a part of every row of a buffer, in place
+    PASS_ON = 13  # hands a part of a row, not normalised, to products
     REORDER = 14  # reorders queries and keys, so that rotary pairs are half a head apart
     OPEN = 15  # multiplies a result by its gate, with a norm of groups if there is one
     SCALE = 22  # multiplies hidden states by a number
-    TELL = 23  # layers' own embeddings: norms a projection, and adds the token's row of a table
-    CUT = 24  # activates gates, as far as they are above a bound
-    # Of several hidden states of a token, see `kernels/streams.py`:
+    TELL = 23  # per-layer embeddings: normalises a projection, and adds the token's row of a table
+    CUT = 24  # sparse gates: subtracts a bound and activates what is above it
+    # Several hidden states per token, see `kernels/streams.py`:
     SPLIT = 25  # scales the projected ones to the magnitude of the first
     PREDICT = 26  # predicts all of them after a layer
     CORRECT = 27  # corrects all of them by the one that was computed
     SPREAD = 28  # adds a branch to all but the first
     MERGE = 29  # their mean, after scaling all to the magnitude of the first
-    # Of heads that fill no panels, see `kernels/padding.py`:
+    # Heads that fill no panels, see `kernels/padding.py`:
     PAD = 30  # pads the heads of queries, keys and values with zeros
     CLOSE = 31  # removes the padding from the output of attention
-    # Of what keeps a state per sequence, see `kernels/states/`:
+    # Recurrent states per sequence, see `kernels/states/`:
     CONVOLVE = 16  # a causal convolution per channel
     RECUR = 17  # a matrix per head, which every token updates and reads: delta rules, Mamba-2
-    SCAN = 32  # Mamba's scan: several numbers per channel, each with a decay of its own
+    SCAN = 32  # Mamba's selective scan: several numbers per channel, each with its own decay
     BLEND = 33  # RG-LRU's recurrence: one number per channel
-    # Of latents, see `kernels/latents.py`:
-    COMPRESS = 18  # norms compressed queries
+    # Latent attention, see `kernels/latents.py`:
+    COMPRESS = 18  # normalises compressed queries
     TURN = 19  # splits queries, rotates their positional parts, writes latents to the cache
     ABSORB = 20  # multiplies queries by the matrix that would expand latents to keys
-    EXPAND = 21  # multiplies what was read of latents by the matrix that makes values
+    EXPAND = 21  # multiplies attention's results by the matrix that expands latents to values
 
 
 MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
@@ -68,11 +68,11 @@ OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND)
 
 
 class Epilogue(IntEnum):
-    """What becomes of a result."""
+    """What happens to the result of an operation."""
 
-    STORE = 0  # float32, scaled, soft-capped and cut
-    ADD = 1  # to float32 that is there, scaled
-    ACTIVATE = 2  # through the activation function, as activations of the next product
+    STORE = 0  # float32, scaled, soft-capped and clipped
+    ADD = 1  # scaled and added to float32 numbers in the target
+    ACTIVATE = 2  # activated, as activations of the next product
     GATE = 3  # activation(first half of the panel) * second half
     PASS = 4  # as activations of the next product
 
@@ -86,8 +86,8 @@ class Activation(IntEnum):
     RELU = 3
     QUICK_GELU = 4
     RELU2 = 5  # squared
-    XIELU = 6  # with numbers of its own, see `learned`
-    SIGMOID = 7  # of gates
+    XIELU = 6  # with learned parameters, see `learned`
+    SIGMOID = 7  # for gates
 
 
 ACTIVATIONS = {
@@ -97,7 +97,7 @@ ACTIVATIONS = {
     "gelu_new": Activation.GELU_TANH,
     "gelu_fast": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
-    "gelu_bloom": Activation.GELU_TANH,  # which writes a constant with fewer digits
+    "gelu_bloom": Activation.GELU_TANH,  # which has a constant with fewer digits
     "quick_gelu": Activation.QUICK_GELU,
     "relu": Activation.RELU,
     "relu2": Activation.RELU2,
@@ -107,49 +107,50 @@ ACTIVATIONS = {
 
 @unique
 class Buffer(IntEnum):
-    """Where operations leave their results for the next: one row per token of the step."""
+    """Buffers for the results of operations: one row per token of the step."""
 
     HIDDEN = 0  # float32 [T, hidden]: the residual stream
     NORMED = 1  # activations [T, hidden]
-    QKV = 2  # float32 [T, queries, keys, values of all heads], and gates behind if there are any
+    QKV = 2  # float32 [T, queries, keys, values of all heads], followed by gates if there are any
     QUERY = 3  # activations [T, heads * head_dim], rotated and scaled
     ATTENDED = 4  # activations [T, heads * value_dim]
     INNER = 5  # activations [T, mlp_width]
-    BRANCH = 6  # float32 [T, hidden]: a branch that is normed before it joins the residual stream
+    BRANCH = 6  # float32 [T, hidden]: a branch with a norm before it joins the residual stream
     LOGITS = 7  # float32 [wanted rows, padded vocabulary]
-    WHOLE_8 = 8  # activations as whole numbers, see `kernels/quantised/activations.py`
+    WHOLE_8 = 8  # activations as integers, see `kernels/quantised/activations.py`
     WHOLE_16 = 9
-    LONE = 10  # rows given from outside: activations, or float32 that become whole numbers
-    PRODUCT = 11  # float32: what a lone linear layer makes of them
+    LONE = 10  # rows given from outside: activations, or float32 to be quantised
+    PRODUCT = 11  # float32: the result of a lone linear layer
     LOW = 12  # activations [T, ranks of a layer's adapters]
     ACTIVE = 13  # activations [T, widest]: what QUANTISE reads, for SHRINK
-    FLOATS = 14  # activations [T, widest] for weights that are no whole numbers: float32, bfloat16
-    UNSORTED = 15  # float32 [T, widest]: what a norm leaves for QUANTISE to bring into an order
-    # Of mixtures; each token has a row for each expert that it goes to:
-    ROUTED = 16  # float32 [T, padded experts]: what the router says, of streams as well
-    CHOSEN = 17  # int32 [T, per_token]: experts
-    PARTS = 18  # float32 [T, per_token]: how much of each
-    GROUPS = 19  # int32 [1 + experts, 3]: how many experts have rows; each, its first row, its end
-    MEMBERS = 20  # int32 [rows]: of a row by expert, its place in CHOSEN
+    FLOATS = 14  # activations [T, widest] for weights that are not integers: float32, bfloat16
+    UNSORTED = 15  # float32 [T, widest]: the result of a norm that QUANTISE reorders
+    # Mixtures; each token has a row for each of its experts:
+    ROUTED = 16  # float32 [T, padded experts]: the router's logits, also those of streams
+    CHOSEN = 17  # int32 [T, per_token]: chosen experts
+    PARTS = 18  # float32 [T, per_token]: their weights
+    # int32 [1 + experts, 3]: number of experts with rows; then each, its first row, its end
+    GROUPS = 19
+    MEMBERS = 20  # int32 [rows]: for each row sorted by expert, its index in CHOSEN
     ARRANGED = 21  # activations [rows, hidden]
-    OPENED = 22  # float32 [T, 32]: what the router of the shared expert says
-    SHARED = 23  # float32 [T, hidden]: what the shared expert does
-    # Of what keeps a state:
-    # float32 [T, all that a mixer projects], or what queries and latents are made of
+    OPENED = 22  # float32 [T, 32]: logits of the shared expert's router
+    SHARED = 23  # float32 [T, hidden]: the result of the shared expert
+    # Recurrent states and latent attention:
+    # float32 [T, a mixer's projections], or what queries and latents are computed from
     PROJECTED = 24
-    # Activations [T, width]: what a mixer says, or attention through its gates; with latents what
-    # queries are compressed to, then their parts that do not turn, then values.
+    # Activations [T, width]: a mixer's output, or attention's after its gates; with latents,
+    # compressed queries, then the unrotated parts of queries, then values.
     MIXED = 25
-    # Float32: what each channel of a key forgets [T, heads * key_dim]; of SCAN steps of time, then
-    # what they are made of, b and c; of BLEND per head what opens for what enters, what decays.
+    # Float32: the inputs of the decay of each channel of a key [T, heads * key_dim]. For SCAN: time
+    # steps, then their low-rank inputs, b and c. For BLEND: per head, input gates and decay gates.
     DECAYS = 26
-    OWN = 27  # float32 [T, layers * width]: layers' own embeddings
-    DENSE = 28  # float32 [T, hidden]: what an MLP says that has experts beside it
-    STREAMS = 29  # float32 [T, count * hidden]: all hidden states, where a token has several
+    OWN = 27  # float32 [T, layers * width]: per-layer embeddings
+    DENSE = 28  # float32 [T, hidden]: the result of an MLP with experts beside it
+    STREAMS = 29  # float32 [T, count * hidden]: all hidden states of a token, if it has several
 
 
 class Routing(IntEnum):
-    """How a token chooses its experts; the words of `ExpertsSpec.routing` are in `ROUTINGS`."""
+    """How a token chooses its experts; `ROUTINGS` has the values of `ExpertsSpec.routing`."""
 
     SOFTMAX = 0
     SPARSE_MIXER = 1
@@ -160,7 +161,7 @@ class Routing(IntEnum):
 
 ROUTINGS = {
     "softmax": Routing.SOFTMAX,
-    "biased-softmax": Routing.SOFTMAX,  # `choice_bias` is there or not
+    "biased-softmax": Routing.SOFTMAX,  # with `choice_bias` or without
     "sparse-mixer": Routing.SPARSE_MIXER,
     "grouped-softmax": Routing.GROUPED_SOFTMAX,
     "grouped-sigmoid": Routing.GROUPED_SIGMOID,
@@ -169,11 +170,11 @@ ROUTINGS = {
 
 
 class GroupNorm(IntEnum):
-    """Whether OPEN has a norm; the words of `Mamba2.norm` are in `GROUP_NORMS`."""
+    """Whether OPEN has a norm; `GROUP_NORMS` has the values of `Mamba2.norm`."""
 
     NONE = 0
-    BEFORE = 1  # the gate
-    BEHIND = 2
+    BEFORE = 1  # before the gate
+    BEHIND = 2  # after the gate
 
 
 GROUP_NORMS = {
@@ -184,12 +185,12 @@ GROUP_NORMS = {
 
 
 class Form(IntEnum):
-    """In which forms an operation's results are wanted by those that multiply them, as bits."""
+    """The forms in which later products need an operation's result, as bits."""
 
-    PLAIN = 1  # as the step's variant has activations
+    PLAIN = 1  # like activations of the step's variant
     WHOLE_8 = 2
     WHOLE_16 = 4
-    WIDE = 8  # float32, for QUANTISE to read: in its target, and a norm's in UNSORTED
+    WIDE = 8  # float32, for QUANTISE to read: in the target, or for a norm in UNSORTED
     FLOATS = 16
     PAIRS = 32  # bfloat16, in the buffer FLOATS
 
@@ -208,61 +209,64 @@ OPERATION = np.dtype(
         ("inputs", "i8"),  # features of a source row
         ("outputs", "i8"),  # features of a linear, padded to whole panels
         ("width", "i8"),  # features of a target row
-        ("offset", "i8"),  # of a linear's first feature in a target row
+        ("offset", "i8"),  # offset of a linear's first feature in a target row
         ("forms", "i8"),  # bits of Form
-        ("multiply", "i8"),  # `multiply_panel` of quantised weights; 0: the step's own
-        ("active_bytes", "i8"),  # of a block of whole activations
-        ("panel_bytes", "i8"),  # of quantised weights
-        # int32 [inputs], of QUANTISE the feature that each is, -1: 0; of REORDER [head_dim];
-        # 0: as they are
-        # of TURN [rotated], of PAD [head_dim]
+        ("multiply", "i8"),  # `multiply_panel` for quantised weights; 0: the step's own product
+        ("active_bytes", "i8"),  # bytes of a block of quantised activations
+        ("panel_bytes", "i8"),  # bytes of a panel of quantised weights
+        # int32: for QUANTISE [inputs], the feature at each place, -1: 0; for REORDER [head_dim],
+        # for TURN [rotated], for PAD [head_dim]; 0: in the model's order
         ("order", "i8"),
         ("span_blocks", "i8"),
-        ("expand", "i8"),  # `expand` (of SHRINK: `shrink`) of adapters; 0: the step has none
+        ("expand", "i8"),  # `expand` (for SHRINK: `shrink`) of adapters; 0: the step has none
         ("site", "i8"),  # a linear's number among those that adapters change
-        ("room_bytes", "i8"),  # an unpacked block's
+        ("room_bytes", "i8"),  # bytes of an unpacked block
         ("parts", "i8"),  # scales of an unpacked block, for EMBED
         ("lows", "i8"),  # lows of an unpacked block
-        ("zero", "i8"),  # its code of 0
+        ("zero", "i8"),  # the zero code of an unpacked block
         ("centred", "i8"),  # 1: LayerNorm, 0: RMSNorm
         ("keys", "i8"),  # the layer's K and V
         ("values", "i8"),
         ("kv_heads", "i8"),
         ("head_dim", "i8"),  # of a query and a key
         ("value_dim", "i8"),
-        ("reads_only", "i8"),  # 1: there are queries alone, K and V are another layer's
-        ("keys_as_values", "i8"),  # 1: values are what keys are before they are normed and turned
-        ("value_norm", "i8"),  # 1: values are normed, without weights
-        ("causal", "i8"),  # 1: `lasts` is not looked at
+        ("reads_only", "i8"),  # 1: there are only queries; K and V are another layer's
+        ("keys_as_values", "i8"),  # 1: values are keys before their norm and rotation
+        ("value_norm", "i8"),  # 1: values are normalised, without weights
+        ("causal", "i8"),  # 1: causal attention; 0: `lasts` has the last token to attend to
         ("window", "i8"),  # 0: none
-        ("chunk", "i8"),  # positions from one multiple of it to the next see each other; 0: all
+        ("chunk", "i8"),  # tokens attend only within chunks of this many positions; 0: no chunks
         ("cosines", "i8"),  # float32 [positions, rotated / 2]; 0: no rotary positions
         ("sines", "i8"),
-        ("rotated", "i8"),  # leading dimensions of a head that turn
-        ("axes", "i8"),  # int32 [rotated / 2]: with which position of three; 0: with the first
+        ("rotated", "i8"),  # leading dimensions of a head that are rotated
+        # int32 [rotated / 2]: which of three positions rotates each pair; 0: the first
+        ("axes", "i8"),
         ("query_norm", "i8"),  # float32 [head_dim]; 0: none
         ("key_norm", "i8"),
-        ("norm_last", "i8"),  # 1: heads are turned, then normed
-        ("query_scales", "i8"),  # float32 [positions]: of queries there; 0: none
-        ("learned", "i8"),  # float32 [4]: of x * x, of what is below 0, of x, and the bound of e^x
-        ("slopes", "i8"),  # float32 [heads]: of linear biases; 0: none
-        ("sinks", "i8"),  # float32 [heads]: scores of nothing; 0: none
+        ("norm_last", "i8"),  # 1: heads are rotated, then normalised
+        ("query_scales", "i8"),  # float32 [positions]: factors of queries by position; 0: none
+        # float32 [4]: xIELU's factors of x^2, of the exponential part and of x, and the bound of
+        # e^x
+        ("learned", "i8"),
+        ("slopes", "i8"),  # float32 [heads]: slopes of linear biases (ALiBi); 0: none
+        ("sinks", "i8"),  # float32 [heads]: scores of attention sinks; 0: none
         ("eps", "f4"),
         ("scale", "f4"),
         ("cap", "f4"),  # 0: none
-        ("key_scale", "f4"),  # of K and V of 8 bits: what 1 stands for
+        ("key_scale", "f4"),  # scales of 8-bit K and V
         ("value_scale", "f4"),
-        ("value_factor", "f4"),  # of values as they are projected
-        ("clip", "f4"),  # results are cut there on both sides; 0: none
+        ("value_factor", "f4"),  # factor of values
+        ("clip", "f4"),  # results are clipped to this magnitude; 0: none
         ("spare", "f4"),
-        ("kernel", "i8"),  # of an operation that is compiled apart, see `kernels/apart.py`; 0: none
-        # What it needs to know beside: MIXTURE, MIXER, OPENING, LATENT, OWN, PADDING or STREAM
+        # entry of an operation that is compiled apart, see `kernels/apart.py`; 0: none
+        ("kernel", "i8"),
+        # Its record: MIXTURE, MIXER, OPENING, LATENT, OWN, PADDING or STREAM
         ("facts", "i8"),
-        # Features in a source row: of a head, of ABSORB and EXPAND; of PASS_ON all of them, as of a
-        # linear that reads a part; 0: `inputs`
+        # Features in a source row: per head for ABSORB and EXPAND; all of them for PASS_ON, and for
+        # a linear that reads a part; 0: `inputs`
         ("span", "i8"),
-        ("begin", "i8"),  # of a linear's first input in a source row
-        ("states", "i8"),  # slots, of `state_bytes` each
+        ("begin", "i8"),  # offset of a linear's first input in a source row
+        ("states", "i8"),  # slots of `state_bytes` each
         ("state_bytes", "i8"),
     ]
 )
@@ -272,22 +276,22 @@ MIXTURE = np.dtype(
         ("count", "i8"),  # experts
         ("per_token", "i8"),
         ("routing", "i8"),  # Routing
-        ("normalise", "i8"),  # 1: parts of the chosen experts sum to one
+        ("normalise", "i8"),  # 1: weights of the chosen experts sum to one
         ("groups", "i8"),
         ("groups_used", "i8"),
         ("choice_bias", "i8"),  # float32 [count]; 0: none
-        ("expert_scale", "i8"),  # float32 [count]: of each expert's part; 0: none
-        ("weighs_inputs", "i8"),  # 1: parts multiply what experts read, not what they say
-        ("paired", "i8"),  # 1: rows of gate and up take turns, not 16 of each
+        ("expert_scale", "i8"),  # float32 [count]: factors of each expert's weight; 0: none
+        ("weighs_inputs", "i8"),  # 1: weights multiply the experts' inputs, not their outputs
+        ("paired", "i8"),  # 1: rows of gate and up alternate one by one, not by 16
         ("jitter", "f4"),
-        ("scale", "f4"),  # of the parts
-        ("limit", "f4"),  # of what the gate is and is for; 0: none
+        ("scale", "f4"),  # of the weights
+        ("limit", "f4"),  # clips gate and up; 0: none
         ("spare", "f4"),
     ]
 )
 
-# What keeps a state. Of CONVOLVE the first lines, of RECUR the others; the places are features of
-# a row of PROJECTED. What SCAN and BLEND read is said behind.
+# Mixers with a recurrent state. The first fields are CONVOLVE's, the others RECUR's; places are
+# offsets in a row of PROJECTED. Comments below are for SCAN and BLEND.
 MIXER = np.dtype(
     [
         ("channels", "i8"),
@@ -295,11 +299,11 @@ MIXER = np.dtype(
         ("kernel", "i8"),  # float32 [channels / 16, taps, 16], the weight of the token itself last
         ("bias", "i8"),  # float32 [channels]; 0: none
         ("first", "i8"),  # place of the first channel
-        ("gated", "i8"),  # 1: channels of b, of c, of x, see `ShortConvolution`; 0: SiLU behind
-        ("bare", "i8"),  # 1: nothing is behind
+        ("gated", "i8"),  # 1: channels of b, c and x, see `ShortConvolution`; 0: followed by SiLU
+        ("bare", "i8"),  # 1: not followed by an activation
         ("heads", "i8"),
-        ("sharing", "i8"),  # neighbours that have a query and a key together
-        ("key_heads", "i8"),  # queries and keys, which begin again behind the last
+        ("sharing", "i8"),  # neighbouring heads that share a query and a key
+        ("key_heads", "i8"),  # number of queries and keys; heads beyond begin again with the first
         ("key_dim", "i8"),
         ("value_dim", "i8"),
         ("query", "i8"),  # place of the first head's
@@ -307,19 +311,19 @@ MIXER = np.dtype(
         ("value", "i8"),
         ("beta", "i8"),
         ("decay", "i8"),
-        ("rate", "i8"),  # float32 [heads], negative: of what is forgotten
+        ("rate", "i8"),  # float32 [heads], negative: of the decay
         ("decay_bias", "i8"),  # float32 [heads]; by channel [heads, key_dim]
-        ("by_channel", "i8"),  # 1: what is forgotten is in DECAYS, not at `decay`
-        ("skip", "i8"),  # float32 [heads]: how much of a value is said at once; 0: none
+        ("by_channel", "i8"),  # 1: inputs of decays are in DECAYS, not at `decay`
+        ("skip", "i8"),  # float32 [heads]: factor of a value that is added to the output; 0: none
         ("corrects", "i8"),  # 1: a delta rule, 0: Mamba-2
-        # Of SCAN `channels` from place 0 on, with `key_dim` numbers each; key and query are places
-        # of b and c in a row of DECAYS; `rate` float32 [channels / 16, key_dim, 16], `decay_bias`
-        # and `skip` [channels]. Of BLEND `channels` from `first` on, and `rate` [channels].
-        ("gate", "i8"),  # place of the first channel's
+        # SCAN: `channels` from place 0 on, with `key_dim` numbers each; key and query are places of
+        # b and c in a row of DECAYS; `rate` float32 [channels / 16, key_dim, 16], `decay_bias` and
+        # `skip` [channels]. BLEND: `channels` from `first` on, and `rate` [channels].
+        ("gate", "i8"),  # place of the first channel's gate
         ("decays_width", "i8"),  # features of a row of DECAYS
-        ("head_dim", "i8"),  # of BLEND: channels whose gates lie together
+        ("head_dim", "i8"),  # for BLEND: channels whose gates are adjacent
         ("beta_scale", "f4"),
-        ("least_step", "f4"),  # of time
+        ("least_step", "f4"),  # bounds of the time step
         ("most_step", "f4"),
         ("spare", "f4"),
     ]
@@ -328,19 +332,19 @@ MIXER = np.dtype(
 LATENT = np.dtype(
     [
         ("rank", "i8"),
-        ("plain_dim", "i8"),  # of a query, what does not turn, and what does
+        ("plain_dim", "i8"),  # of a query: unrotated, and rotated
         ("rotary_dim", "i8"),
         ("query_width", "i8"),  # features of a row of queries
-        ("place", "i8"),  # of the latent in a row of PROJECTED, with the turned key behind
+        ("place", "i8"),  # of the latent in a row of PROJECTED, followed by the rotated key
     ]
 )
 
-# Of PAD and CLOSE.
+# For PAD and CLOSE.
 PADDING = np.dtype(
     [
-        ("dim", "i8"),  # of a query or key, without zeros
+        ("dim", "i8"),  # of a query or key, without padding
         ("value_dim", "i8"),
-        ("queries", "i8"),  # of a row, with the keys
+        ("queries", "i8"),  # in a row, including keys
         ("values", "i8"),
     ]
 )
@@ -348,102 +352,104 @@ PADDING = np.dtype(
 OPENING = np.dtype(
     [
         ("gates", "i8"),  # Buffer, float32
-        ("gate_width", "i8"),  # features of its row
+        ("gate_width", "i8"),  # features of a row of gates
         ("gate_place", "i8"),  # of the first gate
-        ("gate_size", "i8"),  # features that share one
-        ("group", "i8"),  # features that are normed together
+        ("gate_size", "i8"),  # features that share a gate
+        ("group", "i8"),  # features that are normalised together
         ("norm", "i8"),  # GroupNorm
         ("activation", "i8"),  # of gates
     ]
 )
 
-# Of TELL.
+# For TELL.
 OWN = np.dtype(
     [
         ("table", "i8"),  # [rows, width], in the model's dtype
-        ("rows", "i8"),  # tokens beyond them have the first
+        ("rows", "i8"),  # other token ids get row 0
     ]
 )
 
-# Of SPLIT and what follows it.
+# For SPLIT, PREDICT, CORRECT, SPREAD and MERGE.
 STREAM = np.dtype(
     [
         ("count", "i8"),
-        ("active", "i8"),  # which one layers compute
-        # float32 [count, count], of PREDICT [count * count, count]: of what a router says
+        ("active", "i8"),  # the stream that layers compute
+        # float32 [count, count], for PREDICT [count * count, count]: factors of the router's
+        # results
         ("coefficients", "i8"),
-        ("scale", "i8"),  # float32 [hidden]: of what CORRECT shows; 0: none
+        # float32 [hidden]: factors of the stream that CORRECT writes to HIDDEN; 0: none
+        ("scale", "i8"),
     ]
 )
 
 STEP = np.dtype(
     [
         ("threads", "i8"),
-        ("tile", "i8"),  # tokens that attend one after the other, those of a sequence together
+        ("tile", "i8"),  # tokens of a work item of attention
         ("first", "i8"),  # operations to run
         ("end", "i8"),
         ("tokens", "i8"),  # T
         ("wanted", "i8"),  # tokens whose logits are wanted
-        ("wanted_ids", "i8"),  # int32 [wanted]: their places in the flat list
+        ("wanted_ids", "i8"),  # int32 [wanted]: their indices in the flat list
         ("token_ids", "i8"),  # int32 [T]
         ("positions", "i8"),  # int32 [T]
-        ("lasts", "i8"),  # int32 [T]: the last position that each token sees
-        ("turns", "i8"),  # int32 [T] rotary positions; of three axes, [3, T]
-        ("turn_stride", "i8"),  # bytes from an axis to the next; 0: there is one
+        ("lasts", "i8"),  # int32 [T]: the last position that each token attends to
+        ("turns", "i8"),  # int32 [T]: rotary positions; with three axes, [3, T]
+        ("turn_stride", "i8"),  # bytes from one axis to the next; 0: there is one axis
         ("slots", "i8"),  # int32 [T]
         ("tables", "i8"),  # int32 [R, table_width]
         ("table_width", "i8"),
-        ("rows", "i8"),  # int32 [T]: row of each token
+        ("rows", "i8"),  # int32 [T]: row of `tables` of each token
         ("runs", "i8"),  # int64 [run_count, 3], see `kernels/adapters.py`
         ("run_count", "i8"),
         ("run_of", "i8"),  # int32 [T]
         ("low_stride", "i8"),  # bytes of a row of LOW
         ("heads", "i8"),
         ("scores_bytes", "i8"),  # room for one head's scores
-        ("scratch", "i8"),  # the threads' own memory
-        ("scratch_bytes", "i8"),  # of each
-        ("row_count", "i8"),  # R, where states are kept; each has its tokens and its slots
+        ("scratch", "i8"),  # scratch memory of all threads
+        ("scratch_bytes", "i8"),  # of each thread
+        ("row_count", "i8"),  # R, if there are states; each row has its tokens and its slots
         ("row_starts", "i8"),  # int32 [R + 1]
-        ("state_reads", "i8"),  # int32 [R]: slot of the state before; -1: it is zero
-        ("state_writes", "i8"),  # int32 [R]: slot for the state behind
+        ("state_reads", "i8"),  # int32 [R]: slot of the state before; -1: zeros
+        ("state_writes", "i8"),  # int32 [R]: slot for the state after
         ("arrived", "i8"),  # arrivals at barriers before this step
         ("buffers", "i8", (len(Buffer),)),
     ]
 )
 
-# A row whose next token is to be chosen: what to do with it, and what came of it.
+# A row whose next token is to be chosen: the settings, and the results.
 ROW = np.dtype(
     [
         ("scores", "i8"),  # float32 [chunks * 128]; -inf: cannot be chosen
         ("chunks", "i8"),
-        ("maxima", "i8"),  # float32 [chunks]: room for what is known of its chunks
+        ("maxima", "i8"),  # float32 [chunks]: written by the kernels, like the next two
         ("masses", "i8"),  # float32 [chunks]
         ("keys", "i8"),  # int64 [width or more]: candidates, see `kernels/sampling/candidates.py`
-        # What to do, in this order; each is done where it is not 0.
-        ("allowed", "i8"),  # mask all tokens whose bits here are 0, the lowest bit's first
-        ("truncates", "i8"),  # mask what the truncations leave out, in place
-        ("finds_best", "i8"),  # find the best score, and those of all chunks
+        # What to do, in this order; 0: skip it.
+        ("allowed", "i8"),  # mask all tokens whose bits here are 0, lowest bit first
+        ("truncates", "i8"),  # mask what truncation excludes, in place
+        ("finds_best", "i8"),  # find the best score, and that of each chunk
         ("weighs", "i8"),  # 1: find the mass, 2: the entropy as well
         ("picks", "i8"),  # 1: choose the best token, 2: draw one
         ("width", "i8"),  # candidates to list
         ("top_k", "i8"),  # "off" as in SamplingParameters
         ("top_p", "f8"),
         ("typical_p", "f8"),
-        ("uniform", "f8"),  # what to draw with, in [0, 1)
-        ("best", "f4"),  # largest score; NaN where one of them is NaN
+        ("uniform", "f8"),  # the random number of a draw, in [0, 1)
+        ("best", "f4"),  # largest score; NaN if any score is NaN
         ("sharpness", "f4"),  # 1 / temperature: scores count as (score - best) * sharpness
-        ("floor", "f4"),  # least score after that; -inf: none
-        # What came of it.
+        ("floor", "f4"),  # least score after scaling; -inf: none
+        # The results.
         ("mass", "f8"),  # sum of e^score
         ("entropy", "f8"),  # in nats
         ("token", "i8"),
-        ("score", "f4"),  # of the token, relative and sharpened
+        ("score", "f4"),  # of the token, relative and scaled
     ]
 )
 
-# Records of adapters, in int64: of a run, of a site of an adapter, of a piece of its outputs.
+# Numbers of int64 in records of adapters: a run, a site of an adapter, a piece of its outputs.
 RUN, SITE, PIECE = 3, 4, 7
 
-# What becomes of a panel of quantised weights: it is multiplied as it is stored; it is unpacked
-# first; it has been unpacked before; it is unpacked if the rows are many.
+# How a panel of quantised weights is used: multiplied as stored; unpacked first; unpacked already;
+# unpacked if there are many rows.
 DIRECT, UNPACK, UNPACKED, UNPACK_FOR_MANY = 0, 1, 2, 3

@@ -9,20 +9,20 @@ from typing import Final
 from tgi_trio.model.kernel_fit import LANES as LANES
 from tgi_trio.model.kernel_fit import PANEL as PANEL
 
-# Of activations behind the last: a tile may read what it has no use for.
+# Rows of activations after the last one, which a tile may read and ignore.
 SPARE_ROWS: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
 class EightBits:
-    """Floating-point numbers of 8 bits: a sign, the exponent, the fraction."""
+    """An 8-bit floating-point format: a sign, the exponent, the fraction."""
 
     fraction: int  # bits
     bias: int  # of the exponent
     largest: float
 
 
-# By the words of `--kv-cache-dtype` (Micikevicius et al. 2022, arXiv 2209.05433).
+# By the values of `--kv-cache-dtype` (Micikevicius et al. 2022, arXiv 2209.05433).
 EIGHT_BITS: Final = {
     "fp8_e4m3fn": EightBits(3, 7, 448.0),
     "fp8_e5m2": EightBits(2, 15, 57344.0),
@@ -31,17 +31,17 @@ EIGHT_BITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CacheNumbers:
-    """How K and V are stored where it is not in the model's dtype."""
+    """How K and V are stored, if not in the model's dtype."""
 
-    name: str  # of `EIGHT_BITS`
-    scales: Sequence[tuple[float, float]]  # of K and of V of each layer: what 1 stands for
+    name: str  # a key of `EIGHT_BITS`
+    scales: Sequence[tuple[float, float]]  # of K and of V of each layer
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How one side of a product lies in memory: a layer's weights, or K and V."""
+    """How one side of a product is stored in memory: a layer's weights, or K and V."""
 
-    # "float32", "bfloat16", or "int8" with a scale per output feature; of K and V also one of
+    # "float32", "bfloat16", or "int8" with a scale per output feature; for K and V also a key of
     # `EIGHT_BITS`, with a scale per layer.
     numbers: str
     dot: bool = False  # bfloat16: multiplied by AVX512_BF16's dot product of pairs
@@ -56,22 +56,22 @@ class Storage:
 
     @property
     def eight(self) -> bool:
-        """Whether numbers are floating-point ones of 8 bits."""
+        """Whether numbers are 8-bit floats."""
         return self.numbers in EIGHT_BITS
 
     @property
     def bytes(self) -> int:
-        """Of one number."""
+        """Bytes of one number."""
         return {"float32": 4, "bfloat16": 2}.get(self.numbers, 1)
 
     @property
     def step(self) -> int:
-        """Input features for which 64 packed bytes hold 16 outputs."""
+        """Input features in 64 packed bytes of 16 outputs."""
         return 4 // self.bytes
 
     @property
     def half_bytes(self) -> int:
-        """Bytes of a packed step before the second half of a panel; int8 has a feature's first."""
+        """Bytes of a packed step before a panel's second half; int8 has a feature's first."""
         return LANES if self.int8 else 4 * LANES
 
     @property

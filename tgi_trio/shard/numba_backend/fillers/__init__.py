@@ -1,5 +1,5 @@
-"""Machine code that lays a file's blocks into panels, in one pass; see `kinds/kind.py` for those.
+"""Machine code that lays a file's quantised blocks out as panels, in one pass; see `kinds/kind.py`.
 
-Written for LLVM itself: packing begins before numba has been imported. What each does is what
-`kinds/` does with numpy, byte for byte: the tests hold one to the other.
+Written in LLVM IR directly, because packing begins before numba has been imported. Each filler does
+byte for byte what `kinds/` does with numpy; the tests compare the two.
 """

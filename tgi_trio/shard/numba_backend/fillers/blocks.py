@@ -1,6 +1,4 @@
-"""How a block of each of GGUF's types is read: what `kinds/blocks_of_32.py` does with numpy, and
-`kinds/blocks_of_256.py`.
-"""
+"""Reading a block of each GGUF type in LLVM IR, as `kinds/blocks_of_*.py` do with numpy."""
 
 from __future__ import annotations
 
@@ -25,21 +23,21 @@ from tgi_trio.shard.numba_backend.fillers.words import (
 )
 
 _GROUPS: Final = range(8)  # of 32 inputs, in a block of 256
-_SPREAD: Final = 0x00204081  # times 4 bits: each is the lowest of a byte, behind a mask
-_SIGN: Final = 0x8000  # of a float16
+_SPREAD: Final = 0x00204081  # times 4 bits: one bit in each byte, its lowest once it is masked
+_SIGN: Final = 0x8000  # the sign bit of a float16
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a block holds, as values of the compiled program."""
+    """The contents of a block, as values in the compiled program."""
 
-    codes: Sequence[Any]  # of each 32 inputs: 8 words, the codes as bytes
-    # Of every field of the kind: one number of a span, or one for each part of each 32 inputs.
+    codes: Sequence[Any]  # for each group of 32 inputs: 8 words whose bytes are the codes
+    # For every field of the kind: one number of a span, or one for each part of each group.
     numbers: Mapping[str, Sequence[Any]]
 
 
 def _fifths(source: Source, first: int) -> Any:
-    """Return 16 or 0 for each of 32 bits, lowest first."""
+    """Return the fifth bits of 32 codes, lowest first: 16 or 0 in each byte."""
     builder, kind = source.builder, ir.VectorType(I32, WORDS)
     bits = part(builder, source.words(first, 1), [0] * WORDS)
     four = builder.lshr(bits, ir.Constant(kind, [4 * word for word in range(WORDS)]))
@@ -49,7 +47,7 @@ def _fifths(source: Source, first: int) -> Any:
 
 
 def _low(source: Source, first: int) -> Any:
-    """Return the smallest weight as what is subtracted."""
+    """Return the smallest weight with its sign changed, since the kernels subtract it."""
     return source.builder.xor(source.half(first), ir.Constant(I16, _SIGN))
 
 
@@ -91,7 +89,7 @@ def read_mxfp4(source: Source) -> Read:
 
 
 def _scales_and_lows(source: Source, first: int) -> dict[str, list[Any]]:
-    """Return the 8 scales and 8 lows of 6 bits that 12 bytes hold."""
+    """Return 8 scales and 8 lows of 6 bits each from 12 bytes."""
     builder = source.builder
     one, two, three = (source.words(first + 4 * place, 1) for place in range(3))
     scales, lows = (
@@ -109,13 +107,13 @@ def _scales_and_lows(source: Source, first: int) -> dict[str, list[Any]]:
 
 
 def _four_bits(source: Source, first: int) -> list[Any]:
-    """Return the codes of 8 groups: of 32 bytes the low halves, then the high ones."""
+    """Return the codes of 8 groups: the low nibbles of 32 bytes, then the high ones."""
     words = [source.words(first + 32 * place) for place in range(4)]
     return [masked(source.builder, words[group // 2], 4 * (group % 2), 15) for group in _GROUPS]
 
 
 def _two_bits(source: Source, first: int, left: int = 0) -> list[Any]:
-    """Return 2 bits for each input of 8 groups, moved to the left by so many."""
+    """Return 2 bits for each input of 8 groups, shifted left by `left` bits."""
     words = [source.words(first), source.words(first + 32)]
     return [
         masked(source.builder, words[group // 4], 2 * (group % 4) - left, 3 << left)
@@ -124,7 +122,7 @@ def _two_bits(source: Source, first: int, left: int = 0) -> list[Any]:
 
 
 def _bits(source: Source, first: int, left: int) -> list[Any]:
-    """Return a bit for each input of 8 groups: bit g of a byte is of group g."""
+    """Return 1 bit for each input of 8 groups: bit g of a byte belongs to group g."""
     words = source.words(first)
     return [masked(source.builder, words, group - left, 1 << left) for group in _GROUPS]
 
@@ -168,7 +166,7 @@ def read_q2_k(source: Source) -> Read:
 
 
 def _less(builder: Any, scales: Sequence[Any]) -> list[Any]:
-    """Return 6 bits as numbers from -32 to 31."""
+    """Return 6-bit scales as numbers from -32 to 31."""
     return [builder.sub(scale, I8(32)) for scale in scales]
 
 

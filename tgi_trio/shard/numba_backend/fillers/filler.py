@@ -1,4 +1,4 @@
-"""A program that lays rows of blocks into panels, and how it is compiled."""
+"""A compiled program that lays rows of blocks out as panels, and its compilation."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ from tgi_trio.shard.numba_backend.machine_code.opening import (
 from tgi_trio.shard.numba_backend.machine_code.store import find_or_make
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
-_ROW: Final = 4 * PANEL  # bytes of a word of every output
-_EXPONENT: Final = 0x7C00  # bits of a float16, all of which are set in what is no number
+_ROW: Final = 4 * PANEL  # bytes of one word for each output of a panel
+_EXPONENT: Final = 0x7C00  # the exponent bits of a float16, all set in infinities and NaN
 _AHEAD: Final = (
-    256  # bytes of a row that are fetched early: 32 rows are more than processors follow
+    256  # bytes of a row to prefetch: 32 rows are more streams than hardware prefetchers follow
 )
 _ARGUMENTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Filler:
-    """The program for one of GGUF's types."""
+    """The compiled program for one GGUF type."""
 
     _code: MachineCode
 
     def fill(self, panels: NDArray[np.uint8], parts: Sequence[NDArray[np.uint8]]) -> bool:
-        """Lay blocks [out, blocks of a row, bytes] into `panels` uint8 [out / 32, bytes].
+        """Write blocks [out, blocks of a row, bytes] to `panels` uint8 [out / 32, bytes] of zeros.
 
-        As `kinds.kind.fill_panels`, into zeros; of two parts the rows are interleaved. Other
-        threads of Python go on. Returns False where a scale is infinite or not a number.
+        It does what `kinds.kind.fill_panels` does; the rows of two parts are interleaved. Other
+        Other Python threads may run during that time. Returns False if a scale is infinite or NaN.
         """
-        rows = np.zeros((-(-sum(map(len, parts)) // PANEL), PANEL), np.int64)  # 0: there is none
+        rows = np.zeros((-(-sum(map(len, parts)) // PANEL), PANEL), np.int64)  # 0: no row
         lanes = PANEL // len(parts)
         for place, own in enumerate(parts):
             begins = np.zeros(len(rows) * lanes, np.int64)
@@ -70,16 +70,16 @@ class Filler:
 
 
 def find_filler(coding: str) -> Filler | None:
-    """Return the program for weights of a `StoredMatrix.coding`; None: numpy has to do it.
+    """Return the program for weights of a `StoredMatrix.coding`, or None: numpy has to do it.
 
-    That is where there is none, or where it shows that it does not work on this machine.
+    That is if there is no program for it, or if it fails its self-test on this machine.
     """
     if coding not in READERS:
         return None
     try:
         made = compile_filler(coding)
         fault = _find_fault(made, coding)
-    except Exception as error:  # whatever LLVM raises: there is another way
+    except Exception as error:  # any error of LLVM: numpy does the work instead
         fault = f"{type(error).__name__}: {error}"
     if fault is None:
         return made
@@ -88,7 +88,7 @@ def find_filler(coding: str) -> Filler | None:
 
 
 def compile_filler(coding: str) -> Filler:
-    """Compile the program for one of `READERS`, or take what is kept; raises what LLVM raises."""
+    """Load the program for one of `READERS`, or compile it; raises what LLVM raises."""
     kind = KINDS[coding].kind
     name = file_name(f"fillers.{coding}", kind)
     data = find_or_make(name, lambda: make_object(_write_module(coding, kind)))
@@ -96,7 +96,7 @@ def compile_filler(coding: str) -> Filler:
 
 
 def _find_fault(filler: Filler, coding: str) -> str | None:
-    """Return what is wrong with a program on this machine, or None."""
+    """Compare a program with numpy on random blocks; return what is wrong, or None."""
     stored, (kind, read) = BY_NAME[coding], (KINDS[coding].kind, KINDS[coding].read)
     blocks = np.random.default_rng(1).integers(
         0, 256, (PANEL + 1, 2, stored.bytes), np.uint8, endpoint=False
@@ -145,16 +145,16 @@ def _pointer(builder: Any, where: Any, offset: Any) -> Any:
 
 
 def _fetch(builder: Any, where: Any) -> None:
-    """Ask for what comes `_AHEAD` bytes later, if it is memory at all."""
+    """Prefetch the memory `_AHEAD` bytes further on; harmless if nothing is mapped there."""
     kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
     prefetch = ir.Function(builder.module, kind, "llvm.prefetch.p0")
     later = builder.gep(where, [I64(_AHEAD)], source_etype=I8)
-    builder.call(prefetch, [later, I32(0), I32(3), I32(1)])  # to read, near, data
+    builder.call(prefetch, [later, I32(0), I32(3), I32(1)])  # for reading, high locality, data
 
 
 @contextmanager
 def _each(builder: Any, count: Any) -> Iterator[Any]:
-    """Write the block for each number below `count`, which is not 0."""
+    """Write a loop over the numbers below `count`, which must not be 0."""
     before = builder.block
     body = builder.append_basic_block()
     builder.branch(body)
@@ -171,12 +171,12 @@ def _each(builder: Any, count: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Writes what was read of a block to the place of one output in a panel."""
+    """Writes the contents of a block to the place of one output in a panel."""
 
     builder: Any
     target: Any  # where the block begins in the panel
-    lane: Any  # the output's place among those of the panel
-    flag: Any  # becomes 1 for a scale that is no number
+    lane: Any  # the output's index in the panel
+    flag: Any  # set to 1 for a scale that is infinite or NaN
 
     def write(self, kind: Kind, read: Read) -> None:
         self._head(kind.span_head, read, 0, 0)
@@ -186,7 +186,7 @@ class _Writer:
             self._codes(kind.bits, codes, first + kind.head_bytes)
 
     def _head(self, fields: tuple[Field, ...], read: Read, group: int, first: int) -> None:
-        """Write the numbers of a head that begins at byte `first`."""
+        """Write the fields of a head, which begins at byte `first`."""
         for field in fields:
             for place in range(field.parts):
                 number = read.numbers[field.name][group * field.parts + place]
@@ -203,7 +203,7 @@ class _Writer:
         builder.store(found, self.flag)
 
     def _codes(self, bits: int, codes: Any, first: int) -> None:
-        """As `kinds.kind._fill_codes`."""
+        """Write 32 codes as `kinds.kind._fill_codes` does."""
         builder = self.builder
         if bits == 8:
             self._words(codes, first)
@@ -214,7 +214,7 @@ class _Writer:
         packed = builder.or_(part(builder, low, range(4)), builder.shl(upper, four))
         self._words(packed, first)
         first += 4 * _ROW
-        more = bits - 4  # bits, of `each` words in a plane
+        more = bits - 4  # bits beyond 4; a word of a plane has those of `each` words
         each = 8 // more if more else 0
         for plane in range(more):
             lanes = range(plane * each, (plane + 1) * each)
@@ -228,6 +228,6 @@ class _Writer:
             self._store(word, first + place * _ROW, 4)
 
     def _store(self, value: Any, first: int, size: int) -> None:
-        """Write a number of the output, `first`: where that of the first output is."""
+        """Write a number of this output; `first`: the offset of the first output's number."""
         offset = self.builder.add(self.builder.mul(self.lane, I64(size)), I64(first))
         self.builder.store(value, _pointer(self.builder, self.target, offset))

@@ -1,4 +1,4 @@
-"""Functions of one vector."""
+"""Activation functions of a vector."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def sigmoid_times(x, y):
 
 @kernel
 def softplus(x):
-    """Return log(1 + e^x): what is above 0, and log(1 + u) with u = e^-|x|.
+    """Return log(1 + e^x), as max(x, 0) + log(1 + u) with u = e^-|x|.
 
-    That is 2 artanh(u / (2 + u)), whose argument is at most 1/3: eight terms have an error of 1e-9.
+    The logarithm is 2 artanh(u / (2 + u)), whose argument is at most 1/3: eight terms of the series
+    have an error of 1e-9.
     """
     positive = maximum(x, fill(0.0))
     u = exp(subtract(x, add(positive, positive)))
@@ -78,7 +79,7 @@ def gelu(x):
 
 @kernel
 def xielu(x, learned):
-    """Return what `learned` has learned of xIELU (Huang 2024, arXiv 2411.13010)."""
+    """Return xIELU (Huang 2024, arXiv 2411.13010) of x, with the parameters at `learned`."""
     grown = exp(minimum(x, fill(load_float(learned + 12))))
     below = subtract(subtract(grown, fill(1.0)), x)
     below = multiply(below, fill(load_float(learned + 4)))
@@ -119,7 +120,7 @@ def apply_soft_cap(x, cap):
 
 @kernel
 def cut(x, limit):
-    """Return x, at most `limit` away from 0; x where that is 0."""
+    """Clip x to [-limit, limit]; a limit of 0 means none."""
     if limit == 0.0:
         return x
     return minimum(maximum(x, fill(-limit)), fill(limit))

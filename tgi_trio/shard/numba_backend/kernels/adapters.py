@@ -1,16 +1,18 @@
-"""What LoRA adapters add to the rows of a linear layer: B (A x), between its product and `finish`.
+"""LoRA adapters: B (A x), added to a linear layer's sums before `finish`.
 
-A step's tokens lie in *runs* that have one adapter, or none. `shrink` computes V = A x of every run
-before the layer, `expand` computes B V for some panels, which `finish` adds to their sums. Both
-multiply halves of panels: 16 outputs, 64 bytes a step. However many rows a product has, a row's
-numbers are added in the same order, so a row gets the same bits whatever adapters the others have.
+A step's tokens form *runs* with one adapter, or none. `shrink` computes V = A x of every run
+before the layer. `expand` computes B V for some panels, and `finish` adds that to their sums. Both
+multiply half panels: 16 outputs, 64 bytes a step. However many rows a product has, each row is
+summed in the same order, so a row's result is the same to the bit whatever adapters other rows
+have.
 
-Of eight rows with eight adapters every product has one row, and all goes as fast as memory gives A
-and B. So an adapter lies in memory as it is read, layer after layer, and is read in long stretches:
-B of many panels at once, and what is fetched ahead of the end of an A is the beginning of its B.
+If eight rows have eight adapters, every product has one row, and all of it is as fast as A and B
+can be read from memory. So an adapter is stored in the order in which it is read, layer by
+layer, and is read in long stretches: B for many panels at a time, and the prefetch beyond the end
+of an A is the beginning of its B.
 
-Compiled apart from the step, which calls them by their addresses: a server without adapters does
-not wait for them.
+Compiled apart from the step, which calls these kernels by address: a server without adapters does
+not wait for their compilation.
 """
 
 from __future__ import annotations
@@ -38,23 +40,23 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
 from tgi_trio.shard.numba_backend.tables import PIECE, RUN, SITE
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
-_ARGUMENTS = 11  # integers, behind the variant
-_HALF = 64  # bytes of a step of half a panel
-_AHEAD = 4096  # bytes that are fetched ahead
-_PANELS = 32  # that are multiplied with all rows before the next ones are
-_AT_ONCE = 32  # rows of a piece of work of `shrink`
+_ARGUMENTS = 11  # integer arguments after the variant
+_HALF = 64  # bytes of one step of half a panel
+_AHEAD = 4096  # bytes to prefetch
+_PANELS = 32  # panels that are multiplied with all rows before the next panels are
+_AT_ONCE = 32  # rows of a work item of `shrink`
 
 
 @entry
 def shrink(
     variant, rank, threads, runs, run_count, site, source, stride, steps, low, low_stride, sums
 ):
-    """Write V of every run that has an adapter, as activations; every thread takes its share.
+    """Write V of every run with an adapter, as activations; each thread does its share.
 
-    `runs`: see `RUN`: first token, tokens, the adapter's sites or 0. A site's A: its address, how
-    many halves of panels it has, the address of the pieces of its outputs and how many there are.
-    `source`: activations, rows `stride` bytes apart; `steps` of them. `sums`: float32
-    [32, 16] of this thread's own.
+    `runs`: see `RUN`: first token, tokens, address of the adapter's sites or 0. A site: the address
+    of its A, the number of its half panels, the address of its outputs' pieces, and their number.
+    `source`: activations, rows `stride` bytes apart, of `steps` steps. `sums`: float32 [32, 16], of
+    this thread.
     """
     item = np.int64(0)
     for i in range(run_count):
@@ -80,8 +82,8 @@ def shrink(
 def expand(variant, runs, run_of, site, panel, panels, row, rows, low, low_stride, deltas, unused):
     """Write what adapters add to some panels of a layer: deltas[panels, rows, 32], float32.
 
-    `panel`: the first one, `row`: the first token; `run_of`: int32, the run of each token. Where
-    nothing is added there is -0, which changes no number that it is added to.
+    `panel`: the first panel, `row`: the first token; `run_of`: int32, the run of each token. Where
+    nothing is added deltas are -0, which changes no number that it is added to.
     """
     i = np.int64(0)
     while i < rows:
@@ -115,7 +117,7 @@ def expand(variant, runs, run_of, site, panel, panels, row, rows, low, low_strid
 
 @kernel
 def clear(begin, end, panel, own, rows, deltas):
-    """Write -0 where nothing is added to the panels from `begin` to `end`."""
+    """Write -0 to the panels from `begin` to `end`, to which nothing is added."""
     nothing = fill(-0.0)
     for at in range(begin, end):
         target = deltas + (at - panel) * rows * 4 * PANEL
@@ -125,16 +127,16 @@ def clear(begin, end, panel, own, rows, deltas):
 
 @kernel
 def expand_piece(variant, piece, begin, end, panel, own, rows, inputs, low_stride, deltas):
-    """Multiply rows of V with the panels of a piece from `begin` to `end`.
+    """Multiply rows of V with a piece's panels from `begin` to `end`.
 
-    A piece: its first panel and the one behind it; the address of B; where the V of the first half
-    of a panel begins, and its steps; those of the second half.
+    A piece: its first panel and the one after its last; the address of B; for the first half of its
+    panels, where in V its inputs begin, and steps; the same for the second half.
     """
     first = inputs + piece[3] * variant.active_bytes
     second = inputs + piece[5] * variant.active_bytes
     weights = piece[2] + (begin - piece[0]) * (piece[4] + piece[6]) * _HALF
     apart = rows * 4 * PANEL
-    while begin < end:  # some panels at a time: they are in the cache for the other tiles
+    while begin < end:  # some panels at a time, so that they are in the cache for the other tiles
         panels = lesser(end - begin, _PANELS)
         row = np.int64(0)
         while row < own:
@@ -163,9 +165,9 @@ def expand_piece(variant, piece, begin, end, panel, own, rows, inputs, low_strid
 def expand_rows(
     variant, rows, first, second, stride, weights, first_steps, second_steps, panels, sums, apart
 ):
-    """Multiply a tile of rows with the halves of some panels; return how many rows.
+    """Multiply a tile of rows with both halves of some panels; return the number of rows.
 
-    `first`, `second`: V of the halves. `apart`: bytes between the sums of two panels.
+    `first`, `second`: V for each half. `apart`: bytes between the sums of two panels.
     """
     for _ in range(panels):
         half_product(variant, rows, first, stride, weights, first_steps, sums, 4 * PANEL)
@@ -178,7 +180,7 @@ def expand_rows(
 
 @kernel
 def multiply_half(variant, rows, inputs, stride, weights, steps, sums, sums_stride):
-    """sums[rows, 16] = inputs x half a panel; rows of both lie apart."""
+    """sums[rows, 16] = inputs x half a panel, in tiles; strides are in bytes."""
     row = np.int64(0)
     while row < rows:
         x, target, left = inputs + row * stride, sums + row * sums_stride, rows - row
@@ -192,10 +194,10 @@ def multiply_half(variant, rows, inputs, stride, weights, steps, sums, sums_stri
 
 @kernel
 def half_product(variant, rows, inputs, stride, weights, steps, sums, sums_stride):
-    """Multiply some rows with half a panel; return how many.
+    """Multiply some rows with half a panel; return the number of rows.
 
-    Some steps at a time have sums of their own, for one row as for four: a lone row's multiply-adds
-    need not wait for each other, and all rows are added up in the same order.
+    The loop is unrolled with separate sums, for one row as for four: a single row's multiply-adds
+    do not wait for each other, and all rows are summed in the same order.
     """
     one, some = count(1), count(variant.adapter_unroll)
     tile = zeros(rows, some)

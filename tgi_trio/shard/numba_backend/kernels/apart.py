@@ -1,9 +1,9 @@
-"""Operations that few models have: compiled apart from the step, which calls them by their address.
+"""Calls of operations that few models have: compiled apart from the step, and called by address.
 
-numba compiles a kernel into every caller. So what a llama never runs is no part of the step's code,
-and who has no mixture of experts does not wait for its compiler. Such an entry gets a variant, the
-thread's rank, and addresses: of the step, of the operation, of the counter of pieces of work that
-were taken, and of the thread's own memory.
+numba compiles a kernel into each caller. So what a llama never runs is not part of the step's code,
+and a model without a mixture of experts does not wait for its compilation. Such an entry gets a
+variant, the thread's rank, and addresses: of the step, of the operation, of the counter of work
+items taken, and of the thread's scratch memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tgi_trio.shard.numba_backend.tables import (
     STREAM,
 )
 
-_ARGUMENTS = 5  # integers, behind the variant
+_ARGUMENTS = 5  # integer arguments after the variant
 
 
 @intrinsic
@@ -57,14 +57,14 @@ def call_apart(
 
 @intrinsic
 def address_of(context: Any, record: types.Record) -> Any:
-    """Return where a record lies."""
+    """Return the address of a record."""
     return types.int64(record), lambda ctx, builder, signature, values: builder.ptrtoint(
         values[0], I64
     )
 
 
 def _record_of(layout: np.dtype[np.void], doc: str) -> Any:
-    """Return a function address -> record."""
+    """Return a function from an address to the record at it."""
     kind = from_dtype(layout)
 
     def make(context: Any, builder: Any, signature: Any, values: Any) -> Any:

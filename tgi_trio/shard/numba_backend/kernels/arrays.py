@@ -1,4 +1,4 @@
-"""Arrays at an address, for kernels that go about single numbers."""
+"""Arrays at an address, for kernels that work on single numbers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tgi_trio.shard.numba_backend.kernels.emit import FLOAT, I32, I64, address, 
 
 @operation(types.int64, types.float32)
 def bits_of(builder: Any, value: Any) -> Any:
-    """Return the bits of a float32 as a whole number; order is kept where it is not negative."""
+    """Return the bits of a float32 as an integer; the order of non-negative numbers is kept."""
     return builder.zext(builder.bitcast(value, I32), I64)
 
 
 @operation(types.float32, types.int64)
 def float_of(builder: Any, bits: Any) -> Any:
-    """Return the float32 with these bits."""
+    """Return the float32 with the given bits."""
     return builder.bitcast(builder.trunc(bits, I32), FLOAT)
 
 
 def _array_of(numbers: types.Type, doc: str) -> Any:
-    """Return a function (address, size) -> array; `carray` would be two kernels more to compile."""
+    """Return a function (address, size) -> array; `carray` would add two kernels to compile."""
     kind = types.Array(numbers, 1, "C")
 
     def make(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -48,7 +48,7 @@ words_at = _array_of(types.uint64, "Return uint64 [size].")
 
 
 def _one_of_two(smaller: bool) -> Any:
-    """Return a function of two numbers; numba's own are kernels, compiled for every kind."""
+    """Return a function of two numbers; numba's own would be compiled for each type."""
     sign = "<" if smaller else ">"
 
     def choose(context: Any, builder: Any, signature: Any, values: Any) -> Any:

@@ -1,16 +1,17 @@
-"""Attention of one token's query heads over the blocks of its sequence.
+"""Attention of one token's query heads over the KV blocks of its sequence.
 
-A work item is a token and a KV head (and a part of its query heads, where they are many): all
-heads of the item are computed together, so that every key and value is read once for all. Items
-are taken from a counter that the threads share: contexts differ, and whoever is done takes the
-next.
+A work item is a token and a KV head (and a part of its query heads, if there are many). All heads
+of an item are computed together, so every key and value is read once for all. Threads take items
+from a shared counter, since contexts differ in length.
 
 Scores of a block of 16 tokens are a tile of heads x 1 vector, summed over the head's dimensions
-like a panel of a linear layer. Two blocks at a time keep the multiply-adds from waiting for each
-other. The scores of the whole context are kept, so the softmax needs no corrections afterwards.
+like a panel of a linear layer. Two blocks are computed at a time, so that multiply-adds do not wait
+for each other. The scores of the whole context are kept, so the softmax needs no corrections
+afterwards.
 
-An item reads its blocks of K, then those of V, then comes the next item's K: as one stream, of
-which some blocks are fetched ahead, for memory answers later than a block is computed.
+An item reads its blocks of K, then those of V; after that comes the next item's K. This is one
+stream, of which some blocks are prefetched, since memory takes longer to answer than a block to
+compute.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from tgi_trio.shard.numba_backend.tables import Buffer
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 QUERY, ATTENDED = int(Buffer.QUERY), int(Buffer.ATTENDED)
-_NOTHING = -1e30  # score of a token that is not seen
-_AHEAD = 4  # blocks of the stream that are fetched ahead
+_NOTHING = -1e30  # the score of a token that is not attended to
+_AHEAD = 4  # blocks of the stream to prefetch
 _LINE = 64
 
 
@@ -57,8 +58,8 @@ _LINE = 64
 def attend(variant, step, op, counter, scratch):
     """Take items until none is left. `counter`: address of the number taken so far, an int64.
 
-    Items of a prompt's tokens are those of one KV head after the other, whose K and V stay in the
-    cache meanwhile; those of sequences that get a token each have nothing to share.
+    A prompt's items are ordered by KV head, whose K and V then stay in the cache; sequences that
+    get one token each have nothing to share.
     """
     parts = step.heads // (op.kv_heads * variant.heads)
     tiles = (step.tokens + step.tile - 1) // step.tile
@@ -88,7 +89,7 @@ def attend(variant, step, op, counter, scratch):
 
 @kernel
 def is_run(variant, step, token, end):
-    """Return whether as many tokens as a tile takes, from this one on, are of one sequence."""
+    """Return whether a whole tile of tokens, from this one on, belongs to one sequence."""
     if variant.tokens == 1 or end - token < variant.tokens:
         return False
     last = token + variant.tokens - 1
@@ -97,14 +98,14 @@ def is_run(variant, step, token, end):
 
 @kernel
 def seen_tokens(step, op, token):
-    """Return how many tokens there are up to the last one that this one sees."""
+    """Return the number of tokens up to the last one that this token attends to."""
     lasts = step.positions if op.causal else step.lasts
     return load_int(lasts + 4 * token) + 1
 
 
 @kernel
 def hidden_tokens(step, op, token):
-    """Return how many of those that a token could see are outside the window, or the chunk."""
+    """Return how many leading tokens of the context lie outside this token's window or chunk."""
     position = load_int(step.positions + 4 * token)
     if op.chunk:
         return position - position % op.chunk
@@ -113,7 +114,7 @@ def hidden_tokens(step, op, token):
 
 @kernel
 def table_of(step, token):
-    """Return the address of the blocks of a token's sequence."""
+    """Return the address of the block table of a token's sequence."""
     return step.tables + load_int(step.rows + 4 * token) * step.table_width * 4
 
 
@@ -121,8 +122,8 @@ def table_of(step, token):
 def attend_rows(variant, tokens, rows, columns, step, op, token, own, following, parts, scratch):
     """Attend with `variant.heads` query heads of `tokens` tokens, `rows` in all.
 
-    `own`: the KV head and which of the `parts` of its query heads. Every row is computed as it
-    would be alone: of tokens that it does not see, the weights are 0.
+    `own`: the KV head, and which of the `parts` of its query heads. Every row is computed as it
+    would be alone: the weights of tokens that it does not attend to are 0.
     """
     size, kv_head = op.head_dim, own // parts
     last = token + number(tokens) - 1
@@ -157,7 +158,7 @@ def attend_rows(variant, tokens, rows, columns, step, op, token, own, following,
 
 @kernel
 def gather_queries(variant, tokens, step, op, query, target):
-    """Put the queries of some tokens one behind the other; return where."""
+    """Copy the queries of some tokens next to each other; return their address."""
     size = variant.heads * op.head_dim * variant.query_bytes
     stride = step.heads * op.head_dim * variant.query_bytes
     for i in range(number(tokens)):
@@ -178,7 +179,7 @@ def keys_of_item(step, op, item, parts, stride, place):
 
 @kernel
 def key_or_value(table, begin, end, keys, key_stride, values, value_stride, block):
-    """Return the address of a block of K; behind the last one come those of V."""
+    """Return the address of a block of the stream: of K, or after its last block of V."""
     if block < end:
         return keys + load_int(table + 4 * block) * key_stride
     return values + load_int(table + 4 * lesser(begin + block - end, end - 1)) * value_stride
@@ -204,7 +205,7 @@ def score_blocks(
     one = count(1)
     query_bytes = op.head_dim * variant.query_bytes
     for block in range(begin, end, 2):
-        other = lesser(block + 1, end - 1)  # of an odd number the last block is computed twice
+        other = lesser(block + 1, end - 1)  # of an odd number of blocks, the last is computed twice
         a = keys + load_int(table + 4 * block) * key_stride
         b = keys + load_int(table + 4 * other) * key_stride
         ahead = block + _AHEAD
@@ -223,10 +224,10 @@ def score_blocks(
 
 @kernel
 def softmax(op, head, scores, begin, end, hidden, seen):
-    """Turn one head's scores into weights that sum to 1; of tokens not seen, 0.
+    """Turn one head's scores into weights that sum to 1; 0 for tokens not attended to.
 
-    With linear biases (Press et al. 2022) tokens count for less the farther they are behind. A sink
-    (gpt-oss) takes part in the softmax and has no value.
+    With linear biases (ALiBi, Press et al. 2022) tokens weigh less the farther back they are. A
+    sink (gpt-oss) takes part in the softmax but has no value.
     """
     slope, sink = np.float32(0.0), np.float32(_NOTHING)
     if op.slopes:
@@ -279,7 +280,7 @@ def sum_values(
 ):
     """ATTENDED[place of row] = sum over tokens of weights[row, token] * value[token].
 
-    After the last V the K of the item that is `following` is fetched; -1: none.
+    After the last block of V, the K of the item `following` is prefetched; -1: none.
     """
     stored, size, target = variant.cache.bytes, op.value_dim, step.buffers[ATTENDED]
     width = LANES * number(columns)

@@ -1,4 +1,4 @@
-"""From a kernel to an object file that opens without numba."""
+"""Compiles a kernel to an object file that can be loaded without numba."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tgi_trio.shard.numba_backend.kernels.object_symbols import missing_symbols
 
 
 def compile_object(module: str, function: str, integers: int, choice: Any, symbol: str) -> bytes:
-    """Return the object file of an entry of `kernels.module`, which is called `symbol` in it.
+    """Return the object file of an entry of `kernels.module`; its symbol is named `symbol`.
 
-    `choice` None: there is none. Raises what the compiler raises without instructions for it, and
-    RuntimeError for code that needs what is there in numba's processes alone.
+    `choice`: the variant, or None. Raises what the compiler raises for lack of instructions, and
+    RuntimeError for code that calls symbols which only processes with numba have.
     """
-    # With it come numba's types of what is chosen.
+    # The import registers numba's types of the choices, too.
     entry = getattr(import_module(f"{__package__}.{module}"), function)
     chosen = () if choice is None else (typeof(choice),)
     signature = (*chosen, *[types.int64] * integers)

@@ -1,6 +1,6 @@
-"""Floating-point numbers of 8 bits, as K and V may be stored: from float32 and back.
+"""8-bit floating-point numbers, as K and V may be stored: conversion from and to float32.
 
-Their bits are those of float32 but for the exponent's bias and the end of the fraction.
+Their bits are those of float32 but for the exponent's bias and the length of the fraction.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _FRACTION, _BIAS = 23, 127  # of float32
 
 
 def _shift(kind: EightBits) -> int:
-    """Return how many bits of fraction float32 has more."""
+    """Return how many more fraction bits float32 has."""
     return _FRACTION - kind.fraction
 
 
 def widen_byte(builder: Any, words: Any, byte: int, storage: Storage) -> Any:
-    """Return float32 of one of the four bytes of each of 16 words.
+    """Return one of the four bytes of each of 16 words as float32.
 
-    The exponent is put right by a product, which is right below the smallest normal number, too.
+    The exponent is corrected by a product, which is also right for subnormal numbers.
     """
     kind, up = EIGHT_BITS[storage.numbers], 24 - 8 * byte
     bits = builder.shl(words, ints(up)) if up else words
-    # The sign stays where it is, and copies of it go.
+    # The arithmetic shift keeps the sign in place; the mask removes its copies.
     bits = builder.ashr(bits, ints(24 - _shift(kind)))
     mask = 1 << 31 | 127 << _shift(kind)
     bits = builder.and_(bits, ints(mask - (1 << 32)))
@@ -43,15 +43,15 @@ def widen_byte(builder: Any, words: Any, byte: int, storage: Storage) -> Any:
 
 
 def load_bytes(builder: Any, where: Any, storage: Storage) -> Any:
-    """Return float32 of 16 numbers."""
+    """Load 16 numbers as float32."""
     words = builder.zext(load_as(builder, where, BYTES, 1), INTS)
     return widen_byte(builder, words, 0, storage)
 
 
 def round_to_bytes(builder: Any, value: Any, storage: Storage) -> Any:
-    """Return the bytes of 16 numbers of float32, each the nearest: of two as near the even one.
+    """Round 16 float32 numbers to bytes, to nearest, ties to even.
 
-    What is too large becomes the largest, and so does what is no number: its sequence has failed.
+    Numbers too large become the largest, and so does NaN, whose sequence has already failed.
     """
     kind = EIGHT_BITS[storage.numbers]
     size = call(builder, f"llvm.fabs.v{LANES}f32", FLOATS, value)
@@ -62,7 +62,7 @@ def round_to_bytes(builder: Any, value: Any, storage: Storage) -> Any:
     rounded = builder.add(bits, builder.add(odd, ints((1 << (shift - 1)) - 1)))
     rounded = builder.lshr(rounded, ints(shift))
     normal = builder.sub(rounded, ints((_BIAS - kind.bias) << kind.fraction))
-    # Below the smallest normal number all are as far apart.
+    # Subnormal numbers are evenly spaced.
     steps = builder.fmul(size, floats(2.0 ** (kind.bias - 1 + kind.fraction)))
     steps = call(builder, f"llvm.rint.v{LANES}f32", FLOATS, steps)
     small = builder.fcmp_ordered("<", size, floats(2.0 ** (1 - kind.bias)))

@@ -1,4 +1,4 @@
-"""How an operation that numba lacks is added: a Python function that writes its LLVM instructions.
+"""Adding an operation that numba lacks: a Python function that writes its LLVM instructions.
 
 `@operation(result, *arguments)` turns `emit(builder, *values)` into a function for kernels. The
 function runs once per call site, when a kernel is compiled; what it returns is the value of the
@@ -21,7 +21,7 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES
 FLOAT, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 POINTER = ir.PointerType()
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
-HALVES = ir.VectorType(I16, LANES)  # bfloat16 numbers, as their bits
+HALVES = ir.VectorType(I16, LANES)  # bits of bfloat16 numbers
 BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 
@@ -39,7 +39,7 @@ class _VectorModel(models.PrimitiveModel):
 
 
 vector = VectorType()
-address = types.int64  # of a byte in memory; kernels do their own arithmetic with it
+address = types.int64  # of a byte in memory; kernels do their own address arithmetic
 
 
 def operation(result: types.Type, *arguments: types.Type) -> Callable[[Callable[..., Any]], Any]:
@@ -75,14 +75,14 @@ def at(builder: Any, where: Any) -> Any:
 
 
 def load_as(builder: Any, where: Any, kind: ir.Type, align: int = 4) -> Any:
-    """Read a value of `kind`; aligned to no more than its elements are."""
+    """Read a value of `kind`, with the alignment of its elements."""
     value = builder.load(at(builder, where), typ=kind)
     value.align = align
     return value
 
 
 def store_as(builder: Any, value: Any, where: Any, align: int = 4) -> Any:
-    """Write a value; return the None of numba."""
+    """Write a value; return numba's None."""
     builder.store(value, at(builder, where)).align = align
     return none()
 

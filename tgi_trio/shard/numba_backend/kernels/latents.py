@@ -1,13 +1,13 @@
-"""Attention over latents (DeepSeek-V2, 2024, section 2.1): what is before it, and what is behind.
+"""Around multi-head latent attention (DeepSeek-V2, 2024, section 2.1): what precedes and follows.
 
-A token's keys and values of all heads are linear in one vector of it, its latent. The cache holds
-that and one turned key for all heads; the matrices that would expand a latent to a head's key and
-value are multiplied with the head's query instead, and with what it has read:
+The keys and values of all heads are linear in one vector of a token, its latent. The cache holds
+the latent and one rotated key, which all heads share. The matrices that would expand a latent to a
+head's key and value are multiplied with the head's query and with its result instead:
 
     q . (K c) = (K^T q) . c        sum of p (V c) = V (sum of p c)
 
-So to `attention.py` there is one KV head, whose key is the latent and behind it the turned part.
-Its value is the same once more: the cache has K in panels and V in rows.
+So for `attention.py` there is one KV head. Its key is the latent followed by the rotated part; its
+value is the same once more, since the cache stores K in panels and V in rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STEP_BYTES = 4 * PANEL
 
 @entry
 def run_latents(variant, rank, step_address, op_address, counter, scratch):
-    """Run one thread's part of an operation around attention over latents."""
+    """Run one thread's part of an operation around latent attention."""
     step, op = step_at(step_address), operation_at(op_address)
     latent = latent_at(op.facts)
     if op.code == COMPRESS:
@@ -56,7 +56,7 @@ def run_latents(variant, rank, step_address, op_address, counter, scratch):
 
 @kernel
 def compress(variant, rank, step, op):
-    """target[t] = norm of the first `width` of `inputs` features of a row of `source`."""
+    """target[t] = RMSNorm of the first `width` of the `inputs` features of a row of `source`."""
     for t in range(rank, step.tokens, step.threads):
         source = step.buffers[op.source] + t * op.inputs * 4
         factor = fill(inverse_deviation(source, op.width, 0.0, op.eps))
@@ -67,7 +67,7 @@ def compress(variant, rank, step, op):
 
 @kernel
 def turn_parts(variant, rank, step, op, latent, scratch):
-    """Part queries: what turns goes to QUERY, the rest to `target`. Keys go to the cache.
+    """Split queries: write the part to be rotated to QUERY, the rest to `target`. Cache the keys.
 
     `scratch`: room for two keys.
     """
@@ -104,7 +104,7 @@ def turn_parts(variant, rank, step, op, latent, scratch):
 
 @kernel
 def turn_part(op, x, size, cosines, sines, target):
-    """Write [size] numbers, turned, in an order in which pairs are half of them apart."""
+    """Write [size] numbers, reordered so that pairs are half of them apart, and rotated."""
     for i in range(size):
         copy_word(target + 4 * i, x + 4 * load_int(op.order + 4 * i))
     turn(target, op, cosines, sines)
@@ -112,10 +112,10 @@ def turn_part(op, x, size, cosines, sines, target):
 
 @kernel
 def multiply_heads(variant, rank, step, op, sums):
-    """Multiply `inputs` of the `span` features that every head has in `source` with a matrix of
-    its own, to `outputs` features: of ABSORB those of a query, in its place, else in `target`.
+    """Multiply `inputs` of the `span` features that each head has in `source` with the head's own
+    matrix, giving `outputs` features: for ABSORB in their place in QUERY, else in `target`.
 
-    A thread has its panels, of all rows. `sums`: float32 [8, 32].
+    Each thread has its own panels, for all rows. `sums`: float32 [8, 32].
     """
     panels = op.outputs // PANEL
     steps = op.inputs // variant.weights.step
@@ -125,7 +125,7 @@ def multiply_heads(variant, rank, step, op, sums):
         head, panel = item // panels, item % panels
         source = step.buffers[op.source] + head * op.span * variant.active_bytes
         weights = op.weights + item * steps * _STEP_BYTES
-        row = item - item  # a bare 0 is a type of its own
+        row = item - item  # a literal 0 would have a separate type
         while row < step.tokens:
             taken = multiply_rows(
                 variant, step.tokens - row, step.tokens <= variant.rows, source + row * stride,

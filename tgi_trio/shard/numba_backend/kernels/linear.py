@@ -1,24 +1,23 @@
-"""y = x W^T: the packed matrix product, where nearly all of a step's time goes.
+"""y = x W^T: the packed matrix product (GEMM), where nearly all of a step's time goes.
 
-Weights are packed into *panels* of 32 output features. A panel is a list of steps; a step holds,
-for a pair of input features (one feature in float32), the weights of all 32 outputs, which is two
+Weights are packed into *panels* of 32 output features. A panel is a list of steps. A step holds the
+weights of all 32 outputs for a pair of input features (one feature in float32), which is two
 vectors. So the kernel reads weights strictly in order, at the speed of memory:
 
     panel p, step k:   w[32p + 0, 2k]  w[32p + 0, 2k + 1]  w[32p + 1, 2k]  w[32p + 1, 2k + 1]  ...
 
 For up to eight rows of x, the 32 sums of each row stay in registers (a *tile* of 8 x 2 vectors)
-over the whole panel: per step two loads of weights, and per row one load of a pair of x, given to
-all lanes, and two multiply-adds. The tile is then written once, and `finish` does what is left to
-do with a result: bias, activation, adding to the residual stream. Where there are 16 registers of
-half the size, a tile is six rows of half a panel, one half after the other. Where a batch is a lone
-tile memory sets the pace, and it is read fastest by a full one: two rows then cost what eight do.
+over the whole panel. A step takes two loads of weights, and for each row one broadcast load of a
+pair of x and two multiply-adds. The tile is then written once, and `finish` is the epilogue: bias,
+activation, adding to the residual stream. On machines with 16 registers of half the size, a tile is
+six rows of half a panel, one half after the other. A batch of a single tile is bound by memory,
+which a full tile reads fastest: two rows then cost as much as eight.
 
-Each thread has a share of the panels, one after the other in memory. But no two threads get the
-same speed out of memory, and all wait for the slowest: so the last eighth of every share goes panel
-by panel to whoever is there first.
+Each thread has a contiguous share of the panels. But threads get different bandwidths, and all wait
+for the slowest. So the last eighth of every share is given out panel by panel (work stealing).
 
-A batch of more rows takes several tiles per panel. The panel is then in the cache, and memory
-would idle while the processor multiplies; so each tile fetches its share of the next panel ahead.
+A batch of more rows takes several tiles per panel. The panel is then in the cache, and memory would
+idle during the arithmetic; so each tile prefetches its part of the next panel.
 """
 
 from __future__ import annotations
@@ -49,10 +48,11 @@ from tgi_trio.shard.numba_backend.rooms import DELTAS, ROWS
 from tgi_trio.shard.numba_backend.tables import Buffer, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
-_STEP_BYTES = 4 * PANEL  # of a step of a panel
-_AHEAD = 4096  # bytes that a lone row fetches ahead
-_FURTHER_AHEAD = 8192  # bytes that a lone tile of several rows does: 8 rows are a sixth faster
-_SHARED = 8  # one of so many panels of a lone tile belongs to whoever is there first
+_STEP_BYTES = 4 * PANEL  # bytes of one step of a panel
+_AHEAD = 4096  # bytes that a single row prefetches
+# bytes that a single tile of several rows prefetches: 8 rows are a sixth faster
+_FURTHER_AHEAD = 8192
+_SHARED = 8  # for a single tile, one panel of so many is given out to the first free thread
 LOW = int(Buffer.LOW)
 STORE, ADD, ACTIVATE, GATE = (
     int(e) for e in (Epilogue.STORE, Epilogue.ADD, Epilogue.ACTIVATE, Epilogue.GATE)
@@ -61,44 +61,44 @@ STORE, ADD, ACTIVATE, GATE = (
 
 @kernel
 def end_of_share(rank, step, op):
-    """Return the panel after a thread's share, where the next thread's begins."""
+    """Return the end of a thread's share of panels, where the next thread's begins."""
     return op.outputs // PANEL * (rank + 1) // step.threads
 
 
 @kernel
 def linear(variant, rank, step, op, counter, sums):
-    """Compute this thread's share of the panels of one linear layer, and what is left to all.
+    """Compute this thread's share of the panels of one linear layer, then shared ones.
 
-    `counter`: address of the number of panels taken of what is left to all, an int64. `sums`:
-    float32 [ROWS + DELTAS, 32] of this thread's own, and behind them what `multiply_panel` needs.
+    `counter`: address of the number of shared panels taken, an int64. `sums`: float32 [ROWS +
+    DELTAS, 32], this thread's own, followed by the scratch memory of `multiply_panel`.
     """
     rows = step.wanted if op.wanted_only else step.tokens
     source = step.buffers[op.source] + op.begin * variant.active_bytes
     steps = op.inputs // variant.weights.step
     stride, panel_bytes = row_and_panel_bytes(variant, op)
     tiles = count_tiles(variant, rows)
-    shared = np.int64(0)  # panels at the end of every share that are anybody's
+    shared = np.int64(0)  # panels at the end of every share that any thread may take
     if tiles <= 1 and step.threads > 1:
         shared = op.outputs // PANEL // step.threads // _SHARED
     panel, end = end_of_share(rank - 1, step, op), end_of_share(rank, step, op) - shared
-    # Rows whose deltas are made together: whole tiles, for one of six rows would begin among those
-    # of one 64 and end among those of the next.
+    # Rows whose deltas are computed together. Only whole tiles: otherwise a tile of six rows would
+    # begin in one group of 64 and end in the next.
     most = np.int64(ROWS)
     if not op.multiply:
         most = np.int64(ROWS // variant.rows * variant.rows)
     at_once = lesser(rows, most)
-    group, group_end = panel, panel  # panels that have them
+    group, group_end = panel, panel  # panels whose deltas have been computed
     while True:
         if panel >= end:
             panel = take_shared(step, op, counter, shared)
             if panel < 0:
                 break
-            end = np.int64(0)  # its own ones are done
+            end = np.int64(0)  # the thread's own panels are done
         weights = op.weights + panel * panel_bytes
         ahead, pace = weights + bytes_ahead(rows), _STEP_BYTES
         if tiles > 1:
             ahead, pace = weights + steps * _STEP_BYTES, _STEP_BYTES // tiles
-        row = np.int64(0)  # a bare 0 is a type of its own: everything would be compiled twice
+        row = np.int64(0)  # a literal 0 has a separate type: everything would be compiled twice
         while row < rows:
             inputs, deltas = source + row * stride, np.int64(0)
             if op.expand:
@@ -130,7 +130,7 @@ def linear(variant, rank, step, op, counter, sums):
 
 @kernel
 def row_and_panel_bytes(variant, op):
-    """Return the bytes of a row of what a linear layer reads, and of a panel of its weights."""
+    """Return the bytes of an input row of a linear layer, and of a panel of its weights."""
     if op.multiply:
         return op.inputs // BLOCK_INPUTS * op.active_bytes, op.panel_bytes
     inputs = op.inputs
@@ -141,9 +141,9 @@ def row_and_panel_bytes(variant, op):
 
 @kernel
 def take_shared(step, op, counter, shared):
-    """Take one of the panels that are anybody's, `shared` of each thread; -1: there is none left.
+    """Take one of the shared panels, of which each thread has `shared`; -1: none is left.
 
-    `counter`: address of the number of those taken.
+    `counter`: address of the number taken.
     """
     item = np.int64(0)
     if shared:
@@ -155,8 +155,8 @@ def take_shared(step, op, counter, shared):
 
 @kernel
 def count_tiles(variant, rows):
-    """Return how many tiles fetch their share of the next panel; those of the last rows do not,
-    where a tile has many.
+    """Return how many tiles prefetch their part of the next panel; where tiles have many rows, that
+    of the last rows does not.
     """
     if variant.rows >= 8:
         return rows // variant.rows
@@ -165,10 +165,10 @@ def count_tiles(variant, rows):
 
 @kernel
 def multiply_quantised(op, rows, row, inputs, stride, weights, sums):
-    """Multiply some of the `rows` from `row` on with a panel as it is stored; return how many."""
+    """Multiply some of the `rows` from `row` on with a panel as stored; return how many."""
     taken = lesser(rows - row, ROWS)
     mode = np.int64(UNPACK_FOR_MANY)
-    if row:  # behind `ROWS` others
+    if row:  # the panel has been unpacked for the first `ROWS` rows
         mode = np.int64(UNPACKED)
     room = sums + (ROWS + DELTAS) * 4 * PANEL
     call_panel_kernel(
@@ -180,7 +180,7 @@ def multiply_quantised(op, rows, row, inputs, stride, weights, sums):
 
 @kernel
 def bytes_ahead(rows):
-    """Return how many bytes ahead a lone tile fetches."""
+    """Return how many bytes a single tile prefetches."""
     if rows > 1:
         return np.int64(_FURTHER_AHEAD)
     return np.int64(_AHEAD)
@@ -188,20 +188,20 @@ def bytes_ahead(rows):
 
 @kernel
 def multiply_rows(variant, rows, alone, inputs, stride, weights, steps, ahead, pace, sums):
-    """Multiply as many of the `rows` as one tile takes; return how many.
+    """Multiply as many of the `rows` as fit into one tile; return how many.
 
-    `alone`: nothing is multiplied with this panel before or after them. Rows behind the last are
-    read and multiplied where a tile is larger, and nobody looks at what came of them.
+    `alone`: these are all rows that are multiplied with this panel. If a tile is larger than the
+    rows that are left, rows beyond the last are read and multiplied, and their results ignored.
 
-    Tiles of all sizes add up a row's products in the same order, so that its sums are the same to
-    the bit whatever is beside it (batch invariance).
+    Tiles of all sizes sum a row's products in the same order, so its sums are the same to the bit
+    for any number of other rows (batch invariance).
     """
     both, one, some = count(2), count(1), count(4)
     full = np.int64(variant.least_behind)
-    least = np.int64(3)  # of a tile of four
+    least = np.int64(3)  # rows that a tile of four needs
     if alone:
         full = np.int64(variant.least_alone)
-        least = np.int64(2)  # which wait for memory
+        least = np.int64(2)  # bound by memory
     if rows >= full:
         for column in range(0, 2, variant.columns):
             panel_product(
@@ -228,10 +228,11 @@ def multiply_rows(variant, rows, alone, inputs, stride, weights, steps, ahead, p
 def panel_product(
     variant, rows, columns, at_once, inputs, stride, weights, steps, ahead, pace, sums
 ):
-    """sums[rows, 16 * columns] = inputs[rows, K] x one panel, or one half of it. See the module.
+    """sums[rows, 16 * columns] = inputs[rows, K] x one panel, or half of it. See the module.
 
-    `at_once`: steps in a turn of the loop, for those of a tile of few rows are short. They have no
-    sums of their own: the order in which a row is added up may not depend on how many there are.
+    `at_once`: the unrolling of the loop, whose steps are short if a tile has few rows. Unrolled
+    steps share their sums: the order in which a row is summed must not depend on the number of
+    rows.
     """
     one, bytes_ = count(1), variant.weights.step_bytes
     tile = zeros(rows, columns)
@@ -252,7 +253,7 @@ def panel_product(
 
 @kernel
 def finish(variant, step, op, panel, row, rows, sums, deltas):
-    """Take the sums of one panel to where they belong; `op.epilogue` says how.
+    """Apply the epilogue of `op` to the sums of one panel, and write the result.
 
     `deltas`: float32 [rows, 32], what adapters add; 0: nothing.
     """

@@ -1,4 +1,4 @@
-"""Embedding, norms and rotary positions: the cheap parts, one row or head at a time."""
+"""Embeddings, norms and rotary positions: the cheap parts of a step, by row or by head."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tgi_trio.shard.numba_backend.tables import Buffer, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 ADD, QKV, QUERY = int(Epilogue.ADD), int(Buffer.QKV), int(Buffer.QUERY)
-BLOCK = 16  # tokens per KV block: one vector of scores
+BLOCK = 16  # tokens of a KV block: one vector of scores
 
 
 @kernel
@@ -54,7 +54,7 @@ def inverse_deviation(x, size, mean, eps):
 
 @kernel
 def norm(variant, rank, step, op):
-    """RMSNorm or LayerNorm of every row; wanted rows are gathered."""
+    """RMSNorm or LayerNorm of every row, or of the wanted rows, which are gathered."""
     size = op.inputs
     for row in range(rank, step.wanted if op.wanted_only else step.tokens, step.threads):
         place = load_int(step.wanted_ids + 4 * row) if op.wanted_only else row
@@ -81,7 +81,7 @@ def norm(variant, rank, step, op):
 
 @kernel
 def normed(op, source, i, centre, factor):
-    """Return 16 features of a row from `i` on, normed."""
+    """Return 16 normalised features of a row, from `i` on."""
     value = multiply(subtract(load(source + 4 * i), centre), factor)
     if op.weights:
         value = multiply(value, load(op.weights + 4 * i))
@@ -92,13 +92,13 @@ def normed(op, source, i, centre, factor):
 
 @kernel
 def turning_row(step, op, t, axis):
-    """Return where the cosines and sines of a token's position on an axis begin in their tables."""
+    """Return the offset of a token's cosines and sines, for its position on an axis."""
     return load_int(step.turns + axis * step.turn_stride + 4 * t) * (op.rotated // 2) * 4
 
 
 @kernel
 def gather_angles(step, op, t, target):
-    """Put the cosines of a token with three positions together, then its sines."""
+    """Gather the cosines of a token with three positions (M-RoPE), then its sines."""
     size = op.rotated // 2 * 4
     for i in range(0, size, 4):
         row = turning_row(step, op, t, load_int(op.axes + i))
@@ -108,8 +108,8 @@ def gather_angles(step, op, t, target):
 
 @kernel
 def turn_head(x, size, weights, op, cosines, sines):
-    """Norm one head [size] in place if it has norm weights, then turn it to its position; or first
-    turn it, where `norm_last` says so.
+    """Normalise one head [size] in place if it has norm weights, then rotate it; the other way
+    round with `norm_last`.
     """
     for stage in range(2):
         if stage != op.norm_last:
@@ -122,8 +122,8 @@ def turn_head(x, size, weights, op, cosines, sines):
 
 @kernel
 def turn(x, op, cosines, sines):
-    """Turn one head in place: dimensions i and i + rotated / 2 are a point in a plane, turned by
-    position * frequency i.
+    """Rotate one head in place (RoPE): dimensions i and i + rotated / 2 are a point in a plane,
+    rotated by position * frequency i.
     """
     half = op.rotated // 2
     for i in range(0, 4 * half, 4 * LANES):
@@ -135,11 +135,11 @@ def turn(x, op, cosines, sines):
 
 @kernel
 def rotate(variant, rank, step, op, scratch):
-    """Turn queries and keys; queries go to their buffer, scaled; K and V go to the cache.
+    """Rotate queries and keys; write queries, scaled, to QUERY, and K and V to the cache.
 
-    K of a block is [head_dim / step, 16 tokens, step], so that scores of 16 tokens are summed up
-    like a panel of a linear layer; V is [16 tokens, value_dim]. Of 8 bits they are divided by their
-    scales, and that of K is in the queries'.
+    K of a block is [head_dim / step, 16 tokens, step], so that scores of 16 tokens are summed like
+    a panel of a linear layer; V is [16 tokens, value_dim]. 8-bit K and V are divided by their
+    scales; the queries' scale includes the scale of K.
     """
     size, kv_heads = op.head_dim, op.kv_heads
     group = step.heads // kv_heads
@@ -149,7 +149,7 @@ def rotate(variant, rank, step, op, scratch):
         row = turning_row(step, op, t, 0)
         cosines, sines = op.cosines + row, op.sines + row
         if op.axes and step.turn_stride:
-            cosines = scratch + 4 * size  # behind what a key takes
+            cosines = scratch + 4 * size  # after the room of one key
             sines = cosines + 2 * op.rotated
             gather_angles(step, op, t, cosines)
         qkv = step.buffers[QKV] + t * op.width * 4
@@ -175,7 +175,7 @@ def rotate(variant, rank, step, op, scratch):
 
 @kernel
 def make_value(op, value):
-    """Norm a value [value_dim] in place, scale it."""
+    """Normalise a value [value_dim] in place, and scale it."""
     if op.value_norm or op.value_factor != 1.0:
         factor = fill(op.value_factor)
         if op.value_norm:
@@ -187,7 +187,7 @@ def make_value(op, value):
 
 @kernel
 def query_factor(step, op, t):
-    """Return what a token's queries are multiplied with."""
+    """Return the factor of a token's queries."""
     factor = fill(op.scale)
     if op.query_scales:
         position = load_int(step.positions + 4 * t)
@@ -197,7 +197,7 @@ def query_factor(step, op, t):
 
 @kernel
 def store_key_and_value(variant, step, op, t, kv_head, key, value, scratch):
-    """Put a token's key and value of a head, float32, into the cache; `scratch`: room for one."""
+    """Write a head's key and value, float32, to the cache; `scratch`: room for one key."""
     size, value_size, stored = op.head_dim, op.value_dim, variant.cache.bytes
     slot = load_int(step.slots + 4 * t)
     block, place = ((slot // BLOCK) * op.kv_heads + kv_head) * BLOCK * stored, slot % BLOCK

@@ -1,4 +1,4 @@
-"""What an object file calls that is not in it: its undefined symbols, by the ELF-64 format."""
+"""Undefined symbols of an object file, read from its ELF-64 symbol table."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 _SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
 _SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, link, ...
-_SYMBOLS = 2  # the type of a section
+_SYMBOLS = 2  # section type SHT_SYMTAB
 
 
 def missing_symbols(data: bytes) -> list[str]:
-    """Return the names of undefined symbols of a little-endian ELF-64 file."""
+    """Return the names of the undefined symbols of a little-endian ELF-64 file."""
     return [name for name, section in _symbols(data) if section == 0 and name]
 
 
 def _symbols(data: bytes) -> Iterator[tuple[str, int]]:
-    """Yield the names of symbols and the sections they are in."""
+    """Yield the names of symbols and their section numbers."""
     (start,) = struct.unpack_from("<Q", data, 40)
     size, count = struct.unpack_from("<HH", data, 58)
     sections = [_SECTION.unpack_from(data, start + i * size) for i in range(count)]

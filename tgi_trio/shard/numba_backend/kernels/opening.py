@@ -1,4 +1,4 @@
-"""What is read, of a state or by attention, through its gates: float32 in, activations out."""
+"""Output gates of attention and of recurrent states: float32 in, activations out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_row(variant, step, op, t):
 
 @kernel
 def through_gate(opening, gates, i, value):
-    """Return 16 features from `i` on, as much of each as its gate opens."""
+    """Return 16 features from `i` on, multiplied by their activated gates."""
     if opening.gate_size == 1:
         gate = load(gates + 4 * i)
     else:

@@ -1,4 +1,4 @@
-"""Heads that fill no whole panels: zeros behind each before it attends, none behind it.
+"""Heads whose size is no multiple of a vector: padded with zeros before attention, unpadded after.
 
 Zeros change no score and no sum, so attention need not know of them.
 """
@@ -25,7 +25,7 @@ PAD = int(Code.PAD)
 
 @entry
 def run_padding(variant, rank, step_address, op_address, counter, scratch):
-    """Run one thread's part of one of them: every thread has its own tokens."""
+    """Run one thread's part of an operation; every thread has its own tokens."""
     step, op = step_at(step_address), operation_at(op_address)
     padding = padding_at(op.facts)
     for t in range(rank, step.tokens, step.threads):
@@ -37,9 +37,9 @@ def run_padding(variant, rank, step_address, op_address, counter, scratch):
 
 @kernel
 def pad_row(step, op, padding, t, scratch):
-    """Spread the heads of a row, in place, the last one first; `scratch`: room for one.
+    """Pad the heads of a row, in place, the last one first; `scratch`: room for one head.
 
-    Queries and keys get an order as for REORDER, where there is one: -1 stands for a zero.
+    Queries and keys are reordered as by REORDER, if there is an order: -1 stands for a zero.
     """
     row = step.buffers[op.target] + t * op.width * 4
     narrow, wide = padding.queries * padding.dim, padding.queries * op.head_dim
@@ -63,7 +63,7 @@ def pad_row(step, op, padding, t, scratch):
 
 @kernel
 def move_head(source, target, scratch, size, padded):
-    """Copy `size` numbers by way of `scratch`, and zeros behind them, up to `padded`."""
+    """Copy `size` numbers by way of `scratch`, followed by zeros up to `padded`."""
     for i in range(0, size, LANES):
         store(scratch + 4 * i, load(source + 4 * i))
     for i in range(0, padded, LANES):
@@ -72,7 +72,7 @@ def move_head(source, target, scratch, size, padded):
 
 @kernel
 def close_row(variant, step, op, padding, t):
-    """Leave what heads say without the zeros between them, as activations of the next product."""
+    """Remove the padding of a row's heads, and write them as activations for the next product."""
     row, size = step.buffers[op.source] + t * step.heads * op.value_dim * 4, padding.value_dim
     for head in range(1, step.heads):
         source, target = row + head * op.value_dim * 4, row + head * size * 4

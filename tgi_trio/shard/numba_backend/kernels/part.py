@@ -1,7 +1,7 @@
-"""How a kernel is compiled: into its callers and nowhere else, or to an object file.
+"""How a kernel is compiled: only into its callers, or to an object file.
 
-numba optimises every function on its own, makes machine code of it, and then compiles it once more
-as a part of each caller. Here a kernel that only other kernels call stays LLVM's unoptimised code
+numba optimises every function on its own, generates its machine code, and then compiles it once
+more as a part of each caller. Here a kernel that only other kernels call stays unoptimised LLVM IR
 until it is in an `entry`, where all of it is optimised once.
 """
 
@@ -16,7 +16,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import LoweringPass, PassManager, register_pass
 from numba.core.typed_passes import AnnotateTypes, NativeLowering
 
-# Of numba's passes, what kernels do not write: closures, `with`, literal loops, array expressions.
+# numba passes for what kernels do not contain: closures, `with`, literal loops, array expressions.
 _UNNEEDED = {
     "WithLifting",
     "InlineClosureLikes",
@@ -34,27 +34,27 @@ _UNNEEDED = {
 
 
 class _PartLibrary(JITCodeLibrary):
-    """The code of one kernel and of what it calls, to be linked into its callers."""
+    """The code of one kernel and its callees, to be linked into its callers."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        """Leave it to the `entry`."""
+        """Do nothing: the `entry` is optimised as a whole."""
 
     def _finalize_final_module(self) -> None:
         self._finalized = True
 
 
 class _EntryLibrary(JITCodeLibrary):
-    """The code of an entry and of all it calls, optimised, and made an object file of."""
+    """The code of an entry and of all its callees, optimised and emitted as an object file."""
 
     def _finalize_final_module(self) -> None:
         self._verify_declare_only_symbols()
         self._finalized = True
 
     def emit_object(self, function: str, symbol: str) -> bytes:
-        """Return the object file, in which `function` is called `symbol`."""
+        """Return the object file, in which `function` is named `symbol`."""
         with global_compiler_lock:
             self._ensure_finalized()
         self._final_module.get_function(function).name = symbol
@@ -63,7 +63,7 @@ class _EntryLibrary(JITCodeLibrary):
 
 
 class _Keep(LoweringPass):
-    """Before the lowering: have it write into a library of ours, and make nothing executable."""
+    """Before the lowering: have it write into our library, and do not make the code executable."""
 
     library: Any
 
@@ -90,7 +90,7 @@ class _KeepAsEntry(_Keep):
 
 @register_pass(mutates_CFG=False, analysis_only=True)
 class _MakeCallable(LoweringPass):
-    """After the lowering: let other kernels find it. numba looks it up by a builtin function."""
+    """After the lowering: register the kernel by a builtin function, where numba looks it up."""
 
     _name = "tgi_trio_make_callable"
 
@@ -108,7 +108,7 @@ class _MakeCallable(LoweringPass):
 
 
 class PartCompiler(CompilerBase):
-    """numba's pipeline with the two passes around its lowering."""
+    """numba's pipeline with one pass before and one after its lowering."""
 
     keep: type[_Keep] = _KeepAsPart
 
@@ -122,6 +122,6 @@ class PartCompiler(CompilerBase):
 
 
 class EntryCompiler(PartCompiler):
-    """The same for an entry."""
+    """The same pipeline for an entry."""
 
     keep = _KeepAsEntry

@@ -1,4 +1,4 @@
-"""Small operations that few families have, in float32 rows of a buffer; see `apart.py`."""
+"""Small operations that few families need, on float32 rows of a buffer; see `apart.py`."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ PLACE, NORM_ROWS, PASS_ON, OPEN, SCALE, TELL = (
     for code in (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.OPEN, Code.SCALE, Code.TELL)
 )
 CUT = int(Code.CUT)
-_BOTH = 2.0**-0.5  # of a sum of two
+_BOTH = 2.0**-0.5  # the factor of a sum of two, which keeps its variance
 QKV = int(Buffer.QKV)
 
 
 @entry
 def run_rare(variant, rank, step_address, op_address, counter, scratch):
-    """Run one thread's part of one of them: every thread has its own tokens."""
+    """Run one thread's part of an operation; every thread has its own tokens."""
     step, op = step_at(step_address), operation_at(op_address)
     for t in range(rank, step.tokens, step.threads):
         if op.code == PLACE:
@@ -61,7 +61,7 @@ def run_rare(variant, rank, step_address, op_address, counter, scratch):
 
 @kernel
 def place(variant, step, op, t):
-    """hidden[t] += table[position of t + offset]."""
+    """hidden[t] += table[position of t + offset]: learned position embeddings."""
     row = load_int(step.positions + 4 * t) + op.offset
     source = op.weights + row * op.width * variant.kv.bytes
     target = step.buffers[op.target] + t * op.width * 4
@@ -72,7 +72,7 @@ def place(variant, step, op, t):
 
 @kernel
 def norm_row(step, op, t):
-    """Norm `inputs` features of a row of `width` from `offset` on, in place."""
+    """Normalise `inputs` features of a row of `width`, from `offset` on, in place."""
     row = step.buffers[op.target] + (t * op.width + op.offset) * 4
     mean = 0.0
     if op.centred:
@@ -87,8 +87,8 @@ def norm_row(step, op, t):
 
 @kernel
 def pass_on(variant, step, op, t):
-    """Leave `inputs` of the `span` features of a row, from `offset` on, as they are for products:
-    the residual stream, or a part of what a mixer projects.
+    """Convert `inputs` of the `span` features of a row, from `offset` on, to the forms that
+    products read: of the residual stream, or of a part of a mixer's projections.
     """
     source = step.buffers[op.source] + (t * op.span + op.offset) * 4
     for i in range(0, op.inputs, 2 * LANES):
@@ -141,8 +141,8 @@ def cut_gates(variant, step, op, t):
 
 @kernel
 def reorder(step, op, t, scratch):
-    """Bring the dimensions of every query and key into an order in which pairs are half a head
-    apart: dimension i becomes what `order[i]` was.
+    """Reorder the dimensions of every query and key so that pairs are half a head apart: the new
+    dimension i is the old `order[i]`.
     """
     size, heads = op.head_dim, step.heads + op.kv_heads
     row = step.buffers[QKV] + t * op.width * 4

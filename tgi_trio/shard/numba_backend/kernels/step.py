@@ -40,16 +40,16 @@ OPERATION_BYTES = OPERATION.itemsize
 def run_operations(variant, rank, step, operations, control):
     """Run one thread's part of the operations that the step names.
 
-    `operations`: the address of records of `tables.py`, one behind the other; a barrier after each
-    operation lets the next one read what all threads have written. Every kernel is called from one
-    place only: numba compiles it into each caller anew.
+    `operations`: the address of an array of records of `tables.py`. A barrier after each operation
+    lets the next one read what all threads have written. Every kernel is called from one place
+    only, since numba compiles it into each caller anew.
     """
     arrived = step.arrived
     scratch = step.scratch + rank * step.scratch_bytes
     for i in range(step.first, step.end):
         op = operation_at(operations + i * OPERATION_BYTES)
         counter = item_counter(control, i)
-        if rank == 0:  # all have left the operation before, and nobody is at the next one yet
+        if rank == 0:  # all have left the previous operation, and none has begun the next
             atomic_exchange(item_counter(control, i + 1), 0)
         if op.code == LINEAR:
             linear(variant, rank, step, op, counter, scratch)
@@ -83,7 +83,7 @@ def take_part(variant, rank, step_address, operations, control):
     if rank == 0:
         atomic_exchange(item_counter(control, step.first), 0)
         post(control, step.threads)
-    seen = np.int64(0)  # a bare 0 is a type of its own
+    seen = np.int64(0)  # a literal 0 has a separate type
     while True:
         if rank > 0:
             seen = wait_for_post(control, rank, seen)

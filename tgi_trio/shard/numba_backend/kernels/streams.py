@@ -1,7 +1,7 @@
-"""Several hidden states of a token, of which layers compute one.
+"""Several hidden states (streams) of a token, of which layers compute one (AltUp).
 
-As `torch_backend/layers/streams.py` has them: a row of STREAMS is all of a token's, and the one
-that is computed is in HIDDEN as well.
+They are those of `torch_backend/layers/streams.py`. A row of STREAMS holds all of a token's
+streams; the one that layers compute is in HIDDEN as well.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ HIDDEN, BRANCH, ROUTED, STREAMS = (
 SPLIT, PREDICT, CORRECT, SPREAD = (
     int(code) for code in (Code.SPLIT, Code.PREDICT, Code.CORRECT, Code.SPREAD)
 )
-_LEAST = 1e-5  # of the mean square that something is divided by the root of
+_LEAST = 1e-5  # the smallest mean square whose root divides
 
 
 @entry
 def run_streams(variant, rank, step_address, op_address, counter, scratch):
-    """Run one thread's part of one of these operations: every thread has its own tokens."""
+    """Run one thread's part of an operation; every thread has its own tokens."""
     step, op = step_at(step_address), operation_at(op_address)
     for t in range(rank, step.tokens, step.threads):
         if op.code == SPLIT:
@@ -53,7 +53,7 @@ def run_streams(variant, rank, step_address, op_address, counter, scratch):
 
 @kernel
 def split_row(step, op, t):
-    """Make the streams that are projected as large as hidden[t], which is the first."""
+    """Scale the projected streams to the magnitude of hidden[t], which is the first stream."""
     facts, size = streams_at(op.facts), op.width
     hidden = step.buffers[HIDDEN] + t * size * 4
     first = step.buffers[STREAMS] + t * facts.count * size * 4
@@ -70,7 +70,7 @@ def split_row(step, op, t):
 
 @kernel
 def merge_row(step, op, t):
-    """hidden[t] = the mean of the streams, each as large as the first."""
+    """hidden[t] = the mean of the streams, each scaled to the magnitude of the first."""
     facts, size = streams_at(op.facts), op.width
     hidden = step.buffers[HIDDEN] + t * size * 4
     first = step.buffers[STREAMS] + t * facts.count * size * 4
@@ -88,7 +88,7 @@ def merge_row(step, op, t):
 
 @kernel
 def predict_row(step, op, t, scratch):
-    """Add to each stream what the router makes of all of them.
+    """Add to each stream its prediction: the router's combination of all streams.
 
     `scratch`: room for a weight of each pair of streams, and a vector of each stream.
     """
@@ -110,8 +110,8 @@ def predict_row(step, op, t, scratch):
 
 @kernel
 def correct_row(step, op, t, scratch):
-    """Add to each stream some of what hidden[t] is beyond its prediction; then hidden[t] is what
-    the layer's own embeddings get to see. `scratch`: room for a weight of each stream.
+    """Add to each stream its share of hidden[t]'s difference from its prediction; then hidden[t] is
+    the input of the layer's own embeddings. `scratch`: room for a weight of each stream.
     """
     facts, size = streams_at(op.facts), op.width
     count = facts.count
@@ -145,7 +145,7 @@ def spread_row(step, op, t):
 
 @kernel
 def weigh(step, op, facts, t, weights, target):
-    """Write what `coefficients` [weights, count] make of a router's results between -1 and 1."""
+    """Write the weights: `coefficients` [weights, count] times the tanh of a router's results."""
     routes = step.buffers[ROUTED] + t * PANEL * 4
     store(routes, apply_soft_cap(load(routes), 1.0))
     given, found = floats_at(routes, facts.count), floats_at(target, weights)
@@ -158,7 +158,7 @@ def weigh(step, op, facts, t, weights, target):
 
 @kernel
 def show(facts, hidden, first, size):
-    """Copy the stream that layers compute."""
+    """Copy the stream that layers compute to `hidden`."""
     row = first + facts.active * size * 4
     for i in range(0, 4 * size, 4 * LANES):
         store(hidden + i, load(row + i))
@@ -166,7 +166,7 @@ def show(facts, hidden, first, size):
 
 @kernel
 def growth(row, size, wanted):
-    """Return what a row is multiplied with for its mean square to be `wanted`."""
+    """Return the factor that makes the mean square of a row `wanted`."""
     return math.sqrt(wanted / greater(mean_square(row, size), _LEAST))
 
 

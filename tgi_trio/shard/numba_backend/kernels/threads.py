@@ -1,9 +1,8 @@
-"""How the team's threads meet: atomics, a barrier, and sleep when there is nothing to do.
+"""How the team's threads synchronise: atomics, a barrier, and sleep if there is no work.
 
-Everything shared lies in one control block of cache lines (`control_block.py`). A thread that waits
-spins first, since the next barrier is a microsecond away; then it gives up its core between looks,
-since somebody else may need it; and a worker that has waited for some milliseconds sleeps in the
-kernel.
+All shared state is in one control block of cache lines (`control_block.py`). A waiting thread first
+spins, since the next barrier is a microsecond away. Then it yields its core between looks, since
+another thread may need it. A worker that has waited for some milliseconds sleeps on a semaphore.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from tgi_trio.shard.numba_backend.control_block import (
 from tgi_trio.shard.numba_backend.kernels import kernel
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, address, at, call, none, operation
 
-# Looks between which the core is not given up. Between steps about ten microseconds: nobody knows
-# when the next one comes. At a barrier about 0.6 ms: the others are nearly there, and whoever gives
-# its core to a process that computes gets it back after milliseconds, a hundred times a step.
+# Looks before the core is yielded. Between steps about ten microseconds, since it is unknown when
+# the next step comes. At a barrier about 0.6 ms: the others are nearly there, and a thread that
+# yields its core to a busy process gets it back after milliseconds, a hundred times a step.
 _SPINS = 256
 _BARRIER_SPINS = 16384
-_YIELDS = 512  # times the core is given up before a worker sleeps; milliseconds on an idle machine
+_YIELDS = 512  # yields before a worker sleeps; milliseconds on an idle machine
 
 
 _PAUSES = {"x86_64": "llvm.x86.sse2.pause", "aarch64": "llvm.aarch64.hint"}
@@ -38,7 +37,7 @@ _PAUSES = {"x86_64": "llvm.x86.sse2.pause", "aarch64": "llvm.aarch64.hint"}
 
 @operation(types.none)
 def pause(builder: Any) -> Any:
-    """Tell the processor that this is a waiting loop."""
+    """Emit the processor's hint for a spin loop."""
     name = _PAUSES.get(platform.machine())
     if name is not None:
         call(builder, name, ir.VoidType(), *([I32(1)] if name.endswith("hint") else []))
@@ -47,19 +46,19 @@ def pause(builder: Any) -> Any:
 
 @operation(types.int64, address)
 def atomic_load(builder: Any, where: Any) -> Any:
-    """Read an int64 that others write."""
+    """Read an int64 that other threads write."""
     return builder.load_atomic(at(builder, where), "seq_cst", 8, typ=I64)
 
 
 @operation(types.int64, address, types.int64)
 def atomic_add(builder: Any, where: Any, value: Any) -> Any:
-    """Add to an int64; return what it was."""
+    """Add to an int64; return its old value."""
     return builder.atomic_rmw("add", at(builder, where), value, "seq_cst")
 
 
 @operation(types.int64, address, types.int64)
 def atomic_exchange(builder: Any, where: Any, value: Any) -> Any:
-    """Write an int64; return what it was."""
+    """Write an int64; return its old value."""
     return builder.atomic_rmw("xchg", at(builder, where), value, "seq_cst")
 
 
@@ -83,13 +82,13 @@ def wake(builder: Any, semaphore: Any) -> Any:
 
 @kernel
 def item_counter(control, i):
-    """Return the address of operation i's counter of the pieces of work that were taken."""
+    """Return the address of operation i's counter of work items taken."""
     return control + ITEMS + i % 2 * LINE
 
 
 @kernel
 def barrier(control, threads, arrived):
-    """Wait until all threads are here. `arrived`: arrivals so far; returns those afterwards."""
+    """Wait for all threads. `arrived`: arrivals before this barrier; returns those after it."""
     target = arrived + threads
     if threads > 1:
         atomic_add(control + ARRIVED, 1)
@@ -104,7 +103,7 @@ def barrier(control, threads, arrived):
 
 @kernel
 def post(control, threads):
-    """Let the workers begin a step; what they are to read has been written."""
+    """Let the workers begin a step, whose input has been written."""
     atomic_add(control + POSTED, 1)
     for rank in range(1, threads):
         worker = control + WORKERS + rank * WORKER_BYTES
@@ -114,10 +113,10 @@ def post(control, threads):
 
 @kernel
 def wait_for_post(control, rank, seen):
-    """Wait until more than `seen` steps were posted; return how many. Spins, then sleeps.
+    """Wait until more than `seen` steps have been posted; return their number. Spins, then sleeps.
 
-    No wake-up is lost: the flag says "asleep" before the last look, and whoever posts takes the
-    flag away and posts the semaphore, which remembers.
+    No wake-up is lost: the flag says "asleep" before the last look, and the poster clears it and
+    posts the semaphore, which counts.
     """
     worker = control + WORKERS + rank * WORKER_BYTES
     looks = 0

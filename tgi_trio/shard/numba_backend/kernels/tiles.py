@@ -1,4 +1,4 @@
-"""Tiles: rows x columns vectors that live in registers while a product is summed up."""
+"""Tiles: rows x columns vectors that stay in registers while a product is summed."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def multiply_add(
 ) -> Any:
     """Return tile + inputs x weights over `steps` steps of input features.
 
-    `weights`: 64 packed bytes per step and column. `inputs`: the activations of the first row, the
-    other rows' follow every `stride` bytes. Every step has sums of its own, so that one need not
-    wait for the other; `fold` adds them up: `tile` is rows x (steps * columns).
+    `weights`: 64 packed bytes per step and column. `inputs`: activations of the first row; further
+    rows are `stride` bytes apart. Every unrolled step has its own sums, so that steps do not wait
+    for each other; `fold` adds them up. `tile` is rows x (steps * columns).
     """
     kind = storage.storage
 
@@ -94,7 +94,7 @@ def multiply_add(
 def fold(
     context: Any, rows: CountType, columns: CountType, steps: CountType, tile: types.UniTuple
 ) -> Any:
-    """Return the tile with the sums of all steps added up: rows x columns."""
+    """Return the sums of all steps added up: a tile of rows x columns."""
     result = _tile(rows, columns)
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -113,10 +113,10 @@ def fold(
 def _weights(builder: Any, step: Any, feature: int, columns: int, storage: Storage) -> list[Any]:
     """Return the weights of one feature of the packed step at `step`, a vector per column.
 
-    For dot they are vectors of pairs.
+    For the dot product they are vectors of pairs.
     """
     if storage.int8:
-        first = PANEL * feature  # also where it is of one half of the panel
+        first = PANEL * feature  # the same if the address is that of the panel's second half
         places = [builder.add(step, I64(first + LANES * column)) for column in range(columns)]
         return [builder.sitofp(load_as(builder, place, BYTES, 1), FLOATS) for place in places]
     places = [builder.add(step, I64(64 * column)) for column in range(columns)]
@@ -133,14 +133,14 @@ def _weights(builder: Any, step: Any, feature: int, columns: int, storage: Stora
 
 
 def _activation(builder: Any, where: Any, storage: Storage) -> Any:
-    """Return one activation, for dot a pair of them, in every lane."""
+    """Return one activation, or a pair for the dot product, in every lane."""
     if storage.dot:
         return splat(builder, load_as(builder, where, I32), INTS)
     return splat(builder, load_as(builder, where, FLOAT), FLOATS)
 
 
 class _Bfloat(ir.Type):
-    """LLVM's bfloat, which llvmlite has no name for."""
+    """LLVM's type bfloat, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -156,7 +156,7 @@ _PAIRS = ir.VectorType(_Bfloat(), 2 * LANES)
 
 
 def multiply_pairs(builder: Any, weight: Any, x: Any, total: Any) -> Any:
-    """Return weight * x + total; of pairs of bfloat16 where the vectors are of integers."""
+    """Return weight * x + total; integer vectors are multiplied as pairs of bfloat16."""
     if weight.type == FLOATS:
         return fma_of(builder, weight, x, total)
     pairs = [builder.bitcast(v, _PAIRS) for v in (weight, x)]
@@ -212,7 +212,7 @@ def add_tile(
     where: types.Integer,
     stride: types.Integer,
 ) -> Any:
-    """Add a tile to float32 that is there, its rows `stride` bytes apart."""
+    """Add a tile to float32 numbers in memory, whose rows are `stride` bytes apart."""
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         _, _, tile_value, target, step = values
@@ -235,7 +235,7 @@ def store_tile(
     where: types.Integer,
     stride: types.Integer,
 ) -> Any:
-    """Write a tile as float32, its rows `stride` bytes apart."""
+    """Write a tile as float32, with rows `stride` bytes apart."""
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         _, _, tile_value, target, step = values

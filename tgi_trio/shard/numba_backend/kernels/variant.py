@@ -1,8 +1,8 @@
-"""Compile-time choices as kernels see them.
+"""Compile-time choices in kernels.
 
-A `Variant` is handed to every kernel as an argument without a value: all of it is in its *type*,
-so numba compiles each kernel once per variant, and `variant.weights.step` in a kernel is a
-constant. `Count` does the same for one number, the rows of a tile.
+A `Variant` is an argument of every kernel, but carries no value at run time. All of it is in its
+numba *type*, so numba compiles each kernel once per variant, and `variant.weights.step` is a
+constant in a kernel. `Count` does the same for one number, such as the rows of a tile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tgi_trio.shard.numba_backend.weight_layout import Storage
 
 
 class VariantType(types.Type):
-    """The type that carries a Variant."""
+    """The numba type that carries a Variant."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
@@ -36,7 +36,7 @@ class VariantType(types.Type):
 
 
 class StorageType(types.Type):
-    """The type that carries a Storage, which is part of a Variant."""
+    """The numba type that carries a Storage, a part of a Variant."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -44,7 +44,7 @@ class StorageType(types.Type):
 
 
 class CountType(types.Type):
-    """The type that carries a number."""
+    """The numba type that carries a number."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -106,7 +106,7 @@ def _constant(context: Any, value: Storage | int) -> Any:
 
 @intrinsic(prefer_literal=True)
 def count(context: Any, value: types.IntegerLiteral) -> Any:
-    """Return a number that is known when compiling, as a type."""
+    """Return a compile-time constant as a type."""
     if not isinstance(value, types.IntegerLiteral):
         return None
     return CountType(value.literal_value)(

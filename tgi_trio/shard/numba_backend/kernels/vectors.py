@@ -1,7 +1,7 @@
-"""Vectors of sixteen float32 numbers, one at a time; `tiles.py` has products of many.
+"""Vectors of sixteen float32 numbers; `tiles.py` has products of many.
 
-LLVM lowers these to AVX512, AVX2 or NEON, whatever the machine has; only the bfloat16 dot product
-is one processor's own. bfloat16 is the upper half of a float32, so widening it is a shift.
+LLVM lowers these to AVX512, AVX2 or NEON; only the bfloat16 dot product is a specific instruction.
+bfloat16 is the upper half of a float32, so widening it is a shift.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def store(builder: Any, where: Any, value: Any) -> Any:
 
 @operation(types.none, address, vector)
 def store_aside(builder: Any, where: Any, value: Any) -> Any:
-    """Write 16 float32 to a cache line, past the caches: nobody reads them soon."""
+    """Write 16 float32 to a cache line, bypassing the caches (non-temporal store)."""
     stored = builder.store(value, at(builder, where))
     stored.align = 64
     stored.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
@@ -103,13 +103,13 @@ def copy_word(builder: Any, target: Any, source: Any) -> Any:
 
 @operation(types.none, address)
 def prefetch(builder: Any, where: Any) -> Any:
-    """Ask for a cache line, as far as the second level."""
+    """Prefetch a cache line into the second-level cache."""
     return _prefetch(builder, where, 2)
 
 
 @operation(types.none, address)
 def prefetch_near(builder: Any, where: Any) -> Any:
-    """Ask for a cache line that is needed in a moment, as far as the first level."""
+    """Prefetch a cache line that is needed soon into the first-level cache."""
     return _prefetch(builder, where, 3)
 
 
@@ -131,7 +131,7 @@ def widen(builder: Any, halves: Any) -> Any:
 
 
 def _narrow(builder: Any, value: Any) -> Any:
-    """Round to bfloat16, to the even neighbour from half-way."""
+    """Round to bfloat16, ties to even."""
     bits = builder.bitcast(value, INTS)
     odd = builder.and_(builder.lshr(bits, ints(16)), ints(1))
     rounded = builder.add(bits, builder.add(ints(0x7FFF), odd))
@@ -163,7 +163,7 @@ def _storing(half: bool) -> Any:
 
 @intrinsic
 def store_stored(context: Any, storage: StorageType, where: types.Integer, value: Any) -> Any:
-    """Write 16 numbers of K and V."""
+    """Write 16 numbers of K or V."""
     kind = storage.storage
     if not kind.eight:
         return types.none(storage, i64, vector), _storing(kind.bf16)
@@ -182,7 +182,7 @@ def store_query(context: Any, variant: VariantType, where: types.Integer, value:
 
 @intrinsic
 def store_active(context: Any, variant: VariantType, where: types.Integer, value: Any) -> Any:
-    """Write 16 numbers as activations that go into a product."""
+    """Write 16 activations, as products read them."""
     return types.none(variant, i64, vector), _storing(variant.variant.dot)
 
 
@@ -191,7 +191,7 @@ def store_active(context: Any, variant: VariantType, where: types.Integer, value
 
 @operation(vector, f32)
 def fill(builder: Any, value: Any) -> Any:
-    """Return a vector with the same number in every lane."""
+    """Return a vector with the given number in every lane."""
     return splat(builder, value, FLOATS)
 
 
@@ -215,7 +215,7 @@ def multiply(builder: Any, a: Any, b: Any) -> Any:
 
 @operation(vector, vector)
 def square_root(builder: Any, a: Any) -> Any:
-    """Return the root of a."""
+    """Return the square root of a."""
     return call(builder, f"llvm.sqrt.v{LANES}f32", FLOATS, a)
 
 
@@ -276,20 +276,20 @@ def where_at_least(builder: Any, limit: Any, tested: Any, a: Any, b: Any) -> Any
 
 @operation(i64, f32, vector)
 def lanes_at_least(builder: Any, limit: Any, tested: Any) -> Any:
-    """Return a bit per lane, the first lane's lowest: set where `tested` is at least `limit`."""
+    """Return a bit per lane, the lowest for the first: set where `tested` is at least `limit`."""
     found = builder.fcmp_ordered(">=", tested, splat(builder, limit, FLOATS))
     return builder.zext(builder.bitcast(found, ir.IntType(LANES)), I64)
 
 
 @operation(i64, i64)
 def first_lane(builder: Any, bits: Any) -> Any:
-    """Return the lane of the lowest bit that is set."""
+    """Return the lane of the lowest set bit."""
     return call(builder, "llvm.cttz.i64", I64, bits, ir.IntType(1)(1))
 
 
 @operation(f32, vector)
 def total(builder: Any, a: Any) -> Any:
-    """Return the sum of all lanes, in pairs."""
+    """Return the sum of all lanes, added pairwise."""
     kind = ir.FunctionType(FLOAT, [FLOAT, FLOATS])
     name = f"llvm.vector.reduce.fadd.v{LANES}f32"
     function = cgutils.get_or_insert_function(builder.module, kind, name)
@@ -298,7 +298,7 @@ def total(builder: Any, a: Any) -> Any:
 
 @operation(f32, vector)
 def largest(builder: Any, a: Any) -> Any:
-    """Return the largest lane. LLVM's own reduction looks for NaN at every step."""
+    """Return the largest lane; LLVM's own reduction tests for NaN at every step."""
     width = LANES
     while width > 1:
         width //= 2
@@ -325,21 +325,21 @@ def count_from(builder: Any, first: Any) -> Any:
 
 @operation(vector, i64, vector, vector)
 def first_lanes(builder: Any, wanted: Any, a: Any, b: Any) -> Any:
-    """Return the lanes below `wanted` of a, the others of b."""
+    """Return the first `wanted` lanes of a, the others of b."""
     lanes = ir.Constant(INTS, list(range(LANES)))
     limit = splat(builder, builder.trunc(wanted, I32), INTS)
     return builder.select(builder.icmp_signed("<", lanes, limit), a, b)
 
 
-# 2^x on [-0.5, 0.5], highest power first: of all polynomials of degree 5 that are 1 at 0, the one
-# with the least relative error (9e-8, found by weighted least squares).
+# 2^x on [-0.5, 0.5], highest power first: the polynomial of degree 5 with value 1 at 0 that has the
+# least relative error (9e-8, found by weighted least squares).
 _POWERS_OF_TWO = (0.00132647272, 0.00967151269, 0.0555073374, 0.240222421, 0.693146978, 1.0)
-# Adding it leaves a number's whole part in the lowest bits, with the exponent's bias.
+# Adding it leaves a number's integer part, with the exponent's bias, in the lowest bits.
 _ROUNDER = 1.5 * 2.0**23 + 127.0
 
 
 def _exp(builder: Any, x: Any) -> Any:
-    """Return e^x for x from -87 to 88: 2^(whole part) by its bits, 2^(the rest) by a polynomial."""
+    """Return e^x for x from -87 to 88: 2^(integer part) by its bits, 2^(rest) by a polynomial."""
     per_two, rounder = floats(1.0 / math.log(2.0)), floats(_ROUNDER)
     shifted = fma_of(builder, x, per_two, rounder)
     rest = fma_of(builder, x, per_two, builder.fneg(builder.fsub(shifted, rounder)))
@@ -352,7 +352,7 @@ def _exp(builder: Any, x: Any) -> Any:
 
 @operation(vector, vector)
 def exp(builder: Any, x: Any) -> Any:
-    """Return e^x; of what is beyond float32, its limits."""
+    """Return e^x, with x clipped to [-87, 88], which keeps it within float32."""
     low, high = floats(-87.0), floats(88.0)
     x = builder.select(builder.fcmp_unordered("<", x, low), low, x)
     return _exp(builder, builder.select(builder.fcmp_ordered(">", x, high), high, x))
@@ -360,6 +360,6 @@ def exp(builder: Any, x: Any) -> Any:
 
 @operation(vector, vector)
 def weight(builder: Any, x: Any) -> Any:
-    """Return e^x of what is at most 0; 0 below -87, where it would not be a normal number."""
+    """Return e^x for x at most 0; 0 below -87, where it would be subnormal."""
     possible = builder.fcmp_ordered(">=", x, floats(-87.0))
     return builder.select(possible, _exp(builder, x), floats(0.0))

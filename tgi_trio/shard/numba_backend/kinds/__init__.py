@@ -1,4 +1,5 @@
-"""The kinds of quantised weights that the kernels multiply as they are stored.
+"""The kinds of quantised weights that the kernels multiply as stored.
 
-A kind is a file here, which says how its codes lie and reads them, and a row in `table.py`.
+A kind is described by a file here, which has its layout and a function that reads it, and a row in
+`table.py`.
 """

@@ -1,4 +1,4 @@
-"""GGUF's blocks of 256 weights, whose scales have a scale: Q2_K to Q6_K, IQ4_XS."""
+"""GGUF's blocks of 256 weights, whose scales are quantised too: Q2_K to Q6_K, IQ4_XS."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _kind_with_lows(name: str, bits: int, *, parts: int = 1, largest: int = 0) -
 
 
 def _halves(data: NDArray[np.uint8]) -> Array:
-    """Return float16 [out, spans] of two bytes each [out, spans, 2]."""
+    """Return float16 [out, spans] from two bytes each, [out, spans, 2]."""
     return np.ascontiguousarray(data).view("<f2")[..., 0]
 
 
 def _with_lows(blocks: NDArray[np.uint8], codes: NDArray[np.uint8]) -> Codes:
-    """Return what Q4_K and Q5_K share; codes [out * spans, 8, 32]."""
+    """Return codes [out * spans, 8, 32] of Q4_K or Q5_K with their scales and lows."""
     outputs = len(blocks)
     scales, lows = scales_and_lows(blocks.reshape(-1, blocks.shape[-1])[:, 4:16])
     numbers = {
@@ -66,7 +66,7 @@ def read_q5_k(planes: Mapping[str, Array]) -> Codes:
 
 
 def read_q6_k(planes: Mapping[str, Array]) -> Codes:
-    """32 is zero; a scale for every 16 inputs."""
+    """The zero code is 32; every 16 inputs have a scale."""
     blocks = planes["blocks"]
     outputs = len(blocks)
     scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).reshape(outputs, -1, 2)
@@ -75,7 +75,7 @@ def read_q6_k(planes: Mapping[str, Array]) -> Codes:
 
 
 def read_q2_k(planes: Mapping[str, Array]) -> Codes:
-    """A scale and a low, of 4 bits, for every 16 inputs; codes of 2 bits take 4 in panels."""
+    """Every 16 inputs have a scale and a low of 4 bits; codes of 2 bits take 4 in panels."""
     blocks = planes["blocks"]
     flat, outputs = blocks.reshape(-1, 84), len(blocks)
     packed = flat[:, :16]
@@ -89,7 +89,7 @@ def read_q2_k(planes: Mapping[str, Array]) -> Codes:
 
 
 def read_q3_k(planes: Mapping[str, Array]) -> Codes:
-    """4 is zero; in panels they are of 4 bits, and 8 is."""
+    """The zero code is 4; in panels codes have 4 bits, and the zero code is 8."""
     blocks = planes["blocks"]
     flat, outputs = blocks.reshape(-1, 110), len(blocks)
     scales = scales_of_q3_k(flat).reshape(outputs, -1, 2)

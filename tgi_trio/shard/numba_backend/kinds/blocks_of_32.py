@@ -20,32 +20,32 @@ _HEAD: Final = (Field("d", "f2"),)
 
 
 def _codes(codes: Array, scales: NDArray[np.uint8]) -> Codes:
-    """Return codes [out, blocks, 32] with the halves of scales [out, blocks, 2] bytes."""
+    """Return codes [out, blocks, 32] with their float16 scales, from bytes [out, blocks, 2]."""
     numbers = {"d": np.ascontiguousarray(scales).view("<f2")[..., 0]}
     return Codes(codes.reshape(len(codes), -1), numbers)
 
 
 def read_q4_0(planes: Mapping[str, Array]) -> Codes:
-    """8 is zero."""
+    """The zero code is 8."""
     blocks = planes["blocks"]
     return _codes(nibbles(blocks[..., 2:]), blocks[..., :2])
 
 
 def read_q5_0(planes: Mapping[str, Array]) -> Codes:
-    """16 is zero."""
+    """The zero code is 16."""
     blocks = planes["blocks"]
     codes = nibbles(blocks[..., 6:]) | fifth_bits(blocks[..., 2:6])
     return _codes(codes, blocks[..., :2])
 
 
 def read_q8_0(planes: Mapping[str, Array]) -> Codes:
-    """Signed bytes, which become unsigned ones: 128 is zero."""
+    """Signed bytes are made unsigned: the zero code is 128."""
     blocks = planes["blocks"]
     return _codes(np.ascontiguousarray(blocks[..., 2:]) ^ np.uint8(128), blocks[..., :2])
 
 
 def _with_lows(codes: Array, blocks: NDArray[np.uint8]) -> Codes:
-    """As `_codes`, with the smallest weights, which become what is subtracted."""
+    """Return codes as `_codes`, with the smallest weights, negated since they are subtracted."""
     found = _codes(codes, blocks[..., :2])
     least = np.ascontiguousarray(blocks[..., 2:4]).view("<f2")[..., 0]
     return Codes(found.codes, {**found.numbers, "low": -least})
@@ -62,7 +62,7 @@ def read_q5_1(planes: Mapping[str, Array]) -> Codes:
 
 
 def read_mxfp4(planes: Mapping[str, Array]) -> Codes:
-    """The exponent of the scale; the table is twice as large as what it stands for."""
+    """Numbers of the table are twice as large as e2m1's, so exponents are lowered by 1."""
     blocks = planes["blocks"]
     codes = nibbles(blocks[..., 1:]).reshape(len(blocks), -1)
     exponents = np.maximum(blocks[..., 0], 1) - np.uint8(1)

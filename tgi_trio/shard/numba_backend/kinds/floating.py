@@ -1,4 +1,4 @@
-"""Codes that are floating-point numbers or stand for some: bitsandbytes' NF4 and FP4, and FP8."""
+"""Codes that are floating-point numbers, or indices of some: bitsandbytes' NF4 and FP4, and FP8."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _HEAD: Final = (Field("scale", "f4"),)
 
 
 def read_table(planes: Mapping[str, Array]) -> Codes:
-    """Codes of 4 bits with a table of all; nested scales have been taken apart."""
+    """Codes of 4 bits with one table for all; nested scales have been resolved already."""
     codes, table = planes["codes"], np.ascontiguousarray(planes["table"], np.float32)
     numbers = {"scale": planes["scales"].reshape(len(codes), -1)}
     return Codes(np.ascontiguousarray(codes), numbers, table)
 
 
 def read_e4m3(planes: Mapping[str, Array]) -> Codes:
-    """Codes of 8 bits; scales of blocks, of outputs or of the tensor are [out, blocks]."""
+    """Codes of 8 bits; scales are [out, blocks], whether per block, output or tensor."""
     codes = np.ascontiguousarray(planes["codes"]).view(np.uint8)
     return Codes(codes, {"scale": planes["scales"].reshape(len(codes), -1)})
 

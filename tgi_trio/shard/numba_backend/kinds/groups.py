@@ -1,5 +1,6 @@
-"""Whole numbers with a scale and a zero point for each group of inputs: GPTQ, AWQ and
-compressed-tensors. Their largest group are all inputs of an output.
+"""Integers with a scale and a zero point per group of inputs: GPTQ, AWQ, compressed-tensors.
+
+The largest possible group is all inputs of an output.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import numpy as np
 
 from tgi_trio.shard.numba_backend.kinds.kind import Array, Codes, Field, Kind, StoredKind
 
-_SIGN: Final = np.uint8(128)  # added to signed bytes
+_SIGN: Final = np.uint8(128)  # added to signed bytes to make them unsigned
 
 
 def _kind(name: str, bits: int) -> Kind:
-    """Return a kind with zero points; scales of float16 and bfloat16 are exact in float32."""
+    """Return a kind with zero points; float16 and bfloat16 scales are exact in float32."""
     head = (Field("scale", "f4"), Field("zero", "u1"))
     return Kind(name, bits, scale=("scale",), low=("scale", "zero"), span_head=head, head=())
 
 
 def read_groups(planes: Mapping[str, Array]) -> Codes:
-    """Codes and zero points, unsigned bytes or signed ones, which 128 is added to."""
+    """Codes and zero points are unsigned bytes, or signed ones, which get 128 added."""
     codes, zeros = planes["codes"], planes.get("zeros")
     if codes.dtype == np.int8:
         codes = codes.view(np.uint8) ^ _SIGN

@@ -1,12 +1,12 @@
-"""How quantised weights of a kind lie in panels: plain data, for packing and for the kernels.
+"""The layout of quantised weights in panels, by kind: plain data, for packing and for the kernels.
 
 A *block* is 32 inputs of the 32 outputs of a panel: the numbers of its *head*, then its codes. Some
-kinds have a second head before a run of blocks, a *span*: scales of scales, or those of a group.
+kinds have a second head before a *span*, a run of blocks: scales of scales, or those of a group.
 
     weight = scale * (code - zero) - low
 
-where scale and low are products of the head's numbers. Codes of some kinds are no whole numbers but
-floating-point ones, or stand for some: those are multiplied in float32, and
+where scale and low are products of numbers in the heads. In some kinds codes are not integers but
+are floating-point numbers or indices of some, which are multiplied in float32:
 
     weight = scale * number
 """
@@ -26,34 +26,34 @@ from tgi_trio.shard.checkpoint.numbers import to_bfloat16
 
 Array = NDArray[Any]
 BLOCK_INPUTS = 32
-MOST_ZERO = 128  # that a code of 0 can be
-# Numbers of a head: float16, float32, signed and unsigned bytes; "e8": the exponent of a power of
-# two with float32's bias.
+MOST_ZERO = 128  # the largest zero code
+# Numbers in a head: float16, float32, signed and unsigned bytes; "e8": the exponent of a power of
+# two, with float32's bias.
 Number = Literal["f2", "f4", "i1", "u1", "e8"]
-# What codes that are no whole numbers are: of 4 bits one of 16 numbers before the panel; of
-# 8 bits a sign, four bits of exponent and three of fraction; of 32 bits float32.
-# 16 or 32 bits, as they are unpacked, the number that is multiplied: bfloat16 or float32.
+# What codes are if not integers. 4 bits: one of 16 numbers in a table before the panel. 8 bits:
+# sign, four exponent bits and three fraction bits. Unpacked codes of 16 or 32 bits are the number
+# to multiply: bfloat16 or float32.
 Floating = Literal["table", "e4m3", "bfloat16", "float32"]
-E4M3_NO_NUMBER = 127  # its lower bits
-# Of 16 float32, then of the same rounded to bfloat16: the upper bytes of all, and the lower ones.
+E4M3_NO_NUMBER = 127  # NaN, by the seven lower bits
+# 16 float32 numbers; then, of the same rounded to bfloat16, all upper bytes and all lower bytes.
 _TABLE_BYTES = 96
-# A vector has four inputs of an output in these bytes of a word, where they are floating-point
-# numbers: so that every other byte belongs to neighbours.
+# The order of four inputs of an output in the bytes of a word, for floating-point codes: every
+# second byte belongs to neighbouring inputs.
 FLOATING_ORDER = (0, 2, 1, 3)
 _BYTES: dict[Number, int] = {"f2": 2, "f4": 4, "i1": 1, "u1": 1, "e8": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A number of a head: one for each output, or `parts` of them."""
+    """A number in a head: one for each output, or `parts` of them."""
 
     name: str
     number: Number
-    parts: int = 1  # of a block's inputs, each of which has its own
+    parts: int = 1  # parts of a block's inputs, each with its own number
 
     @property
     def bytes(self) -> int:
-        """Of all outputs of a panel."""
+        """Bytes of all outputs of a panel."""
         return _BYTES[self.number] * self.parts * PANEL
 
     @property
@@ -63,41 +63,41 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One way of storing quantised weights. Its name stands for it where kernels are compiled."""
+    """A way of storing quantised weights; `name` identifies it where kernels are compiled."""
 
     name: str
-    bits: int  # of a code in a panel: 4, 5, 6 or 8; unpacked floating-point numbers': 16 or 32
-    scale: tuple[str, ...]  # fields whose product it is
+    bits: int  # of a code in a panel: 4, 5, 6 or 8; of an unpacked floating-point number: 16 or 32
+    scale: tuple[str, ...]  # names of the fields whose product is the scale
     head: tuple[Field, ...]  # before the codes of every block
-    zero: int = 0  # the code of 0: 0, or a power of two up to `MOST_ZERO`
-    low: tuple[str, ...] = ()  # as `scale`; (): there is none
+    zero: int = 0  # the zero code: 0, or a power of two up to `MOST_ZERO`
+    low: tuple[str, ...] = ()  # names of fields, as for `scale`; (): no low
     span_head: tuple[Field, ...] = ()  # before the first block of a span
-    span: int = 0  # inputs of one; 0: the matrix says; -1: all
-    # What the 16 codes stand for, from -127 to 127; (): they stand for themselves.
+    span: int = 0  # inputs of a span; 0: depends on the matrix; -1: all
+    # The values of the 16 codes, from -127 to 127; (): codes are their values.
     table: tuple[int, ...] = ()
-    largest: int = 0  # code; 0: as `bits` says
-    floating: Floating | None = None  # None: codes are whole numbers
+    largest: int = 0  # the largest code; 0: all `bits` set
+    floating: Floating | None = None  # None: codes are integers
 
     @property
     def zero_code(self) -> int:
-        """The code of 0 of what is multiplied; numbers of a table are moved up to be codes."""
+        """The zero code of what is multiplied: values of a table are shifted to be unsigned."""
         return MOST_ZERO if self.table else self.zero
 
     @property
     def parts(self) -> int:
-        """Parts of a block's inputs that have their own scales."""
+        """Parts of a block's inputs with separate scales."""
         fields = {field.name: field for field in (*self.head, *self.span_head)}
         return max(fields[name].parts for name in self.scale)
 
     @property
     def low_parts(self) -> int:
-        """Parts of a block's inputs that have their own lows; 0: there are none."""
+        """Parts of a block's inputs with separate lows; 0: no lows."""
         fields = {field.name: field for field in (*self.head, *self.span_head)}
         return max((fields[name].parts for name in self.low), default=0)
 
     @property
     def table_bytes(self) -> int:
-        """Before the first span of a panel: the numbers that its codes stand for."""
+        """Bytes before the first span of a panel: the numbers that codes stand for."""
         return _TABLE_BYTES if self.floating == "table" else 0
 
     @property
@@ -110,7 +110,7 @@ class Kind:
 
     @property
     def block_bytes(self) -> int:
-        """Of a block with its own head."""
+        """Bytes of a block with its head."""
         return self.head_bytes + self.bits * BLOCK_INPUTS * PANEL // 8
 
     @property
@@ -118,7 +118,7 @@ class Kind:
         return 255 if self.table else self.largest or (1 << self.bits) - 1
 
     def spans(self, inputs: int, span: int) -> int:
-        """Return how many spans of `span` inputs a panel has; 0 where the kind knows none."""
+        """Return how many spans of `span` inputs a panel has; 0 if the kind has no spans."""
         return inputs // span if self.span_head else 0
 
     def panel_bytes(self, inputs: int, span: int) -> int:
@@ -128,17 +128,17 @@ class Kind:
 
 
 def unpacked(kind: Kind, raised: int, active_bits: int) -> Kind:
-    """Return the kind with a byte for each code and heads of float32, which many rows share.
+    """Return the unpacked kind, with a byte per code and float32 heads, shared by many rows.
 
-    `active_bits`: of activations; codes that are no whole numbers get as many. `raised`: bits that
-    codes are shifted to the left. The sums of whole numbers are exact: they stay the same.
+    `active_bits`: of activations; codes that are not integers get as many. `raised`: bits by which
+    codes are shifted left. Sums of integers are exact, so unpacking does not change them.
     """
     if kind.floating:
         name, scale = f"unpacked floats of {active_bits}", (Field("scale", "f4"),)
         number: Floating = "bfloat16" if active_bits == 16 else "float32"
         return Kind(name, active_bits, ("scale",), scale, floating=number)
     zero = kind.zero_code << raised
-    # Codes of 0 in the middle: as if they were all bytes, so that most kinds are one.
+    # Codes with this zero count as using all of a byte, so that most kinds share one unpacked kind.
     largest = 255 if zero == MOST_ZERO else kind.largest_code
     head = [
         Field("scale", "f4", kind.parts),
@@ -155,38 +155,38 @@ def unpacked(kind: Kind, raised: int, active_bits: int) -> Kind:
     )
 
 
-# Behind the 32 activations of a block: their scale, their sum (float32), and -`MOST_ZERO` times the
-# sum of their whole numbers, of all of them, of the first and of the second half (int32).
+# After the 32 activations of a block: their scale, their sum (float32), and -`MOST_ZERO` times the
+# sum of their integers: of all, of the first and of the second half (int32).
 _FACTS_BYTES = 20
 
 
 def active_block_bytes(bits: int) -> int:
-    """Return the bytes of 32 whole activations of 8 or 16 bits and of what is known of them."""
+    """Return the bytes of 32 integer activations of 8 or 16 bits, with scale and sums."""
     return BLOCK_INPUTS * bits // 8 + _FACTS_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Weights of one kind as packing takes them: some rows of a matrix."""
+    """Weights of one kind, as packing reads them: some rows of a matrix."""
 
     codes: NDArray[np.uint8]  # [out, in]
     numbers: Mapping[str, Array]  # of every field [out, blocks or spans] or [.., parts]
-    table: NDArray[np.float32] | None = None  # [16], where codes stand for these
+    table: NDArray[np.float32] | None = None  # [16], the values of codes with a table
 
 
 @dataclass(frozen=True, slots=True)
 class StoredKind:
-    """A kind, and how matrices that a checkpoint stores in some way become codes of it."""
+    """A kind, and the conversion of a checkpoint's matrices to its codes."""
 
     kind: Kind
     read: Callable[[Mapping[str, Array]], Codes]  # from `StoredMatrix.planes`
 
 
 def fill_panels(panels: NDArray[np.uint8], kind: Kind, given: Codes, span: int) -> None:
-    """Write codes [out, in] into `panels` uint8 [out / 32, bytes of a panel], of zeros before.
+    """Write codes [out, in] into `panels` uint8 [out / 32, bytes of a panel], which is all zeros.
 
-    `span`: inputs of each. Rows that are missing in the last panel stay 0, scales and all, and so
-    do the results.
+    `span`: inputs of a span. Missing rows of the last panel stay 0, scales included, and so do
+    their results.
     """
     outputs, inputs = given.codes.shape
     count = math.ceil(outputs / PANEL)
@@ -204,13 +204,13 @@ def fill_panels(panels: NDArray[np.uint8], kind: Kind, given: Codes, span: int) 
 
 
 def _table(numbers: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Return a table as it lies before a panel."""
+    """Return a table as stored before a panel."""
     pairs = to_bfloat16(numbers).view(np.uint8).reshape(-1, 2)
     return np.concatenate([numbers.view(np.uint8), pairs[:, 1], pairs[:, 0]])
 
 
 def _fill_head(places: NDArray[np.uint8], fields: tuple[Field, ...], given: Codes) -> None:
-    """Write the numbers of some fields into `places` [panels, spans, bytes], or of each block."""
+    """Write the numbers of fields into `places` [panels, spans, bytes], or [.., blocks, bytes]."""
     begin = 0
     for field in fields:
         numbers = np.ascontiguousarray(given.numbers[field.name], field.dtype)
@@ -223,7 +223,7 @@ def _fill_head(places: NDArray[np.uint8], fields: tuple[Field, ...], given: Code
 
 
 def _whole(rows: Array) -> Array:
-    """Return [out, n] with rows of zeros behind it that fill the last panel."""
+    """Return rows [out, n] padded with zeros to whole panels."""
     missing = -len(rows) % PANEL
     return np.pad(rows, ((0, missing), (0, 0))) if missing else rows
 
@@ -231,9 +231,9 @@ def _whole(rows: Array) -> Array:
 def _fill_codes(places: NDArray[np.uint8], bits: int, codes: NDArray[np.uint8]) -> None:
     """Write codes [out, in] into `places` [panels, spans, blocks of a span, bytes].
 
-    A vector holds 4 inputs of each of 16 outputs, a byte for each. Of 4 bits vectors v and v + 4
-    share one, the latter in the upper halves of its bytes. What 5 and 6 bits have more is in planes
-    behind: bit v of a byte for vector v, or two bits, of 4 vectors in each of two planes.
+    A vector holds 4 inputs of 16 outputs, a byte each. For 4 bits, vectors v and v + 4 share one,
+    the latter in the high nibbles. The further bits of 5- and 6-bit codes follow in planes: bit v
+    of a byte for vector v; or two bits each for 4 vectors, in each of two planes.
     """
     count = places.shape[0]
     rows = codes.reshape(count, PANEL, -1, 8, 4)  # panel, output, block, vector, input
@@ -253,7 +253,7 @@ def _fill_codes(places: NDArray[np.uint8], bits: int, codes: NDArray[np.uint8]) 
 
 
 def _gather(parts: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Return [..., 4] of [..., vectors, 4] numbers of `bits` bits: the first vector's lowest."""
+    """Return [..., 4] packed from [..., vectors, 4] numbers of `bits` bits, the first lowest."""
     result = parts[..., 0, :].copy()
     for vector in range(1, parts.shape[-2]):
         result |= parts[..., vector, :] << np.uint8(bits * vector)
@@ -261,7 +261,7 @@ def _gather(parts: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def _lay(places: NDArray[np.uint8], rows: NDArray[np.uint8]) -> None:
-    """Write [panels, outputs, blocks, vectors, 4] with outputs side by side."""
+    """Write [panels, outputs, blocks, vectors, 4], with outputs next to each other."""
     words = np.ascontiguousarray(rows).view(np.uint32)[..., 0]
     lanes = np.ascontiguousarray(words.transpose(0, 2, 3, 1))
     places[:] = lanes.view(np.uint8).reshape(places.shape)

@@ -1,4 +1,4 @@
-"""NVFP4: numbers of e2m1 with a scale for each 16 inputs, and a factor of the whole matrix."""
+"""NVFP4: e2m1 numbers with a scale for every 16 inputs, and a factor for the whole matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tgi_trio.shard.numba_backend.kinds.kind import Array, Codes, Field, Kind, S
 
 
 def read_nvfp4(planes: Mapping[str, Array]) -> Codes:
-    """Scales of e4m3 are exact in float16."""
+    """Scales are e4m3 numbers, exact in float16."""
     codes = np.ascontiguousarray(planes["codes"])
     numbers = {
         "unit": np.full((len(codes), 1), planes["unit"][0], np.float32),

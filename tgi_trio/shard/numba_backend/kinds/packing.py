@@ -1,4 +1,4 @@
-"""How one matrix becomes panels of a kind: its spans, and the order of its inputs."""
+"""How a matrix becomes panels of a kind: its spans, and the order of its inputs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from tgi_trio.shard.numba_backend.kinds.kind import Codes, Kind, StoredKind
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a matrix is packed: matrices with the same one can share an operation."""
+    """How a matrix is packed; matrices packed alike can share an operation."""
 
     stored: StoredKind
     span: int  # inputs of a span
-    repeats: int = 1  # spans of a group: of one that does not divide the inputs
-    # int32 [inputs of a panel]: the input of the matrix that each is, -1: none, a code of 0. Groups
-    # of any inputs, or of a number of them that no blocks make up, are spans so. b"": as they are.
+    repeats: int = 1  # spans per group, for a group that does not divide the inputs
+    # int32 [inputs of a panel]: the matrix input at each place; -1: padding, a code of 0. It makes
+    # spans of groups with arbitrary inputs, or whose size is not a multiple of a block. b"": as
+    # stored.
     order: bytes = b""
-    table: bytes = b""  # float32 [16], of codes that stand for these
+    table: bytes = b""  # float32 [16], the values of codes with a table
 
     @property
     def kind(self) -> Kind:
@@ -32,11 +33,11 @@ class Packing:
         return np.frombuffer(self.order, np.int32)
 
     def count_inputs(self, inputs: int) -> int:
-        """Return how many inputs a panel has of a matrix that has so many."""
+        """Return how many inputs a panel has, for a matrix with `inputs`."""
         return len(self.sources) or inputs
 
     def arrange(self, codes: Codes) -> Codes:
-        """Return codes, as they were read, with the inputs and the spans of panels."""
+        """Return codes, as read from a matrix, in the order and spans of panels."""
         if self.repeats > 1:
             spans = codes.codes.shape[1] // self.span
             numbers = {

@@ -1,4 +1,4 @@
-"""Which kind the weights of a matrix are, by what its format calls them."""
+"""The kind of a matrix's weights, by the name that its format gives them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Array, StoredK
 from tgi_trio.shard.numba_backend.kinds.nvfp4 import NVFP4
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
 
-# By `StoredMatrix.coding`, those of several bits with these; "affine in any order" is as "affine".
+# By `StoredMatrix.coding`, followed by bits if there are several; "affine in any order" is as
+# "affine".
 KINDS: Final[Mapping[str, StoredKind]] = {
     "Q4_0": Q4_0,
     "Q4_1": Q4_1,
@@ -51,12 +52,12 @@ KINDS: Final[Mapping[str, StoredKind]] = {
 }
 
 
-# Of a matrix that padding would make larger than that, plain numbers are made.
+# A matrix that padding would make more than so many times larger is dequantised.
 _MOST_PADDED: Final = 2
 
 
 def find_packing(matrix: StoredMatrix) -> Packing | None:
-    """Return how the kernels have a matrix; None: they have no kernel for the way it is stored."""
+    """Return how a matrix is packed, or None: the kernels cannot multiply it as stored."""
     coding = matrix.coding
     ordered = coding == "affine in any order"
     stored = KINDS.get(f"affine {matrix.bits}" if coding == "affine" or ordered else coding)
@@ -68,7 +69,7 @@ def find_packing(matrix: StoredMatrix) -> Packing | None:
         fits = span % BLOCK_INPUTS == 0 and inputs % span == 0
         return Packing(stored, span) if fits else None
     if coding == "table" and inputs % group:
-        return None  # its blocks go over the ends of rows
+        return None  # its blocks cross the ends of rows
     table = b""
     if stored.kind.floating == "table":
         table = _shared(matrix, "table").tobytes()
@@ -81,12 +82,12 @@ def find_packing(matrix: StoredMatrix) -> Packing | None:
 
 
 def _shared(matrix: StoredMatrix, plane: str) -> Array:
-    """Return a plane that all rows have in common."""
+    """Return a plane that all rows share."""
     return matrix.rows(slice(0, 0)).planes()[plane]
 
 
 def _sorted(stored: StoredKind, inputs: int, groups: Array, table: bytes = b"") -> Packing | None:
-    """Return a packing whose inputs are sorted by their groups, which all get the same size."""
+    """Return a packing with inputs sorted by group, groups padded to one size; None: too large."""
     counts = np.bincount(groups)
     span = -(-int(counts.max()) // BLOCK_INPUTS) * BLOCK_INPUTS
     if span * len(counts) > _MOST_PADDED * inputs:

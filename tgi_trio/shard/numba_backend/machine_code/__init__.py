@@ -1,5 +1,5 @@
-"""Machine code between starts: compiled once, kept as object files, opened without a compiler.
+"""The cache of machine code: compiled once, kept as object files, loaded without a compiler.
 
-`entry.py` names what can be compiled, `store.py` keeps it, `opening.py` makes it callable,
-`beside.py` has other processes compile what is missing.
+`entry.py` names what can be compiled, `store.py` keeps it, `opening.py` makes it callable, and
+`beside.py` compiles in parallel processes.
 """

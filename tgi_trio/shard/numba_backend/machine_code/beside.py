@@ -1,9 +1,10 @@
-"""Compilation on other cores: numba compiles one kernel at a time in a process.
+"""Parallel compilation in several processes, since numba compiles one kernel at a time in each.
 
-The very first start compiles a step's kernels and the sampler's, some seconds each, and those of
-each kind of quantised weights, a second. Whoever needs them opens one after the other; meanwhile
-processes of their own go through the same list from its end, and leave out what another one is at.
-`python -m` of this module is such a process, which reads the list as a pickle of ours.
+The very first start compiles the kernels of a step and of the sampler, some seconds each, and those
+of each kind of quantised weights, a second each. The loading process opens them one after the
+other. Meanwhile helper processes work through the same list from its end, and skip what another one
+is compiling. `python -m` of this module is such a process; it reads the list as a pickle that we
+wrote.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ Wanted: TypeAlias = tuple[Entry, Choice]
 
 @contextmanager
 def compile_beside(wanted: Sequence[Wanted]) -> Iterator[None]:
-    """Have other processes compile what is missing of a list, from its end, during the block.
+    """Have other processes compile the missing part of a list, from its end, during the block.
 
-    Those that are at something end it: who needs it waits there. Nothing is run where nothing is
-    missing, or no second core. Main thread only.
+    They are killed when the block ends. Nothing is started if nothing is missing, or without a
+    second core. Main thread only.
     """
     missing = [each for each in wanted if not each[0].is_kept(each[1])]
     helpers = min(len(missing), len(usable_cores())) - 1
@@ -42,7 +43,7 @@ def compile_beside(wanted: Sequence[Wanted]) -> Iterator[None]:
 
 @contextmanager
 def _run_beside(text: bytes) -> Iterator[None]:
-    """Run a process of this module that ends with the block, or with us."""
+    """Run a helper process, which ends with the block, or with us."""
     process = subprocess.Popen(
         [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,
@@ -61,7 +62,7 @@ def _run_beside(text: bytes) -> Iterator[None]:
 
 
 def compile_backwards(wanted: Sequence[Wanted]) -> None:
-    """Compile what is missing, the last first, but for what others are at."""
+    """Compile missing kernels, last first, but skip those that others are compiling."""
     for entry, choice in reversed(wanted):
         entry.compile_alone(choice)
 

@@ -1,7 +1,8 @@
-"""Kernels that are compiled on their own: which there are, and how one is opened.
+"""The entries: kernels that are compiled on their own, and how one is loaded.
 
-A kernel takes whole numbers alone, addresses most of them. Which instructions it is made of is
-*chosen* when it is compiled (`Variant`, `Multiplier`). numba is imported where nothing is kept.
+A kernel takes only integers, most of which are addresses. A compile-time choice (`Variant`,
+`Multiplier`) decides which instructions it uses. numba is imported only if something has to be
+compiled.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ Choice: TypeAlias = Variant | Multiplier | None
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A kernel of `kernels/` that others call, Python or a kernel that has its address."""
+    """A kernel in `kernels/` that is called from Python, or by a kernel through its address."""
 
     module: str  # below `kernels`
     function: str
-    integers: int  # arguments, but for what is chosen
+    integers: int  # number of arguments, without the choice
 
     def open(self, choice: Choice = None) -> MachineCode:
-        """Return the kernel as it is chosen, compiled where it is not kept.
+        """Return the kernel for a choice, compiled if it is not in the store.
 
-        It stays as long as the process: tables of operations hold its address. Raises what the
-        compiler raises without instructions for it.
+        It stays loaded for the life of the process, since tables of operations hold its address.
+        Raises what the compiler raises for lack of instructions.
         """
         return _open(self, choice)
 
     def is_kept(self, choice: Choice = None) -> bool:
-        """Return whether nothing would be compiled; a look at the name of a file."""
+        """Return whether it is in the store; only looks for the file."""
         return is_kept(self.file_name(choice))
 
     def compile_alone(self, choice: Choice) -> None:
-        """Compile and keep it, unless it is kept or another process is at it; raises as `open`."""
+        """Compile and store it, unless it is stored or being compiled; raises as `open`."""
         make_alone(self.file_name(choice), lambda: self.compile(choice))
 
     def compile(self, choice: Choice) -> bytes:
@@ -55,15 +56,15 @@ class Entry:
         return compile_object(self.module, self.function, self.integers, choice, SYMBOL)
 
     def file_name(self, choice: Choice) -> str:
-        """Return the name of what is kept."""
+        """Return the name of its file in the store."""
         return file_name(f"{self.module}.{self.function}", choice)
 
 
 @cache
 def _open(entry: Entry, choice: Choice) -> MachineCode:
     data = find_or_make(entry.file_name(choice), lambda: entry.compile(choice))
-    # numba's functions take a place for the result and one for an exception, which none of ours
-    # has; then whatever is chosen, which is nothing.
+    # numba's functions begin with pointers for the result and an exception, which ours do not use,
+    # and then the choice, which has no value.
     return open_object(data, entry.integers, _places(choice is not None))
 
 
@@ -79,7 +80,7 @@ EXPAND: Final = Entry("adapters", "expand", 11)
 WORK_ON_ROWS: Final = Entry("sampling.rows", "work_on_rows", 4)
 DRAW_UNIFORMS: Final = Entry("sampling.draws", "draw_uniforms", 4)
 SHUFFLE: Final = Entry("sampling.shuffle", "shuffle", 4)
-# What a step calls by its address; see `kernels/apart.py`.
+# Called by a step through their addresses; see `kernels/apart.py`.
 MIX_EXPERTS: Final = Entry("mixture.mixing", "mix_experts", 5)
 RUN_RARE: Final = Entry("rare", "run_rare", 5)
 RUN_STREAMS: Final = Entry("streams", "run_streams", 5)

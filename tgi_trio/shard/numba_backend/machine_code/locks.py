@@ -1,7 +1,7 @@
-"""Processes that start beside each other with an empty store: one of them compiles a kernel.
+"""File locks: of processes that start together with an empty store, one compiles a kernel.
 
-The others wait for it and find it in the store. A lock is an empty file, and ends with the process
-that holds it, however that ends.
+The others wait for it and find the result in the store. A lock is an empty file, held with flock,
+so it is released when its process ends, however that happens.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Seconds until nobody is waited for any longer: a kernel takes up to ten to compile on a core of
-# its own. What is compiled twice costs time and nothing else.
+# Seconds to wait for another process: a kernel takes up to ten to compile on a core of its own.
+# Compiling it twice costs only time.
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.02
 
 
 @contextmanager
 def held(lock: Path, patience: float = _PATIENCE_S) -> Iterator[bool]:
-    """Hold a file against other processes and threads, which is made where it is not there.
+    """Lock a file against other processes and threads, creating it if needed; yield whether held.
 
-    Say whether it is held: it is not where another one has held it for `patience` seconds, or where
-    the file system has no locks, or no room.
+    It is not held if another process has held it for `patience` seconds, or if the file system has
+    no locks or no space.
     """
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

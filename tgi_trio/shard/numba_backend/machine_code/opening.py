@@ -1,4 +1,4 @@
-"""Object files made callable, and made of LLVM's text: llvmlite alone, no numba."""
+"""Loading object files, and compiling LLVM IR to them: with llvmlite alone, without numba."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from typing import Any, Final
 
 import llvmlite.binding as llvm
 
-SYMBOL: Final = "run"  # what the function is called in its object file
+SYMBOL: Final = "run"  # name of the function in its object file
 
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """A function of whole numbers. Called, it lets Python's other threads run.
+    """A compiled function of integers. Calling it releases the GIL.
 
-    It is there as long as this object; nobody may call its address later.
+    The code is freed with this object; its address must not be called later.
     """
 
     address: int
     _call: Callable[..., int]
-    _leading: tuple[Any, ...]  # arguments before the numbers, and what they point to
-    _engine: Any  # holds the code
+    _leading: tuple[Any, ...]  # arguments before the integers, kept alive here
+    _engine: Any  # owns the code
 
     def __call__(self, *numbers: int) -> int:
         return self._call(*self._leading, *numbers)
 
 
 def host() -> tuple[str, str]:
-    """Return the processor's name and its instructions, for LLVM, as numba is told as well."""
+    """Return the processor's name and features for LLVM; numba reads the same settings."""
     name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
     features = os.environ.get("NUMBA_CPU_FEATURES")
     return name, llvm.get_host_cpu_features().flatten() if features is None else features
 
 
 def file_name(kernel: str, choice: object) -> str:
-    """Return what the machine code of a kernel is kept as, made as chosen for this machine.
+    """Return the file name for a kernel's machine code, for a choice and this machine.
 
-    `choice` has a `repr` that says all of it.
+    The `repr` of `choice` has to be complete.
     """
     facts = repr((choice, host(), _versions()))
     return f"{kernel}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.o"
@@ -57,7 +57,8 @@ def _versions() -> tuple[str, ...]:
 def make_object(module: Any) -> bytes:
     """Return the object file of a module in `llvmlite.ir`.
 
-    LLVM's passes are left out: they take as long as all else. Raises what LLVM raises.
+    LLVM's optimisation passes are left out: they take as long as everything else. Raises what LLVM
+    raises.
     """
     parsed = llvm.parse_assembly(str(module))
     made: bytes = _machine().emit_object(parsed)
@@ -65,9 +66,9 @@ def make_object(module: Any) -> bytes:
 
 
 def open_object(data: bytes, integers: int, leading: tuple[Any, ...] = ()) -> MachineCode:
-    """Return the function `SYMBOL` of an object file, int32 of so many int64.
+    """Return the function `SYMBOL` of an object file, from so many int64 to int32.
 
-    `leading`: arguments before these, addresses in ctypes. Raises RuntimeError as LLVM does.
+    `leading`: arguments before these, as ctypes addresses. Raises RuntimeError as LLVM does.
     """
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(data))

@@ -1,8 +1,9 @@
-"""Where machine code is kept between starts.
+"""The store of machine code between starts.
 
-The folder's name is a hash over all that it is made from: after any change of any kernel everything
-is compiled anew. What is in it is loaded as code: a folder that somebody else could have written is
-not used. A file begins with the hash of the rest: what a crash has left of one is no code.
+A folder's name is a hash of all sources, so after any change of a kernel everything is compiled
+anew. Its content is loaded as code, so a folder that another user could have written to is not
+used. A file begins with a hash of the rest, so that a file left incomplete by a crash is not
+loaded.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from pathlib import Path
 from tgi_trio.ipc.shard_output import warn
 from tgi_trio.shard.numba_backend.machine_code.locks import held
 
-_KEPT = 4  # versions of the kernels, the newest ones
+_KEPT = 4  # versions of the kernels to keep, newest first
 _HASH = hashlib.sha256
 _HASH_BYTES = 32
 
 
 def find_or_make(name: str, make: Callable[[], bytes]) -> bytes:
-    """Return what is kept under a name, or what `make` returns, which is kept then.
+    """Return the stored data of a name, or what `make` returns, which is then stored.
 
-    Of processes that ask at once one makes it. Raises what `make` raises.
+    Of several processes that call this at once, one makes it. Raises what `make` raises.
     """
     folder = find_folder()
     if folder is None:
@@ -44,13 +45,13 @@ def find_or_make(name: str, make: Callable[[], bytes]) -> bytes:
 
 
 def is_kept(name: str) -> bool:
-    """Return whether something is; True where nothing can be."""
+    """Return whether a name is stored; True if there is no store."""
     folder = find_folder()
     return folder is None or (folder / name).exists()
 
 
 def make_alone(name: str, make: Callable[[], bytes]) -> None:
-    """Keep what `make` returns, unless it is kept already or another process is at it."""
+    """Store what `make` returns, unless it is stored already or another process is making it."""
     folder = find_folder()
     if folder is None:
         return
@@ -62,7 +63,7 @@ def make_alone(name: str, make: Callable[[], bytes]) -> None:
 
 @cache
 def find_folder() -> Path | None:
-    """Return a folder of our own for these kernels, or None where no place can be written.
+    """Return the folder for the current sources, which only we can write, or None.
 
     $NUMBA_CACHE_DIR, the user's cache and the machine's temporary folder are tried, in this order.
     """
@@ -94,9 +95,9 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Keep it where there is room; others see all of it or nothing."""
+    """Write a file if there is space; other processes see either all of it or no file."""
     new = path.with_suffix(f".{os.getpid()}.new")
-    with contextlib.suppress(OSError):  # it costs time and nothing else
+    with contextlib.suppress(OSError):  # the cost is only time
         try:
             new.write_bytes(_HASH(data).digest() + data)
             new.replace(path)
@@ -111,7 +112,7 @@ def _places() -> Iterator[Path]:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if os.path.isabs(home):
         yield Path(home) / "tgi-trio" / "kernels"
-    with contextlib.suppress(FileNotFoundError):  # all of the file system may be read-only
+    with contextlib.suppress(FileNotFoundError):  # the whole file system may be read-only
         yield Path(tempfile.gettempdir()) / f"tgi-trio-kernels-{os.getuid()}"
 
 

@@ -1,1 +1,1 @@
-"""Kernels of mixtures of experts: who goes to which expert, and their linear layers."""
+"""Kernels of mixtures of experts: routing tokens to experts, and the experts' linear layers."""

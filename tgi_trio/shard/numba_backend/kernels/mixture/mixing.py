@@ -1,10 +1,10 @@
-"""Linear layers of experts: only those are read that have rows, each once.
+"""Linear layers of experts (grouped GEMM): only experts with rows are read, each once.
 
-Rows lie by expert (`routing.arrange`), so an expert's are a matrix product like any other. What
-threads share are panels. Of the first layer any panel of any expert is a piece of work. Of the
-second, whose results are added up in the rows of tokens, a piece is a panel of all experts: so
-nobody else adds to these features meanwhile, and a token's experts are added in the order of their
-numbers, whoever else is in the step.
+Rows are sorted by expert (`routing.arrange`), so an expert's rows are a matrix product like any
+other. Threads share panels. In the first layer any panel of any expert is a work item. In the
+second, whose results are added to the rows of tokens, an item is a panel of all experts. So no
+other thread adds to the same features meanwhile, and a token's experts are added in the order of
+their numbers, whatever else is in the step.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
 from tgi_trio.shard.numba_backend.tables import Buffer, Code, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
-EXPERT = 3  # int64 of an expert in `op.weights`: addresses of panels, of scales, of a bias; 0: none
-_STEP_BYTES = 4 * PANEL  # of a step of a panel
-_SHARED = 8  # one of so many pieces of work belongs to whoever is there first
+EXPERT = 3  # int64s of an expert in `op.weights`: addresses of panels, scales and bias; 0: none
+_STEP_BYTES = 4 * PANEL  # bytes of one step of a panel
+_SHARED = 8  # one work item in this many is assigned to the first free thread
 ROUTE, ARRANGE, JOIN = int(Code.ROUTE), int(Code.ARRANGE), int(Code.JOIN)
 GATE, ACTIVATE = int(Epilogue.GATE), int(Epilogue.ACTIVATE)
 ADD = int(Epilogue.ADD)
@@ -69,8 +69,7 @@ def mix_experts(variant, rank, step_address, op_address, counter, scratch):
 def multiply_experts(variant, rank, step, op, mixture, counter, sums):
     """Compute this thread's share of a linear layer of all experts that have rows.
 
-    `counter`: address of the number of pieces of work taken of those left to all. `sums`: as for
-    `linear.linear`.
+    `counter`: address of the number of shared work items taken. `sums`: as for `linear.linear`.
     """
     groups = step.buffers[GROUPS]
     used, panels = load_int(groups), op.outputs // PANEL
@@ -78,10 +77,10 @@ def multiply_experts(variant, rank, step, op, mixture, counter, sums):
     if op.epilogue == ADD:
         pieces, experts = panels, used
     begin, end = pieces * rank // step.threads, pieces * (rank + 1) // step.threads
-    shared = np.int64(0)  # pieces at the end of every share that are anybody's
+    shared = np.int64(0)  # items at the end of every share that any thread may take
     if step.threads > 1:
         shared = pieces // step.threads
-        if step.tokens * mixture.per_token <= used * variant.rows:  # memory sets the pace
+        if step.tokens * mixture.per_token <= used * variant.rows:  # bound by memory
             shared //= _SHARED
     end -= shared
     while True:
@@ -130,8 +129,8 @@ def multiply_expert(variant, step, op, mixture, group, panel, sums):
 
 @kernel
 def finish_row(variant, step, op, mixture, expert, panel, row, sums):
-    """Take the sums of a row's panel to where they belong: activated, through the gate, or to its
-    token.
+    """Apply the epilogue to a row's sums of one panel, and write the result: activated, gated, or
+    added to its token.
     """
     first, second = load(sums), load(sums + 4 * LANES)
     place = panel * 4 * PANEL
@@ -140,7 +139,7 @@ def finish_row(variant, step, op, mixture, expert, panel, row, sums):
         second = multiply(second, load(expert[1] + place + 4 * LANES))
     member = load_int(step.buffers[MEMBERS] + 4 * row)
     part = fill(load_float(step.buffers[PARTS] + 4 * member))
-    if mixture.weighs_inputs:  # a product with them is as many times larger
+    if mixture.weighs_inputs:  # scaled inputs scale the product alike
         if op.epilogue != ADD:
             first, second = multiply(first, part), multiply(second, part)
         part = fill(1.0)

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and the rows of those that go to the same one together."""
+"""Routing of tokens to experts, and sorting rows by expert."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ SPARSE_MIXER, GROUPED_SOFTMAX, GROUPED_SIGMOID = (
     int(r) for r in (Routing.SPARSE_MIXER, Routing.GROUPED_SOFTMAX, Routing.GROUPED_SIGMOID)
 )
 SIGMOID = int(Routing.SIGMOID)
-_NOTHING = -1e30  # what no expert has
-_TINY = 1e-20  # the parts of all chosen experts may be zero (DeepSeek-V3)
+_NOTHING = -1e30  # the score of no expert
+_TINY = 1e-20  # the probabilities of all chosen experts may be zero (DeepSeek-V3)
 _LINE = 64
 
 
@@ -72,7 +72,7 @@ def route(rank, step, op, mixture, scratch):
 
 @kernel
 def scale_parts(mixture, chosen, parts):
-    """Multiply the parts of a token's experts with the scales that these have."""
+    """Multiply the weights of a token's experts by the experts' scales."""
     if mixture.expert_scale:
         scales = floats_at(mixture.expert_scale, mixture.count)
         own = floats_at(parts, mixture.per_token)
@@ -82,7 +82,7 @@ def scale_parts(mixture, chosen, parts):
 
 @kernel
 def find_odds(mixture, logits, odds):
-    """Write the probability of every expert, or with sigmoids what each has of its own."""
+    """Write the probability of each expert by softmax, or by an independent sigmoid."""
     count = mixture.count
     alone = mixture.routing == GROUPED_SIGMOID or mixture.routing == SIGMOID
     best = fill(_NOTHING)
@@ -105,9 +105,9 @@ def find_odds(mixture, logits, odds):
 
 @kernel
 def bar_groups(mixture, scores, room):
-    """Take the experts of all groups out of the race but those of the best groups.
+    """Exclude the experts of all groups but the best.
 
-    A group is as good as its best expert, with sigmoids as its two best together.
+    A group's score is that of its best expert; with sigmoids, the sum of its two best.
     """
     each = mixture.count // mixture.groups
     given, values = floats_at(scores, mixture.count), floats_at(room, mixture.groups)
@@ -135,7 +135,7 @@ def bar_groups(mixture, scores, room):
 
 @kernel
 def place_of_largest(values, count):
-    """Return the first place of the largest number; 0 where all are none."""
+    """Return the first index of the largest number; 0 if all are NaN."""
     best = np.int64(0)
     for i in range(1, count):
         if values[i] > values[best]:
@@ -145,7 +145,7 @@ def place_of_largest(values, count):
 
 @kernel
 def choose_best(mixture, odds_at, scores_at, chosen, parts):
-    """Write the experts with the largest scores, and their odds as parts."""
+    """Write the experts with the largest scores, with their probabilities as weights."""
     odds, scores = floats_at(odds_at, mixture.count), floats_at(scores_at, mixture.count)
     sum_ = np.float32(0.0)
     for j in range(mixture.per_token):
@@ -164,8 +164,9 @@ def choose_best(mixture, odds_at, scores_at, chosen, parts):
 
 @kernel
 def mix_sparsely(mixture, logits_at, room, chosen, parts):
-    """Choose one expert after the other; each has its part of a softmax over itself and those close
-    behind it that are left.
+    """Choose experts one after the other (SparseMixer).
+
+    The weight of each is its softmax over those remaining experts that are within the jitter of it.
     """
     logits, left = floats_at(logits_at, mixture.count), floats_at(room, mixture.count)
     for i in range(mixture.count):
@@ -184,11 +185,11 @@ def mix_sparsely(mixture, logits_at, room, chosen, parts):
 
 @kernel
 def arrange(variant, rank, step, op, mixture, scratch):
-    """Copy activations into rows by expert: GROUPS, MEMBERS, ARRANGED.
+    """Copy activations into rows sorted by expert: GROUPS, MEMBERS, ARRANGED.
 
-    Every thread counts for itself, which takes less time than to wait for one that does, and copies
-    its share. `scratch`: room for an int64 of each expert. A branch that experts are to add to
-    is emptied.
+    Every thread counts for itself, which takes less time than waiting for one that does, and copies
+    its share. `scratch`: room for an int64 of each expert. A branch that experts are to add to is
+    zeroed.
     """
     count, rows = mixture.count, step.tokens * mixture.per_token
     chosen, groups = step.buffers[CHOSEN], step.buffers[GROUPS]

@@ -1,7 +1,7 @@
-"""Activations as whole numbers: 32 of them share a scale, the largest is 127 (or 32767).
+"""Activations quantised to integers: 32 of them share a scale; the largest becomes 127 (or 32767).
 
-A row is blocks of `kind.active_block_bytes`. Numbers of 16 bits lie as the kernels widen codes: of
-four inputs 0 and 2, then 1 and 3.
+A row is blocks of `kind.active_block_bytes`. 16-bit numbers are in the order in which the kernels
+widen codes: of four inputs 0 and 2, then 1 and 3.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, MOST_ZERO, act
 from tgi_trio.shard.numba_backend.tables import Buffer, Form
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
-_ORDER = [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(LANES)]  # of 16 bits
+_ORDER = [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(LANES)]  # of 16-bit numbers
 A8_BYTES, A16_BYTES = active_block_bytes(8), active_block_bytes(16)
 
 
 def _write(builder: Any, where: Any, halves: list[Any], bits: int) -> Any:
-    """Write one block: two vectors of float32 as whole numbers of `bits`."""
+    """Quantise one block, two vectors of float32, to integers of `bits`, and write it."""
     sizes = [call(builder, f"llvm.fabs.v{LANES}f32", FLOATS, half) for half in halves]
     larger = builder.select(builder.fcmp_ordered(">", *sizes), *sizes)
     most = _reduce(builder, "fmax", FLOAT, larger)
     limit = ir.Constant(FLOAT, float((1 << (bits - 1)) - 1))
     some = builder.fcmp_ordered(">", most, ir.Constant(FLOAT, 0.0))
     inverse = builder.select(some, builder.fdiv(limit, most), ir.Constant(FLOAT, 0.0))
-    # What is no number has to stay seen, and `fmax` passes it by.
+    # NaN has to be kept, but `fmax` ignores it.
     strange = builder.or_(*[builder.fcmp_unordered("uno", half, half) for half in halves])
     strange = builder.icmp_unsigned(
         "!=", builder.bitcast(strange, ir.IntType(LANES)), ir.IntType(LANES)(0)
@@ -79,7 +79,7 @@ def _write(builder: Any, where: Any, halves: list[Any], bits: int) -> Any:
 
 
 def _reduce(builder: Any, name: str, result: Any, value: Any) -> Any:
-    """Return the sum, or the largest, of all lanes, in a fixed order."""
+    """Return the sum, or the largest, of all lanes, combined in a fixed order."""
     width = LANES
     while width > 1:
         width //= 2
@@ -96,13 +96,13 @@ def _reduce(builder: Any, name: str, result: Any, value: Any) -> Any:
 
 @operation(types.none, address, vector, vector)
 def store_a8(builder: Any, where: Any, first: Any, second: Any) -> Any:
-    """Write a block of 8 bits."""
+    """Write a block of 8-bit activations."""
     return _write(builder, where, [first, second], 8)
 
 
 @operation(types.none, address, vector, vector)
 def store_a16(builder: Any, where: Any, first: Any, second: Any) -> Any:
-    """Write a block of 16 bits."""
+    """Write a block of 16-bit activations."""
     return _write(builder, where, [first, second], 16)
 
 
@@ -124,7 +124,7 @@ WHOLE_8, WHOLE_16, FLOATS_AT, UNSORTED = (
 
 @kernel
 def store_forms(variant, step, op, place, first, second):
-    """Write 32 activations in the forms that `op` names; `place`: of the first in its buffer."""
+    """Write 32 activations in the forms of `op`; `place`: index of the first in its buffer."""
     if op.forms & PLAIN:
         target = step.buffers[op.target] + place * variant.active_bytes
         store_active(variant, target, first)
@@ -151,7 +151,7 @@ def store_pair(target, first, second):
 
 @kernel
 def store_result(variant, op, target, place, value):
-    """Write 16 activations to `place` of a buffer, as products or QUANTISE read them."""
+    """Write 16 activations to `place` of a buffer, for products or for QUANTISE to read."""
     if op.forms & WIDE:
         store(target + 4 * place, value)
     else:
@@ -160,7 +160,7 @@ def store_result(variant, op, target, place, value):
 
 @kernel
 def pick(row, order, target):
-    """Write the 32 numbers of a row to which `order` points."""
+    """Gather the 32 numbers of a row that `order` names; negative: 0."""
     for i in range(0, 4 * BLOCK_INPUTS, 4):
         feature = load_int(order + i)
         store_float(target + i, load_float(row + 4 * feature) if feature >= 0 else np.float32(0))
@@ -168,9 +168,9 @@ def pick(row, order, target):
 
 @kernel
 def quantise(variant, rank, step, op, scratch):
-    """Make whole numbers of a buffer's float32 rows; every thread takes its share of the blocks.
+    """Convert a buffer's float32 rows to the forms of `op`; each thread does its share of blocks.
 
-    Where there is an `op.order` the rows are of `op.width`, and become others of `op.inputs`.
+    With an `op.order`, rows of `op.width` become rows of `op.inputs`.
     """
     if op.forms == 0:
         return

@@ -1,4 +1,4 @@
-"""A block of quantised weights: multiplied with a tile's rows, or unpacked for many."""
+"""A block of quantised weights: multiplied with a tile's rows, or unpacked for many rows."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def add_block(
 ) -> Any:
     """Return tile + inputs x a block of weights.
 
-    `table`: what codes of 4 bits stand for, where they do. `inputs`: activations of the first row,
-    see `activations.py`; the other rows' follow every `stride` bytes. `tile`: rows x columns
-    vectors, from `column` on. Blocks are added in the same order whatever the tile, so that a row's
-    results do not depend on the others.
+    `table`: address of the values of 4-bit codes, for kinds with such a table. `inputs`:
+    activations of the first row, see `activations.py`; further rows are `stride` bytes apart.
+    `tile`: rows x columns vectors, from `column` on. Blocks are added in the same order in tiles of
+    all sizes, so a row's results do not depend on other rows.
     """
     way = multiplier.multiplier
 
@@ -129,7 +129,7 @@ def _add_rows(
 
 
 def _read_code(builder: Any, way: Multiplier, where: Any, column: Any, place: int) -> Any:
-    """Return codes as wide as the activations of a place, which are four bytes for an output."""
+    """Return codes as wide as activations, for one place: four bytes for each output."""
     if way.active_bits == 8:
         return read_code(builder, way, where, column, place)
     vector, half = divmod(place, 2)
@@ -137,7 +137,7 @@ def _read_code(builder: Any, way: Multiplier, where: Any, column: Any, place: in
 
 
 def _add_lows(builder: Any, total: Any, weighted: Any, facts: Any, lows: list[Any]) -> Any:
-    """Return total + what a row's products mean: scaled, less the lows of its activations."""
+    """Return total + a row's scaled products, less the lows times the sums of its activations."""
     if len(lows) > 1:
         for part, low in enumerate(lows):
             weighted = fma_of(builder, low, _minus_sum(builder, facts, part), weighted)
@@ -149,14 +149,14 @@ def _add_lows(builder: Any, total: Any, weighted: Any, facts: Any, lows: list[An
 
 
 def _minus_sum(builder: Any, facts: Any, part: int) -> Any:
-    """Return minus the sum of the whole activations of a half, in every lane."""
+    """Return minus the sum of the integer activations of a half, in every lane."""
     whole = load_as(builder, offset(builder, facts, 12 + 4 * part), I32)
     exact = builder.fmul(builder.sitofp(whole, FLOAT), FLOAT(1.0 / MOST_ZERO))
     return splat(builder, exact, FLOATS)
 
 
 def _minus_zero(builder: Any, way: Multiplier, facts: Any, part: int) -> Any:
-    """Return -zero times the sum of the activations of a part, in every lane; None for 0."""
+    """Return -zero times the sum of a part's activations, in every lane; None for a zero of 0."""
     zero = way.kind.zero_code << way.raised
     if not zero:
         return None
@@ -171,12 +171,12 @@ def _float(builder: Any, where: Any) -> Any:
 
 
 def _everywhere(builder: Any, where: Any, kind: Any) -> Any:
-    """Return four bytes of activations for every output."""
+    """Return four bytes of activations, broadcast to every output."""
     return builder.bitcast(splat(builder, load_as(builder, where, I32), INTS), kind)
 
 
 def _widen(builder: Any, codes: Any) -> list[Any]:
-    """Return codes of inputs 0 and 2, then of 1 and 3, as 16 bits."""
+    """Return codes widened to 16 bits: of inputs 0 and 2, then of 1 and 3."""
     pairs = builder.bitcast(codes, PAIRS)
     return [
         builder.and_(pairs, constant(PAIRS, 255)),
@@ -193,7 +193,7 @@ def unpack_block(
     block: types.Integer,
     target: types.Integer,
 ) -> Any:
-    """Write a block of `multiplier` to `target` as one of `multiplier.unpacked`."""
+    """Write a block of `multiplier` to `target`, as a block of `multiplier.unpacked`."""
     way = multiplier.multiplier
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:

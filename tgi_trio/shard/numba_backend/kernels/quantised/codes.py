@@ -1,4 +1,4 @@
-"""What LLVM is to do to read a block of quantised weights; see `kinds/kind.py` for its layout."""
+"""LLVM instructions that read a block of quantised weights; see `kinds/kind.py` for its layout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAIRS = ir.VectorType(SHORT, 2 * LANES)  # 2 inputs of 16 outputs
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _VECTOR = 4 * LANES  # bytes
 _COLUMNS = PANEL // LANES
-VECTORS = 8  # of codes of a column of a block, four inputs each
+VECTORS = 8  # vectors of codes in a column of a block, for four inputs each
 
 
 def constant(kind: ir.VectorType, value: int) -> ir.Constant:
@@ -39,20 +39,20 @@ def offset(builder: Any, where: Any, bytes_: int) -> Any:
 
 
 def in_column(builder: Any, where: Any, column: Any, bytes_: int) -> Any:
-    """Return an address in a column, a value of the compiled program; they are `bytes_` apart."""
+    """Return an address in `column`, a run-time value; columns are `bytes_` apart."""
     return builder.add(where, builder.mul(column, I64(bytes_)))
 
 
 def read_codes(builder: Any, way: Multiplier, where: Any, column: Any) -> list[Any]:
-    """Return the 8 vectors of codes of one column; `where`: behind the head.
+    """Return the 8 vectors of codes of one column; `where`: the address after the head.
 
-    They are unsigned bytes, and `way.raised`.
+    They are unsigned bytes, shifted left by `way.raised` bits.
     """
     return [read_code(builder, way, where, column, place) for place in range(VECTORS)]
 
 
 def read_code(builder: Any, way: Multiplier, where: Any, column: Any, place: int) -> Any:
-    """Return one of the 8 vectors of `read_codes`; what several are read from LLVM reads once."""
+    """Return one of the 8 vectors of `read_codes`; LLVM merges repeated loads."""
     bits, raised = way.kind.bits, way.raised
     first = in_column(builder, where, column, _VECTOR)
 
@@ -76,7 +76,7 @@ def read_code(builder: Any, way: Multiplier, where: Any, column: Any, place: int
 
 
 def look_up(builder: Any, way: Multiplier, codes: Any) -> Any:
-    """Return what codes of 4 bits stand for, `MOST_ZERO` higher."""
+    """Return the values of 4-bit codes, plus `MOST_ZERO`."""
     values = [value + MOST_ZERO for value in way.kind.table]
     if way.dots in ("vnni", "avx512"):
         table = ir.Constant(CODES, values * (CODES.count // 16))
@@ -104,7 +104,7 @@ def _look_up_part(builder: Any, way: Multiplier, values: list[int], codes: Any, 
 
 
 def join(builder: Any, parts: list[Any]) -> Any:
-    """Return one vector of parts; their number is a power of two."""
+    """Concatenate vectors; their number is a power of two."""
     while len(parts) > 1:
         size = 2 * parts[0].type.count
         lanes = ir.Constant(ir.VectorType(I32, size), list(range(size)))
@@ -114,7 +114,7 @@ def join(builder: Any, parts: list[Any]) -> Any:
 
 
 def _shift(builder: Any, codes: Any, right: int) -> Any:
-    """Shift the bits of whole words: what comes from the next byte is for the caller to mask."""
+    """Shift whole 32-bit words; the caller masks bits that come from a neighbouring byte."""
     words = builder.bitcast(codes, INTS)
     if right > 0:
         words = builder.lshr(words, ints(right))
@@ -124,7 +124,7 @@ def _shift(builder: Any, codes: Any, right: int) -> Any:
 
 
 def read_scales(builder: Any, way: Multiplier, head: Any, span_head: Any, column: Any) -> list[Any]:
-    """Return the scale of each part of a block's inputs, float32 of one column."""
+    """Return one column's scales as float32, for each part of a block's inputs."""
     kind = way.kind
     scales = [
         _product(builder, way, kind.scale, head, span_head, column, part)
@@ -136,7 +136,7 @@ def read_scales(builder: Any, way: Multiplier, head: Any, span_head: Any, column
 
 
 def read_lows(builder: Any, way: Multiplier, head: Any, span_head: Any, column: Any) -> list[Any]:
-    """Return what is subtracted from weights, float32 of one column: of all, or of each part."""
+    """Return one column's lows, to be subtracted, as float32: for the block or each part."""
     return [
         _product(builder, way, way.kind.low, head, span_head, column, part)
         for part in range(way.kind.low_parts)
@@ -185,7 +185,7 @@ def _read(builder: Any, way: Multiplier, field: Field, where: Any, column: Any, 
 
 
 def _widen(builder: Any, halves: Any) -> Any:
-    """Return float32 of the bits of finite float16: moved to their places, then times 2^112."""
+    """Convert finite float16 bits to float32: move them into place, then multiply by 2^112."""
     bits = builder.zext(halves, INTS)
     size = builder.shl(builder.and_(bits, ints(0x7FFF)), ints(13))
     value = builder.fmul(builder.bitcast(size, FLOATS), floats(2.0**112))

@@ -1,4 +1,4 @@
-"""Sums of products of whole numbers, in the instructions that a processor has for them."""
+"""Dot products of integers, in the instructions that a processor has for them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tgi_trio.shard.numba_backend.multiplier import Dots, pairs_that_fit
 
 
 class Operands(NamedTuple):
-    """What is multiplied: vectors of a block's codes with what each row has at their places."""
+    """The operands: vectors of a block's codes, and each row's activations at the same places."""
 
-    # Vectors by place: of unsigned bytes, four to an output, or of signed 16 bits, two to one.
+    # Vectors by place: unsigned bytes, four to an output, or signed 16-bit numbers, two to one.
     code: Callable[[int], Any]
-    active: Callable[[int, int], Any]  # signed activations as wide, by row and place
-    largest: int | None  # of codes that are bytes; None: of 16 bits
+    active: Callable[[int, int], Any]  # signed activations of the same width, by row and place
+    largest: int | None  # the largest of codes that are bytes; None: 16-bit codes
 
 
 def sum_products(
     builder: Any, dots: Dots, operands: Operands, places: Sequence[int], starts: list[Any]
 ) -> list[Any]:
-    """Return start + the sum of products at `places` for each row, int32 for each output.
+    """Return for each row its start + the sum of products at `places`, int32 for each output.
 
     `starts`: a vector for each row, None for 0.
     """
@@ -44,9 +44,9 @@ def sum_products(
 def _sum_by_vectors(
     builder: Any, operands: Operands, places: Sequence[int], starts: list[Any]
 ) -> list[Any]:
-    """Multiply each vector of codes with all rows before the next is read.
+    """Multiply each vector of codes with all rows before reading the next.
 
-    16 registers hold the sums of a tile and one vector of codes, not eight of these.
+    16 registers hold the sums of a tile and one vector of codes, but not eight of them.
     """
     if operands.largest is None:
         return _add_vectors(builder, _add_neighbours, operands, places, starts)
@@ -81,13 +81,13 @@ def _add_vectors(
 
 
 def _add_each(builder: Any, sums: list[Any], more: list[Any]) -> list[Any]:
-    """Return sums + `more`, row by row; a sum may be None, which is 0."""
+    """Return sums + `more`, row by row; None stands for a sum of 0."""
     pairs = zip(sums, more, strict=True)
     return [other if total is None else builder.add(total, other) for total, other in pairs]
 
 
 def _settle(builder: Any, sums: list[Any]) -> list[Any]:
-    """Have LLVM finish sums before it reads what comes next, which it would read all at once."""
+    """Have LLVM finish these sums before it loads more vectors, rather than load all at once."""
     halves = [_part(builder, each, 2, i) for each in sums for i in range(2)]
     kinds = [half.type for half in halves]
     places = ",".join(["=x"] * len(kinds) + [str(i) for i in range(len(kinds))] + ["~{memory}"])
@@ -149,7 +149,7 @@ def _sum_by_pairs(
 
 
 def _add_products(builder: Any, dots: Dots, codes: Any, x: Any) -> Any:
-    """Return int16: products of two neighbours, added up."""
+    """Return int16: sums of two neighbouring products."""
     if dots == "avx512":
         return call(builder, "llvm.x86.avx512.pmaddubs.w.512", PAIRS, codes, x)
     half = ir.VectorType(PAIRS.element, PAIRS.count // 2)
@@ -158,7 +158,7 @@ def _add_products(builder: Any, dots: Dots, codes: Any, x: Any) -> Any:
 
 
 def _add_neighbours(builder: Any, dots: Dots, a: Any, b: Any) -> Any:
-    """Return int32: products of two neighbours of 16 bits, added up."""
+    """Return int32: sums of two neighbouring products of 16-bit numbers."""
     if dots == "avx512":
         return call(builder, "llvm.x86.avx512.pmaddw.d.512", INTS, a, b)
     half = ir.VectorType(I32, INTS.count // 2)
@@ -180,7 +180,7 @@ def _part(builder: Any, value: Any, count: int, index: int) -> Any:
 
 
 def _multiply_neon(builder: Any, codes: Any, x: Any) -> Any:
-    """ARM's dot product of signed bytes; codes are below 128."""
+    """Multiply with ARM's dot product of signed bytes; codes must be below 128."""
     kind = ir.VectorType(I32, 4)
     name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
     parts = [
@@ -208,7 +208,7 @@ def _multiply_shorts(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _add_groups(builder: Any, products: Any, size: int) -> Any:
-    """Return the sums of `size` neighbours each."""
+    """Return the sums of groups of `size` neighbours."""
     nothing = ir.Constant(products.type, ir.Undefined)
     parts = []
     for place in range(size):

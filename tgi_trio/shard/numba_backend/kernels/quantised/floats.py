@@ -1,10 +1,9 @@
-"""Codes that are floating-point numbers, or stand for some: multiplied in float32, or in pairs of
-bfloat16.
+"""Floating-point codes, or codes that stand for such numbers, multiplied in float32 or bfloat16.
 
-In bits of float32 one of 8 bits (e4m3: a sign, four bits of exponent, three of fraction) has all in
-place but for the exponent's bias, which a multiplication by a power of two puts right, those below
-the smallest exponent included. The dot product of bfloat16 takes such small numbers for 0: there
-both bytes are looked up, of 128 without the sign.
+An 8-bit number (e4m3: sign, four exponent bits, three fraction bits) moved to its place among
+float32's bits has only the wrong exponent bias. Multiplying by a power of two corrects it, and is
+right for subnormal numbers, too. The dot product of bfloat16 flushes numbers that small to 0; so
+there both bytes are looked up, in tables of the 128 codes without their sign.
 """
 
 from __future__ import annotations
@@ -46,30 +45,30 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 _VECTOR = 4 * LANES  # bytes
 _COLUMNS = PANEL // LANES
 _BIAS_OF_E4M3 = 127 - 7
-# The upper bytes, and the lower ones, of the 128 numbers without a sign as bfloat16.
+# The upper bytes, and the lower ones, of the 128 numbers without sign, as bfloat16.
 _E4M3_BYTES = (
     np.ascontiguousarray(to_bfloat16(np.nan_to_num(E4M3_NUMBERS[:128])))
     .view(np.uint8)
     .reshape(2, 64, 2)
     .transpose(2, 0, 1)[::-1]
 )
-_CHAINS = 2  # sums of a row and column: a multiply-add waits for the one before it
+_CHAINS = 2  # accumulators of a row and column, since a multiply-add waits for the one before it
 
 
 def read_numbers(
     builder: Any, way: Multiplier, table: Any, where: Any, column: Any
 ) -> Iterator[Any]:
-    """Yield the weights of a block without their scales, as they are multiplied: 16 outputs' of an
-    input, or of a pair of inputs. Of few at a time, so that few are alive at once.
+    """Yield a block's unscaled weights as they are multiplied: 16 outputs' for an input, or a pair.
 
-    `where`: behind the head of the block.
+    A few are made at a time, so that few are alive at once. `where`: the address after the block's
+    head.
     """
     read = read_floats if way.active_bits == 32 else read_pairs
     return read(builder, way, table, where, column)
 
 
 def read_pairs(builder: Any, way: Multiplier, table: Any, where: Any, column: Any) -> Iterator[Any]:
-    """Yield pairs of bfloat16, as words."""
+    """Yield pairs of bfloat16 numbers, each pair as a word."""
     first = in_column(builder, where, column, _VECTOR)
 
     def codes(place: int) -> Any:
@@ -99,7 +98,7 @@ def read_pairs(builder: Any, way: Multiplier, table: Any, where: Any, column: An
 
 
 def _look_up_128(builder: Any, table: list[Any], codes: Any) -> Any:
-    """Return bytes of a table of two vectors, by the lower seven bits of codes."""
+    """Look up bytes in a table of two vectors, by the lower seven bits of codes."""
     name = "llvm.x86.avx512.vpermi2var.qi.512"
     return call(builder, name, CODES, table[0], codes, table[1])
 
@@ -111,7 +110,7 @@ def _four_times(builder: Any, where: Any) -> Any:
 
 
 def _pair(builder: Any, high: Any, low: Any) -> Iterator[Any]:
-    """Yield the numbers whose bytes are even ones of these, then those whose are odd."""
+    """Combine high and low bytes to pairs of bfloat16: of the even bytes, then of the odd ones."""
     high, low = builder.bitcast(high, PAIRS), builder.bitcast(low, PAIRS)
     eight = constant(PAIRS, 8)
     even = builder.or_(builder.shl(high, eight), builder.and_(low, constant(PAIRS, 255)))
@@ -123,7 +122,7 @@ def _pair(builder: Any, high: Any, low: Any) -> Iterator[Any]:
 def read_floats(
     builder: Any, way: Multiplier, table: Any, where: Any, column: Any
 ) -> Iterator[Any]:
-    """Yield the weights of each of the 32 inputs in float32."""
+    """Yield the weights of each of the 32 inputs as float32."""
     first = in_column(builder, where, column, _VECTOR)
 
     def words(place: int) -> Any:
@@ -151,7 +150,7 @@ def _shift_right(builder: Any, words: Any, bits: int) -> Any:
 
 
 def _widen_e4m3(builder: Any, four: Any, byte: int) -> Any:
-    """Return one of the four bytes of each word as float32."""
+    """Return one of the four bytes of each word, an e4m3 number, as float32."""
     high = 24 - 8 * byte
     bits = builder.shl(four, ints(high)) if high else four
     bits = builder.and_(builder.ashr(bits, ints(4)), ints(-0x78100000))  # 0x87F00000
@@ -159,7 +158,7 @@ def _widen_e4m3(builder: Any, four: Any, byte: int) -> Any:
 
 
 def _look_up(builder: Any, way: Multiplier, table: Any, codes: Any) -> Any:
-    """Return the numbers of the lowest four bits of each word."""
+    """Look up numbers by the lowest four bits of each word."""
     if way.dots in ("vnni", "avx512"):
         values = load_as(builder, table, FLOATS)
         return call(builder, "llvm.x86.avx512.permvar.sf.512", FLOATS, values, codes)
@@ -176,7 +175,7 @@ def _look_up(builder: Any, way: Multiplier, table: Any, codes: Any) -> Any:
 
 
 def _look_up_halves(builder: Any, table: Any, codes: Any) -> Any:
-    """AVX2 looks up 8 numbers by three bits; the fourth, where a sign is, chooses between two."""
+    """Look up 8 numbers by three bits (AVX2); the fourth, the sign, chooses between two results."""
     half, whole = ir.VectorType(FLOAT, 8), ir.VectorType(I32, 8)
     low, high = (load_as(builder, offset(builder, table, 32 * i), half) for i in range(2))
     nothing = ir.Constant(INTS, ir.Undefined)
@@ -200,14 +199,14 @@ def add_floats(
     scale: Any,
     rows_at: list[Any],
 ) -> list[Any]:
-    """Return a sum for each row: `sums` + scale * (its 32 activations x a column of a block).
+    """Return for each row `sums` + scale * (its 32 activations x a column of a block).
 
-    Every row's products are added in the same order, whatever their number.
+    A row's products are added in the same order, however many rows there are.
     """
     parts: list[list[Any]] = [[floats(0.0)] * _CHAINS for _ in rows_at]
     for i, weights in enumerate(read_numbers(builder, way, table, codes_at, column)):
         for own, x in zip(parts, rows_at, strict=True):
-            active = load_as(builder, offset(builder, x, 4 * i), I32)  # a number, or two
+            active = load_as(builder, offset(builder, x, 4 * i), I32)  # one number, or a pair
             active = splat(builder, active, INTS)
             if way.active_bits == 32:
                 active = builder.bitcast(active, FLOATS)

@@ -1,4 +1,4 @@
-"""How a step calls compiled kernels of panels."""
+"""How a step calls the compiled kernels of panels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
 
-_ARGUMENTS = 10  # integers, behind the multiplier
+_ARGUMENTS = 10  # integer arguments after the multiplier
 
 
 @intrinsic
@@ -28,9 +28,9 @@ def call_panel_kernel(
     room: types.Integer,
     sums: types.Integer,
 ) -> Any:
-    """Call the `multiply_panel` at an address, as numba's code calls its own functions.
+    """Call a `multiply_panel` at an address, by the calling convention of numba's own functions.
 
-    They take a place for the result and one for an exception first, and neither is used here.
+    Their first arguments are where to put the result and an exception, which are unused here.
     """
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:

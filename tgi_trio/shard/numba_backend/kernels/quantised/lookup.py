@@ -1,4 +1,4 @@
-"""Rows of a quantised embedding, dequantised as they are looked up."""
+"""Embedding look-up in a quantised matrix, which dequantises the rows that it needs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 @kernel
 def embed_quantised(rank, step, op, room):
-    """hidden[t] = embedding[token t] * scale; the panel of a token is unpacked to `room`.
+    """hidden[t] = embedding[token t] * scale; a token's whole panel is unpacked to `room`.
 
-    The head may have the same panels: a model has such a table only once then.
+    The head may share these panels, so that a tied matrix is stored only once.
     """
     blocks, none = op.width // BLOCK_INPUTS, np.int64(0)
     head_bytes = (op.parts + op.lows) * 4 * PANEL

@@ -1,4 +1,4 @@
-"""A `Multiplier` as kernels see it: all of it is in its type, as of a `Variant`."""
+"""A `Multiplier` in kernels: all of it is in its numba type, like that of a `Variant`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tgi_trio.shard.numba_backend.multiplier import Multiplier
 
 
 class MultiplierType(types.Type):
-    """The type that carries a Multiplier."""
+    """The numba type that carries a Multiplier."""
 
     def __init__(self, multiplier: Multiplier) -> None:
         self.multiplier = multiplier

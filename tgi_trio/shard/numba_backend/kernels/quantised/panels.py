@@ -1,10 +1,10 @@
-"""Panels of quantised weights times rows of activations: what a linear layer calls.
+"""Panels of quantised weights times rows of activations, as a linear layer calls it.
 
-Compiled for each kind on its own, apart from the step, and called by its address: a model of new
-kinds needs no other step, and kinds are compiled side by side. Few rows are multiplied with the
-panel as it is stored: what unpacks codes has instructions that the products leave idle. For many
-rows (`Multiplier.least_unpacked`) it is unpacked once, into memory of the thread's own that stays
-in its cache.
+Compiled for each kind apart from the step, and called by address. So a model of other kinds needs
+no other step, and kinds are compiled in parallel. Few rows are multiplied with the panel as stored:
+unpacking codes and the products use different execution units. For many rows
+(`Multiplier.least_unpacked`) the panel is unpacked once, into the thread's scratch memory, which
+stays in its cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import prefetch, prefetch_near
 from tgi_trio.shard.numba_backend.tables import DIRECT, UNPACK, UNPACK_FOR_MANY, UNPACKED
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
-_AHEAD = 8  # blocks that a lone row fetches ahead; with four memory is read a tenth slower
+_AHEAD = 8  # blocks that a single row prefetches; with four, memory is read a tenth slower
 _LINE = 64
 
 
@@ -30,18 +30,18 @@ def multiply_panel(
 ):
     """sums[rows, 32] = inputs[rows, 32 * blocks] x one panel at `weights`.
 
-    `inputs`: blocks of whole activations, rows `stride` bytes apart. `span_blocks`: blocks of a
-    span. `room`: for an unpacked panel, `mode` says what becomes of it: see `DIRECT` and the
-    others. No rows: the panel is unpacked, nothing else. A tile may have more rows than are left:
-    it reads what lies behind the last of `inputs`, and writes as many rows of `sums`.
+    `inputs`: blocks of quantised activations, whose rows are `stride` bytes apart. `span_blocks`:
+    blocks of a span. `room`: for an unpacked panel, used as `mode` says: see `DIRECT` and the
+    others. With 0 rows the panel is only unpacked. A tile may have more rows than are left: it
+    reads beyond the last row of `inputs`, and writes as many rows of `sums`.
     """
     if mode == UNPACK_FOR_MANY:
         mode = np.int64(UNPACK) if rows >= way.least_unpacked else np.int64(DIRECT)
     if mode == UNPACK:
         unpack_panel(way, weights, blocks, span_blocks, room)
     one, both = count(1), count(2)
-    # The next panel comes from memory while the rows are multiplied with this one, or, where there
-    # is a single one, what comes next of this one.
+    # The next panel is prefetched while the rows are multiplied with this one; a single row
+    # prefetches later blocks of this one instead.
     ahead, pace, end = weights + panel_bytes, np.int64(0), weights + 2 * panel_bytes
     if rows < way.least_four:
         ahead, pace = weights + _AHEAD * way.block_bytes, np.int64(way.block_bytes)
@@ -86,7 +86,7 @@ def sum_blocks(
 ):
     """sums[rows, columns x 16] = inputs x a panel, `columns` from `column` on; return the rows.
 
-    `pace` bytes are fetched from `ahead` on with every block.
+    With every block `pace` bytes are prefetched from `ahead` on.
     """
     tile = zeros(rows, columns)
     table = weights
@@ -114,7 +114,7 @@ def sum_blocks(
 
 @kernel
 def unpack_panel(way, weights, blocks, span_blocks, room):
-    """Write a panel to `room` as one of `way.unpacked`."""
+    """Write a panel to `room` as a panel of `way.unpacked`."""
     table = weights
     weights += way.table_bytes
     span_head, left = weights, np.int64(0)

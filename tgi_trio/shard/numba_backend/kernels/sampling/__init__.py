@@ -1,8 +1,8 @@
-"""Choosing a token of a row of scores; `rows.py` is the way in.
+"""Choosing a token from a row of scores; `rows.py` is the entry.
 
-A row is worked on in chunks of 128 scores. It is read, and written only to mask tokens: by a
-grammar, and by a truncation that the best candidates do not decide. Whoever reads scores makes them
-relative to the best one, sharpens them by the temperature, and masks what is below the floor
-(`scores.relative`). So a token's *cost*, minus its score, is never negative, and its *weight*
-e^score at most 1.
+A row is processed in chunks of 128 scores. It is only read, except to mask tokens: by a grammar,
+and by truncation if the best candidates do not decide it. Whoever reads scores makes them relative
+to the best one, divides them by the temperature, and masks those below the floor
+(`scores.relative`). So a token's *cost*, minus its score, is never negative, and its *weight*,
+e^score, is at most 1.
 """

@@ -1,9 +1,9 @@
 """A row's best tokens in order, found with a heap.
 
-A token's *key* is its cost's bits above its id: a cost is never negative, so its bits, read as a
-whole number, are in the order of the costs, and the smallest keys are the best tokens, lower ids
-first among equals. The heap holds the smallest keys so far with the largest of them on top. Chunks
-whose best token does not get below that are passed over, which nearly all are.
+A token's *key* is its cost's bits above its id. A cost is never negative, so its bits, read as an
+integer, are in the order of the costs. So the smallest keys are the best tokens, with lower ids
+first among equals. A max-heap holds the smallest keys so far. Chunks whose best token is not below
+its top are skipped, which nearly all are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def key_of(score, token):
 
 @kernel
 def sink(heap, size, key):
-    """Put `key` on top of a heap of `size` keys, in place of what is there; let it sink."""
+    """Replace the top of a heap of `size` keys by `key`, and sift it down."""
     place, child = 0, 1
     while child < size:
         if child + 1 < size and heap[child + 1] > heap[child]:
@@ -53,7 +53,8 @@ def sink(heap, size, key):
 def fill_heap(row, heap, width):
     """Fill the heap with the worst key; return a key above those of the `width` best tokens.
 
-    That many chunks have a token as good as the one on top of a heap of all chunks' best.
+    The bound is the top of a heap of all chunks' best tokens, since that many chunks have a token
+    at least as good.
     """
     maxima, worst = floats_at(row.maxima, row.chunks), key_of(np.float32(-np.inf), (1 << 32) - 1)
     heap[:] = worst
@@ -68,7 +69,7 @@ def fill_heap(row, heap, width):
 
 @kernel
 def take_best(row, heap, width, vector, bound):
-    """Take those of 16 tokens that are better than the heap's worst, and than `bound`."""
+    """Add to the heap those of 16 tokens that are better than its worst, and than `bound`."""
     scores, at = floats_at(row.scores, row.chunks * CHUNK), row.scores + vector * VECTOR_BYTES
     lanes = lanes_at_least(-float_of(bound >> 32), relative(reading(row), load(at)))
     while lanes:
@@ -81,7 +82,7 @@ def take_best(row, heap, width, vector, bound):
 
 @kernel
 def find_candidates(row, width):
-    """Write the keys of the `width` best tokens, best first; masked tokens fill what is left."""
+    """Write the keys of the `width` best tokens, best first; masked tokens fill the rest."""
     heap, maxima = ints_at(row.keys, width), floats_at(row.maxima, row.chunks)
     bound = fill_heap(row, heap, width)
     for chunk in range(row.chunks):
@@ -89,7 +90,7 @@ def find_candidates(row, width):
         if key_of(relative_one(row, maxima[chunk]), chunk * CHUNK) < bound:
             for vector in range(chunk * CHUNK // LANES, (chunk + 1) * CHUNK // LANES):
                 take_best(row, heap, width, vector, lesser(bound, heap[0]))
-    for size in range(width - 1, 0, -1):  # the largest of what is left goes behind it
+    for size in range(width - 1, 0, -1):  # heapsort: the largest remaining key goes to the end
         key = heap[size]
         heap[size] = heap[0]
         sink(heap, size, key)

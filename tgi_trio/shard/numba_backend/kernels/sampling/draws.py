@@ -12,7 +12,8 @@ from tgi_trio.shard.numba_backend.kernels.arrays import doubles_at, words_at
 
 _ROUNDS = 10
 _FIRST, _SECOND = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)  # multipliers
-_FIRST_STEP, _SECOND_STEP = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # of the key
+# added to the key in each round
+_FIRST_STEP, _SECOND_STEP = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW, _HALF, _SPARE = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(11)
 
 

@@ -1,15 +1,15 @@
-"""Truncations of a row whose best candidates do not decide: thousands of tokens may survive.
+"""Truncations of a row that its best candidates do not decide: thousands of tokens may survive.
 
 The rules are those of `shard/torch_backend/sampling/wide_truncation.py`, which sorts. Here every
-cut is the same question: how far from a centre does one have to go until the tokens within have a
-given mass? Top-k counts tokens by cost, top-p weighs them by cost, typical-p weighs them by their
-distance from the mean cost. What is farther is masked.
+cut is the same question: within which distance from a centre do tokens have a given mass? Top-k
+counts tokens by cost; top-p weighs them, by cost; typical-p weighs them, by distance from the mean
+cost. Tokens farther away are masked.
 
-`cut` answers it without sorting. The answer is bracketed by passes over the row, each looking at
-three distances: first those that quarter the bracket, and when it is so narrow that the mass grows
-almost linearly in it, those around where a straight line says the answer is. The tokens in the last
-bracket are listed and distributed over buckets, and the bucket in which the mass is reached is
-distributed again, until all in it are at one distance.
+`cut` answers it without sorting. Passes over the row narrow a bracket around the answer, by testing
+three distances each: first those that quarter the bracket; then, when the mass grows almost
+linearly within it, those around the linear interpolation. Finally the tokens in the bracket are
+listed and distributed over buckets, and those of the bucket in which the mass is reached are
+distributed again, until all are at one distance.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
 from tgi_trio.shard.numba_backend.rooms import BUCKETS, CHUNK, WEIGHTS
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
-_WIDEST = 32.0  # nats: the first bracket; farther tokens are hardly ever wanted
-_QUARTERINGS, _PASSES = 3, 5  # first passes, and all
-_NEAR = 1.0 / 16.0  # of a bracket, to either side of where the answer should be
-_FLUSH = 32  # vectors that are summed up in float32
+_WIDEST = 32.0  # nats: the first bracket; few rows need tokens farther away
+_QUARTERINGS, _PASSES = 3, 5  # passes that quarter the bracket, and all passes
+_NEAR = 1.0 / 16.0  # of a bracket, to either side of the interpolated answer
+_FLUSH = 32  # vectors that are summed in float32
 _LOWEST = np.float32(np.finfo(np.float32).min)
-# A thread's memory: the buckets' masses, all weights, then a list of tokens.
+# A thread's scratch memory: the buckets' masses, all weights, then a list of tokens.
 
 
 @kernel
 def settle(row):
-    """Write the row's scores as they are read: relative to its best, and sharpened."""
+    """Write the row's scores in place relative to the best one and divided by the temperature."""
     how = reading(row)
     for at in range(row.scores, row.scores + row.chunks * CHUNK_BYTES, VECTOR_BYTES):
         store(at, relative(how, load(at)))
@@ -65,13 +65,13 @@ def settle(row):
 
 @kernel
 def nearness(scores, centre):
-    """Return how far the costs of 16 tokens are from the centre, below zero."""
+    """Return minus the distances of 16 tokens' costs from the centre."""
     return subtract(fill(0.0), absolute(add(scores, centre)))
 
 
 @kernel
 def count_tokens(row, where):
-    """Write 1 for every token that is not masked, 0 for the others; return how many are not."""
+    """Write 1 for every unmasked token, 0 for the others; return the number of unmasked ones."""
     count, none = 0.0, fill(0.0)
     for begin in range(0, row.chunks * CHUNK_BYTES, CHUNK_BYTES):
         sums = none
@@ -85,7 +85,7 @@ def count_tokens(row, where):
 
 @kernel
 def masses_within(row, centre, limits, own):
-    """Return the masses of all tokens at most so far from the centre, for three limits."""
+    """Return the masses of all tokens at most so far from the centre, for three distances."""
     first, second, third = limits
     mass_a, mass_b, mass_c, none = 0.0, 0.0, 0.0, fill(0.0)
     for begin in range(0, row.chunks * CHUNK_BYTES, _FLUSH * VECTOR_BYTES):
@@ -102,7 +102,7 @@ def masses_within(row, centre, limits, own):
 
 @kernel
 def bracket(row, centre, mass, wanted, own):
-    """Return distances (low, high] within which the mass gets to `wanted`, and the mass to low.
+    """Return (low, high, mass up to low): the mass `wanted` is reached within (low, high].
 
     `mass`: that of the whole row.
     """
@@ -128,7 +128,7 @@ def bracket(row, centre, mass, wanted, own):
 
 @kernel
 def list_bracket(row, centre, low, high, own, away, mass, ids):
-    """List the tokens with low < distance <= high, lower ids first; return how many there are."""
+    """List the tokens with low < distance <= high, lower ids first; return their number."""
     scores, weights = floats_at(row.scores, row.chunks * CHUNK), floats_at(own, row.chunks * CHUNK)
     listed = 0
     for vector in range(row.chunks * (CHUNK // LANES)):
@@ -146,9 +146,9 @@ def list_bracket(row, centre, low, high, own, away, mass, ids):
 
 @kernel
 def bucket_reached(masses, wanted):
-    """Return the bucket in which the mass gets to `wanted`, and the mass before it.
+    """Return the bucket in which the mass reaches `wanted`, and the mass before it.
 
-    Where it never gets there, for rounding, that is the last bucket that is not empty.
+    If rounding keeps it from being reached, that is the last bucket that is not empty.
     """
     bucket, before, after = 0, 0.0, 0.0
     for i in range(BUCKETS):
@@ -161,9 +161,9 @@ def bucket_reached(masses, wanted):
 
 @kernel
 def narrow_list(away, own, ids, listed, masses, wanted):
-    """Distribute a list of tokens again and again until all are at one distance.
+    """Distribute a list of tokens over buckets repeatedly, until all are at one distance.
 
-    They are moved to the list's front, lower ids first. Returns how many they are, and the mass
+    They are moved to the list's front, lower ids first. Returns how many are left, and the mass
     that is still wanted of them.
     """
     while True:
@@ -172,7 +172,7 @@ def narrow_list(away, own, ids, listed, masses, wanted):
             low, high = lesser(low, away[i]), greater(high, away[i])
         if low == high:
             return listed, wanted
-        per_bucket = (BUCKETS - 1) / (high - low)  # so low and high are never in the same
+        per_bucket = (BUCKETS - 1) / (high - low)  # so low and high are never in one bucket
         masses[:] = 0.0
         for i in range(listed):
             masses[np.int64((away[i] - low) * per_bucket)] += own[i]
@@ -187,17 +187,17 @@ def narrow_list(away, own, ids, listed, masses, wanted):
 
 @kernel
 def cut(row, centre, mass, wanted, ties, room):
-    """Mask all tokens farther from the centre than it takes to reach the mass `wanted`.
+    """Mask all tokens farther from the centre than needed to reach the mass `wanted`.
 
-    `mass`: that of all tokens; each one's own is in the room. Of several tokens at that distance
-    all stay if `ties`, else as few as it takes, lower ids first.
+    `mass`: that of all tokens; each token's is in `room`. Of several tokens at the final distance
+    all stay if `ties`, else as few as needed, lower ids first.
     """
     size, own = row.chunks * CHUNK, room + WEIGHTS
     away, weights = floats_at(own + 4 * size, size), floats_at(own + 8 * size, size)
     ids, masses = ints_at(own + 12 * size, size), doubles_at(room, BUCKETS)
     low, high, before = bracket(row, fill(centre), mass, wanted, own)
     listed = list_bracket(row, centre, low, high, own, away, weights, ids)
-    if listed == 0:  # for rounding, all that is there does not make the mass
+    if listed == 0:  # because of rounding, the whole row does not reach the mass
         return
     listed, wanted = narrow_list(away, weights, ids, listed, masses, wanted - before)
     for at in range(row.scores, row.scores + row.chunks * CHUNK_BYTES, VECTOR_BYTES):
@@ -214,7 +214,7 @@ def cut(row, centre, mass, wanted, ties, room):
 
 @kernel
 def truncate(row, room):
-    """Mask what top-k, top-p and typical-p leave out, in this order; the floor comes after them."""
+    """Mask what top-k, top-p and typical-p exclude, in this order; the floor applies after them."""
     floor, row.floor = row.floor, np.float32(-np.inf)
     settle(row)
     for rule in range(3):

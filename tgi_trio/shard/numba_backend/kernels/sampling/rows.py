@@ -1,4 +1,4 @@
-"""The way in: rows of scores, each with what to do with it; see `tables.ROW`."""
+"""The entry: rows of scores, each with its settings; see `tables.ROW`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tgi_trio.shard.numba_backend.rooms import CHUNK
 from tgi_trio.shard.numba_backend.tables import ROW
 
 ROW_BYTES = ROW.itemsize
-_BELOW_ONE = 1.0 - 2.0**-52  # rounding must not carry a target up to the whole mass
+_BELOW_ONE = 1.0 - 2.0**-52  # keeps rounding from raising a target to the whole mass
 
 
 @kernel
@@ -59,13 +59,13 @@ def draw(row, room):
             before += own[i]
             if before > target:
                 break
-    # A chunk's float32 mass can promise a little more than it has: its last token is taken then.
+    # A chunk's float32 mass may be a little more than its parts: then its last token is taken.
     return chunk * CHUNK + last
 
 
 @kernel
 def leave_out(row):
-    """Give some outcome to a row whose best score is not finite: nothing can be chosen."""
+    """Write an outcome for a row from which nothing can be chosen: its best score is not finite."""
     row.mass, row.entropy, row.token, row.score = 1.0, 0.0, 0, 0.0
     if row.width:
         keys = ints_at(row.keys, row.width)
@@ -75,7 +75,7 @@ def leave_out(row):
 
 @kernel
 def work_on(row, room):
-    """Do what one row asks for."""
+    """Choose a row's token and write all requested results."""
     if row.allowed:
         mask(row)
     if row.truncates and np.isfinite(row.best):
@@ -97,10 +97,10 @@ def work_on(row, room):
 
 @entry
 def work_on_rows(rows, count, counter, room):
-    """Work on `count` ROWs at an address, together with other threads that share them.
+    """Process `count` ROWs at an address, together with other threads that share them.
 
-    `counter`: address of the number of rows taken so far, an int64. `room`: this thread's own
-    memory, as much as `rooms.sampler_bytes` says.
+    `counter`: address of the number of rows taken so far, an int64. `room`: this thread's scratch
+    memory, of `rooms.sampler_bytes` bytes.
     """
     i = atomic_add(counter, 1)
     while i < count:

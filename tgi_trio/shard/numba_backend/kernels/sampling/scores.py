@@ -1,4 +1,4 @@
-"""What is known of a row after reading it: chunk maxima, chunk masses, entropy."""
+"""Statistics of a row: chunk maxima, chunk masses, entropy."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from tgi_trio.shard.numba_backend.rooms import CHUNK
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 VECTOR_BYTES, CHUNK_BYTES = 4 * LANES, 4 * CHUNK
-_FINITE = -1e30  # stands for -inf where it is multiplied by a weight of 0
+_FINITE = -1e30  # replaces -inf where it is multiplied by a weight of 0
 
 
 @kernel
 def reading(row):
-    """Return what `relative` needs of a row, to be held in registers."""
+    """Return the row's parameters for `relative`, to be held in registers."""
     return fill(row.best), fill(row.sharpness), row.floor
 
 
 @kernel
 def relative(how, scores):
-    """Return 16 scores relative to the row's best, sharpened; -inf below the floor."""
+    """Return 16 scores less the row's best, divided by the temperature; -inf below the floor."""
     best, sharpness, floor = how
     value = multiply(subtract(scores, best), sharpness)
     return where_at_least(floor, value, value, fill(-np.inf))
@@ -44,14 +44,14 @@ def relative(how, scores):
 
 @kernel
 def relative_one(row, score):
-    """Return what `relative` does of one score."""
+    """Apply `relative` to a single score."""
     value = (score - row.best) * row.sharpness
     return value if value >= row.floor else np.float32(-np.inf)
 
 
 @kernel
 def mask(row):
-    """Make the tokens impossible whose bits are 0."""
+    """Set the scores of tokens whose bits are 0 to -inf."""
     for vector in range(row.chunks * (CHUNK // LANES)):
         at = row.scores + vector * VECTOR_BYTES
         store(at, where_bits(row.allowed + vector * (LANES // 8), load(at), fill(-np.inf)))
@@ -59,7 +59,7 @@ def mask(row):
 
 @kernel
 def find_maxima(row):
-    """Write the largest score of every chunk; return the row's, NaN where one of them is NaN."""
+    """Write the largest score of every chunk; return the row's, or NaN if any score is NaN."""
     maxima, scores = floats_at(row.maxima, row.chunks), floats_at(row.scores, row.chunks * CHUNK)
     best, sums, at = fill(-np.inf), fill(0.0), row.scores
     for chunk in range(row.chunks):
@@ -71,7 +71,7 @@ def find_maxima(row):
             at += 2 * VECTOR_BYTES
         best = maximum(chunk_best, best)
         maxima[chunk] = largest(chunk_best)
-    # A maximum passes over NaN, a sum does not; but inf - inf is one as well.
+    # A maximum ignores NaN, a sum does not; but inf - inf is NaN as well.
     if np.isnan(total(sums)):
         for score in scores:
             if np.isnan(score):
@@ -83,8 +83,8 @@ def find_maxima(row):
 def measure(row, entropy, kept):
     """Write every chunk's mass, the sum of its weights; return the row's mass and entropy.
 
-    The entropy, in nats, is 0 where it is not asked for. Within a chunk sums are float32, over
-    chunks float64 and from left to right. `kept`: where to write all weights, 0 for nowhere.
+    The entropy, in nats, is 0 unless requested. Sums are float32 within a chunk, float64 over
+    chunks, from left to right. `kept`: the address for all weights, or 0.
     """
     masses, how = floats_at(row.masses, row.chunks), reading(row)
     mass, weighted, at = 0.0, 0.0, row.scores

@@ -1,4 +1,4 @@
-"""The beginning of a random permutation: Fisher and Yates' shuffle, as far as it is wanted."""
+"""The beginning of a random permutation: a partial Fisher-Yates shuffle."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tgi_trio.shard.numba_backend.kernels.arrays import ints_at
 
 @entry
 def shuffle(ids_at, size, draws_at, count):
-    """Put a random choice of `ids` int64 [size] in front, as many as there are draws.
+    """Move a random choice of `ids` int64 [size] to the front, as many as there are draws.
 
-    `draws_at`: int64 [count], none of them negative; fewer than `size`.
+    `draws_at`: int64 [count], not negative; fewer than `size`.
     """
     ids, draws = ints_at(ids_at, size), ints_at(draws_at, count)
     for i in range(count):

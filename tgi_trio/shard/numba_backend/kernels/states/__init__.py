@@ -1,1 +1,1 @@
-"""Kernels of what keeps a state per sequence, in slots: compiled apart from the step."""
+"""Kernels of recurrent states, a slot per sequence: compiled apart from the step."""

@@ -1,15 +1,15 @@
-"""Numbers of channels that know nothing of each other: Mamba's scan, and Griffin's RG-LRU.
+"""Recurrences of independent channels: Mamba's selective scan, and Griffin's RG-LRU.
 
-Of Mamba (Gu, Dao 2023) a channel has a state s [key_dim], and each number of it a decay:
+In Mamba (Gu, Dao 2023) a channel has a state s [key_dim], each number of which has its own decay:
 
     s <- exp(dt A) s + dt x b;  output = (s . c + D x) * silu(gate)
 
-where b and c are one for all channels. Of RG-LRU (De, others 2024) it has one number:
+where all channels share b and c. In RG-LRU (De, others 2024) the state is a single number:
 
     s <- a s + sqrt(1 - a^2) * opened * x;  output = s
 
-A piece of work is 16 channels of a row, which stay in the cache, or in a register, while its tokens
-go over them: float32 [channels / 16, key_dim, 16], or [channels].
+A work item is 16 channels of a row. Their states stay in the cache, or in a register, for all
+tokens of the row: float32 [channels / 16, key_dim, 16], or [channels].
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VECTOR = 4 * LANES  # bytes
 
 @kernel
 def keep_channels(variant, rank, step, op, mixer):
-    """Compute this thread's channels, those of all rows."""
+    """Compute this thread's share of the channels, for all rows."""
     vectors = mixer.channels // LANES
     for row in range(step.row_count):
         for i in range(vectors * rank // step.threads, vectors * (rank + 1) // step.threads):
@@ -51,7 +51,7 @@ def keep_channels(variant, rank, step, op, mixer):
 
 @kernel
 def scan_row(variant, step, op, mixer, row, channel):
-    """Let the tokens of a row change and read 16 channels, and leave what they say in `target`."""
+    """Update 16 channels' states by a row's tokens, and write their outputs to `target`."""
     size, place = _VECTOR * mixer.key_dim, 4 * channel * mixer.key_dim
     slot = load_int(step.state_reads + 4 * row)
     source = op.states + slot * op.state_bytes + place
@@ -83,10 +83,10 @@ def scan_row(variant, step, op, mixer, row, channel):
 
 @kernel
 def blend_row(step, op, mixer, row, channel):
-    """Let what the tokens of a row say enter 16 channels, which take its place.
+    """Update 16 channels by a row's tokens (RG-LRU); outputs replace inputs.
 
-    What enters is so much smaller that the state stays as large as it is, however long it is kept;
-    but a text's first token finds nothing there, and enters whole.
+    The factor of the input keeps the state at the same magnitude, however slowly it decays. The
+    first token of a sequence enters unscaled.
     """
     slot = load_int(step.state_reads + 4 * row)
     state = fill(0.0)

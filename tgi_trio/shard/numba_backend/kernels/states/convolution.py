@@ -1,6 +1,6 @@
-"""A causal convolution per channel, whose last inputs are the state.
+"""A causal convolution per channel (depthwise); its last inputs are the state.
 
-These and the weights lie by 16 channels, so that both are read in one straight line: float32
+State and weights are stored by groups of 16 channels, so that both are read sequentially: float32
 [channels / 16, taps - 1, 16], oldest first, and [channels / 16, taps, 16].
 """
 
@@ -26,9 +26,9 @@ PROJECTED = int(Buffer.PROJECTED)
 
 @kernel
 def convolve(variant, rank, step, op, mixer, window):
-    """Convolve this thread's channels, those of all rows.
+    """Convolve this thread's share of the channels, for all rows.
 
-    `window`: room for the inputs before a token, of 16 channels.
+    `window`: room for the preceding inputs of 16 channels.
     """
     vectors = mixer.channels // LANES
     for row in range(step.row_count):
@@ -38,7 +38,7 @@ def convolve(variant, rank, step, op, mixer, window):
 
 @kernel
 def convolve_row(variant, step, op, mixer, row, channel, window):
-    """Convolve 16 channels of the tokens of a row, and leave the last inputs behind them."""
+    """Convolve 16 channels of a row's tokens, and write the last inputs as the new state."""
     stride, before = 4 * mixer.channels, mixer.taps - 1
     place = channel * before * 4
     slot = load_int(step.state_reads + 4 * row)
@@ -70,7 +70,7 @@ def convolve_row(variant, step, op, mixer, row, channel, window):
 
 @kernel
 def convolve_token(mixer, channel, window, x):
-    """Return the sum over the window and x, which the window then ends with."""
+    """Return the convolution of the window and x, and append x to the window."""
     before = mixer.taps - 1
     weights = mixer.kernel + 4 * channel * mixer.taps
     y = multiply(x, load(weights + 64 * before))

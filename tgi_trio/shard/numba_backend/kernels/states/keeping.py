@@ -1,7 +1,7 @@
-"""The way in: operations of mixers, for whoever has any; see `apart.py`.
+"""The entry to operations of mixers with recurrent states; see `apart.py`.
 
-A row reads its state from one slot and leaves it in another, so a step can be computed again. Rows
-are computed token by token, so it makes no difference to a bit where the pieces of a sequence end.
+A row reads its state from one slot and writes it to another, so a step can be computed again. Rows
+are computed token by token, so results are the same to the bit wherever a sequence's chunks end.
 """
 
 from __future__ import annotations

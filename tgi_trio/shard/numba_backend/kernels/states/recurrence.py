@@ -1,16 +1,16 @@
-"""Matrices of heads that every token changes and reads: the gated delta rule, and Mamba-2.
+"""Matrix-valued states of heads, which every token updates and reads: gated delta rule and Mamba-2.
 
-A head's state maps keys to values, S [key_dim, value_dim]. A token makes it forget, adds its own
-value to what its key stands for, and reads what its query stands for:
+A head's state maps keys to values, S [key_dim, value_dim]. A token makes it decay, adds its own
+value under its key, and reads with its query:
 
     S <- a S;  S <- S + k u;  output = q S
 
-Of a delta rule (Yang, Kautz, Hatamizadeh 2024) u is beta (v - k S): what S says of the key is
-corrected. Of Mamba-2 (Dao, Gu 2024) it is the time that the token takes times v; its b and c are
-key and query here, its state dimensions keys, its head dimensions values.
+In a delta rule (Yang, Kautz, Hatamizadeh 2024) u is beta (v - k S): it corrects what S holds under
+the key. In Mamba-2 (Dao, Gu 2024) u is the token's time step times v; its b and c are key and query
+here, its state dimensions are keys, its head dimensions values.
 
-Columns of S know nothing of each other. So a piece of work is 32 columns of a head, which stay in
-the cache while the tokens of a row go over them; they lie as a panel of a linear layer does.
+Columns of S are independent. So a work item is 32 columns of a head, which stay in the cache for
+all tokens of a row; they are laid out like a panel of a linear layer.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 PROJECTED, DECAYS = int(Buffer.PROJECTED), int(Buffer.DECAYS)
 _TINY = 1e-6  # keys near zero stay near zero
-_LINE = 4 * PANEL  # bytes of a key's part of the columns
+_LINE = 4 * PANEL  # bytes of 32 columns for one dimension of the key
 
 
 @kernel
 def recur(variant, rank, step, op, mixer, scratch):
-    """Compute this thread's columns of the states of all rows.
+    """Compute this thread's share of the columns, for the states of all rows.
 
     `scratch`: room for five keys, and for two sums of 32.
     """
@@ -81,16 +81,16 @@ def recur(variant, rank, step, op, mixer, scratch):
 
 @kernel
 def clear(target, size):
-    """Write zeros."""
+    """Write `size` zero bytes."""
     for i in range(0, size, 4 * LANES):
         store(target + i, fill(0.0))
 
 
 @kernel
 def recur_token(variant, mixer, x, forgets, head, block, source, target, lone, scratch):
-    """Let one token change 32 columns of a head's state; what it reads takes its value's place.
+    """Update 32 columns of a head's state by one token; the output replaces its value.
 
-    `forgets`: float32 [key_dim], of which a decay per channel is made; 0: there is one for all.
+    `forgets`: float32 [key_dim], from which a decay per channel is computed; 0: one decay for all.
     `lone`: no other token of the row follows in this step.
     """
     size = 4 * mixer.key_dim
@@ -111,12 +111,12 @@ def recur_token(variant, mixer, x, forgets, head, block, source, target, lone, s
             own = load(decays + i)
             store(asking + i, multiply(load(keys + i), own))
             store(asking + size + i, multiply(load(queries + i), own))
-    # Both reads of the state at once: of what the key stands for, and the query.
+    # Both reads of the old state at once: with the key and with the query.
     panel_product(
         variant, count(2), count(2), count(4),
         asking, size, source, mixer.key_dim, source, 0, sums,
     )  # fmt: skip
-    pace = decay = fill(1.0)  # by channel: what was asked for has forgotten already
+    pace = decay = fill(1.0)  # with a decay per channel it is in `asking` already
     if not forgets:
         pace = softplus(
             fill(load_float(x + 4 * (mixer.decay + head)) + load_float(mixer.decay_bias + 4 * head))
@@ -145,10 +145,10 @@ def recur_token(variant, mixer, x, forgets, head, block, source, target, lone, s
 
 @kernel
 def change_state(mixer, keys, forgets, decays, decay, update_a, update_b, source, target, lone):
-    """Write 32 columns of a state behind a token: a S + k u, of what is in `source`.
+    """Write 32 columns of a state after a token: a S + k u, where S is in `source`.
 
-    `forgets`: unless 0, `decays` [key_dim] are there instead of one `decay`. `lone`: nobody reads
-    the state again in this step. One loop that tests it would be slower than two.
+    `forgets`: unless 0, `decays` [key_dim] replace the one `decay`. `lone`: the state is not read
+    again in this step. Two loops are faster than one that tests it.
     """
     if lone:
         for i in range(0, 4 * mixer.key_dim, 4):
@@ -174,7 +174,7 @@ def change_state(mixer, keys, forgets, decays, decay, update_a, update_b, source
 
 @kernel
 def forget_channels(mixer, head, forgets, decays):
-    """Write how much each channel of a head's keys keeps (Kimi Linear, Moonshot AI 2025)."""
+    """Write the decay of each channel of a head's keys (Kimi Linear, Moonshot AI 2025)."""
     rate = fill(load_float(mixer.rate + 4 * head))
     bias = mixer.decay_bias + 4 * head * mixer.key_dim
     for i in range(0, 4 * mixer.key_dim, 4 * LANES):
@@ -193,7 +193,7 @@ def dot_product(a, b, size):
 
 @kernel
 def scale_to_length(source, target, size, length):
-    """Write a vector [size] with another length; one near zero stays near zero."""
+    """Write a vector [size] scaled to the given length; one near zero stays near zero."""
     found = dot_product(source, source, size)
     scale_by(source, target, size, length / math.sqrt(found + _TINY))
 
