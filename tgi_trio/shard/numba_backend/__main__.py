@@ -1,6 +1,6 @@
 """`python -m tgi_trio.shard.numba_backend FOLDER`: compile a model's kernels ahead of time.
 
-To be run before its first start, with the flags with which it will be served.
+Run it before the first start, with the flags with which the model will be served.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 
 
 def main(argv: list[str]) -> int:
-    """Load the model that `argv` names once; return the exit code, 1 where the kernels cannot.
+    """Load the model in `argv` once; return the exit code, 1 if the kernels cannot serve it.
 
-    Raises SystemExit (2) for words that are none of its flags.
+    Raises SystemExit (2) for unknown arguments.
     """
     parser = argparse.ArgumentParser("python -m tgi_trio.shard.numba_backend", allow_abbrev=False)
     parser.add_argument("model_path", type=Path, metavar="FOLDER")

@@ -1,7 +1,7 @@
-"""The operations of steps with adapters, a second table behind that of steps without.
+"""The operations of steps with adapters, a second table after that of steps without.
 
-In it, every linear that adapters may change has a SHRINK before it and adds their outputs. So a
-step without adapters is the same, whether adapters are loaded or not.
+In it, every linear layer that adapters may change has a SHRINK before it and adds their outputs. So
+a step without adapters is the same, whether adapters are loaded or not.
 """
 
 from __future__ import annotations
@@ -21,51 +21,51 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.adapter_kernels import AdapterKernels
 
-_PIECES = 4  # of a site at most: query, key, value, and gates of what these say
+_PIECES = 4  # most pieces of a site: query, key, value, and gates of attention
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedSite:
-    """A linear that adapters may change."""
+    """A linear layer that adapters may change."""
 
     site: Site
-    row: int  # in the table: the first operation that is its own
-    source: Buffer  # its activations, as numbers
+    row: int  # its first operation in the table
+    source: Buffer  # its activations, as floating-point numbers
     inputs: int
     outputs: int
-    paired: bool  # gate and up in turns of 16
-    feeder: int  # the row that leaves its activations
+    paired: bool  # 16 rows of gate and 16 of up alternate
+    feeder: int  # the operation that writes its activations
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The tokens of a step by their adapters."""
+    """The runs of a step's tokens with the same adapter."""
 
     table: NDArray[np.int64]  # [runs, 3]: first token, tokens, address of the adapter's sites
     of_tokens: NDArray[np.int32]  # [T]
-    held: Any  # what the addresses point into
+    held: Any  # keeps alive what the addresses point to
 
 
 class AdaptedOperations:
-    """Both copies of the table, and the adapters that are loaded."""
+    """Both copies of the table, and the loaded adapters."""
 
     def __init__(
         self, base: NDArray[np.void], end: int, sites: Sequence[AdaptedSite], max_rank: int
     ) -> None:
-        """`base[:end]`: a step's operations; what follows is none of it."""
+        """`base[:end]`: the operations of a step; those after `end` are not copied."""
         self.sites = sites
         self.kernels: AdapterKernels | None = None
         padded = -(-(max_rank + 1) // 2) * 2  # pairs of bfloat16
         self.low_width = -(-_PIECES * padded // LANES) * LANES
         self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 4], by number
-        self.first = len(base)  # operation of the second copy
+        self.first = len(base)  # the first operation of the second copy
         self._order = list(self._copies(base[:end]))
         self.table = np.zeros(self.first + len(self._order), OPERATION)
         self.table[: self.first] = base
         self.mirror()
 
     def mirror(self) -> None:
-        """Bring the second copy up to date after the first one has changed."""
+        """Update the second copy after the first has changed."""
         table, feeds = self.table, set[int]()
         for place, (row, number) in enumerate(self._order, self.first):
             copy = table[place]
@@ -92,18 +92,18 @@ class AdaptedOperations:
                     table[place]["target"] = Buffer.ACTIVE
 
     def find(self, row: int) -> int:
-        """Return where the second copy has an operation of the first."""
+        """Return the index in the second copy of an operation in the first."""
         return self.first + next(i for i, (own, _) in enumerate(self._order) if own == row)
 
     def install(self, number: int, sites: NDArray[np.int64]) -> None:
-        """Have steps compute with an adapter; `sites` as `kernels/adapters.py` reads them."""
+        """Let steps use an adapter; `sites` as `kernels/adapters.py` reads them."""
         self._loaded[number] = sites
 
     def drop(self, number: int) -> None:
         self._loaded.pop(number, None)
 
     def runs(self, adapters: NDArray[np.int32]) -> Runs:
-        """Return the runs of a step's tokens, whose adapters these are."""
+        """Return the runs of a step, whose tokens have these adapters."""
         starts = np.flatnonzero(np.diff(adapters, prepend=-1))
         table = np.zeros((len(starts), 3), np.int64)
         table[:, 0] = starts
@@ -114,13 +114,13 @@ class AdaptedOperations:
         return Runs(table, of_tokens, held)
 
     def _feeder(self, site: AdaptedSite) -> int:
-        """Return the row that leaves a site's activations."""
+        """Return the row that writes a site's activations."""
         own = self.table[site.row]
         is_own = own["code"] == Code.QUANTISE and not own["order"]
         return site.row if is_own else site.feeder
 
     def _copies(self, base: NDArray[np.void]) -> Any:
-        """Yield (row, site) of the second copy; row -1: a SHRINK, site -1: not a site's linear."""
+        """Yield (row, site) for the second copy; row -1: a SHRINK, site -1: not a site's linear."""
         numbers: Mapping[int, int] = {site.row: i for i, site in enumerate(self.sites)}
         number, left = -1, 0
         for row, operation in enumerate(base):

@@ -18,11 +18,11 @@ class AdapterKernels:
 
 
 def of_adapters(variant: Variant) -> Variant:
-    """Return the variant in which adapters are: in the model's dtype, whatever its weights are."""
+    """Return the variant for adapters, whose weights have the model's dtype, not the layers'."""
     return narrowed(replace(variant, weights=variant.kv))
 
 
 def open_adapter_kernels(variant: Variant) -> AdapterKernels:
-    """Compile, or take what is kept; raises what the compiler raises without instructions."""
+    """Compile or load the kernels; raises what the compiler raises for lack of instructions."""
     own = of_adapters(variant)
     return AdapterKernels(SHRINK.open(own), EXPAND.open(own))

@@ -18,9 +18,9 @@ _RUNS = ((0, 2, False), (2, 10, True), (12, 1, True))  # first token, tokens, ha
 
 
 def find_fault(variant: Variant, kernels: AdapterKernels) -> str | None:
-    """Return what is wrong with the kernels, or None; they are compiled already."""
+    """Return what is wrong with the kernels, or None; they have been compiled already."""
     draw = np.random.default_rng(5)
-    x, a, b = (  # small whole numbers: exact in bfloat16, and so are their products
+    x, a, b = (  # small integers: exact in bfloat16, and so are their products
         draw.integers(-2, 3, shape).astype(np.float32)
         for shape in ((_TOKENS, _INPUTS), (LANES, _INPUTS), (PANEL, _RANK))
     )
@@ -45,7 +45,7 @@ def find_fault(variant: Variant, kernels: AdapterKernels) -> str | None:
     )  # fmt: skip
     wanted = np.zeros_like(found)
     v = x @ a[:_RANK].T
-    if variant.dot:  # V is rounded as activations are
+    if variant.dot:  # V is rounded like activations
         v = (to_bfloat16(v).astype(np.uint32) << 16).view(np.float32)
     wanted[1, 2:] = (v @ b.T)[2:]
     if np.array_equal(found, wanted):
@@ -54,7 +54,7 @@ def find_fault(variant: Variant, kernels: AdapterKernels) -> str | None:
 
 
 def _pack(variant: Variant, matrix: NDArray[np.float32]) -> NDArray[Any]:
-    """Return [outputs / 16, steps, 16]."""
+    """Return a matrix packed as [outputs / 16, steps, 16]."""
     numbers: NDArray[Any] = matrix
     if variant.kv.bf16:
         numbers = to_bfloat16(matrix).view(np.uint32)

@@ -27,14 +27,14 @@ class _Loaded:
     rank: int
     nbytes: int
     sites: NDArray[np.int64]  # [sites, 4] as `kernels/adapters.py` reads them
-    held: Sequence[NDArray[Any]]  # what their addresses point into
+    held: Sequence[NDArray[Any]]  # keeps alive what their addresses point to
 
 
 class NumbaAdapters:
-    """Implements `AdapterHost` for a program."""
+    """`AdapterHost` for a program."""
 
     def __init__(self, program: Program, storage: Storage, max_rank: int) -> None:
-        """`storage`: of A and B, the model's dtype; `max_rank`: of adapters."""
+        """`storage`: of A and B, which have the model's dtype; `max_rank`: the highest rank."""
         if program.adapted is None:
             raise ValueError("the program was made without adapters")
         self._spec = program.spec
@@ -67,7 +67,7 @@ class NumbaAdapters:
 
 
 class _Packing:
-    """The matrices of an adapter, one after the other as steps read them."""
+    """Packs the matrices of an adapter, in the order in which steps read them."""
 
     def __init__(self, storage: Storage) -> None:
         self.held: list[NDArray[Any]] = []
@@ -75,7 +75,7 @@ class _Packing:
         self._arena = Arena()
 
     def pack(self, site: AdaptedSite, parts: Sequence[AdapterPart]) -> tuple[int, int, int, int]:
-        """Pack A and B of a site; return its facts, see `kernels/adapters.py`."""
+        """Pack A and B of a site; return its record, see `kernels/adapters.py`."""
         ranks = [self._whole_steps(len(part.a)) for part in parts]
         starts = np.cumsum([0, *ranks]).tolist()
         a = np.zeros((starts[-1], site.inputs), np.float32)
@@ -83,14 +83,14 @@ class _Packing:
             a[start : start + len(part.a)] = part.a
         packed = self._pack_halves(a)
         found = [_gate_and_up(site, parts)] if site.paired else [*_halves(parts)]
-        pieces = self._arena.allocate((len(found), PIECE), np.int64)  # read ahead as B is
+        pieces = self._arena.allocate((len(found), PIECE), np.int64)  # prefetched together with B
         self.held.append(pieces)
         for piece, (panel, *halves) in zip(pieces, found, strict=True):
             piece[:] = self._pack_piece(starts, panel, *halves)
         return address(packed), len(packed), address(pieces), len(pieces)
 
     def _pack_piece(self, starts: Sequence[int], panel: int, first: _Half, second: _Half) -> Any:
-        """Pack B of neighbouring panels from `panel` on; return a piece as `expand` reads it."""
+        """Pack B of neighbouring panels from `panel` on; return a piece for `expand`."""
         packed = [self._order(self._padded(each.b)) for each in (first, second)]
         panels, steps = len(packed[0]), [each.shape[1] for each in packed]
         whole = self._arena.allocate((panels, sum(steps), LANES), packed[0].dtype)
@@ -104,7 +104,7 @@ class _Packing:
         return panel, panel + panels, address(whole), *places
 
     def _pack_halves(self, matrix: Floats) -> NDArray[Any]:
-        """Return a matrix [outputs, inputs] as halves of panels."""
+        """Return a matrix [outputs, inputs] packed as half panels."""
         rows = np.zeros((-len(matrix) % LANES, matrix.shape[1]), np.float32)
         ordered = self._order(np.concatenate((matrix, rows)))
         packed = self._arena.allocate(ordered.shape, ordered.dtype)
@@ -113,7 +113,7 @@ class _Packing:
         return packed
 
     def _order(self, matrix: Floats) -> NDArray[Any]:
-        """Return whole halves of panels as they are stored: [outputs / 16, steps, 16]."""
+        """Return half panels as stored: [outputs / 16, steps, 16]."""
         numbers: NDArray[Any] = matrix
         if self._storage.bf16:
             numbers = to_bfloat16(matrix).view(np.uint32)
@@ -121,7 +121,7 @@ class _Packing:
         return numbers.reshape(shape).swapaxes(1, 2)
 
     def _padded(self, b: Floats) -> Floats:
-        """Return [outputs, r] with whole steps."""
+        """Return [outputs, r] with r padded to whole steps."""
         padded = np.zeros((len(b), self._whole_steps(b.shape[1])), np.float32)
         padded[:, : b.shape[1]] = b
         return padded
@@ -134,21 +134,22 @@ class _Packing:
 class _Half:
     """B of the first or the second halves of some panels."""
 
-    part: int  # whose A it belongs to
+    part: int  # the part whose A it belongs to
     b: Floats  # [16 panels, r]; r may be 0
 
 
 def _halves(parts: Sequence[AdapterPart]) -> Iterator[tuple[int, _Half, _Half]]:
-    """Yield, for every part, its first panel and both halves of its panels."""
+    """Yield each part's first panel and both halves of its panels."""
     for number, part in enumerate(parts):
-        rows = np.zeros((-len(part.b) % PANEL, part.b.shape[1]), np.float32)  # gates of heads
+        # gates of heads may not fill a panel
+        rows = np.zeros((-len(part.b) % PANEL, part.b.shape[1]), np.float32)
         b = np.concatenate((part.b, rows)).reshape(-1, 2, LANES, part.b.shape[1])
         first, second = (_Half(number, b[:, i].reshape(-1, b.shape[-1])) for i in range(2))
         yield part.start // PANEL, first, second
 
 
 def _gate_and_up(site: AdaptedSite, parts: Sequence[AdapterPart]) -> tuple[int, _Half, _Half]:
-    """Return the same of a gated unit, the halves of whose panels are of gate and of up."""
+    """Return the same for a gated unit, whose panels have gate and up as their halves."""
     width = site.outputs // 2
     halves = [_Half(0, np.zeros((width, 0), np.float32))] * 2
     for number, part in enumerate(parts):

@@ -38,13 +38,13 @@ from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Operations that one entry computes, for the models that have any of them.
+    """A group of operations that one entry computes, for models that have any of them.
 
-    `choose` makes the entry's variant of the step's. `find_fault` says what is wrong with it, and
-    raises what the compiler raises.
+    `choose` derives the entry's variant from the step's. `find_fault` returns what is wrong with
+    it, and raises what the compiler raises.
     """
 
-    kernels: str  # what a refusal calls them
+    kernels: str  # the kernels' name in error messages
     codes: tuple[Code, ...]
     entry: Entry
     find_fault: Callable[[Variant], str | None]
@@ -81,5 +81,5 @@ _TABLE: Final = (MIXTURES, OF_FEW, STREAMS, NARROW_HEADS, LATENTS, STATES)
 
 
 def find_apart(program: Program) -> list[Apart]:
-    """Return those that a program has operations of."""
+    """Return the groups of which a program has operations."""
     return [each for each in _TABLE if program.has(each.codes)]

@@ -1,4 +1,4 @@
-"""Memory for kernels: aligned, zeroed, and committed only when it is touched."""
+"""Memory for kernels: aligned, zeroed, and not committed until it is touched."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_HUGE = 2 << 20  # below that, huge pages gain nothing
+_HUGE = 2 << 20  # below this size, huge pages gain nothing
 _LINE = 64  # bytes of a cache line
-_MAPPED = 64 << 20  # that an arena maps at once
+_MAPPED = 64 << 20  # bytes that an arena maps at once
 
 
 def allocate_zeroed(shape: tuple[int, ...], dtype: Any = np.uint8) -> NDArray[Any]:
-    """Return an array of zeros that begins on a page; in huge pages where the system has them."""
+    """Return a page-aligned array of zeros, in huge pages if the system has them."""
     kind = np.dtype(dtype)
     count = int(np.prod(shape))
-    # Private: what Python maps by default is shared, and gets small pages whatever one asks for.
+    # Private, because Python's default is a shared mapping, which never gets huge pages.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     mapping = mmap.mmap(-1, max(1, count * kind.itemsize), flags=flags)
     if len(mapping) >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # the kernel has no huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, kind, count).reshape(shape)
 
 
 class Arena:
-    """Arrays of zeros, one after the other in huge pages; one alone may not fill a single one.
+    """Arrays of zeros in huge pages, one after the other, since one alone may not fill a page.
 
-    What is mapped and not given out is never touched, so never taken from the system. The memory
+    Memory that is mapped but not handed out is never touched, so it is never committed. The memory
     lives as long as any of its arrays.
     """
 
     def __init__(self) -> None:
-        self._left = allocate_zeroed((0,))  # bytes that are mapped and not given out
+        self._left = allocate_zeroed((0,))  # bytes mapped and not handed out
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Return an array of zeros that begins on a cache line."""
+        """Return an array of zeros, aligned to a cache line."""
         kind = np.dtype(dtype)
         size = int(np.prod(shape)) * kind.itemsize
         room = size + -size % _LINE
@@ -51,5 +51,5 @@ class Arena:
 
 
 def address(array: NDArray[Any] | None) -> int:
-    """Return where an array begins; 0 for none. The caller keeps the array alive."""
+    """Return the address of an array, which the caller keeps alive; 0 for None."""
     return 0 if array is None else int(array.ctypes.data)

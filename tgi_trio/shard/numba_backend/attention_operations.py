@@ -31,10 +31,10 @@ Ints = NDArray[np.int32]
 
 
 class AttentionWriter:
-    """Writes what is between the two linear layers of attention; raises ModelLoadError as the
-    weights do.
+    """Writes the operations between the two linear layers of attention.
 
-    `kv_scales`: what 1 stands for in K and V of each layer.
+    `kv_scales`: the scales of 8-bit K and V in each layer. Methods raise ModelLoadError as the
+    weights do.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class AttentionWriter:
         self._bf16 = bf16
 
     def attend(self, index: int, refs: AttentionRefs, layer: LayerSpec) -> Buffer:
-        """Add how layer number `index` attends with what is in QKV; return where the result is."""
+        """Add the attention of layer number `index` over QKV; return the buffer of the result."""
         width = self._width_of(layer)
         self.qkv_width = max(self.qkv_width, width)
         self._attend(index, refs, layer, width)
@@ -65,13 +65,13 @@ class AttentionWriter:
         return Buffer.ATTENDED
 
     def row_of(self, layer: LayerSpec) -> dict[str, Any]:
-        """Return what the first linear layer is told of its result's rows: some have zeros."""
+        """Return the fields for the first linear layer's result rows, which may be padded."""
         return {"width": self._width_of(layer)} if is_padded(self._spec, layer) else {}
 
     def attend_latents(
         self, index: int, refs: AttentionRefs, latent: LatentRefs, layer: LayerSpec
     ) -> Buffer:
-        """Add attention over latents, the first linear layer too; return where the result is."""
+        """Add latent attention, with its first linear layer; return the buffer of the result."""
         if self._spec.latent is None:
             raise ValueError(f"layer {index} has the weights of latents, and the model has none")
         shape = LatentShape(self._spec.latent, self._spec.heads)
@@ -104,8 +104,8 @@ class AttentionWriter:
         return Buffer.MIXED
 
     def _open_heads(self, sizes: HeadSizes, row: int) -> Buffer:
-        """Add the gates of heads, which lie behind queries, keys and values in a `row` of so many;
-        return the result's place.
+        """Add the gates of heads, which follow queries, keys and values in a `row` of QKV; return
+        the buffer of the result.
         """
         spec = self._spec
         self._writer.rows[-1]["forms"] |= Form.WIDE
@@ -125,7 +125,7 @@ class AttentionWriter:
         return Buffer.MIXED
 
     def _width_of(self, layer: LayerSpec) -> int:
-        """Return the features of a layer's row of QKV."""
+        """Return the number of features in a layer's row of QKV."""
         spec, sizes = self._spec, kept_sizes(self._spec, layer)
         width = spec.heads * sizes.dim
         if layer.reads_layer is None:
@@ -135,13 +135,13 @@ class AttentionWriter:
         return width + pad_to_panel(spec.heads if spec.gated_heads else 0)
 
     def _heads_of(self, layer: LayerSpec) -> dict[str, int]:
-        """Return what operations are told of a layer's heads."""
+        """Return the fields of operations that describe a layer's heads."""
         sizes = kept_sizes(self._spec, layer)
         return {"kv_heads": sizes.kv_heads, "head_dim": sizes.dim, "value_dim": sizes.value_dim}
 
     def _attend(self, index: int, refs: AttentionRefs, layer: LayerSpec, width: int) -> None:
         spec, slopes, sinks = self._spec, 0, 0
-        # What 1 stands for in the K and V that the layer reads.
+        # The scales of the K and V that the layer reads.
         scales = self._kv_scales[index if layer.reads_layer is None else layer.reads_layer]
         self._rotate(refs, layer, width, scales)
         if spec.alibi:
@@ -200,8 +200,8 @@ class AttentionWriter:
         )
 
     def _keep_gain(self, gain: Floats | None, order: Ints | None, size: int) -> int:
-        """Keep the weights of heads' norm, in the order of heads of `size`; return their address,
-        0 for none.
+        """Keep the weights of the heads' norm, reordered and padded to `size`; return their
+        address, 0 for none.
         """
         if gain is None:
             return 0

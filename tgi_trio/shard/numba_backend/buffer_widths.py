@@ -15,11 +15,11 @@ from tgi_trio.shard.numba_backend.state_operations import mixed_width, projected
 
 
 class BufferWidths(NamedTuple):
-    """Features of the widest row of each; 0: the model never uses it."""
+    """Features of the widest row of each buffer; 0: the model does not use it."""
 
-    mlp: int  # of a dense MLP
-    inner: int  # of that, or of all experts of a token
-    gates: int  # of a delta rule's heads, which are made in QKV
+    mlp: int  # inner width of a dense MLP
+    inner: int  # the same, or of all experts of a token together
+    gates: int  # gates of a delta rule's heads, computed in QKV
     projected: int
     decays: int
     mixed: int
@@ -28,7 +28,7 @@ class BufferWidths(NamedTuple):
 def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> BufferWidths:
     """Return the widths for the layers `run` of a model.
 
-    `queries`: features of all heads' queries; `apart`: attention leaves its output in MIXED.
+    `queries`: features of all heads' queries; `apart`: attention's output is in MIXED.
     """
     layers = [model.layers[index] for index in run.layers]
     mixing = [

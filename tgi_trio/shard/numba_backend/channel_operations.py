@@ -28,11 +28,11 @@ from tgi_trio.shard.numba_backend.state_operations import (
 )
 from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, MIXER, Buffer, Code, GroupNorm
 
-_SHARPNESS: Final = 8.0  # of the decay, which Griffin calls c
+_SHARPNESS: Final = 8.0  # of the decay; Griffin's constant c
 
 
 def decays_width(refs: MixerRefs, mixer: object) -> int:
-    """Return the features of a row of DECAYS that such a mixer takes; 0: it has none."""
+    """Return the features of a mixer's row of DECAYS; 0: it has none."""
     if isinstance(mixer, Mamba1):
         selected = pad_to_panel(mixer.step_rank) + 2 * mixer.state_dim
         return mixer.channels + pad_to_panel(selected)
@@ -42,7 +42,7 @@ def decays_width(refs: MixerRefs, mixer: object) -> int:
 
 
 def add_mamba1(writer: OperationWriter, refs: Mamba1Refs, mixer: Mamba1) -> None:
-    """Add a `Mamba1` behind its first linear layer; what it says is in MIXED, for its last.
+    """Add a `Mamba1` after its first linear layer; the output is in MIXED, for its last.
 
     Raises ModelLoadError as the weights do.
     """
@@ -64,10 +64,10 @@ def add_mamba1(writer: OperationWriter, refs: Mamba1Refs, mixer: Mamba1) -> None
 
 
 def _select(writer: OperationWriter, refs: Mamba1Refs, mixer: Mamba1, told: int) -> None:
-    """Add what makes steps of time, b and c of what MIXED has.
+    """Add what computes time steps, b and c from MIXED.
 
-    What steps are made of is padded with zeros to whole panels where it has to be; that changes
-    neither its norm, whose weights and constant are scaled for it, nor what is made of it.
+    The low-rank input of the time steps is padded with zeros to whole panels if needed. That does
+    not change its norm, whose weights and epsilon are scaled for it, nor the time steps.
     """
     rank, state = mixer.step_rank, mixer.state_dim
     padded = pad_to_panel(rank)
@@ -111,7 +111,7 @@ def add_recurrent_gate(
     heads, size = mixer.heads, mixer.head_dim
     width, inputs, told = heads * size, projected_width(refs), decays_width(refs, mixer)
     facts = convolution_facts(writer, (refs.kernel,), (refs.bias,))
-    facts["first"], facts["bare"] = width, 1  # behind what the activation is of
+    facts["first"], facts["bare"] = width, 1  # after the input of the activation
     convolve(writer, facts, inputs)
     _pass_on(writer, Buffer.PROJECTED, width, inputs, width)
     feeder = len(writer.rows) - 1
@@ -154,7 +154,7 @@ def add_recurrent_gate(
 def _pass_on(
     writer: OperationWriter, source: Buffer, inputs: int, span: int, offset: int = 0
 ) -> None:
-    """Leave `inputs` of the `span` features of a row as they are for products."""
+    """Convert `inputs` of the `span` features of a row to the forms that products read."""
     writer.add(
         Code.PASS_ON, source=source, target=Buffer.MIXED, inputs=inputs, span=span, offset=offset
     )

@@ -26,10 +26,10 @@ Floats = NDArray[np.float32]
 
 
 class KernelEagle:
-    """See `EagleLayer` in `speculation/eagle.py`. States are float32."""
+    """The `EagleLayer` of `speculation/eagle.py` for the CPU kernels. States are float32."""
 
     def __init__(self, forward: Forward, spec: EagleSpec, heads: LoadedHeads) -> None:
-        """`heads`: its weights that are no linear layers, with an embedding."""
+        """`heads`: the weights that are not linear layers, including an embedding."""
         self.spec = spec
         self.token_map = heads.token_map
         self._forward = forward
@@ -47,8 +47,8 @@ class KernelEagle:
         return 2 * kv_heads * dim * 4
 
     def make_room(self, blocks: int) -> int:
-        """Make a cache of as many blocks as the model's; return its bytes."""
-        self._cache = None  # before the new one: both may not fit
+        """Allocate a cache of as many blocks as the model's; return its bytes."""
+        self._cache = None  # freed before the new one is allocated: both may not fit
         _, kv_heads, dim = self._shape
         shape = (blocks * BLOCK_SIZE, kv_heads, dim)
         self._cache = allocate_zeroed(shape, np.float32), allocate_zeroed(shape, np.float32)
@@ -82,7 +82,7 @@ class KernelEagle:
         return x, best
 
     def _keep(self, plan: StepPlan, qkv: Floats) -> Floats:
-        """Write K and V to the cache; return queries [T, heads, dim], turned."""
+        """Write K and V to the cache; return rotated queries [T, heads, dim]."""
         if self._cache is None:
             raise RuntimeError("the drafter has no KV cache before the warm-up")
         heads, kv_heads, dim = self._shape
@@ -94,7 +94,7 @@ class KernelEagle:
         return turned[:, :heads]
 
     def _turn(self, x: Floats, positions: NDArray[np.int64]) -> Floats:
-        """Rotate [T, heads, dim], pairs half of the rotated dimensions apart."""
+        """Rotate [T, heads, dim], with pairs half of the rotated dimensions apart."""
         if self._turning is None:
             return x
         frequencies, scale = self._turning
@@ -106,7 +106,7 @@ class KernelEagle:
         return np.concatenate((*turned, x[..., 2 * count :]), axis=-1)
 
     def _attend(self, plan: StepPlan, queries: Floats, wanted: NDArray[np.int64]) -> Floats:
-        """Return what the queries at `wanted` see: [n, heads * dim]."""
+        """Return the attention output of the queries at `wanted`: [n, heads * dim]."""
         if self._cache is None:
             raise RuntimeError("the drafter has no KV cache before the warm-up")
         heads, kv_heads, dim = self._shape

@@ -1,4 +1,4 @@
-"""One model on one team of threads: tokens in, logits out."""
+"""The forward pass of one model on one team of threads: tokens in, logits out."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # it imports torch
     from tgi_trio.shard.ranks.portions import Portions
 
 _PAGE = 4096
-# Tokens of a prompt that are attended to one after the other where they are not tiled together, so
-# that their K and V stay in the cache.
+# Tokens of a prompt that attend one after the other although they are not tiled together, so that
+# their K and V stay in the cache.
 _LEAST_TILE = 4
 
 Ints = NDArray[np.int32]
@@ -40,20 +40,21 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The query tokens of a step as the kernels read them: flat, int32, in rows of sequences."""
+    """The query tokens of a step as the kernels read them: flat int32 arrays, by sequence."""
 
     ids: Ints  # [T]
     positions: Ints  # [T]
-    slots: Ints  # [T] where each token's K and V go: block * BLOCK_SIZE + offset
-    rows: Ints  # [T] the row of `tables` each token belongs to
+    slots: Ints  # [T] KV slot of each token: block * BLOCK_SIZE + offset
+    rows: Ints  # [T] the row of `tables` of each token
     tables: Ints  # [R, widest] block ids
-    longest: int  # the largest context
-    adapters: Ints | None = None  # [T] the adapter of each token; None: none has any
-    lasts: Ints | None = None  # [T] the last position that each sees, rising; None: its own
-    # [3, T] rotary positions on each axis, [1, T] where they are alike; None: `positions`
+    longest: int  # the longest context
+    adapters: Ints | None = None  # [T] each token's adapter; None: no token has one
+    # [T] the last position that each attends to, ascending; None: its own
+    lasts: Ints | None = None
+    # [3, T] rotary positions on each axis, [1, T] if all axes are equal; None: `positions`
     turns: Ints | None = None
-    features: PlacedFeatures | None = None  # in the places of some tokens' embeddings
-    states: RowStates | None = None  # None: the model keeps none
+    features: PlacedFeatures | None = None  # replace the embeddings of some tokens
+    states: RowStates | None = None  # None: the model has no recurrent states
     # [T] length of each token's sequence when it was first computed; None: up to the token itself
     lengths: Ints | None = None
 
@@ -61,8 +62,8 @@ class Tokens:
     def of(cls, plan: StepPlan, *, keeps_states: bool = False, by_length: bool = False) -> Tokens:
         """Return the tokens of a plan; raises ValueError as `RowStates.of` does.
 
-        `keeps_states`: the model's layers do. `by_length`: its rotary frequencies depend on the
-        length of the sequence.
+        `keeps_states`: the model has recurrent states. `by_length`: its rotary frequencies depend
+        on the length of the sequence.
         """
         numbers = np.array([row.sampling.adapter for row in plan.rows], np.int32)
         rows = np.arange(len(plan.rows), dtype=np.int32)
@@ -87,7 +88,7 @@ class Tokens:
 
 
 def _turns(plan: StepPlan) -> Ints | None:
-    """Return `Tokens.turns`; after images one position serves all axes, which costs less."""
+    """Return `Tokens.turns`; one row if all axes are equal, as after images, which costs less."""
     turns = plan.rotary_positions
     if turns is None:
         return None
@@ -97,7 +98,7 @@ def _turns(plan: StepPlan) -> Ints | None:
 
 
 class Forward:
-    """A program, its buffers and its team. A context manager: ends the threads."""
+    """A program with its buffers and its team. As a context manager, it ends the threads."""
 
     def __init__(
         self,
@@ -107,11 +108,11 @@ class Forward:
         neighbours: Neighbours | None = None,
         portions: Portions | None = None,
     ) -> None:
-        """Compile the kernels as `variant` says, start a thread on each of `cores`.
+        """Compile the kernels for `variant`, and start a thread on each of `cores`.
 
-        `neighbours`: of the program's stage in a pipeline; `portions`: of every layer, which other
-        ranks compute. Both compute each step as well. Raises what the compiler raises when it has
-        no instructions for this machine.
+        `neighbours`: of the program's pipeline stage; `portions`: the connection to ranks that
+        compute other portions of every layer. Both take part in each step. Raises what the compiler
+        raises if it has no instructions for this machine.
         """
         self.spec = program.spec
         self.variant = variant
@@ -125,17 +126,17 @@ class Forward:
         self._hidden = np.zeros((0, self.spec.hidden_size), np.float32)
         self._room = (0, 0, 0)  # tokens, wanted rows, context
         self._scratch = allocate_zeroed((0,))
-        self._first = 0  # operation of the step
+        self._first = 0  # first operation of the step
         self.taps: tuple[int, ...] = ()  # layers whose input `run` keeps, see `EagleSpec.taps`
         self._tapped = np.zeros((0, 0), np.float32)
-        self._held: Any = None  # arrays whose addresses the step holds
+        self._held: Any = None  # keeps alive the arrays whose addresses are in the step
         self._step["heads"] = self.spec.heads
         self.team.start()
 
     def reserve(self, tokens: int, wanted: int, longest: int) -> int:
-        """Make room for a step of so many tokens, rows of logits and a context; return its bytes.
+        """Allocate for steps of so many tokens, rows of logits and context; return the bytes.
 
-        Memory that no step touches is never taken from the system.
+        Memory that no step touches is never committed.
         """
         if longest > self._room[2] or tokens > self._room[0]:
             self.program.set_positions(longest, tokens)
@@ -149,7 +150,7 @@ class Forward:
         self._logits = logits.reshape(wanted, self.program.padded_vocab)
         hidden = self._buffers[Buffer.HIDDEN].view(np.float32)
         self._hidden = hidden.reshape(tokens, self.spec.hidden_size)
-        # Scores of whole pairs of blocks, and a line, so that heads do not share a cache set.
+        # Scores of whole pairs of blocks, and one more line, so that heads do not share cache sets.
         scores = (-(-longest // (2 * BLOCK_SIZE)) * 2 * BLOCK_SIZE) * 4 + 64
         widest = self.program.widest_head
         each = TILE_BYTES + self.variant.tile_rows * (4 * widest + scores)
@@ -163,10 +164,10 @@ class Forward:
         return sum(b.nbytes for b in self._buffers.values()) + self._scratch.nbytes
 
     def run(self, tokens: Tokens, wanted: Ints) -> Floats:
-        """Compute the tokens; return logits [len(wanted), vocabulary] of those at places `wanted`.
+        """Compute the tokens; return logits [len(wanted), vocabulary] of those at `wanted`.
 
-        K and V go to the cache. The logits are a view that the next call overwrites; before the
-        last stage of a pipeline there are none, [len(wanted), 0].
+        K and V are written to the cache. The logits are a view that the next call overwrites;
+        before the last stage of a pipeline there are none: [len(wanted), 0].
         """
         have = self._room
         need = (len(tokens.ids), len(wanted), tokens.longest)
@@ -211,11 +212,11 @@ class Forward:
         return logits
 
     def tapped(self, places: NDArray[np.int64]) -> Floats:
-        """Return a copy of what went into the layers of `taps` in the last `run`, side by side."""
+        """Return a copy of the inputs of the layers `taps` in the last `run`, side by side."""
         return self._tapped[places]
 
     def _ids(self, tokens: Tokens) -> Ints:
-        """Return the ids of a step's tokens, with one that says nothing where features stand."""
+        """Return the ids of a step's tokens, with a neutral id in place of image features."""
         own, features = self.spec.own_inputs, tokens.features
         if own is None or features is None:
             return tokens.ids
@@ -224,12 +225,13 @@ class Forward:
         return ids
 
     def _run_to_stops(self, tokens: Tokens) -> int:
-        """Compute up to where hidden states are last changed or kept; return what comes next.
+        """Run up to where hidden states are last changed or kept; return the next operation.
 
-        Features go in behind the embedding and behind the first layers, before anyone looks there.
+        Features are written after the embedding, and added after the first layers.
         """
         step, first, hidden = self._step, self._first, self._hidden
-        stops: list[tuple[int, Callable[[], None]]] = []  # before which operation, what to do
+        # the operation before which to stop, and what to do there
+        stops: list[tuple[int, Callable[[], None]]] = []
         if (features := tokens.features) is not None:
             places = features.places
             stops.append((first + 1, partial(hidden.__setitem__, places, features.rows)))
@@ -253,7 +255,7 @@ class Forward:
         return at
 
     def _run_rows(self, first: int, end: int) -> None:
-        """Run operations; add up what other ranks have parts of, behind each that leaves some."""
+        """Run operations, with an all-reduce after each whose result is a partial sum."""
         step = self._step
         if self._portions is not None:
             tokens = int(step["tokens"][0])
@@ -309,7 +311,8 @@ class Forward:
 
     def _operate(self, first: int, wanted: Ints) -> Floats:
         step, program = self._step, self.program
-        behind = program.end - program.body  # of the layers: the final norm and the head
+        # the operations after the layers: the final norm and the head
+        behind = program.end - program.body
         last = program.end if first < program.end else len(program.operations)
         step["wanted"], step["wanted_ids"] = len(wanted), address(wanted)
         self._run_rows(first, last if len(wanted) else last - behind)

@@ -13,7 +13,7 @@ from tgi_trio.shard.numba_backend.tables import OPENING, Buffer, Code
 def add_gates(
     writer: OperationWriter, source: Buffer, *, inputs: int, width: int, **fields: Any
 ) -> None:
-    """Add OPEN; `fields`: those of OPENING, and of its operation `offset`, `weights` and `eps`."""
+    """Add OPEN; `fields`: those of OPENING, and `offset`, `weights` and `eps` of the operation."""
     facts = np.zeros((1,), OPENING)
     names = OPENING.names or ()
     for name in fields.keys() & set(names):

@@ -14,15 +14,15 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 
 def needs_order(rotary: RotarySpec | None) -> bool:
-    """Return whether the kernels turn this only in another order of a head's dimensions."""
+    """Return whether the kernels need another order of a head's dimensions to rotate it."""
     return rotary is not None and (rotary.interleaved or rotary.dim % (2 * LANES) != 0)
 
 
 def head_order(rotary: RotarySpec, head_dim: int) -> NDArray[np.int32]:
-    """Return which dimension each is to become, int32 [head_dim].
+    """Return the new order of a head's dimensions, int32 [head_dim]: the old index at each place.
 
-    First come the first ones of all pairs, half a head later their second ones; what does not turn
-    are pairs, too.
+    First come the first elements of all pairs, half a head later their second ones. Dimensions that
+    are not rotated are paired likewise.
     """
     half, count = head_dim // 2, rotary.dim // 2
     order = np.zeros(head_dim, np.int32)
@@ -35,6 +35,6 @@ def head_order(rotary: RotarySpec, head_dim: int) -> NDArray[np.int32]:
 
 
 def widen(angles: NDArray[np.float32], head_dim: int, rest: float) -> NDArray[np.float32]:
-    """Return cosines or sines [positions, head_dim / 2], `rest` for pairs that do not turn."""
+    """Return cosines or sines [positions, head_dim / 2], `rest` for pairs that are not rotated."""
     missing = head_dim // 2 - angles.shape[1]
     return np.pad(angles, ((0, 0), (0, missing)), constant_values=rest)

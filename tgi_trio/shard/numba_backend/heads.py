@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 
-_FEATURES: Final = 32  # of a row, or a multiple: what the kernels multiply
+_FEATURES: Final = 32  # row widths are multiples of this, for the kernels
 _EPS: Final = 1e-6
 
 
 def find_unfit(spec: HeadsSpec) -> str | None:
-    """Return why the kernels do not compute heads, None where they do."""
+    """Return why the kernels cannot compute these heads, or None."""
     if spec.widest % _FEATURES:
         return f"heads with {spec.widest} features, which is no multiple of {_FEATURES}"
     if not isinstance(spec, EagleSpec):
         return None
     pieces = [piece for ref in spec.linears.values() for piece in ref.pieces[:-1]]
-    if any(piece.matrix.rows % _FEATURES for piece in pieces):  # others follow in the same rows
+    # other pieces follow in the same rows
+    if any(piece.matrix.rows % _FEATURES for piece in pieces):
         return f"an EAGLE-3 drafter whose matrices have rows in no multiples of {_FEATURES}"
     rotary = spec.layer.layers[0].rotary
     if rotary is not None and rotary.interleaved:
@@ -42,7 +43,7 @@ def find_unfit(spec: HeadsSpec) -> str | None:
 
 
 class LoadedHeads:
-    """The weights of heads that are no linear layers, and the model's final norm. No numba here."""
+    """The weights of heads that are not linear layers, and their token map. No numba here."""
 
     def __init__(self, heads: HeadsSpec, spec: DecoderSpec) -> None:
         """Read them; raises ModelLoadError as the files do, UnsupportedError for unfit sizes."""
@@ -61,13 +62,13 @@ class LoadedHeads:
 
 
 def _table(values: NDArray[Any]) -> NDArray[Any]:
-    return values.copy()  # the file is closed
+    return values.copy()  # a copy, since the file is closed
 
 
 class KernelArithmetic:
-    """What heads compute with on the CPU kernels; see `speculation/arithmetic.py`.
+    """The `Arithmetic` of heads on the CPU kernels; see `speculation/arithmetic.py`.
 
-    Linear layers are operations behind those of the model, which the same team runs.
+    Linear layers are operations after those of the model, which the same team runs.
     """
 
     def __init__(self, forward: Forward, program: Program, heads: LoadedHeads) -> None:
@@ -98,7 +99,7 @@ class KernelArithmetic:
 
     def silu(self, x: Floats) -> Floats:
         half = np.float32(0.5)
-        found: Floats = x * (half + half * np.tanh(half * x))  # no exponential that overflows
+        found: Floats = x * (half + half * np.tanh(half * x))  # with tanh, since exp may overflow
         return found
 
     def gelu(self, x: Floats) -> Floats:
@@ -115,7 +116,7 @@ class KernelArithmetic:
 
 
 def _mean_square(x: Floats) -> Floats:
-    """Return [n, 1]; numpy's own `mean` takes longer than a small row."""
+    """Return [n, 1]; for a small row, numpy's own `mean` takes longer."""
     total: Floats = np.add.reduce(x * x, axis=1, keepdims=True)
     return total * np.float32(1 / x.shape[1])
 

@@ -1,4 +1,4 @@
-"""How the kernels are compiled for a model on this machine."""
+"""Chooses how the kernels are compiled for a model on this machine."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from tgi_trio.shard.numba_backend.padded_heads import kept_sizes
 from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import LANES, Storage
 
-# Processors whose bfloat16 dot product is faster than two float32 multiply-adds. Intel's takes
-# longer (measured on an Emerald Rapids: 74 against 107 GFLOP/s), and rounds the activations.
+# Processors whose bfloat16 dot product is faster than two float32 multiply-adds. Intel's is slower
+# (measured on an Emerald Rapids: 74 against 107 GFLOP/s), and rounds the activations.
 _FAST_DOT = ("znver",)
-_MOST_HEADS = 8  # that attend together: two blocks of scores for each fill half of the registers
-_FEW_HEADS = 3  # of 16 registers of half the size, two blocks of scores for each leave 4
-_MOST_ROWS = 12  # query heads of several tokens: two blocks of scores for each leave 8 registers
+# most heads that attend together: two blocks of scores for each fill half of the registers
+_MOST_HEADS = 8
+_FEW_HEADS = 3  # with 16 registers of half the size, two blocks of scores for each leave 4
+# most query heads of several tokens: two blocks of scores for each leave 8 registers
+_MOST_ROWS = 12
 _MOST_TOKENS = 4
-_VALUE_TILE = 16  # vectors of a tile of values
+_VALUE_TILE = 16  # vectors in a tile of values
 
 
 def has(feature: str) -> bool:
     """Return whether the compiler may use an instruction set, by LLVM's name for it.
 
-    That is what the machine has, or what $NUMBA_CPU_FEATURES lists.
+    That is one that the machine has, or that $NUMBA_CPU_FEATURES lists.
     """
     given = os.environ.get("NUMBA_CPU_FEATURES")
     if given is not None:
@@ -36,12 +38,12 @@ def has(feature: str) -> bool:
 
 
 def has_dot() -> bool:
-    """Return whether this machine multiplies pairs of bfloat16."""
+    """Return whether this machine has a dot product of bfloat16 pairs."""
     return has("avx512bf16")
 
 
 def dots() -> Dots:
-    """Return which instructions of this machine multiply whole numbers."""
+    """Return the instructions for dot products of integers on this machine."""
     if has("avx512vnni") and has("avx512bw"):
         return "vnni"
     if has("avx512bw"):
@@ -54,9 +56,9 @@ def dots() -> Dots:
 def multiplier_for(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> Multiplier:
     """Return how weights of a kind are multiplied on this machine.
 
-    `active_bits`: of activations, 8 or 16. Where 8 bits are not enough for a kind's codes, 16 are
-    taken, and float32 for codes that are no whole numbers, or with `dot` pairs of bfloat16: a
-    choice by kind, processor and dtype, never by what is being served.
+    `active_bits`: of activations, 8 or 16. If the kind's codes cannot be multiplied with 8 bits, 16
+    are used. Codes that are not integers are multiplied in float32, or with `dot` as pairs of
+    bfloat16. The choice depends on kind, processor and dtype, never on the batch.
     """
     way = dots()
     if kind.floating:
@@ -69,9 +71,9 @@ def multiplier_for(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> Mu
 
 
 def multiplies_pairs(dtype: str) -> bool:
-    """Return whether codes that are no whole numbers are multiplied as pairs of bfloat16 are.
+    """Return whether codes that are not integers are multiplied as pairs of bfloat16.
 
-    A processor that is fast at these looks up 128 bytes at once.
+    Processors with a fast dot product for them can also look up 128 bytes at once.
     """
     fast = has_dot() and llvm.get_host_cpu_name().startswith(_FAST_DOT)
     return dtype == "bfloat16" and fast and has("avx512vbmi") and dots() == "vnni"
@@ -87,15 +89,15 @@ def variant_for(
 ) -> Variant:
     """Return how to compile for this model and this machine.
 
-    `int8`: linear weights of 8 bits; activations are float32 then. `dot`: whether to use bfloat16
-    dot products; None: where the machine is fast at them. `kv_dtype`: of K and V, a word of
+    `int8`: linear layers have 8-bit weights; activations are then float32. `dot`: whether to use
+    bfloat16 dot products; None: if they are fast on this machine. `kv_dtype`: of K and V, a key of
     `EIGHT_BITS`; None: the model's.
     """
     if dot is None:
         dot = has_dot() and llvm.get_host_cpu_name().startswith(_FAST_DOT)
     kv = Storage(dtype, dot=dot and dtype == "bfloat16" and not int8)
     sizes = [kept_sizes(spec, layer) for layer in spec.layers if layer.attends]
-    # Where nothing attends, as many others have it: the same kernels.
+    # A model without attention gets the value that many others have, and so the same kernels.
     group = math.gcd(*(spec.heads // own.kv_heads for own in sizes)) if sizes else 2
     divisors = [n for n in range(min(group, _MOST_HEADS), 0, -1) if group % n == 0]
     few = [n for n in divisors if 1 < n <= _FEW_HEADS]

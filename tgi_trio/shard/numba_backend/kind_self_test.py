@@ -28,8 +28,8 @@ from tgi_trio.shard.numba_backend.tables import DIRECT, UNPACK
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS
 
 Doubles = NDArray[np.float64]
-_TOLERANCE = 1e-5  # of float32's sums; whole numbers are exact
-_ROWS = (1, 13)  # alone, and in tiles of all sizes
+_TOLERANCE = 1e-5  # of float32 sums; integer sums are exact
+_ROWS = (1, 13)  # a single row, and tiles of all sizes
 _INPUTS = 512
 
 
@@ -56,7 +56,7 @@ def find_fault(kernel: PanelKernel) -> str | None:
 def random_codes(
     kind: Kind, outputs: int, inputs: int, span: int, draw: np.random.Generator
 ) -> Codes:
-    """Return weights [outputs, inputs] with all codes of a kind, near 1 or below."""
+    """Return weights [outputs, inputs] with all codes of a kind, with values around 1 or below."""
     most = 15 if kind.table else kind.largest_code
     codes = draw.integers(0, most + 1, (outputs, inputs), np.uint8)
     numbers = {}
@@ -79,13 +79,13 @@ def _random_numbers(
         return draw.integers(0, 64, shape, np.uint8)
     if field.number == "i1":
         return draw.integers(-128, 128, shape, np.int8)
-    # The weights are on both sides of 0.
+    # Weights get both signs.
     size = kind.largest_code / 2 if field.name == "low" else 1
     return draw.uniform(0.001 * size, 0.02 * size, shape).astype(field.dtype)
 
 
 def dequantise(kind: Kind, weights: Codes, span: int) -> Doubles:
-    """Return what codes mean, float64 [out, in]."""
+    """Return dequantised codes, float64 [out, in]."""
     outputs, inputs = weights.codes.shape
 
     def product(names: tuple[str, ...]) -> Doubles:
@@ -110,7 +110,7 @@ def dequantise(kind: Kind, weights: Codes, span: int) -> Doubles:
 
 
 def store_for(multiplier: Multiplier, x: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Doubles]:
-    """Return rows as a multiplier wants them, and what they then are; x [rows, in]."""
+    """Return rows as a multiplier reads them, and their values after rounding; x [rows, in]."""
     if not multiplier.kind.floating:
         return store_activations(x, multiplier.active_bits)
     given = to_bfloat16(x) if multiplier.active_bits == 16 else np.ascontiguousarray(x)
@@ -120,7 +120,7 @@ def store_for(multiplier: Multiplier, x: NDArray[np.float32]) -> tuple[NDArray[n
 
 
 def store_activations(x: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint8], Doubles]:
-    """Return rows of whole numbers, and what they then are; x [rows, in]."""
+    """Return rows quantised to integers, and their values; x [rows, in]."""
     rows = len(x)
     blocks = x.reshape(rows, -1, BLOCK_INPUTS)
     most = np.float32((1 << (bits - 1)) - 1)
@@ -151,14 +151,14 @@ def store_activations(x: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uin
 def multiply(
     kernel: PanelKernel, weights: Codes, span: int, stored: NDArray[np.uint8], mode: int = DIRECT
 ) -> NDArray[np.float32]:
-    """Return the product of stored activations [rows, ...] and weights, [rows, out].
+    """Return stored activations [rows, ...] times weights, [rows, out].
 
     `mode`: of `multiply_panel`.
     """
     kind = kernel.multiplier.kind
     outputs, inputs = weights.codes.shape
     count, size = -(-outputs // PANEL), kind.panel_bytes(inputs, span)
-    # The kernels fetch ahead, which touches nothing that is not there.
+    # The kernels prefetch beyond the end, which is harmless.
     panels = allocate_zeroed((count, size))
     fill_panels(panels, kind, weights, span)
     room = allocate_zeroed((kernel.room_bytes(inputs),))

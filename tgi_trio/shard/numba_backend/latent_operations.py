@@ -1,4 +1,4 @@
-"""The operations around attention over latents, up to the linear layer that ends the branch."""
+"""The operations around latent attention, up to the linear layer that ends the branch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
 @dataclass(frozen=True, slots=True)
 class LatentShape:
-    """How wide the rows are that latents and queries are made of."""
+    """The widths of the rows from which latents and queries are computed."""
 
     spec: LatentSpec
     heads: int
@@ -33,18 +33,18 @@ class LatentShape:
 
     @property
     def projected_width(self) -> int:
-        """Features of a row of PROJECTED: queries or what they are compressed to, then a latent."""
+        """Features of a row of PROJECTED: queries or their compressed form, then a latent."""
         first = self.spec.query_rank or self.heads * self.query_dim
         return pad_to_panel(first + self.spec.rank + self.spec.rotary_dim)
 
     @property
     def query_width(self) -> int:
-        """Features of a row of QKV: queries, where they were compressed."""
+        """Features of a row of QKV: queries, if they were compressed."""
         return pad_to_panel(self.heads * self.query_dim) if self.spec.query_rank else 0
 
     @property
     def mixed_width(self) -> int:
-        """Features of a row of MIXED, at most."""
+        """Most features of a row of MIXED."""
         each = max(self.spec.plain_dim, self.spec.value_dim)
         return max(self.heads * each, self.spec.query_rank)
 
@@ -60,7 +60,7 @@ def add_queries(
     norms: dict[str, int],
     **fields: Any,
 ) -> None:
-    """Add what follows the norm that was added last, up to ATTEND.
+    """Add everything from the layer's norm, added last, up to ATTEND.
 
     `norms`: addresses of the weights of "query" and "latent"; `fields`: of TURN. Raises
     ModelLoadError as the weights do.
@@ -114,7 +114,7 @@ def add_queries(
 def add_values(
     writer: OperationWriter, latent: LatentRefs, spec: LatentSpec, *, bf16: bool
 ) -> None:
-    """Add what makes values of what heads have read; they are in MIXED, for the output."""
+    """Add the matrices from attention's results, which are latents, to values in MIXED."""
     writer.rows[-1]["forms"] |= Form.PLAIN
     _, values = _read_heads(writer, latent.up, spec)
     writer.add(
@@ -129,7 +129,7 @@ def add_values(
 
 
 def pack_heads(matrices: Floats, *, bf16: bool) -> NDArray[Any]:
-    """Return matrices [heads, in, out] as panels of each head's, as `kernels/linear.py` has them:
+    """Return matrices [heads, in, out] as panels for each head, laid out as in `kernels/linear.py`:
     float32 [heads, out / 32, in, 32], or uint32 [heads, out / 32, in / 2, 32].
     """
     heads, inputs, outputs = matrices.shape
@@ -142,9 +142,9 @@ def pack_heads(matrices: Floats, *, bf16: bool) -> NDArray[Any]:
 
 
 def _read_heads(writer: OperationWriter, up: LinearRef, spec: LatentSpec) -> tuple[Floats, Floats]:
-    """Return what expands latents: to keys [heads, plain_dim, rank], to values [.., value_dim, ..].
+    """Return latents' matrices: to keys [heads, plain_dim, rank], to values [.., value_dim, ..].
 
-    Dequantised: columns of the one and rows of the other are what is multiplied with.
+    They are dequantised, since columns of the one and rows of the other are multiplied.
     """
     parts = read_linear(writer.source, up, every_unit).parts
     writer.dequantised |= {part.coding for part in parts} - {"numbers"}

@@ -1,4 +1,4 @@
-"""Self-test of the kernels around attention over latents, at every start that needs them."""
+"""Self-test of the kernels around latent attention, at every start that needs them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from tgi_trio.shard.numba_backend.tables import LATENT, OPERATION, STEP, Buffer,
 from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 
 _TOKENS, _HEADS, _PLAIN, _TURNED, _RANK, _VALUE = 3, 2, 32, 32, 64, 96
-_SIZE, _ROOM = _RANK + _TURNED, _TOKENS + 7  # rows: a tile may read some behind the last
+# some more rows, since a tile may read beyond the last one
+_SIZE, _ROOM = _RANK + _TURNED, _TOKENS + 7
 _POSITIONS, _EPS, _SCALE = (5, 0, 2), 1e-6, 0.5
 _ERROR = 1e-4
-_ROUNDED = 0.1  # where products are of bfloat16
+_ROUNDED = 0.1  # if products are of bfloat16
 
 
 def of_latents(variant: Variant) -> Variant:
-    """Return the variant in which these kernels are: their weights are never of 8 bits."""
+    """Return the variant for these kernels, whose weights are never int8."""
     return replace(narrowed(variant), weights=variant.kv, cache=variant.cache)
 
 
 def find_fault(variant: Variant) -> str | None:
     """Return what is wrong with the kernels of these numbers, or None."""
-    plain = replace(variant, cache=variant.kv)  # of 8 bits, attention's own self-test looks at
+    plain = replace(variant, cache=variant.kv)  # attention's own self-test covers 8-bit caches
     tests = (("COMPRESS", _compress), ("TURN", _turn), ("ABSORB", _absorb), ("EXPAND", _expand))
     for name, work in tests:
         found, expected = work(plain if name == "TURN" else variant)
@@ -50,7 +51,7 @@ def _compress(variant: Variant) -> tuple[Floats, Floats]:
 
 
 def _turn(variant: Variant) -> tuple[Floats, Floats]:
-    """Return parted queries and the cache of keys, of which every token has a block of its own."""
+    """Return split queries and the cache of keys, in which every token has its own block."""
     width, place = _HEADS * (_PLAIN + _TURNED), 32
     queries, rows = _draw(_TOKENS, width), _draw(_TOKENS, place + _SIZE)
     gain, angles = _draw(_RANK), _draw(8, _TURNED // 2)
@@ -104,7 +105,7 @@ def _expand(variant: Variant) -> tuple[Floats, Floats]:
 def _multiply(
     variant: Variant, code: Code, inputs: int, outputs: int, span: int
 ) -> tuple[Floats, Floats]:
-    """Return products of every head with a matrix of its own."""
+    """Return products of each head with its own matrix."""
     kind = of_latents(variant)
     x, matrices = _draw(_ROOM, _HEADS, span), _draw(_HEADS, inputs, outputs)
     rows = to_bfloat16(x) if kind.dot else x
@@ -158,7 +159,7 @@ def _numbers(half: bool) -> type[np.generic]:
 
 
 def _floats(values: Any) -> Floats:
-    """Return numbers as float32, whether they were stored as these or as bfloat16."""
+    """Return numbers as float32, whether stored as float32 or as bfloat16."""
     return np.asarray(to_float32(values), np.float32)
 
 
@@ -167,7 +168,7 @@ def _normed(x: Floats, gain: Floats) -> Floats:
 
 
 def _turned(x: Floats, turn: Floats) -> Floats:
-    """Return pairs of neighbours, turned, the first ones of all and then the second ones."""
+    """Rotate pairs of neighbours; return all first elements, then all second ones."""
     first, second = x[..., ::2], x[..., 1::2]
     parts = first * turn[0] - second * turn[1], first * turn[1] + second * turn[0]
     return np.concatenate(parts, axis=-1)

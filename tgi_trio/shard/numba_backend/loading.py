@@ -54,10 +54,10 @@ from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
-# What packing rounds by itself, into panels of a kind of their own.
+# Formats to which packing rounds weights itself; their panels are int8.
 INT8_WORDS: Final = ("eetq", "bitsandbytes")
-_OF_HEADS: Final = "eetq"  # a scale for each row
-ACTIVE_BITS: Final = 8  # of activations that codes are multiplied with, unless told otherwise
+_OF_HEADS: Final = "eetq"  # with a scale for each row
+ACTIVE_BITS: Final = 8  # of activations that are multiplied with codes, by default
 
 if TYPE_CHECKING:
     from tgi_trio.shard.ranks.neighbours import Neighbours
@@ -74,15 +74,14 @@ def load(
     neighbours: Neighbours | None = None,
     portions: Portions | None = None,
 ) -> CpuRunner:
-    """Load the checkpoint of `config`. `sampler` None: one of the kernels, which serves `grammars`.
+    """Load the checkpoint of `config`. `sampler` None: a sampler of the kernels, with `grammars`.
 
-    Heads that guess for it are those of `settings.draft_model`, if that holds any. With
-    `neighbours`, this stage of a pipeline is loaded; with `portions` this rank's part of every
-    layer.
+    Speculation heads are loaded from `settings.draft_model`, if it has any. With `neighbours`, this
+    stage of a pipeline is loaded; with `portions`, this rank's portion of every layer.
 
-    `fresh_files` leave the page cache again as they are packed, but for embeddings' rows.
-    Raises UnsupportedError when the kernels do not fit, or fail their self-test; ModelLoadError for
-    a checkpoint that cannot be used; ConfigurationError for rotary positions that are not there.
+    `fresh_files` are dropped from the page cache as they are packed, except embedding rows. Raises
+    UnsupportedError if the kernels do not fit or fail their self-test, ModelLoadError for a
+    checkpoint that cannot be used, ConfigurationError for unsupported rotary settings.
     """
     began = time.monotonic_ns()
     dtype = compute_dtype(settings.dtype, config, on_cpu=True)
@@ -111,7 +110,7 @@ def load(
         ) as program,
     ):
         _lend_embedding(heads, spec, checkpoint)
-        # The weights are packed while kernels are opened, or compiled, and tested.
+        # Weights are packed while kernels are loaded, or compiled, and tested.
         multipliers = _find_multipliers(program, settings, dtype)
         with compile_beside(_list_wanted(program, settings, dtype, multipliers, int8=int8)):
             variant = _link(program, settings, dtype, multipliers, int8=int8)
@@ -140,7 +139,7 @@ def _find_spec(
     *,
     int8: bool,
 ) -> DecoderSpec:
-    """Return what is to be computed, unless anything speaks against it; raises as `load` does."""
+    """Return the spec of what is computed, if the kernels can serve it; raises as `load` does."""
     spec = decoder_spec(config)
     reason = find_unsupported(spec, dtype)
     if spec is None or reason is not None:
@@ -161,9 +160,9 @@ def _find_spec(
 def _open_weights(
     config: ModelConfig, spec: DecoderSpec, fresh_files: frozenset[Path], rounded: str | None
 ) -> Checkpoint:
-    """Open the model's weights; `rounded`: the format that plain numbers become, None: none.
+    """Open the model's weights; `rounded`: the format to which they are quantised, or None.
 
-    Of `fresh_files` rows of embeddings stay in the page cache: steps read them from there.
+    Embedding rows of `fresh_files` stay in the page cache, from which steps read them.
     """
     outer = outer_refs(spec)
     tables = [outer.embedding] + ([outer.own_inputs.table] if outer.own_inputs else [])
@@ -177,19 +176,19 @@ def _open_weights(
 
 
 def _find_whole(settings: ShardSettings, config: ModelConfig, *, int8: bool) -> str | None:
-    """Return why the kernels do not divide layers, of what was asked for; None: they do."""
+    """Return which requested feature the kernels cannot split over ranks, or None."""
     draft = settings.draft_model
     parts = {
         "adapters": settings.max_lora_rank > 0,
         "heads that guess": draft is not None and find_kind(draft) is not None,
         "images": config.get("vision_config") is not None,
-        "weights that become int8": int8,  # rows have the scales of all their columns
+        "weights that become int8": int8,  # rows have scales over all columns
     }
     return next((undivided(name) for name, there in parts.items() if there), None)
 
 
 def _share_cores(settings: ShardSettings, ranks: int) -> tuple[list[int], int]:
-    """Return the processors of one of `ranks` on this machine, and how many threads it is worth."""
+    """Return the processors of this rank, one of `ranks` on this machine, and its threads."""
     place = settings.local_rank if settings.local_size else settings.rank
     every = usable_cores()
     cores = share_cores(every, place, ranks, settings.cpu_threads or 0)
@@ -212,8 +211,8 @@ def _list_wanted(
     *,
     int8: bool,
 ) -> list[Wanted]:
-    """Return the kernels that are likely to be opened: those of plainer instructions are not."""
-    # Of the model: all stages have the same kernels.
+    """Return the kernels that will probably be loaded, without their fallbacks."""
+    # For the whole model, so that all stages have the same kernels.
     likely = variant_for(program.model, dtype, int8=int8, kv_dtype=settings.kv_cache_dtype)
     adapters = settings.max_lora_rank > 0
     return list_wanted(likely, multipliers, find_apart(program), adapters=adapters)
@@ -227,9 +226,9 @@ def _link(
     *,
     int8: bool,
 ) -> Variant:
-    """Compile the kernels that a program needs, or find them, and have them compute it.
+    """Compile or load the kernels of a program, and link them into its operations.
 
-    Raises UnsupportedError where they fail their self-test.
+    Raises UnsupportedError if they fail their self-test.
     """
     variant = choose_variant(program.model, dtype, int8=int8, kv_dtype=settings.kv_cache_dtype)
     program.link(choose_panel_kernels(multipliers))
@@ -247,7 +246,7 @@ def _link(
 def _link_adapters(
     program: Program, settings: ShardSettings, variant: Variant
 ) -> NumbaAdapters | None:
-    """Do the same for what adapters add; None: there will be none."""
+    """Link the kernels of adapters; return their host, or None if adapters are off."""
     if not settings.max_lora_rank:
         return None
     program.link_adapters(choose_adapter_kernels(variant))
@@ -257,7 +256,7 @@ def _link_adapters(
 def _make_sampler(
     settings: ShardSettings, config: ModelConfig, cores: list[int], grammars: GrammarMasks | None
 ) -> RowSampler:
-    """Return the sampler of the kernels, or torch's where theirs fail their self-test."""
+    """Return the kernels' sampler, or torch's if the kernels fail their self-test."""
     watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
     return choose_sampler(config, cores, grammars, watermark)
 
@@ -276,25 +275,25 @@ def _cache_numbers(
 
 
 def _open_heads(heads: HeadsSpec, int8: bool) -> Checkpoint:
-    """Open the linear layers of heads, rounded to 8 bits: half the time, and they only guess.
+    """Open the linear layers of heads, rounded to 8 bits: twice as fast, and they only guess.
 
-    `int8`: packing rounds all of the program's. Those of a drafter that goes on from its own
-    numbers stay as they are.
+    `int8`: packing rounds all of the program's weights anyway. A drafter that continues from its
+    own states is not rounded.
     """
     exact = int8 or isinstance(heads, EagleSpec)
     return open_heads(heads, None if exact else ENCODINGS[_OF_HEADS])
 
 
 def _lend_embedding(heads: LoadedHeads | None, spec: DecoderSpec, checkpoint: Checkpoint) -> None:
-    """Give a drafter without an embedding of its own the model's."""
+    """Give a drafter without its own embedding that of the model."""
     if heads is None or not isinstance(heads.spec, EagleSpec) or "embedding" in heads.tables:
         return
     table = read_table(checkpoint, outer_refs(spec).embedding, every_unit).dequantised()
-    heads.tables["embedding"] = np.array(table)  # the file is closed
+    heads.tables["embedding"] = np.array(table)  # a copy, since the file is closed
 
 
 def _load_heads(folder: Path | None, spec: DecoderSpec) -> LoadedHeads | None:
-    """Return the heads in a folder, but for their linear layers; None: it holds none."""
+    """Return the heads in a folder without their linear layers; None: it has none."""
     if folder is None or find_kind(folder) is None:
         return None
     heads = read_heads(folder, hidden=spec.hidden_size, vocabulary=spec.vocab_size)

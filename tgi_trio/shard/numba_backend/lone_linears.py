@@ -13,19 +13,19 @@ from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import Buffer, Code
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
-LONE_ROWS: Final = 16  # that are computed at once: guesses of a step, and more
+LONE_ROWS: Final = 16  # rows that are computed at once: enough for a step's guesses
 
 
 @dataclass(frozen=True, slots=True)
 class LoneLinear:
-    """Operations that compute one linear layer of rows given from outside."""
+    """The operations of one linear layer whose input rows come from outside."""
 
-    first: int  # rows of the table
+    first: int  # in the table
     end: int
     inputs: int
     outputs: int
-    width: int  # features of a result's row: whole panels
-    wide: bool  # its input is float32, which the first operation makes whole numbers of
+    width: int  # features of a row of the result, in whole panels
+    wide: bool  # the input is float32, which the first operation quantises
 
 
 def add_lone_linears(
@@ -35,9 +35,9 @@ def add_lone_linears(
     heads: HeadsSpec,
     weights: Weights,
 ) -> dict[str, LoneLinear]:
-    """Add the linear layers of heads, and the model's head once more: for rows of theirs.
+    """Add the linear layers of heads, and the model's head again, for the heads' rows.
 
-    The head's own operations were added last. `weights`: of the heads. Returns them by role.
+    The model's head must have been added last. `weights`: of the heads. Returns them by role.
     """
     first = len(writer.rows)
     parts = read_linear(writer.source, head, every_unit).parts
@@ -58,7 +58,7 @@ def add_lone_linears(
 
 
 def _describe(writer: OperationWriter, first: int, outputs: int) -> LoneLinear:
-    """Return what the operations from `first` on compute."""
+    """Describe the linear layer whose operations begin at `first`."""
     rows = writer.rows[first:]
     wide = bool(rows[0]["code"] == Code.QUANTISE)
     return LoneLinear(

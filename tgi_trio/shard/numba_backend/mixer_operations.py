@@ -1,4 +1,4 @@
-"""The operations of mixers with a recurrent state, up to the linear layer that ends them."""
+"""The operations of mixers with a recurrent state, up to their last linear layer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tgi_trio.shard.numba_backend.tables import (
 
 
 def add_mixer(writer: OperationWriter, refs: MixerRefs, mixer: Mixer, feeder: int) -> None:
-    """Add a mixer behind the norm in row `feeder`; what it says is in MIXED, for its output.
+    """Add a mixer after the norm in row `feeder`; the output is in MIXED, for its last layer.
 
     Raises ModelLoadError as the weights do.
     """
@@ -63,7 +63,7 @@ def add_mixer(writer: OperationWriter, refs: MixerRefs, mixer: Mixer, feeder: in
 def _project_scaled(
     writer: OperationWriter, refs: MixerRefs, multipliers: Sequence[float], feeder: int
 ) -> None:
-    """Add a linear layer for each part of what is projected: whole panels, but for the last."""
+    """Add a linear layer for each part of the projection, each with its own scale."""
     place, width = 0, projected_width(refs)
     for piece, scale in zip(refs.inner.pieces, multipliers, strict=True):
         writer.linear(
@@ -87,7 +87,7 @@ def _add_convolution(writer: OperationWriter, refs: ConvolutionRefs) -> None:
 def _add_delta_rule(writer: OperationWriter, refs: DeltaRuleRefs, mixer: DeltaRule) -> None:
     keys, heads = mixer.key_heads * mixer.key_dim, mixer.value_heads
     width, inputs = heads * mixer.value_dim, projected_width(refs)
-    gate = 2 * keys + width  # its place; betas and decays follow it
+    gate = 2 * keys + width  # the offset of the gate; betas and decays follow it
     facts = convolution_facts(writer, refs.kernels)
     convolve(writer, facts, inputs)
     gates, gate_width, beta = Buffer.PROJECTED, inputs, gate + width
@@ -129,7 +129,7 @@ def _add_delta_rule(writer: OperationWriter, refs: DeltaRuleRefs, mixer: DeltaRu
 def _expand(
     writer: OperationWriter, up: LinearRef, place: int, rank: int, inputs: int, target: Buffer
 ) -> None:
-    """Add what makes the numbers of all heads of `rank` ones that are projected at `place`."""
+    """Add the second, low-rank matrix: from `rank` features at `place` to those of all heads."""
     writer.add(
         Code.PASS_ON,
         source=Buffer.PROJECTED,
@@ -145,7 +145,7 @@ def _add_mamba2(writer: OperationWriter, refs: Mamba2Refs, mixer: Mamba2) -> Non
     width, shared = mixer.heads * mixer.head_dim, mixer.groups * mixer.state_dim
     inputs = projected_width(refs)
     facts = convolution_facts(writer, refs.kernels, refs.biases)
-    facts["first"] = width  # behind the gates
+    facts["first"] = width  # after the gates
     convolve(writer, facts, inputs)
     facts = _recurrence_facts(writer, refs.rate, refs.step_bias)
     facts["heads"], facts["key_heads"] = mixer.heads, mixer.groups

@@ -28,23 +28,23 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Where a mixture's results go."""
+    """Where a mixture's results go, and how."""
 
-    target: Buffer  # HIDDEN, or BRANCH where a norm comes before it
-    scale: float  # of what is added
+    target: Buffer  # HIDDEN, or BRANCH if a norm follows
+    scale: float  # of the result when it is added
     activation: str
     hidden: int
 
 
 def pad_to_panel(count: int) -> int:
-    """Return how many outputs a linear of `count` is stored with."""
+    """Return the number of outputs with which a linear layer of `count` outputs is stored."""
     return -(-count // PANEL) * PANEL
 
 
 def add_mixture(
     writer: OperationWriter, refs: ExpertsRefs, spec: ExpertsSpec, branch: Branch, feeder: int
 ) -> None:
-    """Add a mixture; `feeder`: the row of the norm that leaves its activations.
+    """Add a mixture; `feeder`: the row of the norm that writes its activations.
 
     Raises ModelLoadError as the weights do.
     """
@@ -54,10 +54,10 @@ def add_mixture(
 
 
 class MixtureWriter:
-    """Writes a mixture whose router may read another norm than its experts.
+    """Writes a mixture whose router may read a different norm than its experts.
 
-    Both methods raise ModelLoadError as the weights do; `feeder` is the row of the norm that leaves
-    their activations.
+    `feeder` is the row of the norm that writes the activations. Both methods raise ModelLoadError
+    as the weights do.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class MixtureWriter:
         branch: Branch,
         expert_scale: VectorRef | None = None,
     ) -> None:
-        """`expert_scale`: of each expert's part."""
+        """`expert_scale`: a factor for each expert's weight."""
         self._writer = writer
         self._refs = refs
         self._spec = spec
@@ -77,15 +77,15 @@ class MixtureWriter:
         self._facts = self._keep_facts(expert_scale)
 
     def route(self, feeder: int, scale: float = 1.0) -> None:
-        """Add which experts tokens go to; `scale`: of what the router says."""
+        """Add the router and its choice; `scale`: of the router's logits."""
         self._writer.linear(
             self._refs.router, Buffer.NORMED, Buffer.ROUTED, feeder=feeder, scale=scale
-        )  # `width`: the padded experts
+        )  # `width`: the experts, padded
         width = pad_to_panel(self._spec.count)
         self._writer.add(Code.ROUTE, facts=self._facts, width=width)
 
     def mix(self, feeder: int) -> None:
-        """Add the experts, and what tokens are compressed by for them."""
+        """Add the experts, with compression of tokens before and after if there is any."""
         self._feeder = feeder
         if self._refs.entry is None or self._refs.exit is None:
             self._mix(self._branch, self._refs.shared)
@@ -93,9 +93,10 @@ class MixtureWriter:
             self._mix_compressed(self._refs.entry, self._refs.exit)
 
     def _mix_compressed(self, entry: LinearRef, leave: LinearRef) -> None:
-        """Add experts whose sum, in BRANCH, is compressed, too; the shared one reads whole tokens.
+        """Add experts with compressed input and output; their sum is in BRANCH.
 
-        It comes before they are arranged, whose forms may overwrite those of whole tokens.
+        The shared expert reads uncompressed tokens. It comes before ARRANGE, whose forms may
+        overwrite those of uncompressed tokens.
         """
         writer, branch, width = self._writer, self._branch, self._spec.latent_width
         writer.linear(entry, Buffer.NORMED, Buffer.PROJECTED, feeder=self._feeder)
@@ -110,7 +111,7 @@ class MixtureWriter:
         )
 
     def _pass_on(self, source: Buffer, width: int) -> None:
-        """Leave compressed tokens as they are for products."""
+        """Convert compressed tokens to the forms that products read."""
         self._writer.add(
             Code.PASS_ON, source=source, target=Buffer.NORMED, inputs=width, span=width
         )
@@ -118,7 +119,7 @@ class MixtureWriter:
     def _mix(self, branch: Branch, shared: MlpRefs | None) -> None:
         """Add experts, and the `shared` one.
 
-        Activations are arranged first: what follows may overwrite some of their forms.
+        Activations are arranged first, since what follows may overwrite some of their forms.
         """
         writer, refs, spec = self._writer, self._refs, self._spec
         rows_per_token = spec.per_token
@@ -161,7 +162,7 @@ class MixtureWriter:
         return self._writer.keep(facts)
 
     def _arrange(self, packing: Packing | None, branch: Branch) -> None:
-        """Add rows by expert; a router that sorts its inputs has left them in its own order."""
+        """Add ARRANGE; QUANTISE has reordered inputs before it if the router needs an order."""
         writer = self._writer
         writer.feeder = self._feeder
         writer.feed(Buffer.NORMED, branch.hidden, packing, 0)
@@ -171,11 +172,11 @@ class MixtureWriter:
             source=Buffer.NORMED,
             target=Buffer.ARRANGED,
             inputs=branch.hidden,
-            epilogue=int(branch.target == Buffer.BRANCH),  # which is emptied
+            epilogue=int(branch.target == Buffer.BRANCH),  # which is zeroed
         )
 
     def _share(self, shared: MlpRefs) -> None:
-        """Add the expert that all tokens share; with a router of its own, as much as that opens."""
+        """Add the shared expert, gated if it has a router of its own."""
         writer, branch, router = self._writer, self._branch, self._refs.shared_router
         if router is not None:
             writer.linear(router, Buffer.NORMED, Buffer.OPENED, feeder=self._feeder)
@@ -204,12 +205,12 @@ class MixtureWriter:
         )
 
     def _activated(self, *, gated: bool) -> dict[str, Any]:
-        """Return what becomes of the results of a first linear layer."""
+        """Return the epilogue of a first linear layer."""
         epilogue = Epilogue.GATE if gated else Epilogue.ACTIVATE
         return {"epilogue": epilogue, "activation": ACTIVATIONS[self._branch.activation]}
 
     def _find_packing(self, linears: Sequence[LinearRef]) -> Packing | None:
-        """Return how all these are packed as they are stored; None: they become plain numbers."""
+        """Return how all these are packed as stored; None: they are dequantised."""
         source = self._writer.source
         parts = [part for each in linears for part in read_linear(source, each, every_unit).parts]
         packing = self._writer.packing(parts)

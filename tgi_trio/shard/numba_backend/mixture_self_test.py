@@ -30,7 +30,7 @@ def _with_experts(spec: DecoderSpec) -> DecoderSpec:
 
 
 def _mix(spec: DecoderSpec, weights: RandomWeights, x: Floats) -> Any:
-    """Return what the mixture makes of x [T, hidden], in plain numpy."""
+    """Return the output of the mixture for x [T, hidden], in plain numpy."""
     names, prefix, hidden = spec.names, spec.names.layer.format(0), spec.hidden_size
 
     def linear(x: Floats, name: str, outputs: int) -> Any:

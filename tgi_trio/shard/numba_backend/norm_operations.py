@@ -1,4 +1,4 @@
-"""The operations of norms, and how a branch that has one joins the residual stream."""
+"""The operations of norms, and how a branch with a norm joins the residual stream."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class NormWriter:
 
     @property
     def centred(self) -> bool:
-        """Whether norms take the mean away."""
+        """Whether norms subtract the mean."""
         return self._spec.norm in ("layer", "layer_plus_one")
 
     def add(self, ref: NormRef | None, source: Buffer, **fields: Any) -> None:
-        """Add a norm of every row, as activations of the next product where `fields` say no other.
+        """Add a norm of every row, by default with activations of the next product as its result.
 
-        None passes rows of hidden states on as they are.
+        None converts rows of hidden states to these forms without a norm.
         """
         if ref is None:
             self._writer.add(
@@ -58,23 +58,23 @@ class NormWriter:
         source: Buffer = Buffer.BRANCH,
         target: Buffer = Buffer.HIDDEN,
     ) -> None:
-        """Add a branch to the residual stream, or to what else is in `target`, through its norm."""
+        """Add a branch through its norm to the residual stream, or to `target`."""
         self.add(ref, source, target=target, epilogue=Epilogue.ADD, scale=scale)
 
     def keep_weight(self, ref: NormRef | None, order: Array | None = None) -> int:
-        """Keep a norm's weight, in an `order` if there is one; return its address, 0 for none."""
+        """Keep a norm's weights, reordered by `order`; return their address, 0 for none."""
         values = None if ref is None else self.read_weight(ref)
         return self._writer.keep(values if values is None or order is None else values[order])
 
     def read_weight(self, ref: NormRef) -> Array | None:
-        """Return what a norm multiplies with, float32; None: nothing."""
+        """Return a norm's weights, float32, or None."""
         if not ref.weight:
             return None
         weight = self._writer.source.vector(ref.weight, ref.size)
         return weight + np.float32(1.0) if self._spec.norm.endswith("plus_one") else weight
 
     def read_bias(self, ref: NormRef) -> Array | None:
-        """Return what a norm adds, float32; None: nothing."""
+        """Return a norm's bias, float32, or None."""
         return self._writer.source.vector(ref.bias, ref.size) if ref.bias else None
 
     def _numbers(self, ref: NormRef) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The runner of the CPU backend: computes plans and samples tokens."""
+"""The runner of the CPU backend: runs plans and samples tokens."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:  # it imports torch
     from tgi_trio.shard.ranks.neighbours import Neighbours
     from tgi_trio.shard.ranks.portions import Portions
 
-_LOGITS_AT_ONCE = 64  # rows of prompt logits that are computed together
+_LOGITS_AT_ONCE = 64  # rows of prompt logits that are computed at once
 
 
 class CpuRunner:
-    """A `Runner` of a model in CPU kernels. `close` ends its threads."""
+    """A `Runner` of a model with the CPU kernels. `close` ends its threads."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class CpuRunner:
         ranks: Neighbours | Portions | None = None,
         local_ranks: int = 1,
     ) -> None:
-        """`heads`: what guesses for the model; their linear layers are in its program. `ranks`: the
-        other ranks of `forward`, if any. `local_ranks`: how many share this machine's memory.
+        """`heads`: speculation heads, whose linear layers are in the program. `ranks`: the other
+        ranks of `forward`, if any. `local_ranks`: how many ranks share this machine's memory.
         """
         self._ranks = ranks
         self._local_ranks = local_ranks
@@ -71,11 +71,11 @@ class CpuRunner:
         self.sampler = sampler
         self._heads = heads
         self._eagle = None
-        self._reader: EagleReader | None = None  # once somebody guesses
+        self._reader: EagleReader | None = None  # set when a drafter has been requested
         if heads is not None and isinstance(heads.spec, EagleSpec):
             self._heads, self._eagle = None, KernelEagle(forward, heads.spec, heads)
         self._last = LastStep()
-        self._guesses = False  # there is a drafter, which needs to know what steps cost
+        self._guesses = False  # there is a drafter, which needs the costs of steps
         self.kv_beside = 0 if self._eagle is None else self._eagle.kv_bytes_per_token
         self.bytes_per_adapter = 0
         self._forward = forward
@@ -113,9 +113,9 @@ class CpuRunner:
         return self._adapters
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
-        """Make room for the largest step, the KV cache and states.
+        """Allocate for the largest step, the KV cache and states.
 
-        Raises ConfigurationError when memory does not hold even one sequence.
+        Raises ConfigurationError if memory does not suffice for a single sequence.
         """
         began = time.monotonic_ns()
         forward, program = self._forward, self._forward.program
@@ -171,7 +171,7 @@ class CpuRunner:
         if self._reader is not None:
             self._reader.keep(plan, sampled, choices, self._forward.tapped)
         ended = time.monotonic_ns()
-        # Only the last stage has logits, so only it knows the log-probabilities of prompts.
+        # Only the last stage has logits, so only it has the log-probabilities of prompts.
         spans = prompt_spans(plan).items() if self._forward.program.run.is_last else ()
         prompts = {row: self._prompt_values(plan, row, *span) for row, span in spans}
         prompts_ns = time.monotonic_ns() - ended
@@ -214,7 +214,7 @@ class CpuRunner:
         prove_by_step(self.step, self.info.vocab_size)
 
     def _prompt_values(self, plan: StepPlan, index: int, first: int, end: int) -> PromptValues:
-        """Return what the row's prompt tokens get in this step; see `PromptLogprobs`."""
+        """Return the values of the row's prompt tokens in this step; see `PromptLogprobs`."""
         start = int(plan.query_starts[index])
         row = plan.rows[index]
         targets, top_n = row.token_ids[first + 1 : end + 1], row.sampling.prompt_top_n

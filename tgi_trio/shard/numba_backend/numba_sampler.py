@@ -36,15 +36,16 @@ from tgi_trio.shard.sampling.base import (
 from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.sampling.truncation import Floats, Ints
 
-_SHARED_SCORES = 2**19  # that are worth waking another thread for
-_KEPT_BYTES = 2**20  # of padded scores: new pages cost more than copying so few into them
+_SHARED_SCORES = 2**19  # from this number of scores on, other threads are woken
+# largest padded scores to keep: new pages cost more than copying so few numbers
+_KEPT_BYTES = 2**20
 _MOST_DRAFTS = 8
 _BEST, _DRAWN = 1, 2  # values of ROW.picks
-_SHARPEST = np.finfo(np.float32).max
+_SHARPEST = np.finfo(np.float32).max  # the largest 1 / temperature
 
 
 class CpuSampler(SamplerBase):
-    """Chooses next tokens with kernels, on a CPU. Gives what `Sampler` gives."""
+    """Chooses next tokens with kernels, on a CPU, with the results of `Sampler`."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class CpuSampler(SamplerBase):
         grammars: processors.GrammarMasks | None = None,
         watermark: processors.Watermark | None = None,
     ) -> None:
-        """`cores`: processors to use, the caller's first; None: the caller's alone."""
+        """`cores`: processors to use, the caller's first; None: only the caller's."""
         super().__init__(
             vocab_size, eos_ids, permutation=permutation, grammars=grammars, watermark=watermark
         )
@@ -67,20 +68,20 @@ class CpuSampler(SamplerBase):
         self._counter = allocate_zeroed((1,), np.int64)
         self._counter_address = address(self._counter)
         self._helpers = None
-        if others:  # a thread begins where the one that started it is pinned
+        if others:  # the affinity of a new thread is that of its creator
             self._helpers = ThreadPoolExecutor(
                 len(others), "sampler", lambda: os.sched_setaffinity(0, others)
             )
         self._padded = allocate_zeroed((0, self._chunks * CHUNK), np.float32)
-        # What the first round does for settings: with guesses, those of a few take turns.
+        # The first round for recent settings; with guesses, a few alternate.
         self._drafts: deque[tuple[SamplingSettings, NDArray[np.void]]] = deque(maxlen=_MOST_DRAFTS)
         self._reserve(1, max(WIDTHS))
 
     def choose(self, logits: Scores, rows: list[ShardSequence]) -> Choices:
         """Choose the next token of every row.
 
-        `logits` float32 [R, >= vocab_size] in this machine's memory, for the last known token of
-        each row; may be overwritten. Faults as for `Sampler.choose`.
+        `logits`: float32 [R, >= vocab_size] in host memory, for the last known token of each row;
+        may be overwritten. Faults as for `Sampler.choose`.
         """
         if not rows:
             return Choices.none(0)
@@ -108,7 +109,7 @@ class CpuSampler(SamplerBase):
     def _pad_vocabulary(self, logits: Scores) -> NDArray[np.float32]:
         """Return scores [R, whole chunks], -inf beyond the vocabulary; a view if they fit.
 
-        Else in room that the next call overwrites, unless that is large.
+        Otherwise they are in memory that the next call overwrites, unless they are large.
         """
         scores: NDArray[np.float32] = np.asarray(logits)[:, : self._vocab_size]
         width = self._chunks * CHUNK
@@ -124,16 +125,16 @@ class CpuSampler(SamplerBase):
         return padded
 
     def _reserve(self, rows: int, width: int) -> None:
-        """Make room for what is known of so many rows, and so many candidates of each."""
+        """Allocate for statistics of so many rows, and so many candidates of each."""
         self._maxima = allocate_zeroed((rows, self._chunks), np.float32)
         self._masses = allocate_zeroed((rows, self._chunks), np.float32)
         self._keys = allocate_zeroed((rows, width), np.int64)
-        self._drafts.clear()  # they name the room that was
+        self._drafts.clear()  # their addresses are out of date
 
     def _table(
         self, scores: NDArray[np.float32], settings: SamplingSettings, numbers: Floats
     ) -> NDArray[np.void]:
-        """Return what the first round does: ROW [R]."""
+        """Return the first round of all rows: ROW [R]."""
         draft = next((draft for known, draft in self._drafts if known is settings), None)
         if draft is None:
             draft = self._to_rows(settings)
@@ -144,7 +145,7 @@ class CpuSampler(SamplerBase):
         return table
 
     def _to_rows(self, settings: SamplingSettings) -> NDArray[np.void]:
-        """Return what the first round does as long as the rows ask for the same: ROW [R]."""
+        """Return the part of the first round that depends only on the rows' settings: ROW [R]."""
         count, listed = len(settings.rows), _count_listed(settings)
         have = self._keys.shape
         if count > have[0] or listed > have[1]:
@@ -160,7 +161,7 @@ class CpuSampler(SamplerBase):
         table["chunks"] = self._chunks
         table["finds_best"], table["mass"] = 1, 1.0
         table["sharpness"] = 1.0
-        if settings.temperature is not None:  # a finite one: 0 times it must be 0
+        if settings.temperature is not None:  # finite, since 0 times it must be 0
             table["sharpness"] = np.minimum(1 / settings.temperature[:, 0], _SHARPEST)
         table["floor"] = -np.inf
         floored, floors = settings.floors
@@ -178,13 +179,13 @@ class CpuSampler(SamplerBase):
     def _choose_cut(
         self, table: NDArray[np.void], settings: SamplingSettings, numbers: Floats, choice: Choice
     ) -> Ints:
-        """Choose for rows with a truncation; return those whose candidates do not decide."""
+        """Choose for rows with truncation; return those that their candidates do not decide."""
         if len(settings.cut) == 0:
             return settings.cut
 
         def find(places: Ints, width: int) -> tuple[Floats, Ints]:
             rows = settings.cut[places]
-            if width > WIDTHS[0]:  # the first ones are there
+            if width > WIDTHS[0]:  # the first candidates have been found
                 wider = _only(table[rows], width=width)
                 self._work(wider)
             return self._candidates(rows, width)
@@ -194,7 +195,7 @@ class CpuSampler(SamplerBase):
         return settings.cut[todo]
 
     def _truncate(self, table: NDArray[np.void], rows: Ints, settings: SamplingSettings) -> None:
-        """Truncate rows in place, then choose from what is left of them."""
+        """Truncate rows in place, then choose from what remains."""
         if len(rows) == 0:
             return
         cuts = settings.cuts[np.searchsorted(settings.cut, rows)]
@@ -206,7 +207,7 @@ class CpuSampler(SamplerBase):
             top_k=cuts.top_k,
             top_p=cuts.top_p,
             typical_p=cuts.typical_p,
-            finds_best=1,  # of what is left, which is what min-p means
+            finds_best=1,  # of what remains, as min-p needs
             floor=floors,
             weighs=1,
             picks=np.where(settings.sample[rows], _DRAWN, _BEST),
@@ -218,7 +219,7 @@ class CpuSampler(SamplerBase):
     def _take(
         self, table: NDArray[np.void], rows: Ints, settings: SamplingSettings, choice: Choice
     ) -> None:
-        """Take over what the kernels chose from whole rows."""
+        """Store what the kernels have chosen from whole rows."""
         log_masses = np.log(table["mass"])
         choice.token_ids[rows] = table["token"][rows]
         choice.logprobs[rows] = table["score"][rows] - log_masses[rows]
@@ -237,7 +238,7 @@ class CpuSampler(SamplerBase):
         return -costs.astype(np.float64), keys & 0xFFFFFFFF
 
     def _work(self, table: NDArray[np.void]) -> None:
-        """Have all rows of the table worked on."""
+        """Process all rows of the table."""
         self._counter[0] = 0
         rows, counter, rooms = address(table), self._counter_address, self._room_addresses
         shared = len(table) > 1 and len(table) * self._vocab_size >= _SHARED_SCORES
@@ -260,12 +261,12 @@ def _draw(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> Floats:
 
 
 def _count_listed(settings: SamplingSettings) -> int:
-    """Return how many candidates rows with alternatives list."""
+    """Return how many candidates are listed for rows with alternatives."""
     return max(MOST_TIES, int(settings.top_n.max()))
 
 
 def _only(table: NDArray[np.void], **fields: Any) -> NDArray[np.void]:
-    """Return the table with nothing to do but what is given."""
+    """Return the table with only the given fields to be done."""
     for name in ("allowed", "truncates", "finds_best", "weighs", "picks", "width"):
         table[name] = 0
     for name, value in fields.items():
@@ -274,7 +275,7 @@ def _only(table: NDArray[np.void], **fields: Any) -> NDArray[np.void]:
 
 
 def permutation(seed: int, size: int, count: int) -> Ints:
-    """Return what `logits_processors.Permutation` says; torch's generator is numpy's old one."""
+    """Return a `logits_processors.Permutation`; torch's generator is numpy's old one."""
     draws = np.random.RandomState(seed & 0xFFFFFFFF).randint(0, 2**32, count, np.uint32)
     ids = np.arange(size)
     own = draws[: size - 1].astype(np.int64)  # the last one has no choice

@@ -25,38 +25,38 @@ from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
 Array = NDArray[Any]
 
-_ROWS_AT_ONCE = 128 * PANEL  # of a matrix, as float32
-_SHORTEST = 1e-12  # a row's length at least, as torch has it
-_LEAVE_UNSORTED = (Code.NORM, Code.PASS_ON)  # who leave float32 in a buffer of its own
-_FEEDERS = (*_LEAVE_UNSORTED, Code.QUANTISE)  # whose results can have any form
+_ROWS_AT_ONCE = 128 * PANEL  # rows of a matrix that are converted to float32 at once
+_SHORTEST = 1e-12  # the least length of a row, as in torch
+_LEAVE_UNSORTED = (Code.NORM, Code.PASS_ON)  # operations that write float32 to a buffer of its own
+_FEEDERS = (*_LEAVE_UNSORTED, Code.QUANTISE)  # operations whose results can have any form
 
 
 class OperationWriter:
-    """Writes operations one after the other; holds what they point to.
+    """Writes operations one after the other; keeps alive what they point to.
 
-    `source`: where `linear` finds weights. `feeder`: the row that leaves what the linear layer to
-    come reads. `sums`: behind which rows which buffer holds a part of what all ranks add up.
+    `source`: where `linear` finds weights. `feeder`: the row that writes the input of the next
+    linear layer. `sums`: (row, buffer) for partial sums, which all ranks add up before that row.
     """
 
     def __init__(
         self, source: Weights, packer: Packer, *, as_stored: bool, portion: Portion
     ) -> None:
-        """Hand weights to `packer`; `as_stored`: quantised ones stay what they are where there is a
-        kernel for their kind. `portion`: of every linear layer.
+        """Hand weights to `packer`; `as_stored`: quantised weights are multiplied as stored if
+        there is a kernel for their kind. `portion`: of every linear layer.
         """
         self.portion = portion
         self.sums: list[tuple[int, Buffer]] = []
         self.source = source
         self.rows: list[NDArray[np.void]] = []
         self.quantised = QuantisedOperations()
-        self.dequantised = set[str]()  # codings of matrices that became plain numbers
+        self.dequantised = set[str]()  # codings of matrices that were dequantised
         self.weight_bytes = 0
-        self.widest = 0  # inputs of linears whose inputs have an order of their own
+        self.widest = 0  # inputs of linears whose inputs are reordered
         self.feeder = 0
         self._packer = packer
         self._as_stored = as_stored
-        self._packed: dict[Any, int] = {}  # addresses of codes, by their places in files
-        self._kept: list[Array] = []  # operations hold addresses only
+        self._packed: dict[Any, int] = {}  # addresses of packed codes, by their places in files
+        self._kept: list[Array] = []  # keeps arrays alive, since operations hold only addresses
 
     def linear(
         self,
@@ -72,8 +72,8 @@ class OperationWriter:
     ) -> None:
         """Add a linear layer; `paired`: the gate and up of a gated unit, computed together.
 
-        `feeder`: the row that leaves its activations; None: the one before it. `place`: of its
-        first feature in a target row. `normalised`: rows of the matrix are divided by their
+        `feeder`: the row that writes its activations; None: the previous one. `place`: the offset
+        of its first feature in a target row. `normalised`: rows of the matrix are divided by their
         lengths. Raises ModelLoadError as the weights do.
         """
         portion = self.portion
@@ -81,11 +81,11 @@ class OperationWriter:
         if normalised:
             weights = normalise_rows(weights)
         bias = None
-        if not (linear.partial and portion.rank):  # one rank alone adds it
+        if not (linear.partial and portion.rank):  # only one rank adds it
             bias = read_bias(self.source, linear, portion.share)
         summed = linear.partial and portion.ranks > 1
         if summed and portion.rank and fields.get("epilogue") == Epilogue.ADD:
-            fields["epilogue"] = Epilogue.STORE  # rank 0 has what it joins
+            fields["epilogue"] = Epilogue.STORE  # rank 0 adds the residual stream
         self.feeder = len(self.rows) - 1 if feeder is None else feeder
         self.product(weights, bias, source, target, paired=paired, place=place, **fields)
         if summed:
@@ -102,9 +102,9 @@ class OperationWriter:
         place: int = 0,
         **fields: Any,
     ) -> None:
-        """Add a linear layer of matrices that have been read; `self.feeder` leaves what it reads.
+        """Add a linear layer of matrices that have been read; row `self.feeder` writes its input.
 
-        `bias` [outputs]; the rest as for `linear`.
+        `bias`: [outputs]; the rest as for `linear`.
         """
         if not paired:
             weights = fill_panels(weights)
@@ -141,15 +141,15 @@ class OperationWriter:
             offset += count
 
     def _leave_unsorted(self, source: Buffer, inputs: int, wanted_only: int) -> None:
-        """See to it that activations are left as float32, for each run of matrices to sort."""
+        """Have activations written as float32, which each run of reordered matrices quantises."""
         self.rows[self.feeder]["forms"] |= Form.WIDE
         if self.rows[self.feeder]["code"] in _LEAVE_UNSORTED:
             return
-        # Adapters find the activations here, in the order of the model.
+        # Adapters find the activations here, in the model's order.
         self.add(Code.QUANTISE, source=source, inputs=inputs, width=inputs, wanted_only=wanted_only)
 
     def feed(self, source: Buffer, inputs: int, packing: Packing | None, wanted_only: int) -> None:
-        """See to it that the next operation finds its activations in a form that it multiplies."""
+        """Have activations written in a form that the next operation multiplies."""
         feeder = self.rows[self.feeder]
         if packing is None:
             feeder["forms"] |= Form.PLAIN
@@ -176,8 +176,8 @@ class OperationWriter:
     def pack_numbers(
         self, parts: Sequence[StoredMatrix], *, paired: bool = False
     ) -> tuple[int, int]:
-        """Pack matrices as plain numbers, or as int8; return the addresses of both, of scales 0
-        where there are none.
+        """Pack matrices as floating-point numbers, or as int8; return the addresses of panels and
+        scales, 0 without scales.
         """
         self.dequantised |= {part.coding for part in parts} - {"numbers"}
         panels, scales = self._packer.pack(Stack(parts), paired=paired)
@@ -186,8 +186,8 @@ class OperationWriter:
     def pack_codes(
         self, parts: Sequence[StoredMatrix], packing: Packing, *, paired: bool = False
     ) -> int:
-        """Pack matrices as they are stored; return their address. The same ones are packed once:
-        an embedding and a head may share theirs.
+        """Pack matrices as stored; return their address. The same matrices are packed once: an
+        embedding and a head may share them.
         """
         key = tuple((*part.place(), part.shape, part.coding) for part in parts)
         if key not in self._packed:
@@ -196,7 +196,7 @@ class OperationWriter:
         return self._packed[key]
 
     def packing(self, parts: Sequence[StoredMatrix]) -> Packing | None:
-        """Return how all these matrices can be packed as they are stored; None: not alike."""
+        """Return how all these matrices can be packed as stored; None: not all alike."""
         if not self._as_stored:
             return None
         found = {find_packing(part) for part in parts}
@@ -205,7 +205,7 @@ class OperationWriter:
     def _runs(
         self, parts: Sequence[StoredMatrix], together: bool
     ) -> Iterator[tuple[Packing | None, Sequence[StoredMatrix]]]:
-        """Yield matrices below each other that are packed alike; `together`: all in one run."""
+        """Yield runs of matrices that are packed alike; `together`: all in one run."""
         if together or not self._as_stored:
             yield self.packing(parts), parts
             return
@@ -230,7 +230,7 @@ class OperationWriter:
 
 
 def normalise_rows(weights: Stack) -> Stack:
-    """Return matrices whose rows have a length of one, as plain numbers; some rows at a time."""
+    """Return matrices with rows of length one, dequantised; some rows at a time."""
     parts = []
     for part in weights.parts:
         for first in range(0, part.shape[0], _ROWS_AT_ONCE):
@@ -243,10 +243,10 @@ def normalise_rows(weights: Stack) -> Stack:
 
 
 def fill_panels(weights: Stack) -> Stack:
-    """Return matrices below each other so that all but the last are whole panels.
+    """Return matrices such that all but the last are whole panels.
 
-    What follows the first that is not becomes one of plain numbers: a feature of a result has the
-    place that it has among the outputs.
+    From the first that is not, all are dequantised into one: a feature of a result has the offset
+    that it has among the outputs.
     """
     parts = list(weights.parts)
     odd = next((i for i, part in enumerate(parts) if part.shape[0] % PANEL), len(parts))

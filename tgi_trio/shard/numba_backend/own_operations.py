@@ -16,7 +16,7 @@ from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, OWN, Buffer, Code, 
 
 
 def own_width(spec: DecoderSpec) -> int:
-    """Return the features of a row of OWN, those of all layers; 0: they have no such embeddings."""
+    """Return the features of a row of OWN, over all layers; 0: no per-layer embeddings."""
     return len(spec.layers) * spec.own_inputs.width if spec.own_inputs else 0
 
 
@@ -29,7 +29,7 @@ def add_own_inputs(
     *,
     bf16: bool,
 ) -> None:
-    """Add what all layers' own embeddings are made of, behind the model's; `norm`: its weights.
+    """Add the inputs of all layers' own embeddings; `norm`: address of its weights.
 
     Raises ModelLoadError as the weights do.
     """
@@ -38,7 +38,7 @@ def add_own_inputs(
     facts = np.zeros((1,), OWN)
     facts["table"], facts["rows"] = writer.keep(to_storage(table, bf16)), own.rows
     scale = np.array([own.width**0.5], np.float32)
-    if bf16:  # rounded to the dtype first, as that of the model's embeddings is
+    if bf16:  # rounded to the dtype first, like the scale of the model's embeddings
         scale = to_float32(to_bfloat16(scale))
     _pass_on(writer, hidden)
     writer.linear(refs.projection, Buffer.NORMED, Buffer.OWN, scale=hidden**-0.5)
@@ -57,7 +57,7 @@ def add_own_inputs(
 def add_own_input(
     writer: OperationWriter, refs: OwnInputRefs, own: OwnInputsSpec, spec: DecoderSpec, index: int
 ) -> None:
-    """Add what layer number `index` makes of its own; the result is in BRANCH, for its norm."""
+    """Add how layer number `index` uses its own embeddings; the result is in BRANCH."""
     _pass_on(writer, spec.hidden_size)
     writer.linear(refs.gate, Buffer.NORMED, Buffer.PROJECTED)
     add_gates(
@@ -77,5 +77,5 @@ def add_own_input(
 
 
 def _pass_on(writer: OperationWriter, hidden: int) -> None:
-    """Leave hidden states as they are for a product."""
+    """Convert hidden states to the forms that a product reads."""
     writer.add(Code.PASS_ON, source=Buffer.HIDDEN, target=Buffer.NORMED, inputs=hidden, span=hidden)

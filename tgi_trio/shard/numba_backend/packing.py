@@ -1,6 +1,4 @@
-"""Packs weights into the kernels' layouts: panels of plain numbers, of 8 bits with scales, or of
-codes as in the checkpoint.
-"""
+"""Packs weights into the kernels' panels: floating-point numbers, int8, or a checkpoint's codes."""
 
 from __future__ import annotations
 
@@ -30,15 +28,15 @@ from tgi_trio.shard.numba_backend.kinds.kind import (
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, Storage
 
-_JOB_BYTES = 4 << 20  # of panels that a thread fills at a time
-_INT8_JOB_BYTES = 128 << 10  # the same of int8, which stays in the cache until it is transposed
-_CODES_AT_ONCE = 256 << 10  # that a thread packs at a time with numpy, in its cache
-_BLOCKS_AT_ONCE = 1 << 20  # weights of blocks, which are read once
-_UNITS = {"float32": np.float32, "bfloat16": np.uint32, "int8": np.int8}  # of a panel
+_JOB_BYTES = 4 << 20  # bytes of panels that a job fills
+_INT8_JOB_BYTES = 128 << 10  # the same for int8, which stays in the cache until it is transposed
+_CODES_AT_ONCE = 256 << 10  # weights that a job packs with numpy, in its cache
+_BLOCKS_AT_ONCE = 1 << 20  # weights of blocks that a job packs with a filler, which reads them once
+_UNITS = {"float32": np.float32, "bfloat16": np.uint32, "int8": np.int8}  # the dtype of a panel
 
 
 def to_storage(values: NDArray[Any], bf16: bool) -> NDArray[Any]:
-    """Return values as weights are stored; a view where nothing changes."""
+    """Return values as weights are stored; a view if nothing changes."""
     return np.ascontiguousarray(to_bfloat16(values) if bf16 else to_float32(values))
 
 
@@ -57,13 +55,14 @@ class _Job:
         else:
             planes = self.rows.planes()
             _transpose(self.panels, planes["codes"])
-            _transpose(self.scales[:, None], planes["scales"][:, None])  # as of one input feature
+            # like those of one input feature
+            _transpose(self.scales[:, None], planes["scales"][:, None])
         self.rows.release()
 
 
 @dataclass(frozen=True, slots=True)
 class _CodesJob:
-    """One matrix, or the gate and up of a gated unit."""
+    """Packs one matrix, or the gate and up of a gated unit."""
 
     panels: NDArray[np.uint8]
     packing: Packing
@@ -83,7 +82,7 @@ class _CodesJob:
             part.release()
 
     def _fill(self, planes: Sequence[Mapping[str, Array]]) -> None:
-        """Do it with numpy, in several passes."""
+        """Pack with numpy, in several passes."""
         read, arrange = self.packing.stored.read, self.packing.arrange
         found = [arrange(read(own)) for own in planes]
         codes = found[0] if len(found) == 1 else interleave_codes(*found)
@@ -92,11 +91,11 @@ class _CodesJob:
 
 
 class Packer:
-    """Weights on their way into panels, by several threads at once. A context manager.
+    """Packs weights into panels on several threads. A context manager.
 
-    What `pack` returns is filled after `start`, when the block is left. All goes in the order of
-    the file, behind its reading. Copying is bound by memory and by the pages it touches first, and
-    numpy lets other threads run meanwhile.
+    The arrays that `pack` returns are filled after `start`, and complete when the block ends. Jobs
+    run in the order of the file, so that they follow its readahead. Copying is bound by memory and
+    by page faults, and numpy releases the GIL.
     """
 
     def __init__(self, storage: Storage, threads: int) -> None:
@@ -117,20 +116,20 @@ class Packer:
                 job.result()
 
     def start(self) -> None:
-        """Begin with what has been given to `pack`."""
+        """Submit all jobs given to `pack`."""
         self._jobs.sort(key=lambda job: job.place())
         bf16 = self._storage.bf16
         self._under_way += [self._pool.submit(job.run, bf16) for job in self._jobs]
         self._jobs.clear()
 
     def pack(self, weights: Stack, *, paired: bool = False) -> tuple[NDArray[Any], Floats | None]:
-        """Return weights [out, in], one below the other, as panels; see `kernels/linear.py`.
+        """Return weights [out, in], stacked, as panels; see `kernels/linear.py`.
 
-        float32 and int8: [out / 32, in, 32], bfloat16: uint32 [out / 32, in / 2, 32], a pair of
-        input features in each. int8 has scales, float32 [out / 32, 32]. `in` is a multiple of 16,
-        as is `out` of 32 but for the last part, which is padded with zeros. `paired`: two parts of
-        one size, interleaved as by `interleave`. Raises ModelLoadError as `dequantised`
-        and `planes` do, where the block is left.
+        float32 and int8: [out / 32, in, 32]; bfloat16: uint32 [out / 32, in / 2, 32], each a pair
+        of input features. int8 has scales, float32 [out / 32, 32]. `in` is a multiple of 16, and
+        `out` of 32 except for the last part, which is padded with zeros. `paired`: two parts of the
+        same size, interleaved as by `interleave`. ModelLoadError of `dequantised` and `planes` is
+        raised when the block ends.
         """
         parts = [RoundedMatrix(part) if self._storage.int8 else part for part in weights.parts]
         outputs, inputs = weights.shape
@@ -155,9 +154,9 @@ class Packer:
     def pack_codes(
         self, parts: Sequence[StoredMatrix], packing: Packing, *, paired: bool = False
     ) -> NDArray[np.uint8]:
-        """Return matrices of one kind, below each other, as panels uint8 [out / 32, bytes].
+        """Return matrices of one kind, stacked, as panels uint8 [out / 32, bytes].
 
-        As `pack`; see `kinds/kind.py` for what is in a panel.
+        They are filled as for `pack`; `kinds/kind.py` describes panels.
         """
         inputs = packing.count_inputs(parts[0].shape[1])
         lanes = PANEL // 2 if paired else PANEL
@@ -180,18 +179,19 @@ class Packer:
         return panels
 
     def _find_filler(self, coding: str) -> Future[Filler | None]:
-        """Have the program compiled that lays weights of a coding into panels.
+        """Have the filler for a coding compiled or loaded.
 
-        It comes before all jobs, so these never wait for what has not begun.
+        It is submitted before all jobs that wait for it, so no job waits for one that has not
+        begun.
         """
         if coding not in self._fillers:
             self._fillers[coding] = self._pool.submit(find_filler, coding)
         return self._fillers[coding]
 
     def _fill(self, panels: NDArray[Any], scales: Floats | None, rows: StoredMatrix) -> None:
-        """Fill `panels` [count, in, lanes] with rows [count * lanes, in], a piece per job.
+        """Add jobs that fill `panels` [count, in, lanes] with rows [count * lanes, in].
 
-        Their scales go to `scales` [count, lanes].
+        Scales go to `scales` [count, lanes].
         """
         lanes = panels.shape[2]
         most = _INT8_JOB_BYTES if self._storage.int8 else _JOB_BYTES
@@ -204,7 +204,7 @@ class Packer:
 
 
 def check_codes(matrix: StoredMatrix, kind: Kind, codes: Codes) -> None:
-    """Raise ModelLoadError where a number of a head is none, or a code stands for none."""
+    """Raise ModelLoadError for numbers in heads, or codes, that are not finite."""
     if kind.floating == "e4m3" and (codes.codes & E4M3_NO_NUMBER == E4M3_NO_NUMBER).any():
         raise ModelLoadError(f"{matrix.place()[0]} holds a weight that is not a number.")
     for numbers in codes.numbers.values():
@@ -218,7 +218,7 @@ def _no_number(matrix: StoredMatrix) -> ModelLoadError:
 
 
 def interleave_codes(gate: Codes, up: Codes) -> Codes:
-    """Return the codes of both as `interleave` does."""
+    """Return gate's and up's codes, interleaved as by `interleave`."""
     numbers = {name: interleave(values, up.numbers[name]) for name, values in gate.numbers.items()}
     return Codes(interleave(gate.codes, up.codes), numbers, gate.table)
 
@@ -229,7 +229,7 @@ def _copy(panels: NDArray[Any], rows: NDArray[Any], bf16: bool) -> None:
 
 
 def _transpose(target: NDArray[Any], values: NDArray[Any]) -> None:
-    """Fill `target` [panels, in, lanes] with values [rows, in], as many rows as there are."""
+    """Fill `target` [panels, in, lanes] with values [rows, in], as far as there are rows."""
     inputs, lanes = target.shape[1:]
     whole, rest = divmod(len(values), lanes)
     panels = values[: whole * lanes].reshape(whole, lanes, inputs)
@@ -241,7 +241,7 @@ def _transpose(target: NDArray[Any], values: NDArray[Any]) -> None:
 def interleave(gate: NDArray[Any], up: NDArray[Any]) -> NDArray[Any]:
     """Return [2 * width, ...]: 16 rows of `gate`, 16 of `up`, and so on.
 
-    Both halves of a gated unit then come out of the same panel. `width` is a multiple of 16.
+    So both inputs of a gated unit come from the same panel. `width` is a multiple of 16.
     """
     half = PANEL // 2
     parts = [part.reshape(-1, half, *part.shape[1:]) for part in (gate, up)]

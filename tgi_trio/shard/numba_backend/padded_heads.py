@@ -15,22 +15,22 @@ from tgi_trio.shard.numba_backend.tables import PADDING, Buffer, Code, Form
 
 
 def kept_sizes(spec: DecoderSpec, layer: LayerSpec) -> HeadSizes:
-    """Return the sizes of a layer's heads as they attend and lie in the cache: whole panels."""
+    """Return the padded sizes of a layer's heads, in attention and in the cache: whole panels."""
     own = spec.sizes(layer)
     return HeadSizes(own.kv_heads, pad_to_panel(own.dim), pad_to_panel(own.value_dim))
 
 
 def is_padded(spec: DecoderSpec, layer: LayerSpec) -> bool:
-    """Return whether they have zeros behind them."""
+    """Return whether a layer's heads are padded."""
     return kept_sizes(spec, layer) != spec.sizes(layer)
 
 
 def add_padding(
     writer: OperationWriter, spec: DecoderSpec, layer: LayerSpec, width: int
 ) -> NDArray[np.int32] | None:
-    """Add zeros behind the heads in rows of QKV, `width` numbers each.
+    """Add the padding of heads in rows of QKV, `width` numbers each.
 
-    Returns the order that queries and keys have then, None for theirs: -1 stands for a zero.
+    Return the order that queries and keys then have, None for the model's; -1 stands for a zero.
     """
     own, kept = spec.sizes(layer), kept_sizes(spec, layer)
     order = None
@@ -54,7 +54,7 @@ def add_padding(
 
 
 def close_heads(writer: OperationWriter, spec: DecoderSpec, layer: LayerSpec) -> Buffer:
-    """Add what takes the zeros from what was attended to; return where the result is."""
+    """Add the removal of padding from attention's output; return the buffer of the result."""
     writer.rows[-1]["forms"] |= Form.WIDE
     writer.add(
         Code.CLOSE,
@@ -70,10 +70,9 @@ def close_heads(writer: OperationWriter, spec: DecoderSpec, layer: LayerSpec) ->
 def pad_gain(
     gain: NDArray[np.float32], order: NDArray[np.int32] | None, size: int
 ) -> NDArray[np.float32]:
-    """Return the weights of a norm over `size` numbers of which all but those of `gain` are zeros.
+    """Return the weights of a norm over `size` numbers, all zeros but those of `gain`.
 
-    The mean of squares is smaller by as much as there are more of them; that of `eps` has to be,
-    too.
+    Padding lowers the mean square, which the weights make up for; `eps` has to be scaled alike.
     """
     gain = gain * np.float32((len(gain) / size) ** 0.5)
     if order is None:

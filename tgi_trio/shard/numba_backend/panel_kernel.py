@@ -12,7 +12,7 @@ from tgi_trio.shard.numba_backend.multiplier import Multiplier
 
 @dataclass(frozen=True, slots=True)
 class PanelKernel:
-    """`multiply_panel` of `kernels/quantised/panels.py`; `code` takes what that takes."""
+    """A compiled `multiply_panel` of `kernels/quantised/panels.py`; `code` has its arguments."""
 
     multiplier: Multiplier
     code: MachineCode
@@ -23,5 +23,5 @@ class PanelKernel:
 
 
 def open_panel_kernel(multiplier: Multiplier) -> PanelKernel:
-    """Compile, or take what is kept; raises what the compiler raises without instructions."""
+    """Compile or load it; raises what the compiler raises for lack of instructions."""
     return PanelKernel(multiplier, MULTIPLY_PANEL.open(multiplier))

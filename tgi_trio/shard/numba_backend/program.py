@@ -55,11 +55,11 @@ def pack_program(
     stage: Stage | None = None,
     portion: Portion = Portion(),  # noqa: B008 (frozen)
 ) -> Iterator[Program]:
-    """Yield a model's program while `threads` pack its weights; leaving waits for them.
+    """Yield a model's program while `threads` pack its weights; leaving the block waits for them.
 
-    `int8`: linear layers get 8-bit weights. `heads`: what guesses for it, and where its weights
-    are; `max_lora_rank`, `kv` and `portion` as for `Program`. `stage`: of a pipeline, whose layers
-    alone are packed; None: all. Raises ModelLoadError as the weights and the packer do.
+    `int8`: linear layers get 8-bit weights. `heads`: speculation heads and their weights.
+    `max_lora_rank`, `kv` and `portion` as for `Program`. `stage`: of a pipeline; only its layers
+    are packed; None: all. Raises ModelLoadError as the weights and the packer do.
     """
     with Packer(Storage("int8" if int8 else dtype), threads) as packer:
         program = Program(
@@ -79,11 +79,11 @@ def pack_program(
 
 
 class Program:
-    """The operations of one model. Holds its packed weights and its KV cache, which they point to.
+    """The operations of one model, with its packed weights and its KV cache.
 
-    `operations[:body]` compute hidden states, those up to `end` the logits of the wanted tokens;
-    behind them are the linear layers of heads that guess, each on its own (`lone`). Of a stage of a
-    pipeline that is not the last one there is the body alone.
+    `operations[:body]` compute hidden states, those up to `end` the logits of the wanted tokens.
+    After them come the linear layers of speculation heads (`lone`). A stage of a pipeline that is
+    not the last has only the body.
     """
 
     def __init__(
@@ -102,15 +102,15 @@ class Program:
     ) -> None:
         """Hand every weight to `packer`; raises ModelLoadError as the weights do.
 
-        `bf16`: the model's dtype is bfloat16, otherwise float32. `as_stored`: quantised weights
-        stay what they are where there is a kernel for their kind. `max_lora_rank`: of adapters;
-        0: none are ever loaded. `kv`: how K and V are stored; None: in the model's dtype. `run`:
-        what is computed of the model; None: all. `portion`: of every layer of it.
+        `bf16`: the model's dtype is bfloat16, otherwise float32. `as_stored`: quantised weights are
+        multiplied as stored if there is a kernel for their kind. `max_lora_rank`: of adapters; 0:
+        none will be loaded. `kv`: how K and V are stored; None: in the model's dtype. `run`: the
+        layers that are computed here; None: all. `portion`: of every layer.
         """
         self.model = portion.sizes_of(spec)  # all layers
         self.run = run = run or find_run(spec, None)
         own = tuple(self.model.layers[index] for index in run.layers)
-        self.spec = replace(self.model, layers=own)  # what is computed here
+        self.spec = replace(self.model, layers=own)  # only the layers computed here
         self._built = built = ProgramBuilder(
             spec,
             weights,
@@ -130,15 +130,16 @@ class Program:
         self.body = built.body
         self.sums = built.writer.sums  # see `OperationWriter`
         share = portion.share(outer_refs(spec).head.pieces[0].outputs)
-        self.vocabulary = share.stop - share.start if run.is_last else 0  # logits made here
+        self.vocabulary = share.stop - share.start if run.is_last else 0  # logits computed here
         self.adapted: AdaptedOperations | None = None
         self.operations = np.stack(built.writer.rows)
         if max_lora_rank:
             self.adapted = AdaptedOperations(self.operations, self.end, built.sites, max_lora_rank)
             self.operations = self.adapted.table
-        self.kv_cache: list[tuple[Array, Array]] = []  # K and V of each layer that keeps them
-        self.rotary = RotaryTables((), 0, 0, whole=True)  # operations hold addresses only
-        self.room_bytes = 0  # of a thread's own, that products with quantised weights need
+        self.kv_cache: list[tuple[Array, Array]] = []  # K and V of each layer that has them
+        # kept alive here, since operations hold only addresses
+        self.rotary = RotaryTables((), 0, 0, whole=True)
+        self.room_bytes = 0  # scratch memory of a thread for products with quantised weights
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -148,74 +149,74 @@ class Program:
 
     @property
     def kv_layers(self) -> int:
-        """Layers that hold K and V."""
+        """Layers that have their own K and V."""
         return len(self._kept)
 
     @property
     def _kept(self) -> list[HeadSizes]:
-        """The heads of layers that hold K and V."""
+        """The heads of layers that have their own K and V."""
         layers = (layer for layer in self.spec.layers if layer.attends)
         return [kept_sizes(self.spec, layer) for layer in layers if layer.reads_layer is None]
 
     @property
     def widest_head(self) -> int:
-        """Numbers of a query, key or value, at most."""
+        """The size of the largest query, key or value."""
         return max((max(own.dim, own.value_dim) for own in self._kept), default=0)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a slot of states over all layers; 0: none are kept."""
+        """Bytes of a slot of recurrent states over all layers; 0: no states."""
         return int(self.operations[: self.end]["state_bytes"].sum())
 
-    @cached_property  # each step asks
+    @cached_property  # each step needs it
     def by_length(self) -> bool:
-        """Whether rotary frequencies hang on how long a sequence is."""
+        """Whether rotary frequencies depend on a sequence's length."""
         turning = (layer.rotary for layer in self.model.layers if layer.rotary is not None)
         return any(short_length(own) is not None for own in turning)
 
     def find_layer(self, index: int, *, adapted: bool) -> int:
         """Return the first operation of a layer, in the copy for adapters or in the model's own.
 
-        The number of layers stands for what follows the last one.
+        The number of layers means the operations after the last layer.
         """
         row = [*self._built.layer_rows, self.body][index]
         return self.adapted.find(row) if adapted and self.adapted is not None else row
 
     @property
     def kinds(self) -> Collection[Kind]:
-        """Of all weights that are multiplied as whole numbers, or as they are stored."""
+        """The kinds of all weights that are multiplied as integers, or as stored."""
         return self._built.writer.quantised.kinds()
 
     @property
     def has_stored_kinds(self) -> bool:
-        """Whether any of the model's own weights are: heads are rounded for themselves."""
+        """Whether any of the model's own weights have such a kind; heads are rounded separately."""
         return bool(self._built.writer.quantised.kinds(self.end))
 
     @property
     def is_all_as_stored(self) -> bool:
-        """Whether no matrix is of plain numbers."""
+        """Whether no matrix has been dequantised."""
         own = self.operations[: self.end]
         linear = np.isin(own["code"], (Code.LINEAR, Code.EXPERTS))
         return bool((own["active_bytes"][linear] > 0).all())
 
     def link(self, kernels: Mapping[str, PanelKernel]) -> None:
-        """Have these kernels multiply quantised weights, by the names of their kinds."""
+        """Link the kernels that multiply quantised weights, by the names of their kinds."""
         self.room_bytes = self._built.writer.quantised.link(
             self.operations[: len(self._built.writer.rows)], kernels
         )
         self._mirror()
 
     def has(self, codes: Collection[Code]) -> bool:
-        """Whether any of these operations is among the model's."""
+        """Whether the model has any of these operations."""
         return bool(np.isin(self.operations["code"], list(codes)).any())
 
     def link_apart(self, codes: Collection[Code], kernel: int) -> None:
-        """Have the entry at this address compute these operations."""
+        """Link the entry at this address to these operations."""
         self.operations["kernel"][np.isin(self.operations["code"], list(codes))] = kernel
         self._mirror()
 
     def link_adapters(self, kernels: AdapterKernels) -> None:
-        """Have these kernels compute what adapters add."""
+        """Link the kernels of adapters."""
         if self.adapted is not None:
             self.adapted.kernels = kernels
             self._mirror()
@@ -225,9 +226,9 @@ class Program:
             self.adapted.mirror()
 
     def allocate_kv(self, blocks: int) -> int:
-        """Make a new, empty KV cache; return its bytes."""
-        self.kv_cache = []  # before the new one: both may not fit
-        caches: dict[int, tuple[Array, Array]] = {}  # by the number of the layer
+        """Allocate a new, empty KV cache; return its bytes."""
+        self.kv_cache = []  # freed before the new one is allocated: both may not fit
+        caches: dict[int, tuple[Array, Array]] = {}  # by layer number
         codes = self.operations[: self.end]["code"]
         turning = np.flatnonzero(np.isin(codes, (Code.ROTATE, Code.TURN)))
         layers = [(i, layer) for i, layer in enumerate(self.spec.layers) if layer.attends]
@@ -244,7 +245,7 @@ class Program:
         return sum(cache.nbytes for layer in self.kv_cache for cache in layer)
 
     def _allocate_layer(self, blocks: int, own: HeadSizes) -> tuple[Array, Array]:
-        """Return a layer's K and V, empty."""
+        """Return a layer's empty K and V."""
         keys, values = (
             allocate_zeroed((blocks, own.kv_heads, BLOCK_SIZE * dim), self._kv_number)
             for dim in (own.dim, own.value_dim)
@@ -252,8 +253,8 @@ class Program:
         return keys, values
 
     def allocate_states(self, slots: int) -> int:
-        """Make new slots for states, slot 0 included; return their bytes."""
-        self._states: list[Array] = []  # before the new ones: both may not fit
+        """Allocate new slots for states, including slot 0; return their bytes."""
+        self._states: list[Array] = []  # freed before the new ones are allocated: both may not fit
         for operation in self.operations[: self.end]:
             if operation["state_bytes"]:
                 made = allocate_zeroed((slots, int(operation["state_bytes"])))
@@ -281,7 +282,7 @@ class Program:
         self._mirror()
 
     def buffer_bytes(self, tokens: int, wanted: int) -> dict[Buffer, int]:
-        """Return the size of every buffer for so many tokens and rows of logits."""
+        """Return every buffer's size in bytes, for a number of tokens and of rows of logits."""
         spec, queries = self.spec, self.spec.heads * self.widest_head
         apart = spec.gated_attention or spec.gated_heads or self.has(OF_PADDING)
         own = find_widths(self.model, self.run, queries=queries, apart=apart)
@@ -331,7 +332,7 @@ class Program:
 
     @property
     def low_width(self) -> int:
-        """Activations of a row of LOW; 0 without adapters."""
+        """Activations in a row of LOW; 0 without adapters."""
         return 0 if self.adapted is None else self.adapted.low_width
 
     @property
@@ -340,7 +341,7 @@ class Program:
         return -(-self.vocabulary // PANEL) * PANEL
 
     def describe(self) -> str:
-        """Return what becomes of quantised weights, for an operator; "": there are none."""
+        """Describe for an operator how quantised weights are used; "": there are none."""
         kept = ", ".join(self._built.writer.quantised.describe(self.end))
         lost = ", ".join(sorted(self._built.writer.dequantised))
         words = [f"weights as they are stored ({kept})" if kept else ""]

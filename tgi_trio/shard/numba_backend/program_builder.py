@@ -1,4 +1,4 @@
-"""Builds the table of operations from a model's spec and checkpoint; a packer gets the weights."""
+"""Builds the table of operations from a model's spec and checkpoint, and packs the weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class FinalNorm:
-    """The model's last norm, for who computes it beside the kernels."""
+    """The model's last norm, for code that computes it outside the kernels."""
 
     weight: Array | None  # float32 [hidden]
     bias: Array | None
@@ -47,7 +47,7 @@ class FinalNorm:
 
 
 class ProgramBuilder:
-    """Writes the operations of a model and of heads that guess for it; holds what they point to."""
+    """Writes the operations of a model and its speculation heads; holds what they point to."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ProgramBuilder:
         run: Run,
         portion: Portion,
     ) -> None:
-        """Hand every weight of `run`, as much as `portion` says, to `packer`; see `Program`.
+        """Hand every weight of `run`, or its `portion`, to `packer`; see `Program`.
 
         Raises ModelLoadError as the weights do.
         """
@@ -85,7 +85,7 @@ class ProgramBuilder:
         self.body = len(self.writer.rows)
         if run.is_last:
             self._add_head()
-        self.end = len(self.writer.rows)  # of the model's own
+        self.end = len(self.writer.rows)  # of the model itself
         self.final_norm = self._read_final_norm()
         if heads is not None:
             head = outer_refs(self._model).head
@@ -111,11 +111,11 @@ class ProgramBuilder:
             self._streams.merge(outer.streams)
 
     def _embed(self) -> None:
-        """Add what makes hidden states of tokens."""
+        """Add the embedding."""
         spec, outer = self._spec, outer_refs(self._model)
         embedding = read_table(self.writer.source, outer.embedding, every_unit)
         scale = np.array([spec.embedding_scale], np.float32)
-        if self._bf16:  # rounded to the dtype first, as Gemma was trained
+        if self._bf16:  # rounded to the dtype first, as in Gemma's training
             scale = to_float32(to_bfloat16(scale))
         packing = self.writer.packing(embedding.parts)
         if packing is None or packing.kind.floating or packing.order:
@@ -149,7 +149,7 @@ class ProgramBuilder:
             )
 
     def _add_head(self) -> None:
-        """Add what makes logits of hidden states, for the tokens where they are wanted."""
+        """Add the final norm and the head, for the wanted tokens."""
         spec, outer = self._spec, outer_refs(self._model)
         self._norms.add(outer.final_norm, Buffer.HIDDEN, wanted_only=1)
         self.writer.linear(
@@ -183,7 +183,7 @@ class ProgramBuilder:
         self._leave(refs)
 
     def _mixer(self, refs: LayerRefs, layer: LayerSpec, feeder: int | None) -> None:
-        """Add what keeps a state, if there is any; `feeder` None: its norm, too."""
+        """Add the mixer with a recurrent state, if there is one; `feeder` None: with its norm."""
         mixer = layer.mixer
         if refs.mixer is None or mixer is None:
             return
@@ -195,7 +195,7 @@ class ProgramBuilder:
         self._branch(refs.mixer.output, Buffer.MIXED, refs.attention_post_norm, scale)
 
     def _leave(self, refs: LayerRefs) -> None:
-        """Add what ends some layers: embeddings of their own, a scale."""
+        """Add the ends of some layers: their own embeddings, a scale."""
         spec = self._spec
         if self._streams is not None and refs.streams is not None:
             self._streams.correct(refs.streams)
@@ -210,9 +210,9 @@ class ProgramBuilder:
             self.writer.add(Code.SCALE, target=Buffer.HIDDEN, width=spec.hidden_size, scale=scale)
 
     def _attention(self, refs: LayerRefs, attention: AttentionRefs, layer: LayerSpec) -> None:
-        """Add what follows the norm that was added last, with what is parallel to it."""
+        """Add everything after the norm that was added last, with what is parallel to it."""
         feeder = len(self.writer.rows) - 1
-        if attention.latent is not None:  # no adapter changes anything of it
+        if attention.latent is not None:  # adapters change none of its layers
             says = self._heads.attend_latents(self._index, attention, attention.latent, layer)
             self._branch(attention.output, says, refs.attention_post_norm)
             return
@@ -221,14 +221,15 @@ class ProgramBuilder:
         self.writer.linear(
             attention.qkv, Buffer.NORMED, Buffer.QKV, clip=self._spec.qkv_clip, **row
         )
-        if self._spec.parallel:  # what reads the norm comes first; nobody has added anything yet
+        # what reads the norm comes first; nothing has been added to the stream yet
+        if self._spec.parallel:
             if refs.mlp_norm is not None:
                 self._norms.add(refs.mlp_norm, Buffer.HIDDEN)
                 feeder = len(self.writer.rows) - 1
             self._mlp(refs, layer, feeder)
         if self._streams is not None and refs.streams is not None:
             self._streams.detour(refs.streams, refs.attention_norm, feeder)
-        self._mixer(refs, layer, feeder)  # beside attention, through the same norm
+        self._mixer(refs, layer, feeder)  # in parallel with attention, through the same norm
         says = self._heads.attend(self._index, attention, layer)
         self._adapt("output", attention.output, says)
         scale = self._spec.attention_scale
@@ -237,7 +238,7 @@ class ProgramBuilder:
             self._streams.end_attention()
 
     def _mlp(self, refs: LayerRefs, layer: LayerSpec, feeder: int) -> None:
-        """Add what follows the norm in row `feeder`."""
+        """Add everything after the norm in row `feeder`."""
         if isinstance(refs.mlp, MlpRefs):
             post_norm = refs.mlp_post_norm
             self._dense(refs.mlp, layer, feeder)
@@ -249,9 +250,9 @@ class ProgramBuilder:
             self._mixture(refs.mlp, layer.experts, refs.mlp_post_norm, feeder)
 
     def _dense(self, mlp: MlpRefs, layer: LayerSpec, feeder: int) -> None:
-        """Add an MLP up to what its last linear layer reads."""
+        """Add an MLP up to the input of its last linear layer."""
         width = next(mlp.down.cuts(self.writer.portion.share)).width
-        if layer.sparsity:  # which hangs on all gates
+        if layer.sparsity:  # whose bound depends on all gates
             self._adapt("inner", mlp.inner, Buffer.NORMED, feeder=feeder)
             self.writer.linear(mlp.inner, Buffer.NORMED, Buffer.PROJECTED, feeder=feeder)
             self.writer.add(
@@ -283,7 +284,7 @@ class ProgramBuilder:
     def _beside(
         self, down: LinearRef, refs: BesideRefs, experts: ExpertsSpec, post_norm: NormRef
     ) -> None:
-        """End an MLP that has experts beside it: the sum of both joins the residual stream."""
+        """End an MLP with experts beside it: the sum of both joins the residual stream."""
         spec = self._spec
         self.writer.linear(down, Buffer.INNER, Buffer.DENSE)
         branch = Branch(Buffer.BRANCH, 1.0, spec.activation, spec.hidden_size)
@@ -298,7 +299,7 @@ class ProgramBuilder:
         self._norms.join(post_norm, scale, source=Buffer.DENSE)
 
     def _learned(self, mlp: MlpRefs) -> int:
-        """Keep the numbers of xIELU as kernels read them; return their address, 0 for none."""
+        """Keep the parameters of xIELU for the kernels; return their address, 0 for none."""
         if not mlp.learned:
             return 0
         stored = [self.writer.source.vector(ref.name, ref.size)[0] for ref in mlp.learned]
@@ -327,7 +328,7 @@ class ProgramBuilder:
         paired: bool = False,
         feeder: int | None = None,
     ) -> None:
-        """Note that adapters may change the linear layer whose operations come next."""
+        """Record that adapters may change the linear layer that is added next."""
         inputs = linear.pieces[0].matrix.columns
         outputs = sum(piece.outputs.size * len(piece.outputs.starts) for piece in linear.pieces)
         row, site = len(self.writer.rows), Site(self._index, role)
@@ -337,7 +338,7 @@ class ProgramBuilder:
     def _branch(
         self, linear: LinearRef, source: Buffer, post_norm: NormRef | None, scale: float = 1.0
     ) -> None:
-        """End a branch: it joins the residual stream, through a norm of its own if it has one."""
+        """End a branch: it joins the residual stream, through its own norm if it has one."""
         scale *= self._spec.residual_scale
         if post_norm is None:
             self.writer.linear(linear, source, Buffer.HIDDEN, epilogue=Epilogue.ADD, scale=scale)

@@ -1,4 +1,4 @@
-"""Operations on weights as stored: the parts that are known only once kernels are compiled."""
+"""Operations on weights as stored: the fields that depend on the compiled kernels."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class _Use:
 
     row: int
     packing: Packing
-    feeder: int | None  # the row that leaves its activations; None: it has none
+    feeder: int | None  # the row that writes its activations; None: it has none
 
 
 class QuantisedOperations:
-    """Which operations multiply or look up quantised weights."""
+    """The operations that multiply or look up quantised weights."""
 
     def __init__(self) -> None:
         self._uses: list[_Use] = []
-        self._active: dict[str, str] = {}  # by the names of kinds
+        self._active: dict[str, str] = {}  # what activations are, by the names of kinds
 
     def kinds(self, before: int | None = None) -> list[Kind]:
-        """Return those of their weights, each once; of the rows before one, or of all."""
+        """Return the kinds of their weights, each once; of the rows before `before`, or of all."""
         uses = (use for use in self._uses if before is None or use.row < before)
         return list(dict.fromkeys(use.packing.kind for use in uses))
 
     def describe(self, before: int) -> list[str]:
-        """Return `kinds`, with what they are multiplied with where they have been linked."""
+        """Return the names of `kinds`, with the type of activations if they have been linked."""
         names = [kind.name for kind in self.kinds(before)]
         found = self._active
         return [f"{name} x {found[name]}" if name in found else name for name in names]
@@ -55,7 +55,7 @@ class QuantisedOperations:
         self._uses.append(_Use(row, packing, feeder))
 
     def link(self, operations: NDArray[np.void], kernels: Mapping[str, PanelKernel]) -> int:
-        """Have `kernels` do it, by the names of kinds; return the bytes that a thread needs."""
+        """Link `kernels`, by the names of kinds; return the scratch bytes that a thread needs."""
         room = 0
         self._active = {name: _describe(kernel.multiplier) for name, kernel in kernels.items()}
         for use in self._uses:
@@ -73,7 +73,7 @@ class QuantisedOperations:
 
 
 def _describe(multiplier: Multiplier) -> str:
-    """Return what the activations are that a kernel multiplies with."""
+    """Return the type of activations that a kernel multiplies."""
     if multiplier.kind.floating:
         return "bfloat16" if multiplier.active_bits == 16 else "float32"
     return f"int{multiplier.active_bits}"

@@ -23,8 +23,8 @@ from tgi_trio.shard.numba_backend.tables import (
 from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 
 _TOKENS, _SIZE, _EPS = 3, 64, 1e-5
-_POSITIONS = (5, 0, 2)  # and tokens
-_ELSEWHERE = (Code.PASS_ON, Code.OPEN, Code.CUT)  # their results are not in their buffer
+_POSITIONS = (5, 0, 2)  # and token ids
+_ELSEWHERE = (Code.PASS_ON, Code.OPEN, Code.CUT)  # operations whose results are in another buffer
 _ROWS, _SCALE = 4, 0.25
 _CUTTING = {"activation": Activation.SILU, "forms": Form.WIDE}
 
@@ -63,12 +63,12 @@ def find_fault(variant: Variant) -> str | None:
 
 
 def _turned(x: Floats) -> Floats:
-    """Return rows of a query and a key of 32 numbers, each turned round."""
+    """Return rows of a query and a key of 32 numbers, each reversed."""
     return x.reshape(_TOKENS, 2, 32)[:, :, ::-1].reshape(_TOKENS, _SIZE)
 
 
 def _opened(x: Floats, norm: GroupNorm, gain: Floats) -> Floats:
-    """Return rows whose groups of 32 are normed, through gates: SiLU of the rows themselves."""
+    """Return rows with gates and a norm of groups of 32; the gates are SiLU of the rows."""
     gates = x / (1.0 + np.exp(-x))
     groups = (x * gates if norm == GroupNorm.BEHIND else x).reshape(_TOKENS, 2, 32)
     if norm != GroupNorm.NONE:
@@ -79,7 +79,7 @@ def _opened(x: Floats, norm: GroupNorm, gain: Floats) -> Floats:
 
 
 def _cut(x: Floats) -> Floats:
-    """Return rows of 32 gates above their bound and of what these are for, then nothing."""
+    """Return rows of 32 gates above their bound, activated and times the ups, then zeros."""
     gates, ups = x[:, :32], x[:, 32:]
     bound = gates.mean(axis=1, keepdims=True) + _SCALE * gates.std(axis=1, keepdims=True)
     above = np.maximum(gates - bound, 0.0)
@@ -89,7 +89,7 @@ def _cut(x: Floats) -> Floats:
 
 
 def _told(x: Floats, table: Floats, gain: Floats) -> Floats:
-    """Return what two layers of 32 are told: the first token is beyond the table's rows."""
+    """Return the inputs of two layers of 32; the first token is beyond the table's rows."""
     parts = x.reshape(_TOKENS, 2, 32)
     normed = parts / np.sqrt((parts**2).mean(axis=2, keepdims=True) + _EPS) * gain[:32]
     rows = table[[token if token < _ROWS else 0 for token in _POSITIONS]]
@@ -109,12 +109,12 @@ def _opening(norm: GroupNorm, gain: Floats) -> dict[str, Any]:
     facts["gates"], facts["gate_width"], facts["gate_size"] = Buffer.UNSORTED, _SIZE, 1
     facts["group"], facts["norm"], facts["activation"] = 32, norm, Activation.SILU
     fields = {"inputs": _SIZE, "weights": address(gain), "eps": _EPS, "forms": Form.WIDE}
-    # The array stays alive beside its address; results take the gates' places.
+    # The array is kept alive together with its address; results replace the gates.
     return {"facts": facts, "target": Buffer.UNSORTED, **fields}
 
 
 def _run(variant: Variant, code: Code, x: Floats, fields: dict[str, Any]) -> Floats:
-    """Return what one operation makes of rows, in their buffer or in that for QUANTISE."""
+    """Return the result of one operation on rows, from its own buffer or from UNSORTED."""
     step, op = np.zeros((1,), STEP), np.zeros((1,), OPERATION)
     width = 96 if code == Code.REORDER else _SIZE  # a query, a key and a value
     rows, unsorted = (allocate_zeroed((_TOKENS, width), np.float32) for _ in range(2))

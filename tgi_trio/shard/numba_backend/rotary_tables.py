@@ -1,7 +1,8 @@
 """Tables of rotary embeddings: cosines and sines, a row for each position.
 
 If frequencies depend on the length of the sequence (dynamic, longrope), these rows are for short
-ones. Behind them is room for one step's tokens, where rows for longer sequences are made.
+sequences. After them is room for the tokens of one step, whose rows are computed when they belong
+to longer sequences.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Ints = NDArray[np.int32]
 class _Table:
     cosines: Floats  # [rows, pairs]
     sines: Floats
-    head_dim: int  # 0: pairs are no more than those that turn
+    head_dim: int  # 0: only pairs that are rotated
 
 
 class RotaryTables:
@@ -40,10 +41,10 @@ class RotaryTables:
     def __init__(
         self, rotaries: Iterable[tuple[RotarySpec, int]], count: int, tokens: int, *, whole: bool
     ) -> None:
-        """Make those of `rotaries`, each with the size of its heads, for positions below `count`.
+        """Compute the tables of `rotaries`, each with its head size, for positions below `count`.
 
-        `tokens`: of a step, at most. `whole`: heads are turned as a whole, in an order of their own
-        where they need one.
+        `tokens`: the most in a step. `whole`: heads are rotated as a whole, in another order if
+        they need one.
         """
         rotaries = list(rotaries)
         lengths = [length for own, _ in rotaries if (length := short_length(own)) is not None]
@@ -57,7 +58,7 @@ class RotaryTables:
                 self._make(key, count, room, whole=whole)
 
     def fields(self, rotary: RotarySpec, head_dim: int) -> dict[str, int]:
-        """Return what an operation is told of a layer's rotary positions."""
+        """Return the fields of an operation for a layer's rotary embedding."""
         key = rotary, head_dim
         held = {name: address(array) for name, array in self._held[key].items()}
         return held | {"rotated": 2 * self._tables[key].cosines.shape[1]}
@@ -68,9 +69,9 @@ class RotaryTables:
         return table.cosines, table.sines
 
     def turn_far(self, positions: Ints, lengths: Ints | None) -> Ints | None:
-        """Return the rows int32 [T] that a step's tokens turn with; None: those of `positions`.
+        """Return the table rows int32 [T] for a step's tokens; None: `positions`.
 
-        `lengths` int32 [T]: of their sequences when they were first computed; None: up to them.
+        `lengths`: int32 [T], of their sequences when they were first computed; None: up to them.
         """
         if self._short is None:
             return None
@@ -97,7 +98,7 @@ class RotaryTables:
         self._tables[key] = _Table(cosines, sines, size)
         held: dict[str, NDArray[Any]] = {"cosines": cosines, "sines": sines}
         if (axes := rotary_axes(rotary)) is not None:
-            padding = (0, cosines.shape[1] - len(axes))  # of pairs that do not turn
+            padding = (0, cosines.shape[1] - len(axes))  # for pairs that are not rotated
             held["axes"] = np.pad(axes.astype(np.int32), padding)
         if (by := rotary.query_scale) is not None:
             steps = (np.arange(count) + by.offset) // by.step
@@ -114,8 +115,8 @@ def _spread(
     frequencies: Floats,
     scales: Floats | float,
 ) -> tuple[Floats, Floats]:
-    """Return cosines and sines, float32 [positions, pairs]; pairs are those of a whole head but
-    where `head_dim` is 0.
+    """Return cosines and sines, float32 [positions, pairs], with the pairs of a whole head unless
+    `head_dim` is 0.
     """
     angles = positions[:, None].astype(np.float32) * frequencies
     as_scaled = np.asarray(scales, np.float32)

@@ -11,20 +11,20 @@ from tgi_trio.shard.contract import StepPlan
 
 Ints = NDArray[np.int32]
 
-NULL_SLOT = 0  # never handed out: rows of made-up steps write it
+NULL_SLOT = 0  # never assigned to a sequence: rows of dummy steps write it
 
 
 @dataclass(frozen=True, slots=True)
 class RowStates:
     """Int32 arrays of R rows. A row may write where it reads."""
 
-    starts: Ints  # [R + 1] rows' first token in the flat list, cumulative
-    reads: Ints  # [R] slot of the state before the row's first token; -1: it is zero
-    writes: Ints  # [R] slot for the state behind its last
+    starts: Ints  # [R + 1] each row's first token in the flat list, cumulative
+    reads: Ints  # [R] slot of the state before the row's first token; -1: zeros
+    writes: Ints  # [R] slot for the state after its last token
 
     @classmethod
     def of(cls, plan: StepPlan) -> RowStates:
-        """Raises ValueError for rows without slots that do not start from nothing."""
+        """Raises ValueError for rows without slots that do not begin a sequence."""
         starts = plan.query_starts.astype(np.int32)
         fresh = plan.positions[starts[:-1]] == 0
         if plan.state_reads is None or plan.state_writes is None:

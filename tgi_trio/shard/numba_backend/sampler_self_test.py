@@ -1,6 +1,6 @@
 """Self-test of the sampler's kernels: a few rows, compared with numpy at every start.
 
-For the same reason as `self_test.py`. It also has the kernels compiled before the first request.
+For the same reason as `self_test.py`. It also compiles the kernels before the first request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SETTINGS = (
     SamplingParameters(),
     SamplingParameters(sample=True, seed=5),
     SamplingParameters(sample=True, seed=6, top_k=20),
-    SamplingParameters(sample=True, seed=7, top_p=0.9),  # flat: its candidates do not suffice
+    SamplingParameters(sample=True, seed=7, top_p=0.9),  # flat: its candidates do not decide
     SamplingParameters(sample=True, seed=8, typical_p=0.7, min_p=0.01),
 )
 
@@ -44,7 +44,7 @@ def find_fault() -> str | None:
         if abs(logprobs[token] - result.logprobs[0]) > _TOLERANCE:
             return f"token {token} of row {i} has the wrong log-probability"
         if _SETTINGS[i].sample:
-            if _SETTINGS[i].top_k:  # drawn from few, best first
+            if _SETTINGS[i].top_k:  # drawn from few candidates, best first
                 continue
             number = uniform(np.array([_SETTINGS[i].seed], np.uint64), np.array([4], np.uint64))
             wanted = int(np.searchsorted(np.exp(logprobs).cumsum(), number[0], side="right"))

@@ -1,7 +1,7 @@
 """Self-test of the kernels: a tiny model, compared with numpy at every start.
 
-If the compiler is wrong about this machine, requests would be answered with plausible nonsense. The
-test also has the kernels compiled before the team of threads exists.
+If the compiler miscompiled for this machine, requests would be answered with plausible nonsense.
+The test also compiles the kernels before the team of threads exists.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tgi_trio.shard.numba_backend.tables import MIXING
 from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import EIGHT_BITS, CacheNumbers
 
-_TOLERANCES = {True: 0.05, False: 1e-4}  # rounded numbers or not; of the logits' norm
+_TOLERANCES = {True: 0.05, False: 1e-4}  # of the logits' norm, with rounded numbers or without
 _KV_SCALES = (0.25, 2.0)
-_LENGTHS = (21, 3)  # tokens of two sequences: over blocks, and within one
+_LENGTHS = (21, 3)  # tokens of two sequences: over several blocks, and within one
 _THETA = 10000.0
 
 
-# The address of the kernels of mixtures, a model with one, and what it computes.
+# The address of the kernels of mixtures, a function that makes a model with one, and a reference.
 Mixture = tuple[
     int,
     Callable[[DecoderSpec], DecoderSpec],
@@ -42,8 +42,7 @@ Mixture = tuple[
 def find_fault(dtype: str, variant: Variant, *, mixture: Mixture | None = None) -> str | None:
     """Return what is wrong with the kernels of a variant, or None; `dtype`: the model's.
 
-    `mixture`: what is in the place of the MLP. Raises what the compiler raises when it has no
-    instructions for them.
+    `mixture`: replaces the MLP. Raises what the compiler raises if it has no instructions for them.
     """
     int8, name = variant.weights.int8, variant.cache.numbers
     tiny, tensors = _tiny(variant), RandomWeights(int8)
@@ -58,18 +57,18 @@ def find_fault(dtype: str, variant: Variant, *, mixture: Mixture | None = None) 
         program.link_apart(MIXING, mixture[0])
     with Forward(program, variant, [0]) as forward:
         found = np.concatenate([_run(forward, 0, 17), _run(forward, 17, 4)])
-    # In the order they were computed: 17 + 2 tokens, then 4 + 1.
+    # In the order in which they were computed: 17 + 2 tokens, then 4 + 1.
     order = [*range(17), 21, 22, *range(17, 21), 23]
     error = float(np.linalg.norm(found - expected[order]) / np.linalg.norm(expected))
-    # What is as far from two numbers of 8 bits may become either.
+    # A value halfway between two 8-bit numbers may be rounded to either.
     limit = _TOLERANCES[dtype == "bfloat16" or kv is not None]
-    if error < limit:  # and not for NaN
+    if error < limit:  # and False for NaN
         return None
     return f"its logits are {error:.2g} of their norm away from the reference, allowed {limit:g}"
 
 
 def _tiny(variant: Variant) -> DecoderSpec:
-    """Return a model of one layer that a variant fits."""
+    """Return a model of one layer that fits a variant."""
     head_dim = 16 * variant.value_vectors
     rotary = RotarySpec(dim=head_dim, theta=_THETA)
     return DecoderSpec(
@@ -194,7 +193,7 @@ def _attend(spec: DecoderSpec, linear: Any, x: Floats, kv: CacheNumbers | None) 
 
 
 def _rounded(values: Floats, name: str, scale: float) -> Any:
-    """Return values as they are read from a cache of 8 bits."""
+    """Return values as read from an 8-bit cache."""
     kind = EIGHT_BITS[name]
     size = np.abs(values) / scale
     exponent = np.floor(np.log2(np.maximum(size, 2.0 ** (1 - kind.bias))))

@@ -17,7 +17,7 @@ from tgi_trio.shard.numba_backend.tables import MIXER, Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 NUMBER = 4  # bytes: all states are float32
-Facts = np.ndarray[Any, np.dtype[np.void]]  # one MIXER
+Facts = np.ndarray[Any, np.dtype[np.void]]  # a MIXER record
 
 
 def projected_width(refs: MixerRefs) -> int:
@@ -35,7 +35,7 @@ def mixed_width(refs: MixerRefs) -> int:
 def convolution_facts(
     writer: OperationWriter, kernels: Sequence[TensorRef], biases: Sequence[TensorRef] = ()
 ) -> Facts:
-    """Return the facts of a convolution over the channels of tensors, one behind the other."""
+    """Return the record of a convolution over the channels of several tensors, in their order."""
     kernel = np.concatenate([read_numbers(writer, ref)[:, 0] for ref in kernels])
     facts = np.zeros((1,), MIXER)
     facts["channels"], facts["taps"] = kernel.shape
@@ -46,12 +46,12 @@ def convolution_facts(
 
 
 def by_lanes(numbers: Floats) -> Floats:
-    """Return numbers of channels [channels, n] as [channels / 16, n, 16]."""
+    """Return numbers by channel, [channels, n], as [channels / 16, n, 16]."""
     return numbers.reshape(-1, LANES, numbers.shape[1]).swapaxes(1, 2)
 
 
 def convolve(writer: OperationWriter, facts: Facts, inputs: int) -> None:
-    """Add a convolution of a row of `inputs` features, in place."""
+    """Add a convolution of rows of `inputs` features, in place."""
     state_bytes = (facts["taps"][0] - 1) * facts["channels"][0] * NUMBER
     keep_state(writer, Code.CONVOLVE, facts, inputs, state_bytes)
 
@@ -63,7 +63,7 @@ def keep_state(
     inputs: int,
     state_bytes: int,
 ) -> None:
-    """Add an operation that keeps so much for a sequence and reads rows of `inputs` features."""
+    """Add an operation with a state of so many bytes per sequence, on rows of `inputs` features."""
     writer.add(
         code,
         source=Buffer.PROJECTED,
@@ -75,5 +75,5 @@ def keep_state(
 
 
 def read_numbers(writer: OperationWriter, ref: TensorRef) -> Floats:
-    """Return a small tensor, whole."""
+    """Return a small tensor as a whole."""
     return read_tensor(writer.source, ref, every_unit)

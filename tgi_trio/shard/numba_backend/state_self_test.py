@@ -22,15 +22,15 @@ from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, Storage
 
 _STARTS = (0, 3, 5, 6)  # of three rows
-_READS, _WRITES = (-1, 1, 4), (2, 3, 0)  # the first begins with nothing
+_READS, _WRITES = (-1, 1, 4), (2, 3, 0)  # the first row begins a sequence
 _SLOTS, _SIZE, _TAPS = 5, 64, 3
-_WIDTH = 3 * _SIZE + PANEL  # queries, keys, values; what a step is made of
+_WIDTH = 3 * _SIZE + PANEL  # queries, keys, values; inputs of time steps
 _BETA, _DECAY = 3 * _SIZE, 3 * _SIZE + 1
 _ERROR = 1e-4
 
 
 def of_states(variant: Variant) -> Variant:
-    """Return the variant in which states are: float32, whatever the weights are."""
+    """Return the variant for states: float32, for any weights."""
     return narrowed(replace(variant, weights=Storage("float32")))
 
 
@@ -49,7 +49,7 @@ def find_fault(variant: Variant) -> str | None:
 
 
 def _convolve(variant: Variant, bias: int) -> tuple[Floats, Floats]:
-    """Return outputs and tails, of the kernels and of numpy."""
+    """Return outputs and new states, of the kernels and of numpy."""
     draw = np.random.default_rng(3)
     x, states = _draw(draw, (_STARTS[-1], _WIDTH)), _draw(draw, (_SLOTS, _TAPS - 1, _SIZE))
     kernel, biases = _draw(draw, (_TAPS, _SIZE)), _draw(draw, (_SIZE,)) * bias
@@ -71,8 +71,8 @@ def _convolve(variant: Variant, bias: int) -> tuple[Floats, Floats]:
 
 
 def _recur(variant: Variant, choice: int) -> tuple[Floats, Floats]:
-    """The same of outputs and matrices: one head, two blocks of columns; Mamba-2, a delta rule, and
-    one with a decay per channel.
+    """The same for outputs and matrices: one head, two blocks of columns; Mamba-2, a delta rule,
+    and one with a decay per channel.
     """
     corrects, by_channel = int(choice > 0), choice == 2
     draw = np.random.default_rng(4)
@@ -105,14 +105,14 @@ def _recur(variant: Variant, choice: int) -> tuple[Floats, Floats]:
     facts["by_channel"] = by_channel
     facts["skip"] = 0 if corrects else address(skip)
     facts["corrects"], facts["beta_scale"], facts["most_step"] = corrects, 2.0, np.inf
-    # Blocks of 32 columns lie one behind the other.
+    # Blocks of 32 columns are stored one after the other.
     packed = _blocks(states)
     _run(variant, Code.RECUR, facts, x, packed, forgets)
     return _joined(x, packed), _joined(expected, _blocks(behind))
 
 
 def _scan(variant: Variant, choice: int) -> tuple[Floats, Floats]:
-    """The same of channels with several numbers; steps of time, b and c are in DECAYS."""
+    """The same for channels with several numbers; time steps, b and c are in DECAYS."""
     draw, numbers = np.random.default_rng(5), LANES
     x, states = _draw(draw, (_STARTS[-1], _WIDTH)), _draw(draw, (_SLOTS, numbers, _SIZE))
     told, rate = _draw(draw, (_STARTS[-1], _SIZE + 2 * numbers)), _draw(draw, (numbers, _SIZE))
@@ -140,7 +140,7 @@ def _scan(variant: Variant, choice: int) -> tuple[Floats, Floats]:
 
 
 def _blend(variant: Variant, choice: int) -> tuple[Floats, Floats]:
-    """The same of channels with one number, in two heads; gates are in DECAYS."""
+    """The same for channels with one number, in two heads; gates are in DECAYS."""
     draw, half = np.random.default_rng(6), _SIZE // 2
     x, states = _draw(draw, (_STARTS[-1], _WIDTH)), _draw(draw, (_SLOTS, _SIZE))
     gates, rate = _draw(draw, (_STARTS[-1], 2, 2, half)), -np.exp(_draw(draw, (_SIZE,)))
@@ -168,7 +168,7 @@ def _draw(draw: np.random.Generator, shape: tuple[int, ...]) -> Floats:
 
 
 def _blocks(states: Floats) -> Floats:
-    """Return [slots, keys, columns] as [slots, columns / 32, keys, 32], from a cache line on."""
+    """Return [slots, keys, columns] as [slots, columns / 32, keys, 32], aligned to a cache line."""
     packed = allocate_zeroed((_SLOTS, _SIZE // PANEL, _SIZE, PANEL), np.float32)
     packed[:] = states.reshape(_SLOTS, _SIZE, -1, PANEL).swapaxes(1, 2)
     return packed
@@ -192,9 +192,9 @@ def _run(
     states: Floats,
     forgets: Floats | None = None,
 ) -> Floats:
-    """Run one operation on the rows of PROJECTED; return what it leaves in MIXED, or nothing there.
+    """Run one operation on the rows of PROJECTED; return MIXED, where some write their results.
 
-    `forgets`: what is in DECAYS.
+    `forgets`: the content of DECAYS.
     """
     step, op, scratch = np.zeros((1,), STEP), np.zeros((1,), OPERATION), allocate_zeroed((4096,))
     held = [np.array(each, np.int32) for each in (_STARTS, _READS, _WRITES)]

@@ -13,11 +13,11 @@ from tgi_trio.shard.numba_backend.norm_operations import NormWriter
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import STREAM, Buffer, Code, Epilogue
 
-_BOTH = 2.0**-0.5  # of a sum of two
+_BOTH = 2.0**-0.5  # the factor of a sum of two, which keeps its variance
 
 
 class StreamWriter:
-    """Writes what is around the one that is computed; raises ModelLoadError as the weights do."""
+    """Writes the operations around a layer; raises ModelLoadError as the weights do."""
 
     def __init__(
         self, writer: OperationWriter, norms: NormWriter, spec: DecoderSpec, streams: StreamsSpec
@@ -28,14 +28,14 @@ class StreamWriter:
         self._streams = streams
 
     def split(self, refs: StreamsRefs) -> None:
-        """Add how several are made of one."""
+        """Add the projection of the embedding to all streams."""
         for number, linear in enumerate(refs.into, 1):
             self._norms.add(None, Buffer.HIDDEN)
             self._project(linear, number)
         self._add(Code.SPLIT)
 
     def merge(self, refs: StreamsRefs) -> None:
-        """Add how one is made of several."""
+        """Add the projection of all streams to one hidden state."""
         for number, linear in enumerate(refs.out, 1):
             self._writer.add(
                 Code.PASS_ON,
@@ -49,14 +49,14 @@ class StreamWriter:
         self._add(Code.MERGE)
 
     def predict(self, refs: LayerStreamsRefs) -> None:
-        """Add what all may be behind a layer."""
+        """Add the prediction of all streams."""
         self._route(refs)
         self._add(Code.PREDICT, coefficients=refs.prediction)
 
     def detour(self, refs: LayerStreamsRefs, norm: NormRef | None, feeder: int) -> None:
-        """Add to hidden states what `norm`, in row `feeder`, makes of them, and its detour.
+        """Add to hidden states their `norm`, which is in row `feeder`, and the detour through it.
 
-        It comes behind the other products with what the norm leaves, which is overwritten.
+        It comes after the other products that read the norm, which is overwritten.
         """
         rank = self._streams.detour_rank
         self._writer.linear(refs.detour_down, Buffer.NORMED, Buffer.PROJECTED, feeder=feeder)
@@ -69,17 +69,17 @@ class StreamWriter:
         self._norms.join(refs.detour_norm, 1.0)
 
     def end_attention(self) -> None:
-        """Add what becomes of the sum of attention and detour."""
+        """Add the scaling of the sum of attention and detour."""
         self._writer.add(Code.SCALE, target=Buffer.HIDDEN, width=self._hidden, scale=_BOTH)
 
     def correct(self, refs: LayerStreamsRefs) -> None:
-        """Add how all follow the one that was computed, and what is shown of that."""
+        """Add the correction of all streams by the one that was computed, and that of HIDDEN."""
         self._route(refs)
         scale = refs.scale if self._streams.scaled else None
         self._add(Code.CORRECT, coefficients=refs.correction, scale=scale)
 
     def spread(self, post_norm: NormRef) -> None:
-        """Add what is in BRANCH, through its norm, to all but the first."""
+        """Add BRANCH, through its norm, to all streams but the first."""
         self._norms.add_in_place(post_norm, Buffer.BRANCH, self._hidden)
         self._add(Code.SPREAD)
 
@@ -88,7 +88,7 @@ class StreamWriter:
         self._writer.linear(refs.router, Buffer.NORMED, Buffer.ROUTED, scale=1.0 / self._hidden)
 
     def _project(self, linear: LinearRef, number: int) -> None:
-        """Add a linear layer from what the row before leaves to stream `number`."""
+        """Add a linear layer from the previous row's result to stream `number`."""
         self._writer.linear(
             linear,
             Buffer.NORMED,

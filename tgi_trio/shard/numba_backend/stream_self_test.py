@@ -59,7 +59,7 @@ def find_fault(variant: Variant) -> str | None:
 
 
 def _as_large(streams: Floats, like: Floats) -> Floats:
-    """Return streams whose mean squares are those of `like`."""
+    """Return streams scaled to the mean squares of `like`."""
     wanted = (like**2).mean(axis=-1)[:, None, None]
     grown: Floats = streams * np.sqrt(wanted / (streams**2).mean(axis=-1, keepdims=True))
     return grown

@@ -18,17 +18,15 @@ from tgi_trio.shard.numba_backend.variant import Variant
 
 
 class Team:
-    """Threads that run `take_part` for one table of operations. A context manager: stops them.
+    """Threads that run `take_part` for one table of operations; a context manager, to stop them.
 
-    The calling thread is rank 0. Nothing may fork a process that has a team: the child would hold
-    its locks without its threads.
+    The calling thread is rank 0. A process with a team must not fork: the child would have its
+    locks without its threads.
     """
 
     def __init__(self, variant: Variant, operations: NDArray[np.void], cores: list[int]) -> None:
         """`cores`: a processor for each thread; the first is the caller's."""
-        self.step = allocate_zeroed(
-            (1,), STEP
-        )  # what the next `run` works on; filled by the caller
+        self.step = allocate_zeroed((1,), STEP)  # the input of the next `run`, filled by the caller
         self.variant = variant
         self._operations = operations
         self.cores = cores
@@ -36,14 +34,15 @@ class Team:
         self._signals = self._control.view(np.int64)
         self._addresses = address(self.step), address(operations), address(self._control)
         self._workers: list[threading.Thread] = []
-        self._pinned: tuple[int, set[int]] | None = None  # the caller's thread, its cores before
+        # the caller's thread, and its affinity before
+        self._pinned: tuple[int, set[int]] | None = None
 
     def start(self) -> None:
-        """Compile, then start the workers and pin all threads; a team of one stays where it is."""
+        """Compile, then start the workers and pin all threads; a team of one is not pinned."""
         self._kernel = TAKE_PART.open(self.variant)
         self.step["threads"] = 1
         self.step["first"] = self.step["end"] = 0
-        self.run()  # an error while compiling must not leave workers that wait for us
+        self.run()  # before there are workers, which a compiler error would leave waiting
         if len(self.cores) == 1:
             return
         libc = ctypes.CDLL(None, use_errno=True)
@@ -68,7 +67,7 @@ class Team:
         self._take_part(0)
 
     def stop(self) -> None:
-        """End the workers and let the first thread go where it could before; may come twice."""
+        """End the workers and restore the caller's affinity; may be called twice."""
         self._signals[layout.STOPPED // 8] = 1
         if self._workers:
             self.step["first"] = self.step["end"] = 0
@@ -77,7 +76,8 @@ class Team:
             worker.join()
         self._workers.clear()
         if self._pinned is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and another one stops us
+            # that thread has ended, and another one stops the team
+            with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(*self._pinned)
             self._pinned = None
 
@@ -89,7 +89,7 @@ class Team:
         self.stop()
 
     def _work(self, rank: int) -> None:
-        os.sched_setaffinity(0, {self.cores[rank]})  # of this thread alone
+        os.sched_setaffinity(0, {self.cores[rank]})  # only this thread
         self._take_part(rank)
 
     def _take_part(self, rank: int) -> None:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class UnsupportedError(Exception):
-    """The kernels cannot run this model, or not on this machine."""
+    """The kernels cannot run this model, or cannot run on this machine."""

@@ -42,7 +42,7 @@ def choose_variant(
         made = variant_for(spec, dtype, int8=int8, dot=dot, kv_dtype=kv_dtype)
         try:
             found = self_test.find_fault(dtype, made)
-        except Exception as error:  # whatever numba and LLVM raise: there are other backends
+        except Exception as error:  # any error of numba or LLVM: there is another backend
             found = f"{type(error).__name__}: {error}"
         if found is None:
             return made
@@ -65,7 +65,7 @@ def choose_panel_kernels(multipliers: Iterable[Multiplier]) -> dict[str, PanelKe
 
 
 def choose_adapter_kernels(variant: Variant) -> AdapterKernels:
-    """Return what computes adapters; raises UnsupportedError if it does not work."""
+    """Return the kernels of adapters; raises UnsupportedError if they do not work."""
     return _verify(
         "kernels",
         lambda: open_adapter_kernels(variant),
@@ -74,9 +74,7 @@ def choose_adapter_kernels(variant: Variant) -> AdapterKernels:
 
 
 def choose_apart(apart: Apart, variant: Variant) -> int:
-    """Return the address of what computes these operations; raises UnsupportedError if it does not
-    work.
-    """
+    """Return the entry's address for these operations; raises UnsupportedError if it fails."""
     return _verify(
         apart.kernels, lambda: apart.open(variant), lambda made: apart.find_fault(variant)
     )
@@ -85,9 +83,7 @@ def choose_apart(apart: Apart, variant: Variant) -> int:
 def _verify(
     name: str, compile_all: Callable[[], Kernels], find_fault: Callable[[Kernels], str | None]
 ) -> Kernels:
-    """Return kernels that have been compiled and tested; raises UnsupportedError with their name
-    otherwise.
-    """
+    """Compile and test kernels; return them, or raise UnsupportedError with their name."""
     try:
         kernels = compile_all()
         fault = find_fault(kernels)
@@ -104,7 +100,7 @@ def choose_sampler(
     grammars: GrammarMasks | None,
     watermark: Watermark | None = None,
 ) -> RowSampler:
-    """Return the kernels' sampler, or torch's where they do not work."""
+    """Return the kernels' sampler, or torch's if the kernels do not work."""
     try:
         reason = sampler_self_test.find_fault()
     except Exception as error:  # as in `choose_variant`
@@ -117,5 +113,5 @@ def choose_sampler(
 
     from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 
-    torch.set_num_threads(1)  # its own team would go on spinning on our cores
+    torch.set_num_threads(1)  # its threads would keep spinning on our cores
     return Sampler(size, eos_ids, torch.device("cpu"), grammars=grammars, watermark=watermark)

@@ -23,7 +23,7 @@ from tgi_trio.shard.numba_backend.variant import Variant
 def list_wanted(
     variant: Variant, multipliers: Iterable[Multiplier], apart: Iterable[Apart], *, adapters: bool
 ) -> list[Wanted]:
-    """Return every kernel of a shard: the step's, what it calls, the sampler's."""
+    """Return every kernel of a shard: those of the step, those that it calls, and the sampler's."""
     found: list[Wanted] = [(TAKE_PART, variant)]
     found += [(MULTIPLY_PANEL, each) for each in multipliers]
     found += [(each.entry, each.choose(variant)) for each in apart]
