@@ -1,1 +1,1 @@
-"""GGUF, the files of llama.cpp: what their headers say, in the words of a model folder."""
+"""GGUF, the file format of llama.cpp: its headers, translated into a model folder's terms."""

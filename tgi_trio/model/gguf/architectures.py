@@ -1,6 +1,6 @@
-"""Architectures of GGUF files that are read: what each says of its config, and of its tensors.
+"""The architectures of GGUF files that are read: how each translates its metadata and tensors.
 
-A new one is a function that puts its metadata into the words of a family, and a row of the table.
+A new one is a function that translates its metadata into a family's config, and a row of the table.
 """
 
 from __future__ import annotations
@@ -24,34 +24,37 @@ from tgi_trio.model.gguf import (
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import Values
 
-# The metadata, and what `config.py` made of its common keys -> what differs from that.
+# (the file, its common keys as translated by `config.py`) -> further values
 Convert = Callable[[GgufModel, Values], Values]
 Roles = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One architecture of llama.cpp."""
+    """An architecture of llama.cpp."""
 
     config: Convert
-    # llama.cpp wants rotary pairs side by side: rows of queries and keys are moved.
+    # The converter makes rotary pairs neighbours: rows of queries and keys are reordered.
     side_by_side: bool = False
-    # It multiplies norms by the weight alone: the file has one more than the checkpoint.
+    # llama.cpp's norms do not add 1 to their weights: files have 1 added to the checkpoint's.
     norms_plus_one: bool = False
-    latent: bool = False  # keys and values are compressed
-    # Names of tensors -> the fields of `Names`, where they are not those of `tensors.py`.
+    latent: bool = False  # latent attention
+    # Roles in tensors' names -> fields of `Names`, where they differ from `tensors.py`.
     roles: Roles = field(default_factory=dict)
-    # And of what mixes tokens where a layer does not attend -> its part of the mixer's name.
+    # Roles of a mixer's tensors -> the part of the mixer's name.
     mixer: Mapping[str, str] = field(default_factory=dict)
-    parts: Mapping[str, str] = field(default_factory=dict)  # of others -> the name in a layer
-    listed: Mapping[str, str] = field(default_factory=dict)  # lists in the metadata -> the same
-    by_layer: tuple[str, ...] = ()  # of our numbers, those that may differ, 0 for layers without
-    without: tuple[str, ...] = ()  # and those that the model has none of
+    # roles of other tensors -> the name in a layer
+    parts: Mapping[str, str] = field(default_factory=dict)
+    # lists in the metadata -> the name in a layer
+    listed: Mapping[str, str] = field(default_factory=dict)
+    # config keys whose values may differ by layer; 0: not in this layer
+    by_layer: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # config keys that the model does not have
     narrow_values: bool = False  # values may be shorter than keys
 
 
 _FALCON: Final[Roles] = {
-    "attn_norm": ("mlp_norm", "attention_norm"),  # the MLP's, where there are two
+    "attn_norm": ("mlp_norm", "attention_norm"),  # the MLP's norm, if there are two
     "attn_norm_2": ("attention_norm",),
 }
 _DEEPSEEK: Final = {
@@ -63,10 +66,10 @@ _DEEPSEEK: Final = {
     "attn_kv_b": ("latent_up",),
 }
 
-_KV_HEADS: Final = ("num_key_value_heads",)  # 0 in layers that do not attend
-_ONE_PART: Final = (*_KV_HEADS, "intermediate_size")  # and in those without an MLP
+_KV_HEADS: Final = ("num_key_value_heads",)  # 0 in layers without attention
+_ONE_PART: Final = (*_KV_HEADS, "intermediate_size")  # and 0 in layers without an MLP
 _NO_HEADS: Final = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-_LFM2: Final[Roles] = {"token_embd_norm": ("final_norm",)}  # so named in older files
+_LFM2: Final[Roles] = {"token_embd_norm": ("final_norm",)}  # its name in older files
 _CONVOLUTION: Final = {
     "shortconv.conv": "conv",
     "shortconv.in_proj": "in_proj",
@@ -94,7 +97,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "exaone4": Architecture(llama_kin.exaone4),
     "qwen2": Architecture(llama_kin.plain("qwen2")),
     "qwen3": Architecture(llama_kin.plain("qwen3")),
-    # Of models that see, the text: three positions of a token are one there.
+    # The text of vision models: without images, a token's three positions are equal.
     "qwen2vl": Architecture(llama_kin.plain("qwen2")),
     "qwen3vl": Architecture(llama_kin.plain("qwen3")),
     "qwen3vlmoe": Architecture(mixtures.qwen3moe),

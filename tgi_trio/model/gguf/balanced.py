@@ -1,6 +1,6 @@
-"""Mixtures that are made as DeepSeek-V3's, on Llama's attention: metadata in their families' words.
+"""Mixtures like DeepSeek-V3's on Llama's attention: their metadata in the families' terms.
 
-Also Hunyuan's first ones, and ERNIE's, whose files state the same, and GLM-4's dense ones.
+Also Hunyuan's first ones and ERNIE's, whose files have the same keys, and the dense GLM-4.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SIGMOID = 2  # of `expert_gating_func`
 
 
 def glm4(model: GgufModel, values: Values) -> Values:
-    """GLM-4, and the text of its models that see.
+    """GLM-4, and the text of its vision models.
 
-    Where positions have parts, llama.cpp wants the pairs that turn half a head apart.
+    If positions have sections, llama.cpp stores rotated pairs half a head apart.
     """
     sections = model.get("rope.dimension_sections")
     halves = isinstance(sections, list) and all(each > 0 for each in sections[:2])
@@ -36,7 +36,7 @@ def glm4(model: GgufModel, values: Values) -> Values:
 
 
 def glm4moe(model: GgufModel, values: Values) -> Values:
-    """GLM-4.5 to 4.7. The file counts the layers that guess the token after the next as well."""
+    """GLM-4.5 to 4.7. The file's count of layers includes those for multi-token prediction."""
     own = {"num_hidden_layers": read_own_layers(model, values)}
     return own | {
         "model_type": "glm4_moe",
@@ -70,7 +70,7 @@ def minimax_m2(model: GgufModel, values: Values) -> Values:
 
 
 def hunyuan_moe(model: GgufModel, values: Values) -> Values:
-    """Hunyuan's first mixtures, whose experts and shared expert are all as wide."""
+    """Hunyuan's first mixtures, in which experts and the shared expert have the same width."""
     width = expert_width(model)
     if expert_width(model, "ffn_up_shexp") != width:
         raise ValueError("its shared expert is not as wide as the others")
@@ -84,7 +84,7 @@ def hunyuan_moe(model: GgufModel, values: Values) -> Values:
 
 
 def hy_v3(model: GgufModel, values: Values) -> Values:
-    """Hunyuan 3. Which layers have experts is said by their tensors."""
+    """Hunyuan 3. Its tensors show which layers have experts."""
     _check_sigmoid(model)
     if not model.get("expert_weights_norm", True):
         raise ValueError("the weights of its experts are not normalised")
@@ -103,7 +103,7 @@ def hy_v3(model: GgufModel, values: Values) -> Values:
 
 
 def mimo2(model: GgufModel, values: Values) -> Values:
-    """MiMo-V2, whose layers with a window have twice as many heads of K and V."""
+    """MiMo-V2, in which layers with a window have twice as many KV heads."""
     _check_sigmoid(model)
     layers = read_own_layers(model, values)
     windowed = read_by_layer(model, "attention.sliding_window_pattern", layers)
@@ -146,7 +146,7 @@ def mimo2(model: GgufModel, values: Values) -> Values:
 
 
 def _balanced(model: GgufModel, values: Values) -> Values:
-    """Return what is said of experts whose layers come behind dense ones."""
+    """Return the config of experts whose layers follow dense ones."""
     _check_sigmoid(model)
     first = read_first_sparse(model, values)
     return {
@@ -159,9 +159,9 @@ def _balanced(model: GgufModel, values: Values) -> Values:
 
 
 def _counted(model: GgufModel, layer: int, count: str, used: str, shared: str) -> Values:
-    """Return how wide experts are, how many there are, take part, and are everybody's.
+    """Return the width of experts, and the numbers of all, of chosen and of shared ones.
 
-    `layer`: the first that has any; the last three: a family's names for these.
+    `layer`: the first with experts; `count`, `used`, `shared`: the family's config keys.
     """
     experts, width = read_experts(model, layer), expert_width(model, layer=layer)
     role = "ffn_up_shexp"

@@ -1,4 +1,4 @@
-"""The types of a GGUF file's tensors: how many weights make a block, and its bytes."""
+"""The types of a GGUF file's tensors: the weights in a block, and its bytes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A row of a tensor is whole blocks, one behind the other."""
+    """A type; a row of a tensor is whole blocks."""
 
     name: str
     weights: int  # of a block
     bytes: int
-    scales: tuple[int, ...] = ()  # where in a block numbers begin that it is multiplied by
+    scales: tuple[int, ...] = ()  # offsets in a block of the numbers that scale it
     scale: str = "F16"  # their type
 
     @property
     def plain(self) -> bool:
-        """Whether a block is one plain number."""
+        """Whether a block is one unquantised number."""
         return self.weights == 1
 
 
-# By the number that stands in a file.
+# By the number in a file.
 SERVED: Final = {
     0: BlockType("F32", 1, 4),
     1: BlockType("F16", 1, 2),
@@ -44,7 +44,7 @@ SERVED: Final = {
 }
 BY_NAME: Final = {kind.name: kind for kind in SERVED.values()}
 
-# Types that nobody reads here, for the refusal alone.
+# Unsupported types, for the error message only.
 _OTHERS: Final = {
     4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
@@ -53,7 +53,7 @@ _OTHERS: Final = {
 
 
 def find_type(number: int) -> BlockType:
-    """Return a type by its number; raises ValueError, by name, for one that is not read."""
+    """Return a type by its number; raises ValueError with its name for one that is not read."""
     if number in SERVED:
         return SERVED[number]
     name = _OTHERS.get(number, f"number {number}")
@@ -64,5 +64,5 @@ def find_type(number: int) -> BlockType:
 
 
 def has_scales(name: str) -> bool:
-    """Return whether a type is one of blocks that have scales; any other container's is none."""
+    """Return whether this is a type of blocks with scales; False for other containers' types."""
     return name in BY_NAME and bool(BY_NAME[name].scales)

@@ -1,4 +1,4 @@
-"""config.json of a GGUF file: its metadata in the words of the family that it is a model of."""
+"""config.json of a GGUF file: its metadata in the terms of the model's family."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.header import refusing
 from tgi_trio.model.gguf.stated import Values, read_count, read_factors
 
-# Keys of every architecture, after its name.
+# Keys of every architecture, without its name as prefix.
 _COMMON: Final = {
     "vocab_size": "vocab_size",
     "context_length": "max_position_embeddings",
@@ -40,7 +40,7 @@ _YARN: Final = {
 
 
 def make_config(model: GgufModel, files: list[Path]) -> Values:
-    """Return config.json of a model; raises ModelLoadError for one that is not served."""
+    """Return config.json of a model; raises ModelLoadError for an unsupported one."""
     architecture = ARCHITECTURES.get(model.architecture)
     if architecture is None:
         raise ModelLoadError(
@@ -69,11 +69,11 @@ def _common(model: GgufModel, architecture: Architecture) -> Values:
         if values.pop(name, 0) != 0:
             raise ValueError(f"it states {name}, of which this architecture has none")
     if (width := model.get("expert_feed_forward_length")) is not None:
-        values.setdefault("intermediate_size", width)  # of mixtures alone
+        values.setdefault("intermediate_size", width)  # the only one that mixtures state
     if missing := [name for name in _NEEDED if name not in values and name not in absent]:
         keys = {ours: key for key, ours in _COMMON.items()}
         raise ValueError(f"it has no {model.architecture}.{keys[missing[0]]}")
-    if "token_embd.weight" in model.tensors:  # the one that counts
+    if "token_embd.weight" in model.tensors:  # the actual number of rows
         values["vocab_size"] = model.tensors["token_embd.weight"][1].shape[0]
     return values | {
         "tie_word_embeddings": "output.weight" not in model.tensors,
@@ -84,12 +84,12 @@ def _common(model: GgufModel, architecture: Architecture) -> Values:
 
 
 def _check(model: GgufModel, values: Values, architecture: Architecture) -> None:
-    """Raise ValueError for numbers that are none, or that no family of ours has."""
+    """Raise ValueError for values that are not valid numbers, or that no family of ours has."""
     for key, name in _COMMON.items():
         value, real = values.get(name), name in ("rms_norm_eps", "rope_theta")
         if value is None:
             continue
-        if isinstance(value, list):  # one for each layer
+        if isinstance(value, list):  # one value per layer
             differs = name in architecture.by_layer
             kept = [one for one in value if one or not differs]
             if kept and all(one == kept[0] for one in kept):
@@ -108,14 +108,14 @@ def _check(model: GgufModel, values: Values, architecture: Architecture) -> None
 
 
 def _check_lengths(model: GgufModel) -> None:
-    """Raise ValueError where a head's key and value are of different lengths."""
+    """Raise ValueError if a head's key and value have different lengths."""
     lengths = model.get("attention.key_length"), model.get("attention.value_length")
     if lengths[0] != lengths[1]:
         raise ValueError(f"its keys and values are of different lengths, {lengths}")
 
 
 def _dtype(model: GgufModel) -> str:
-    """Return the dtype that most of the file's bytes are in; bfloat16 for what is quantised."""
+    """Return the dtype of most of the file's bytes; bfloat16 if they are quantised."""
     sizes: dict[str, int] = {}
     for _, info in model.tensors.values():
         sizes[info.kind.name] = sizes.get(info.kind.name, 0) + info.end - info.first
@@ -124,7 +124,7 @@ def _dtype(model: GgufModel) -> str:
 
 
 def _scaling(model: GgufModel, head: int) -> Values:
-    """Return how positions are turned: the part of a head, and the scaling."""
+    """Return the rotary settings: the rotated part of a head, and the scaling."""
     turned = model.get("rope.dimension_count") or head
     if not isinstance(turned, int) or not 0 < turned <= head:
         raise ValueError(f"it turns {turned!r} of {head} dimensions")
@@ -133,7 +133,7 @@ def _scaling(model: GgufModel, head: int) -> Values:
         part = math.nextafter(part, 2)
     values: Values = {"partial_rotary_factor": part}
     kind, factor = model.get("rope.scaling.type"), model.get("rope.scaling.factor")
-    if factor is None and (scale := model.get("rope.scale_linear")):  # the older name
+    if factor is None and (scale := model.get("rope.scale_linear")):  # its older name
         kind, factor = "linear", scale
     original = model.get("rope.scaling.original_context_length")
     factors = {name: read_factors(model, f"rope_{name}.weight", turned) for name in _FACTORS}

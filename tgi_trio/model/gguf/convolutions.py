@@ -1,4 +1,4 @@
-"""LFM2 and its mixtures: short convolutions where a layer has no heads of K and V."""
+"""LFM2 and its mixtures: short convolutions in layers without KV heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tgi_trio.model.gguf.stated import (
 def lfm2(model: GgufModel, values: Values) -> Values:
     return _both(model, values) | {
         "model_type": "lfm2",
-        "block_auto_adjust_ff_dim": False,  # the file states what it has become
+        "block_auto_adjust_ff_dim": False,  # the file has the adjusted width
         "block_ff_dim": values["intermediate_size"],
     }
 

@@ -1,5 +1,6 @@
-"""DeepSeek V2 and V3, one architecture there, and what is made like them: Mistral 4, and those
-whose tokens attend to what an index chooses, DeepSeek V3.2 and GLM 5.
+"""DeepSeek V2 and V3, one architecture in GGUF, and similar models.
+
+These are Mistral 4, and those with sparse attention by an index, DeepSeek V3.2 and GLM 5.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from tgi_trio.model.gguf.stated import (
 )
 
 _SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
-# Of the models from before files said how many groups of experts there are, and how many count.
+# Groups of experts and groups used, in models older than the keys that state them.
 _GROUPS_OF_256_EXPERTS: Final = (8, 4)
-_TYPES: Final = "attention.indexer.types"  # of layers: whether they choose for themselves
-# Roles of an index' tensors -> the fields of `Names`.
+_TYPES: Final = "attention.indexer.types"  # of layers: whether they have their own index
+# Roles of an index's tensors -> fields of `Names`.
 INDEX: Final = {
     "indexer.attn_q_b": ("index_query",),
     "indexer.attn_k": ("index_key",),
@@ -33,9 +34,9 @@ INDEX: Final = {
 
 
 def deepseek2(model: GgufModel, values: Values) -> Values:
-    """Return the config of one of them, told by what experts are weighed with.
+    """Return the config; the gating function of experts shows which of the families it is.
 
-    Raises ValueError for a variant of which neither family is.
+    Raises ValueError for a variant that belongs to none of them.
     """
     experts = _experts(model, values, gating=_SOFTMAX)
     return _latents(model) | experts | _rotary(model, values)
@@ -46,7 +47,7 @@ def deepseek32(model: GgufModel, values: Values) -> Values:
 
 
 def glm_dsa(model: GgufModel, values: Values) -> Values:
-    """GLM 5. Files from before layers went on with others' choices say so by what they lack."""
+    """GLM 5. In files older than shared choices, missing tensors show which layers share."""
     said = _indexed(model, values, (1, 1))
     layers = range(said["num_hidden_layers"])
     own = [f"blk.{layer}.indexer.attn_k.weight" in model.tensors for layer in layers]
@@ -69,7 +70,7 @@ def _indexed(model: GgufModel, values: Values, of_256: tuple[int, int]) -> Value
 
 
 def _latents(model: GgufModel) -> Values:
-    """Return what keys and values are compressed to, and queries."""
+    """Return the config of latent attention."""
     rotary = read_count(model, "rope.dimension_count")
     keys = read_count(model, "attention.key_length_mla", "attention.key_length")
     said: Values = {
@@ -95,9 +96,9 @@ def _experts(
     gating: int,
     of_256: tuple[int, int] = _GROUPS_OF_256_EXPERTS,
 ) -> Values:
-    """Return what is said of experts; the rest is what they are where the file does not say.
+    """Return the config of experts, with defaults for what the file does not state.
 
-    `gating`: what weighs them; `of_256`: groups of so many experts, and how many count.
+    `gating`: the default gating function; `of_256`: default groups and groups used of 256 experts.
     """
     gating = model.get("expert_gating_func", gating)
     if gating not in (_SOFTMAX, _SIGMOID):
@@ -129,9 +130,9 @@ def _experts(
 
 
 def _rotary(model: GgufModel, values: Values) -> Values:
-    """Return the rotary scaling with how much more sharply longer contexts are read.
+    """Return the rotary scaling, with the factor by which YaRN raises scores of longer contexts.
 
-    The file has a tenth of that number.
+    The file has a tenth of that factor.
     """
     sharper = 10 * read_number(model, "rope.scaling.yarn_log_multiplier", 0.0)
     return read_query_scale(model, values, sharper=sharper)

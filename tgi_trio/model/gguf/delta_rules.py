@@ -1,7 +1,7 @@
-"""Qwen3-Next, Qwen 3.5 and Kimi Linear: a delta rule where layers do not attend.
+"""Qwen3-Next, Qwen 3.5 and Kimi Linear: a delta rule in layers without attention.
 
-llama.cpp cuts Qwen3-Next's queries, keys, values and gates apart, and lets Qwen 3.5's value heads
-take turns over the key heads: their configs say so to the families.
+llama.cpp splits Qwen3-Next's queries, keys, values and gates into separate matrices, and tiles Qwen
+3.5's value heads over the key heads; keys in the config pass this to the families.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tgi_trio.model.gguf.stated import (
 )
 
 _SIGMOID: Final = 2  # of `expert_gating_func`
-_USUAL_INTERVAL: Final = 4  # of layers that attend, in files that do not state it
+_USUAL_INTERVAL: Final = 4  # every n-th layer has attention, in files that do not state it
 _STATE: Final = {
     "ssm_conv1d": "conv1d",
     "ssm_dt.bias": "dt_bias",
@@ -35,7 +35,7 @@ _STATE: Final = {
 QWEN3_NEXT: Final = _STATE | {
     "attn_qkv": "in_proj_qkv",
     "attn_gate": "in_proj_z",
-    "ssm_in": "in_proj_qkvz",  # in older files all of them in one
+    "ssm_in": "in_proj_qkvz",  # in older files, all of them in one
     "ssm_ba": "in_proj_ba",
 }
 QWEN35: Final = _STATE | {
@@ -72,7 +72,7 @@ def qwen3next(model: GgufModel, values: Values) -> Values:
 
 
 def qwen35(model: GgufModel, values: Values) -> Values:
-    """Qwen 3.5 and 3.6, the dense ones."""
+    """The dense Qwen 3.5 and 3.6."""
     return {"model_type": "qwen3_5_text", VALUE_HEADS_TILED: True} | _qwen(model, values)
 
 
@@ -113,7 +113,7 @@ def _mixture(model: GgufModel) -> Values:
 
 
 def kimi_linear(model: GgufModel, values: Values) -> Values:
-    """Kimi Linear, which keeps DeepSeek's latents where a layer has a head of K and V."""
+    """Kimi Linear, with DeepSeek's latent attention in layers that have a KV head."""
     layers, first = values["num_hidden_layers"], read_first_sparse(model, values)
     if model.get("expert_gating_func", _SIGMOID) != _SIGMOID:
         raise ValueError(f"its experts are chosen as {model.get('expert_gating_func')!r} says")

@@ -1,4 +1,4 @@
-"""The GGUF files of a model: one, or the parts of a split one, read as one header."""
+"""The GGUF files of a model: one file, or the parts of a split one, read as one header."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _MOST_PARTS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """The headers of a model's files as one."""
+    """The headers of a model's files, merged."""
 
     metadata: Mapping[str, Any]  # of the first file
     tensors: Mapping[str, tuple[Path, TensorInfo]]
-    lists: Mapping[str, range]  # of float32: where each number begins in the first file
+    lists: Mapping[str, range]  # of float32: offsets of their elements in the first file
 
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value of the architecture's own keys, `llama.context_length` and the like."""
+        """Return a value by its key without the architecture's prefix, like `context_length`."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
 
 def part_of(name: str) -> tuple[str, int, int] | None:
-    """Return what a part's file name says: name of the whole, number from 1, how many there are."""
+    """Return whole name, number from 1 and count of parts, from a part's file name, or None."""
     found = _PART.fullmatch(name)
     return None if found is None else (found[1], int(found[2]), int(found[3]))
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the names of all parts of a model, of which `name` is one; raises ModelLoadError."""
+    """Return the names of all parts of the model that `name` belongs to; raises ModelLoadError."""
     found = part_of(name)
     if found is None:
         return [name]
@@ -52,15 +52,15 @@ def parts_of(name: str) -> list[str]:
 
 
 def find_gguf(folder: Path) -> list[Path]:
-    """Return the files of a model, which is the only one in its folder, in order; [] for none."""
+    """Return the files of the only model in a folder, in order; [] if there is none."""
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
 def read_model(files: list[Path], *, vocabulary: bool = False) -> GgufModel:
-    """Read the headers of a model's files, all of them and in order.
+    """Read the headers of all of a model's files, in order.
 
-    Several ask at every start: what was read last is remembered for as long as the files stay as
-    they are, but for the `vocabulary`. Raises ModelLoadError as `read_header` does, and for parts
+    Several callers need them at every start, so the latest results are cached while the files are
+    unchanged, without the `vocabulary`. Raises ModelLoadError as `read_header` does, and for parts
     that do not belong together.
     """
     if vocabulary:
@@ -76,7 +76,7 @@ def _read(files: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> GgufModel:
 
 
 def _join(files: Sequence[Path], headers: Sequence[Header]) -> GgufModel:
-    """Return the headers of files as one; raises ModelLoadError."""
+    """Return the files' headers merged; raises ModelLoadError if they do not belong together."""
     tensors: dict[str, tuple[Path, TensorInfo]] = {}
     for number, (file, header) in enumerate(zip(files, headers, strict=True)):
         said = (header.metadata.get("split.no", 0), header.metadata.get("split.count", 0) or 1)

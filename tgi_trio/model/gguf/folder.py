@@ -1,7 +1,8 @@
-"""A GGUF model as a model folder: config, tokenizer and chat template as files, beside its weights.
+"""A GGUF model as a model folder: config, tokenizer and chat template as files beside its weights.
 
-Everything that reads a model reads a folder, in several processes. What a file says in its metadata
-is written there once, into a cache of ours, named by what it was made from; the weights are links.
+Everything that reads a model reads a folder, in several processes. So a file's metadata is
+translated into such files once, in a cache folder named by what it was made from; the weights are
+links.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from tgi_trio.model.gguf.tokenizer import (
 
 
 def gguf_folder(file: Path, cache: Path | None = None, *, tokenizer: bool = True) -> Path:
-    """Return a model folder of a GGUF file, or of the split model that it is a part of.
+    """Return a model folder for a GGUF file, or for the split model that it is a part of.
 
-    `cache`: where such folders lie. `tokenizer`: whether it is to have one. Raises ModelLoadError
-    for a file, or a model in it, that is not served.
+    `cache`: the folder for such folders. `tokenizer`: whether to include one. Raises ModelLoadError
+    for a file, or a model in it, that is not supported.
     """
     folder = file.parent.absolute()
     files = [folder / name for name in parts_of(file.name)]
@@ -53,7 +54,7 @@ def gguf_folder(file: Path, cache: Path | None = None, *, tokenizer: bool = True
 
 
 def _metadata_files(files: list[Path], tokenizer: bool) -> dict[str, bytes]:
-    """Return name -> content of the files that a model folder has beside its weights."""
+    """Return name -> content of a model folder's files besides its weights."""
     model = read_model(files, vocabulary=True)
     config = make_config(model, files)
     vocabulary = read_vocabulary(model.metadata, files[0])
@@ -70,7 +71,7 @@ def _metadata_files(files: list[Path], tokenizer: bool) -> dict[str, bytes]:
 
 
 def _digest(files: list[Path]) -> str:
-    """Return a name for what this version of this package makes of some files."""
+    """Return a name for the folder that this version of the package makes from these files."""
     digest = hashlib.sha256()
     for path in files:
         state = path.stat()
@@ -81,7 +82,7 @@ def _digest(files: list[Path]) -> str:
 
 
 def _write(target: Path, contents: Mapping[str, bytes], files: list[Path]) -> None:
-    """Make a folder, whole or not at all: two servers may start at the same time."""
+    """Make a folder atomically, since two servers may start at the same time."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         made = Path(work, "made")

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3; 3n and 4, whose layers differ in their heads and share what they keep."""
+"""Gemma 2 and 3; 3n and 4, in which layers differ in their heads and reuse others' K and V."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tgi_trio.model.gguf.stated import (
 )
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_KEEPING: Final = 20  # layers of Gemma 3n that keep keys and values, in files that do not say
-# What a layer of Gemma 3n has around its parts -> its name there.
+_KEEPING: Final = 20  # layers of Gemma 3n with their own K and V, in files that do not state it
+# Roles of the tensors around a layer of Gemma 3n -> names in the layer.
 STREAMS: Final = {
     "altup_correct_coef": "altup.correction_coefs",
     "altup_correct_scale.weight": "altup.correct_output_scale",
@@ -56,9 +56,9 @@ def gemma3(model: GgufModel, values: Values) -> Values:
 
 
 def _query_scalar(values: Values, largest: int) -> float:
-    """Return what scores are divided by the root of: a head's length, but in the largest model.
+    """Return the number whose root divides scores: a head's length, except in the largest model.
 
-    No file says it; llama.cpp tells that model by its layers.
+    No file states it; like llama.cpp, we recognise that model by its number of layers.
     """
     if values["num_hidden_layers"] == largest:
         return float(values["hidden_size"] / values["num_attention_heads"])
@@ -141,7 +141,7 @@ def gemma4(model: GgufModel, values: Values) -> Values:
 
 
 def _kinds(model: GgufModel, layers: int, *, every: int) -> list[str]:
-    """Return what each layer is; unless that is stated, the last of `every` so many sees all."""
+    """Return the kind of each layer; by default, the last of every `every` layers has no window."""
     pattern = model.get("attention.sliding_window_pattern", every)
     if not isinstance(pattern, list):
         windowed = [(i + 1) % read_count(model, "", default=pattern) > 0 for i in range(layers)]
@@ -159,9 +159,9 @@ def _check_shared(model: GgufModel, shared: object, layers: int) -> int:
 
 
 def _only(model: GgufModel, heads: Sequence[int]) -> int:
-    """Return the heads of K and V that all layers of a kind have, 0 where there are no such layers.
+    """Return the number of KV heads of all layers of a kind, 0 if there are no such layers.
 
-    Raises ValueError for several numbers.
+    Raises ValueError if they differ.
     """
     if len(set(heads)) > 1 or 0 in heads:
         raise ValueError(
@@ -171,7 +171,7 @@ def _only(model: GgufModel, heads: Sequence[int]) -> int:
 
 
 def _widths(model: GgufModel, layers: int, shared: int) -> Values:
-    """Return the width of MLPs, which may be doubled in layers that share what others keep."""
+    """Return the width of MLPs, which may be double in layers that reuse others' K and V."""
     widths = read_by_layer(model, "feed_forward_length", layers)
     own = widths[0]
     double = [own] * (layers - shared) + [2 * own] * shared
@@ -190,7 +190,7 @@ def _own_inputs(model: GgufModel) -> Values:
 
 
 def _sparsity(model: GgufModel, layers: int) -> Values:
-    """Return what part of the gates is cut, by the number of deviations where the bound lies."""
+    """Return the part of the gates that is cut, from the bound in standard deviations."""
     bounds = model.get("activation_sparsity_scale")
     if bounds is None:
         return {}
@@ -212,9 +212,9 @@ def _turning(theta: float) -> Values:
 
 
 def _proportion(model: GgufModel, head: int) -> Values:
-    """Return which part of a head turns where the file says which pairs do: the others hardly do.
+    """Return the rotated part of a head, if the file marks the rotated pairs by divisors.
 
-    Raises ValueError for a table of frequencies that says something else.
+    Raises ValueError for a table of frequencies with any other meaning.
     """
     divisors = read_factors(model, "rope_freqs.weight", head)
     if divisors is None:

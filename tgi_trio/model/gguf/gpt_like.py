@@ -1,6 +1,6 @@
-"""Architectures of GPT-2's shape: their metadata in the words of the families that they are.
+"""Architectures of GPT-2's shape: their metadata in the families' terms.
 
-Which approximation of GELU a model was trained with is in no file: each has that of its family.
+Files do not state which approximation of GELU a model uses: each gets that of its family.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import Values, read_number
 
-_EPS = 1e-5  # of LayerNorms, where the file does not say
+_EPS = 1e-5  # of LayerNorms, if the file does not state it
 
 
 def _layer_norm_eps(model: GgufModel) -> float:
@@ -31,7 +31,7 @@ def gpt2(model: GgufModel, values: Values) -> Values:
 
 
 def starcoder(model: GgufModel, values: Values) -> Values:
-    """StarCoder, whose heads share one key: llama.cpp knows of no other."""
+    """StarCoder, whose heads share one key: llama.cpp has no other variant."""
     return {"model_type": "gpt_bigcode", "multi_query": True} | _gpt2_numbers(model, values)
 
 
@@ -54,9 +54,10 @@ def bloom(model: GgufModel, values: Values) -> Values:
 
 
 def falcon(model: GgufModel, values: Values) -> Values:
-    """Falcon, whose three shapes are told by their heads and norms.
+    """Falcon, whose three variants differ in their heads and norms.
 
-    Of the first all heads share a key; of the others groups do, and the largest have two norms.
+    In the first all heads share a key; in the others groups do, and the largest models have two
+    norms.
     """
     kv_heads = values.get("num_key_value_heads", 1)
     return {

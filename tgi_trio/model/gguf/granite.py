@@ -1,4 +1,4 @@
-"""Granite, dense, with experts or with states: metadata in the words of its families."""
+"""Granite, dense, with experts or with state spaces: metadata in its families' terms."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def granitemoe(model: GgufModel, values: Values) -> Values:
 
 
 def granitehybrid(model: GgufModel, values: Values) -> Values:
-    """Granite 4 H, or Bamba, which scales nothing and knows positions where it attends."""
+    """Granite 4 H, or Bamba, which has no scales and has positions in its attention."""
     said = state_spaces.granitehybrid(model, values)
     if any(model.get(key) is not None for key in _SCALES):
         return granite(model, values) | said
     if said["position_embedding_type"] == "nope" or model.get("expert_count"):
-        return granite(model, values)  # which says what is missing
+        return granite(model, values)  # which reports the missing key
     attending = [i for i, kind in enumerate(said["layer_types"]) if kind == "attention"]
     del said["layer_types"]
     return said | {"model_type": "bamba", "attn_layer_indices": attending}

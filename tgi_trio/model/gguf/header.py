@@ -1,10 +1,10 @@
-"""What stands before the weights of a GGUF file: metadata by key, and where each tensor lies.
+"""The header of a GGUF file: metadata by key, and the place of each tensor.
 
     "GGUF", version u32, tensors u64, keys u64, the keys with their values, the tensors' names,
     shapes, types and places, padding, then the weights.
 
-All is little-endian. A file may be made by anyone: every count and length is held against the bytes
-that are left, before anything is made of it.
+Everything is little-endian. Files may come from anyone, so every count and length is checked
+against the bytes that are left, before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from tgi_trio.model.gguf.block_types import BlockType, find_type
 
 MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
-_ALIGNMENT: Final = 32  # of tensors, where the file does not say
+_ALIGNMENT: Final = 32  # of tensors, if the file does not state it
 _LARGEST_ALIGNMENT: Final = 1 << 20
-_LONGEST_HEADER: Final = 512 << 20  # bytes; the largest vocabularies take some ten megabytes
+_LONGEST_HEADER: Final = 512 << 20  # bytes; the largest vocabularies take about ten megabytes
 _MOST_ELEMENTS: Final = 1 << 24  # of a list
 _MOST_DIMENSIONS: Final = 4
 _SMALLEST_KEY: Final = 8 + 4 + 1  # bytes
 _SMALLEST_TENSOR: Final = 8 + 4 + 8 + 4 + 8
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_NUMBERS: Final = dict(enumerate("BbHhIif")) | {7: "?", 10: "Q", 11: "q", 12: "d"}  # of `struct`
+# formats of `struct`
+_NUMBERS: Final = dict(enumerate("BbHhIif")) | {7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _LIST = 8, 9
-# Keys whose lists are long, and of no use to whoever wants the weights.
+# Keys with long lists, which are not needed for loading weights.
 _VOCABULARY: Final = "tokenizer."
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a header says of one tensor."""
+    """The header's entry of one tensor."""
 
     kind: BlockType
-    shape: tuple[int, ...]  # the last one runs along a row, as everywhere but in the file
-    first: int  # of its bytes in the file
+    shape: tuple[int, ...]  # the last axis runs along a row, as everywhere but in the file
+    first: int  # byte offset in the file
     end: int
 
 
@@ -54,14 +55,14 @@ class Header:
 
     metadata: Mapping[str, Any]  # numbers, strings, and lists of either
     tensors: Mapping[str, TensorInfo]
-    lists: Mapping[str, range]  # of float32: where each number begins in the file
+    lists: Mapping[str, range]  # of float32: offsets of their elements in the file
 
 
 def read_header(path: Path, *, vocabulary: bool = False) -> Header:
-    """Read a file's header; its `tokenizer.` keys only with `vocabulary`.
+    """Read a file's header; `tokenizer.` keys only with `vocabulary`.
 
-    Raises ModelLoadError for a file that is no GGUF, truncated or damaged, and for a type of
-    tensors that is not read here.
+    Raises ModelLoadError for a file that is not GGUF, truncated or damaged, and for an unsupported
+    type of tensor.
     """
     with refusing(path), path.open("rb") as file:
         size = path.stat().st_size
@@ -73,7 +74,7 @@ def read_header(path: Path, *, vocabulary: bool = False) -> Header:
 
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """Make a ModelLoadError, which names the file, of what is wrong with it."""
+    """Turn errors of reading into a ModelLoadError that names the file."""
     try:
         yield
     except (OSError, ValueError, OverflowError) as error:
@@ -81,7 +82,7 @@ def refusing(path: Path) -> Iterator[None]:
 
 
 class _Cursor:
-    """A place in the header. Methods move it, and raise ValueError where the bytes end."""
+    """A position in the header. Methods advance it, and raise ValueError if bytes are missing."""
 
     def __init__(self, data: mmap.mmap, end: int) -> None:
         self._data = data
@@ -93,7 +94,7 @@ class _Cursor:
         return self._end - self.place
 
     def skip(self, count: int) -> int:
-        """Return the place before `count` bytes are skipped."""
+        """Skip `count` bytes; return the position before them."""
         if not 0 <= count <= self.left:
             raise ValueError(
                 f"it is truncated or damaged: {count} bytes are to follow at {self.place}, and "
@@ -112,7 +113,7 @@ class _Cursor:
         return self._data[begin : begin + length].decode("utf-8", errors="replace")
 
     def value(self, kind: int, kept: bool) -> Any:
-        """Return a value; None for one that is not `kept`."""
+        """Return a value, or None for a list unless `kept`."""
         if kind == _STRING:
             return self.string()
         if kind != _LIST:
@@ -128,9 +129,9 @@ class _Cursor:
         return self._strings(count, kept)
 
     def _strings(self, count: int, kept: bool) -> list[str] | None:
-        """Return the strings of a list; None unless `kept`.
+        """Return the strings of a list, or None unless `kept`.
 
-        A vocabulary has hundreds of thousands: for each is done what has to be, and no call more.
+        A vocabulary has hundreds of thousands, so the loop makes as few calls as possible.
         """
         data, end, place = self._data, self._end, self.place
         size, length_at = _U64.size, _U64.unpack_from
@@ -139,7 +140,7 @@ class _Cursor:
             begin = place + size
             if begin > end or begin + (length := length_at(data, place)[0]) > end:
                 self.place = place
-                self.string()  # which says what is wrong
+                self.string()  # which raises the error
             place = begin + length
             if kept:
                 found.append(data[begin:place])
@@ -170,7 +171,7 @@ def _read(cursor: _Cursor, size: int, vocabulary: bool) -> Header:
         metadata[name] = value
         if isinstance(value, list) and all(type(each) is float for each in value):
             places = range(begin, cursor.place, 4)
-            if len(places) == len(value):  # not of float64
+            if len(places) == len(value):  # not float64
                 lists[name] = places
     infos: dict[str, tuple[BlockType, tuple[int, ...], int]] = {}
     for _ in range(tensor_count):

@@ -1,4 +1,4 @@
-"""Llama and its dense kin: metadata in the words of the families that they are."""
+"""Llama and its dense relatives: metadata in their families' terms."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tgi_trio.model.gguf.stated import (
     read_query_scale,
 )
 
-# Numbers of Apertus' activations, which are metadata -> their names in a layer.
+# Apertus' activation parameters, which are metadata -> their names in a layer.
 XIELU: Final = {
     f"xielu.{number}": f"mlp.act_fn.{number}" for number in ("alpha_p", "alpha_n", "beta", "eps")
 }
 
 
 def llama(model: GgufModel, values: Values) -> Values:
-    """Llama and Mistral, which are one architecture there, and so is Mixtral."""
+    """Llama, Mistral and Mixtral, which are one architecture in GGUF."""
     if not model.get("expert_count"):
         return {"model_type": "llama"}
     return {
@@ -36,12 +36,12 @@ def llama(model: GgufModel, values: Values) -> Values:
 
 
 def plain(model_type: str) -> Callable[[GgufModel, Values], Values]:
-    """Return what a family needs that has nothing of its own."""
+    """Return the function of a family that needs only its name."""
     return lambda model, values: {"model_type": model_type}
 
 
 def baichuan(model: GgufModel, values: Values) -> Values:
-    """Baichuan 1 and 2; llama.cpp tells the 13B models, which do not rotate, by their layers."""
+    """Baichuan 1 and 2; as in llama.cpp, 40 layers mean a 13B model, which does not rotate."""
     return {
         "model_type": "baichuan",
         PROJECTIONS_APART: True,
@@ -70,7 +70,7 @@ def phi3(model: GgufModel, values: Values) -> Values:
 
 
 def mistral3(model: GgufModel, values: Values) -> Values:
-    """Ministral 3, whose queries are scaled by their position where the file says how far."""
+    """Ministral 3, whose queries are scaled by their position if the file states the scale."""
     if model.get("expert_count"):
         raise ValueError("it has experts, which no model of its family has")
     return {"model_type": "ministral3", "sliding_window": None} | read_query_scale(
@@ -79,9 +79,10 @@ def mistral3(model: GgufModel, values: Values) -> Values:
 
 
 def llama4(model: GgufModel, values: Values) -> Values:
-    """Llama 4, whose chunks and scales no file states; the largest does not norm its heads."""
+    """Llama 4; files do not state chunks and scales; the largest model does not normalise heads."""
     experts = read_experts(model, read_count(model, "interleave_moe_layer_step") - 1)
-    every = model.get("attention.sliding_window") == 0  # then all see all, and know positions
+    # then all layers have full attention and positions
+    every = model.get("attention.sliding_window") == 0
     layers = values["num_hidden_layers"]
     return {
         "model_type": "llama4_text",
@@ -109,7 +110,7 @@ def apertus(model: GgufModel, values: Values) -> Values:
 
 
 def olmo2(model: GgufModel, values: Values) -> Values:
-    """OLMo 2, or 3, which has windows in the layers that its file names."""
+    """OLMo 2 or 3; the latter has windows, in the layers that the file lists."""
     windows = _stated_windows(model, values)
     return {"model_type": "olmo3" if windows["sliding_window"] else "olmo2"} | windows
 
@@ -119,7 +120,7 @@ def exaone4(model: GgufModel, values: Values) -> Values:
 
 
 def _stated_windows(model: GgufModel, values: Values) -> Values:
-    """Return the window, None without one, and which layers the file says have it."""
+    """Return the window, None without one, and the kinds of layers as the file states them."""
     window = model.get("attention.sliding_window")
     if not window:
         return {"sliding_window": None}
@@ -151,7 +152,7 @@ def command_r(model: GgufModel, values: Values) -> Values:
 
 
 def cohere2(model: GgufModel, values: Values) -> Values:
-    """Every fourth layer sees all and knows no positions, as in every model of the family."""
+    """Every fourth layer has full attention without positions, as in every model of the family."""
     return {
         "model_type": "cohere2",
         "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),

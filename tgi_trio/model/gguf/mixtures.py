@@ -1,4 +1,4 @@
-"""Mixtures whose experts a softmax weighs: metadata in the words of the families that they are."""
+"""Mixtures with softmax routing: metadata in their families' terms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def olmoe(model: GgufModel, values: Values) -> Values:
 
 
 def gpt_oss(model: GgufModel, values: Values) -> Values:
-    """gpt-oss. Of its rotary scaling the file states factor and length alone."""
+    """gpt-oss; of its rotary scaling the file states only factor and length."""
     scaling = {} if "rope_scaling" not in values else GPT_OSS_ROTARY | values["rope_scaling"]
     return {
         "model_type": "gpt_oss",

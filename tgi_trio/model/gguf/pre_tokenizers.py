@@ -1,4 +1,4 @@
-"""How a text is cut before byte-level BPE, by the names of `tokenizer.ggml.pre`."""
+"""Pre-tokenizers of byte-level BPE, by the names in `tokenizer.ggml.pre`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _words_and_digits(digits: str) -> str:
-    """Return the expression of GPT-4's kin; `digits`: how many of them stay together."""
+    """Return the expression of GPT-4 and its relatives; `digits`: the expression for digits."""
     return (
         rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
         rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
@@ -29,7 +29,7 @@ def _split(pattern: str) -> Json:
 
 
 def _bytes(*, cuts: bool) -> Json:
-    """Return what writes bytes as characters; `cuts`: in GPT-2's words, which it knows."""
+    """Return the step that writes bytes as characters; `cuts`: after GPT-2's splits."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": cuts}
 
 
@@ -38,7 +38,7 @@ def _sequence(*steps: Json) -> Json:
 
 
 def _splits(*patterns: str) -> Json:
-    """Return cuts one after the other: each cuts what those before it have left."""
+    """Return splits one after the other: each splits the pieces of the previous ones."""
     return _sequence(*map(_split, patterns), _bytes(cuts=False))
 
 
@@ -46,22 +46,23 @@ _GPT2: Final = _bytes(cuts=True)
 _SINGLE_DIGITS: Final = _sequence({"type": "Digits", "individual_digits": True}, _GPT2)
 _LLAMA3: Final = _sequence(_split(_words_and_digits(r"\p{N}{1,3}")), _bytes(cuts=False))
 _QWEN2: Final = _sequence(_split(_words_and_digits(r"\p{N}")), _bytes(cuts=False))
-# Marks belong to the letters before them.
+# Combining marks belong to the letters before them.
 _QWEN35: Final = _splits(
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
-# GPT-2's own words, where something else comes before them or behind.
+# GPT-2's words, where other splits come before or after.
 _GPT2_WORDS: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _FALCON: Final = _splits(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, "[0-9][0-9][0-9]")
 _BLOOM: Final = _splits(
-    r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"  # as Bengali, Urdu, ... end
+    # sentence ends, also in Bengali, Urdu, ...
+    r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 )
 _HAN: Final = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK_CODER: Final = _splits(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")
 _DEEPSEEK_2: Final = _splits(
     r"[\r\n]",
-    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",  # letters that have a case
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",  # letters with case
     r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
     r"\s+$",
     _HAN,
@@ -74,13 +75,13 @@ _DEEPSEEK_3: Final = _splits(
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-# A word in capitals ends where a small letter begins; what follows may be told apart by case.
+# A word in capitals ends where a small letter begins; its ending is matched by case, too.
 _CAPITALS: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _SMALL: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
 def _words_by_case(digits: str, endings: str) -> str:
-    """Return the expression of GPT-4o's kin; `endings`: of words, which stay with them."""
+    """Return the expression of GPT-4o and its relatives; `endings`: suffixes kept with words."""
     return (
         rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALL}+{endings}"
         rf"|[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}+{_SMALL}*{endings}"
@@ -104,12 +105,12 @@ _NFC: Final = {"type": "NFC"}
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One way of cutting texts."""
+    """A way to pre-tokenise texts."""
 
     pre_tokenizer: Json
     normalizer: Json | None = None
-    whole_words_first: bool = False  # a piece that is a token is not merged any other way
-    begins_with_bos: bool = False  # where the file does not say
+    whole_words_first: bool = False  # a piece that is a token is not merged in another way
+    begins_with_bos: bool = False  # default for files that do not state it
 
 
 _KINDS: Final = (
@@ -137,5 +138,5 @@ PRE_TOKENIZERS: Final = {name: kind for kind, names in _KINDS for name in names.
 
 
 def find_pre_tokenizer(name: Any) -> PreTokenizer | None:
-    """Return the way of that name, None where it is not known."""
+    """Return the pre-tokenizer of that name, None if it is unknown."""
     return PRE_TOKENIZERS.get(name) if isinstance(name, str) else None

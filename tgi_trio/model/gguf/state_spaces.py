@@ -1,4 +1,4 @@
-"""Mamba's kinds: alone (Mamba), beside attention (Falcon H1), or in its place (the others)."""
+"""Kinds of Mamba: without attention, beside it (Falcon H1), or in its place (all others)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tgi_trio.model.gguf.stated import (
     read_own_layers,
 )
 
-# Roles, with their ending where the mixer's name for it has another -> parts of the mixer's name.
+# Roles, with their ending if the mixer's name has a different one -> parts of the mixer's name.
 MAMBA2: Final = {
     "ssm_in": "in_proj",
     "ssm_out": "out_proj",
@@ -43,7 +43,7 @@ _SIGMOID: Final = 2  # of `expert_gating_func`
 
 
 def granitehybrid(model: GgufModel, values: Values) -> Values:
-    """What differs from Granite's dense models."""
+    """The config that differs from Granite's dense models."""
     kv_heads = read_by_layer(model, "attention.head_count_kv", values["num_hidden_layers"])
     said = _bamba(model) | {
         "model_type": "granitemoehybrid",
@@ -61,7 +61,7 @@ def granitehybrid(model: GgufModel, values: Values) -> Values:
 
 
 def falcon_h1(model: GgufModel, values: Values) -> Values:
-    """Falcon H1, whose weights have been multiplied with all that it scales."""
+    """Falcon H1, whose scales have been multiplied into its weights."""
     heads, head_dim = _heads(model)
     return _bamba(model) | {
         "model_type": "falcon_h1",
@@ -73,7 +73,7 @@ def falcon_h1(model: GgufModel, values: Values) -> Values:
 
 
 def nemotron_h(model: GgufModel, values: Values) -> Values:
-    """Nemotron H and 3, a layer of which is one part: which is said by its tensors."""
+    """Nemotron H and 3; a layer is a single part, which its tensors show."""
     layers = read_own_layers(model, values)
     heads, head_dim = _heads(model)
     kinds = [_part_of(model, layer) for layer in range(layers)]
@@ -115,7 +115,7 @@ def nemotron_h(model: GgufModel, values: Values) -> Values:
 
 
 def jamba(model: GgufModel, values: Values) -> Values:
-    """Jamba: Mamba in the place of attention in most layers, and experts in every other one."""
+    """Jamba: Mamba in place of attention in most layers, and experts in every other one."""
     layers = values["num_hidden_layers"]
     inner = read_count(model, "ssm.inner_size")
     if inner % values["hidden_size"]:
@@ -148,7 +148,7 @@ def jamba(model: GgufModel, values: Values) -> Values:
 
 
 def mamba(model: GgufModel, values: Values) -> Values:
-    """Mamba, the first, or Falcon Mamba, which norms what it makes of the text."""
+    """Mamba, the first version, or Falcon Mamba, which normalises time steps, b and c."""
     normed = bool(model.get("ssm.dt_b_c_rms", False))
     return {
         "model_type": "falcon_mamba" if normed else "mamba",
@@ -178,7 +178,7 @@ def mamba2(model: GgufModel, values: Values) -> Values:
 
 
 def _bamba(model: GgufModel) -> Values:
-    """Return a Mamba-2 by the names that Bamba gave its numbers (`_mamba2` of the families)."""
+    """Return the config of a Mamba-2, by the names that Bamba gave its numbers (see `_mamba2`)."""
     heads, head_dim = _heads(model)
     return {
         "mamba_n_heads": heads,
@@ -192,7 +192,7 @@ def _bamba(model: GgufModel) -> Values:
 
 
 def _heads(model: GgufModel) -> tuple[int, int]:
-    """Return how many heads of a Mamba-2 there are, and their size."""
+    """Return the number of a Mamba-2's heads, and their size."""
     heads, inner = read_count(model, "ssm.time_step_rank"), read_count(model, "ssm.inner_size")
     if inner % heads:
         raise ValueError(f"its {heads} heads cannot share a state of {inner}")
@@ -200,7 +200,7 @@ def _heads(model: GgufModel) -> tuple[int, int]:
 
 
 def _part_of(model: GgufModel, layer: int) -> str:
-    """Return which of four parts a layer is; raises ValueError for none of them."""
+    """Return which of four kinds a layer is; raises ValueError if it is none of them."""
     signs = {
         "ssm_in": "mamba", "attn_q": "attention", "ffn_gate_inp": "moe", "ffn_up": "mlp",
     }  # fmt: skip
@@ -211,7 +211,7 @@ def _part_of(model: GgufModel, layer: int) -> str:
 
 
 def _period(chosen: list[bool]) -> tuple[int, int]:
-    """Return every how many layers one is chosen, and the first; raises ValueError without rule."""
+    """Return the period of the chosen layers, and the first; raises ValueError without a period."""
     count = len(chosen)
     if True not in chosen:
         return count + 1, count

@@ -1,4 +1,4 @@
-"""What a file states of its model beyond the common keys: counts that are checked, and experts."""
+"""Reading further metadata of a GGUF file: checked counts, experts, values per layer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tgi_trio.model.gguf.files import GgufModel
 Values = dict[str, Any]
 
 _MOST: Final = 1 << 31
-_GATES_UPS: Final = "ffn_gate_up_exps"  # of all experts, in one tensor
+_GATES_UPS: Final = "ffn_gate_up_exps"  # gate and up of all experts, in one tensor
 _LARGEST_FACTORS: Final = 1 << 16  # bytes of a table of frequencies
 
 
 def read_count(model: GgufModel, *keys: str, default: int | None = None) -> int:
-    """Return the first of some keys that is there, a whole number above 0; raises ValueError."""
+    """Return the value of the first key that exists, an integer above 0; raises ValueError."""
     found = ((key, model.get(key)) for key in keys)
     key, value = next((pair for pair in found if pair[1] is not None), (keys[0], default))
     if value is None:
@@ -26,7 +26,7 @@ def read_count(model: GgufModel, *keys: str, default: int | None = None) -> int:
 
 
 def read_number(model: GgufModel, key: str, default: float) -> float:
-    """Return a number above or equal to 0; raises ValueError for another value."""
+    """Return a number that is not negative; raises ValueError for another value."""
     value = model.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _MOST:
         raise ValueError(f"its {model.architecture}.{key} cannot be {value!r}")
@@ -34,9 +34,9 @@ def read_number(model: GgufModel, key: str, default: float) -> float:
 
 
 def read_experts(model: GgufModel, layer: int = 0) -> Values:
-    """Return how many experts there are, and take part; raises ValueError for other tensors.
+    """Return the numbers of experts and of chosen ones; raises ValueError if tensors differ.
 
-    `layer`: the first that has any.
+    `layer`: the first with experts.
     """
     count, used = model.get("expert_count"), model.get("expert_used_count")
     shape = find_shape(model, "ffn_up_exps", layer)
@@ -47,15 +47,15 @@ def read_experts(model: GgufModel, layer: int = 0) -> Values:
 
 
 def expert_width(model: GgufModel, role: str = "ffn_up_exps", layer: int = 0) -> int:
-    """Return the width of an expert, which not all files state; raises ValueError without any."""
+    """Return an expert's width from its tensor, since not all files state it; raises ValueError."""
     shape = find_shape(model, role, layer)
     return shape[-2] if len(shape) > 1 else 0
 
 
 def find_shape(model: GgufModel, role: str, layer: int = 0) -> tuple[int, ...]:
-    """Return the shape of a layer's tensor, of experts' ups also where they lie with their gates.
+    """Return the shape of a layer's tensor; for experts' up also if it is in one tensor with gate.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
     name = f"blk.{layer}.{role}.weight"
     both = f"blk.{layer}.{_GATES_UPS}.weight"
@@ -68,7 +68,7 @@ def find_shape(model: GgufModel, role: str, layer: int = 0) -> tuple[int, ...]:
 
 
 def read_by_layer(model: GgufModel, key: str, layers: int) -> list[int]:
-    """Return a number for each layer, the only one for all; raises ValueError for other lists."""
+    """Return a number for each layer, from a list or a single one; raises ValueError otherwise."""
     value = model.get(key)
     if value is None:
         raise ValueError(f"it has no {model.architecture}.{key}")
@@ -81,7 +81,7 @@ def read_by_layer(model: GgufModel, key: str, layers: int) -> list[int]:
 
 
 def read_own_layers(model: GgufModel, values: Values) -> int:
-    """Return how many layers write the next token; the file counts those that guess ahead, too."""
+    """Return the number of layers without those for multi-token prediction."""
     guessing = model.get("nextn_predict_layers", 0)
     if not isinstance(guessing, int) or not 0 <= guessing < values["num_hidden_layers"]:
         raise ValueError(f"its {model.architecture}.nextn_predict_layers is {guessing!r}")
@@ -97,12 +97,12 @@ def read_first_sparse(model: GgufModel, values: Values) -> int:
 
 
 def has_tensor(model: GgufModel, ending: str) -> bool:
-    """Return whether any layer has a tensor with a name that ends so."""
+    """Return whether any layer has a tensor whose name ends so."""
     return any(name.endswith(f".{ending}") for name in model.tensors)
 
 
 def read_factors(model: GgufModel, name: str, turned: int) -> list[float] | None:
-    """Return what each frequency is divided by, None where the file does not say.
+    """Return the divisors of the frequencies, None if the file has none.
 
     Raises ValueError for a tensor of another shape or type.
     """
@@ -118,10 +118,10 @@ def read_factors(model: GgufModel, name: str, turned: int) -> list[float] | None
 
 
 def read_query_scale(model: GgufModel, values: Values, *, sharper: float) -> Values:
-    """Return the rotary scaling with what it does to queries and to longer contexts.
+    """Return the rotary scaling, including the scaling of queries and of longer contexts' scores.
 
-    `sharper`: how much more sharply these are read. Queries are scaled by their position where the
-    file says how far, by steps of the length that was trained for.
+    `sharper`: the factor of the latter. Queries are scaled by their position if the file states the
+    factor, in steps of the length that was trained for.
     """
     scaling = values.get("rope_scaling")
     if scaling is None:

@@ -1,8 +1,9 @@
-"""The tensors of GGUF files under the names that a model's family has for them.
+"""The tensors of GGUF files under the names of the model's family.
 
-llama.cpp calls a part by its role, the same in every family, and so do our tables of names
-(`families/names.py`): the two are matched here. It keeps a mixture's experts in one tensor; here
-each is one of its own. What else differs is said by `Change`, for whoever reads the numbers.
+llama.cpp names a tensor by its role, which is the same in every family, and so do our tables of
+names (`families/names.py`); the two are matched here. llama.cpp stores a mixture's experts in one
+tensor; here each is a separate one. Other differences are described by `Change`, for whoever reads
+the numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tgi_trio.model.spec import DecoderSpec, Names
 from tgi_trio.model.stacked_experts import split_first_axis
 from tgi_trio.model.tensors import Shape, decoder_claims
 
-# Tensors that say how positions are scaled: `config.py` has read them.
+# Tensors of rotary scaling, which `config.py` reads.
 FREQUENCIES: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 OUTER_ROLES: Final = {
@@ -40,7 +41,7 @@ OUTER_ROLES: Final = {
 }
 # Matrices of all streams but the first, in one tensor.
 _STREAMS: Final = {"altup_proj": "streams_in", "altup_unembd_proj": "streams_out"}
-# The first of several that a family has.
+# The first field that a family has is used.
 FAMILY_ROLES: Final = {
     "attn_norm": ("attention_norm",),
     "attn_q": ("query",),
@@ -72,8 +73,8 @@ _EXPERTS: Final = {
     "ffn_up_exps": "expert_up",
     "ffn_down_exps": "expert_down",
 }
-_GATES_UPS: Final = "ffn_gate_up_exps"  # both in one tensor, the gates' rows first
-# Vectors: their names are whole, the ending is not ours.
+_GATES_UPS: Final = "ffn_gate_up_exps"  # both in one tensor, gate rows first
+# Vectors: our names are complete, without an ending.
 _VECTORS: Final = {
     "exp_probs_b": "choice_bias",
     "attn_sinks": "sinks",
@@ -81,21 +82,21 @@ _VECTORS: Final = {
     "ffn_gate_inp.scale": "router_gain",
     "ffn_down_exps.scale": "expert_scale",
 }
-# What keys and values are made of from a latent: one matrix of a checkpoint, two tensors here.
+# The expansion of latents to keys and values: one matrix in checkpoints, two tensors here.
 HALVES: Final = {"attn_k_b": "keys", "attn_v_b": "values"}
 _SHARED: Final = {
     "ffn_gate_shexp": "gate_proj",
     "ffn_up_shexp": "up_proj",
     "ffn_down_shexp": "down_proj",
 }
-_BY_GROUP: Final = "ssm_norm"  # one vector, here a row for each group of heads
+_BY_GROUP: Final = "ssm_norm"  # a vector in checkpoints, a row per group of heads here
 
 
 def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, StoredTensor]:
     """Return the tensors of a model's GGUF files by the names of its family.
 
-    One that the family does not have keeps the name it has in the file. Raises ModelLoadError as
-    `read_model` does.
+    A tensor that the family does not have keeps its name. Raises ModelLoadError as `read_model`
+    does.
     """
     model, spec = read_model(files), decoder_spec(config)
     if spec is None:
@@ -106,7 +107,7 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
     tensors: dict[str, StoredTensor] = {}
     needed = decoder_claims(spec).needed
     architecture = ARCHITECTURES[model.architecture]
-    guessing = re.compile(r"blk\.(\d{1,6})\.")  # layers that guess the token after the next
+    guessing = re.compile(r"blk\.(\d{1,6})\.")  # layers for multi-token prediction
     for name, (file, info) in model.tensors.items():
         layer = guessing.match(name)
         if layer and len(spec.layers) <= int(layer[1]) < model.get("block_count", 0):
@@ -118,7 +119,7 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
         stored = StoredTensor(file, info.kind.name, shape, info.first, info.end, change)
         for own, part in _named(name, stored, architecture, spec.names):
             tensors[own] = _with_axes(part, needed.get(own))
-    for key, own in architecture.listed.items():  # `config.py` has seen to their lengths
+    for key, own in architecture.listed.items():  # `config.py` has checked their lengths
         for index in range(len(spec.layers)):
             first = model.lists[key][index]
             name = f"{spec.names.layer.format(index)}{own}"
@@ -127,7 +128,7 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
 
 
 def _with_axes(stored: StoredTensor, shape: Shape | None) -> StoredTensor:
-    """Return a tensor with the axes that its family has: the converter drops and adds some."""
+    """Return a tensor with its family's axes: the converter drops or adds axes of length 1."""
     if shape is None or [n for n in stored.shape if n > 1] != [n for n in shape if n > 1]:
         return stored
     return replace(stored, shape=shape)
@@ -136,7 +137,7 @@ def _with_axes(stored: StoredTensor, shape: Shape | None) -> StoredTensor:
 def _change(
     name: str, info: TensorInfo, architecture: Architecture, spec: DecoderSpec
 ) -> Change | None:
-    """Return what llama.cpp's converter does to a tensor, beside naming it."""
+    """Return how llama.cpp's converter changes a tensor, apart from its name."""
     layer, role, ending = _parse(name)
     if layer is not None and spec.transposed and len(info.shape) == 2:
         return Change(transposed=True)
@@ -156,7 +157,7 @@ def _change(
 def _named(
     name: str, stored: StoredTensor, architecture: Architecture, names: Names
 ) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield a tensor under its family's name, or each of the experts that it holds."""
+    """Yield a tensor under its family's name, or each of the experts that it contains."""
     layer, role, ending = _parse(name)
     if layer is None:
         if own := getattr(names, _STREAMS.get(role, ""), ""):
@@ -193,13 +194,13 @@ def _named(
         return
     fields = architecture.roles.get(role) or FAMILY_ROLES.get(role, ())
     own = next(filter(None, (getattr(names, field) for field in fields)), "")
-    # Falcon H1's norms before MLPs end in nothing.
+    # Falcon H1's norms before MLPs have no ending.
     own = own + (ending or ".weight") if own else _part_name(role, ending, architecture.parts)
     yield (prefix + own, stored) if own else (name, stored)
 
 
 def _halves(place: str, stored: StoredTensor, names: Names) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the gate and the up of every expert at `place`; nothing of what cannot be halved."""
+    """Yield gate and up of every expert at `place`; nothing if they cannot be halved."""
     experts, rows, columns = stored.shape
     if rows % 2:
         return
@@ -210,7 +211,7 @@ def _halves(place: str, stored: StoredTensor, names: Names) -> Iterator[tuple[st
 
 
 def _part_name(role: str, ending: str, parts: Mapping[str, str]) -> str:
-    """Return what a tensor is called among `parts`, by role and ending or by role; "" for none."""
+    """Return a tensor's name among `parts`, by role and ending or by role; "" if there is none."""
     if whole := parts.get(role + ending):
         return whole
     part = parts.get(role)
@@ -218,7 +219,7 @@ def _part_name(role: str, ending: str, parts: Mapping[str, str]) -> str:
 
 
 def _parse(name: str) -> tuple[int | None, str, str]:
-    """Return layer (None: none), role and ending of a tensor's name, `blk.0.attn_q.weight`."""
+    """Return layer (or None), role and ending of a tensor's name such as `blk.0.attn_q.weight`."""
     found = re.fullmatch(r"(?:blk\.(\d{1,6})\.)?([\w.]+?)(\.weight|\.bias)?", name)
     if found is None:
         return None, "", ""

@@ -1,9 +1,8 @@
 """tokenizer.json and tokenizer_config.json of a GGUF file's vocabulary.
 
-Three kinds of vocabulary are read, which `tokenizer.ggml.model` tells apart: "gpt2", byte-level BPE
-with its merges, "llama", SentencePiece's BPE with a score for every piece, and "gemma4", the same
-with merges. Others are refused by name: --tokenizer-name takes the tokenizer of the original model
-for them.
+Three kinds of vocabulary are read, by `tokenizer.ggml.model`: "gpt2", byte-level BPE with its
+merges; "llama", SentencePiece's BPE with a score for every piece; and "gemma4", the same with
+merges. Others are refused by name: for them, --tokenizer-name takes the original model's tokenizer.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from tgi_trio.model.gguf.pre_tokenizers import find_pre_tokenizer
 Json = dict[str, Any]
 Merges = Sequence[str] | Sequence[list[str]]  # two parts: with a space between them, or as a list
 
-# Of a token, in `tokenizer.ggml.token_type`.
+# Types of tokens, in `tokenizer.ggml.token_type`.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-# Tokens with a role, by the word in the key of their id.
+# Special tokens, by the word in their id's key.
 _ROLES: Final = {
     "bos": "bos_token",
     "eos": "eos_token",
     "unknown": "unk_token",
     "padding": "pad_token",
-    "seperator": "sep_token",  # as the format spells it
+    "seperator": "sep_token",  # the format's spelling
     "mask": "mask_token",
 }
-_SPACE: Final = "\u2581"  # SentencePiece's, which stands for one
+_SPACE: Final = "\u2581"  # SentencePiece's character for a space
 _ADVICE: Final = "name the original model's tokenizer with --tokenizer-name"
-# Control tokens that end a turn, whatever the file calls the end of a text: llama.cpp looks for
-# them by their text, too.
+# Control tokens that end a turn, whatever the file states as EOS: llama.cpp recognises them by
+# their text, too.
 _ENDS: Final = frozenset(
     "<|eot_id|> <|eom_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> "
     "<|return|> <|call|> <turn|> <|eot|>".split()
@@ -43,7 +42,7 @@ _ENDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens of a file, checked."""
+    """The checked tokens of a file."""
 
     metadata: Mapping[str, Any]
     tokens: Sequence[str]
@@ -53,20 +52,20 @@ class Vocabulary:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
 
     def role(self, word: str) -> int | None:
-        """Return the id of a role's token, None where there is none."""
+        """Return the id of a special token, None if there is none."""
         token_id = self.get(f"{word}_token_id")
         whole = isinstance(token_id, int) and not isinstance(token_id, bool)
         return token_id if whole and 0 <= token_id < len(self.tokens) else None
 
     def unusual(self) -> Iterator[tuple[int, str, int]]:
-        """Yield id, text and type of the tokens that are more than text: few of very many."""
+        """Yield id, text and type of the few tokens that are not normal text."""
         for token_id, kind in enumerate(self.types):
             if kind != _NORMAL:
                 yield token_id, self.tokens[token_id], kind
 
 
 def read_vocabulary(metadata: Mapping[str, Any], file: Path) -> Vocabulary:
-    """Return the tokens of a file's metadata; raises ModelLoadError where they make no sense."""
+    """Return the tokens in a file's metadata; raises ModelLoadError if they make no sense."""
     with refusing(file):
         tokens = metadata.get("tokenizer.ggml.tokens")
         if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
@@ -78,7 +77,7 @@ def read_vocabulary(metadata: Mapping[str, Any], file: Path) -> Vocabulary:
 
 
 def make_tokenizer(vocabulary: Vocabulary, file: Path) -> Json:
-    """Return tokenizer.json; raises ModelLoadError for a vocabulary of a kind that is not read."""
+    """Return tokenizer.json; raises ModelLoadError for an unsupported kind of vocabulary."""
     with refusing(file):
         kind = vocabulary.get("model")
         if kind == "gpt2":
@@ -103,7 +102,7 @@ def make_tokenizer(vocabulary: Vocabulary, file: Path) -> Json:
 
 
 def make_tokenizer_config(vocabulary: Vocabulary) -> Json:
-    """Return tokenizer_config.json: tokens with a role, and chat templates."""
+    """Return tokenizer_config.json: special tokens and chat templates."""
     roles = {ours: vocabulary.role(word) for word, ours in _ROLES.items()}
     config: Json = {
         ours: vocabulary.tokens[token_id]
@@ -125,7 +124,7 @@ def make_tokenizer_config(vocabulary: Vocabulary) -> Json:
 
 
 def end_ids(vocabulary: Vocabulary) -> list[int]:
-    """Return the ids of all tokens that end a text, that of the text's own end first."""
+    """Return the ids of all tokens that end a text, EOS first."""
     named = (vocabulary.role(word) for word in ("eos", "eot", "eom"))
     told = [
         token_id
@@ -136,7 +135,7 @@ def end_ids(vocabulary: Vocabulary) -> list[int]:
 
 
 def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
-    """Return what is found in a text before anything else, special or not."""
+    """Return the tokens that are matched in a text before anything else, special or not."""
     return [
         {
             "id": token_id,
@@ -153,12 +152,12 @@ def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """Return token -> id, in the order of ids; of tokens with one text the first counts."""
+    """Return token -> id, in the order of ids; of tokens with the same text the first wins."""
     tokens, types = vocabulary.tokens, vocabulary.types
     found = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(found) == len(tokens) and _UNUSED not in types:
         return found
-    backwards = range(len(tokens) - 1, -1, -1)  # the last to be written stays
+    backwards = range(len(tokens) - 1, -1, -1)  # of equal texts, the one written last stays
     found = {tokens[each]: each for each in backwards if types[each] != _UNUSED}
     return dict(reversed(found.items()))
 
@@ -201,7 +200,7 @@ def _byte_level(vocabulary: Vocabulary) -> Json:
 
 
 def _stated_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[str]:
-    merges = vocabulary.get("merges", [])  # of single bytes alone there are none
+    merges = vocabulary.get("merges", [])  # absent in a vocabulary of single bytes
     if not isinstance(merges, list):
         raise ValueError("its tokenizer.ggml.merges are no list")
     texts = list(map(str, merges))  # hundreds of thousands
@@ -209,7 +208,7 @@ def _stated_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[str]:
     if set(map(len, pairs)) - {2} or "" in chain.from_iterable(pairs):
         wrong = next(pair for pair in pairs if len(pair) != 2 or "" in pair)
         raise ValueError(f"its merge {' '.join(wrong)!r} is not of two parts")
-    # Any other makes no token.
+    # Other merges produce no token.
     return [
         text
         for text, (left, right) in zip(texts, pairs, strict=True)
@@ -218,7 +217,7 @@ def _stated_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[str]:
 
 
 def _sentence_pieces(vocabulary: Vocabulary, merges: Merges, *, leading: bool) -> Json:
-    """`leading`: a space is put before a text, where the file does not say."""
+    """`leading`: whether a space is put before a text, if the file does not state it."""
     ids = _ids(vocabulary)
     unknown = vocabulary.role("unknown")
     leading = bool(vocabulary.get("add_space_prefix", leading))
@@ -251,8 +250,7 @@ def _sentence_pieces(vocabulary: Vocabulary, merges: Merges, *, leading: bool) -
 def _merges(vocabulary: Vocabulary) -> list[list[str]]:
     """Return the merges that join pieces in the order of their scores, as SentencePiece does.
 
-    What it joins first is the pair whose whole has the best score. Raises ValueError where there
-    are none.
+    It first joins the pair whose result has the best score. Raises ValueError without scores.
     """
     scores = vocabulary.get("scores")
     if not isinstance(scores, list) or len(scores) != len(vocabulary.tokens):
@@ -277,7 +275,7 @@ def _merges(vocabulary: Vocabulary) -> list[list[str]]:
 
 
 def _surrounded(vocabulary: Vocabulary, begins: bool) -> Json | None:
-    """Return what puts tokens before and behind a text; `begins`: where the file does not say."""
+    """Return the post-processor that adds BOS and EOS; `begins`: the default for BOS."""
     bos, eos = vocabulary.role("bos"), vocabulary.role("eos")
     before = bos is not None and bool(vocabulary.get("add_bos_token", begins))
     behind = eos is not None and bool(vocabulary.get("add_eos_token", False))

@@ -1,4 +1,4 @@
-"""Metadata and tensor names of a GGUF file that is written: what `config.py` reads, backwards."""
+"""Metadata and tensor names of a GGUF file to be written: the reverse of `config.py`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tgi_trio.model.spec import DecoderSpec
 
 Values = dict[str, Any]
 
-# Model types that can be written -> their architecture there.
+# Model types that can be written -> their GGUF architecture.
 ARCHITECTURES: Final = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-# Token types, as the format numbers them.
+# Token types, as numbered by the format.
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 _ROLES: Final = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token"}
 
 
 def find_architecture(config: ModelConfig, spec: DecoderSpec) -> str:
-    """Return what a model is called there; raises ConfigurationError for what is not written."""
+    """Return a model's architecture; raises ConfigurationError for an unsupported one."""
     found = ARCHITECTURES.get(config.model_type)
     if found is None:
         raise ConfigurationError(
@@ -41,13 +41,13 @@ def find_architecture(config: ModelConfig, spec: DecoderSpec) -> str:
 
 
 def model_metadata(config: ModelConfig, spec: DecoderSpec, architecture: str) -> Values:
-    """Return what a file says of its model, but for the tokenizer.
+    """Return a file's metadata, without that of the tokenizer.
 
-    Raises ConfigurationError for a rotary scaling that is not written.
+    Raises ConfigurationError for a rotary scaling that cannot be written.
     """
     layer = spec.layers[0]
     rotary = layer.rotary
-    assert rotary is not None  # every architecture that is written turns
+    assert rotary is not None  # every architecture that is written rotates
     said: Values = {
         "context_length": config.max_positions,
         "embedding_length": spec.hidden_size,
@@ -78,7 +78,7 @@ def model_metadata(config: ModelConfig, spec: DecoderSpec, architecture: str) ->
 
 
 def rotary_divisors(spec: DecoderSpec) -> list[float] | None:
-    """Return by what Llama 3's frequencies are divided, None for other models."""
+    """Return the divisors of Llama 3's frequencies, None for other models."""
     rotary = spec.layers[0].rotary
     if rotary is None or rotary.kind != "llama3":
         return None
@@ -107,9 +107,9 @@ def name_tensors(spec: DecoderSpec) -> dict[str, str]:
 
 
 def vocabularies(folder: Path) -> list[Values]:
-    """Return the metadata that may stand for a tokenizer: which does is seen by using them.
+    """Return candidates for a tokenizer's metadata; the right one is found by trying them.
 
-    Raises ConfigurationError for a tokenizer of another kind than BPE.
+    Raises ConfigurationError for a tokenizer that is not BPE.
     """
     said = read_json(folder / "tokenizer.json") or {}
     model = said.get("model") or {}
@@ -127,12 +127,12 @@ def vocabularies(folder: Path) -> list[Values]:
 
 
 def _tokens(folder: Path, said: Mapping[str, Any], model: Mapping[str, Any]) -> Values:
-    """Return what both kinds of vocabulary have."""
+    """Return the metadata that both kinds of vocabulary have."""
     added = {token["content"]: token for token in said.get("added_tokens", [])}
     ids = dict(model["vocab"]) | {text: token["id"] for text, token in added.items()}
     count = max(ids.values()) + 1
     tokens = [f"[PAD{place}]" for place in range(count)]
-    types = [5] * count  # unused, where no token has the number
+    types = [5] * count  # unused, for ids without a token
     for text, number in ids.items():
         tokens[number] = text
         types[number] = _type(text, added, model)
