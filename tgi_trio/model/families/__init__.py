@@ -1,3 +1,1 @@
-"""One row per model type: from a config.json to a decoder's specification, and the names of its
-tensors.
-"""
+"""A function per model type, from config.json to the decoder's spec, and the tensors' names."""

@@ -1,6 +1,6 @@
-"""Mixtures whose experts are kept equally busy by a bias that counts for the choice alone.
+"""Mixtures that balance experts by a bias that affects only their choice.
 
-As DeepSeek-V3's, on attention of Llama's shape.
+Their experts are like DeepSeek-V3's, on attention of Llama's shape.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def hy_v3(config: ModelConfig) -> DecoderSpec:
 
 
 def minimax_m2(config: ModelConfig) -> DecoderSpec:
-    """MiniMax-M2 (2025): all heads are normed together, half of each turns."""
+    """MiniMax-M2 (2025): one norm over all heads; half of each head is rotated."""
     head_dim = int(config.get("head_dim", 128))
     part = config.get("rotary_dim")
     spec = llama_spec(
@@ -95,7 +95,7 @@ def mimo_v2_flash(config: ModelConfig) -> DecoderSpec:
     """MiMo-V2-Flash (Xiaomi 2025): layers with a window have twice the KV heads, and sinks."""
     count = int(config.need("num_hidden_layers"))
     kinds, window = config.get("layer_types"), int(config.get("sliding_window", 129))
-    if config.get("sliding_window_size"):  # as published: without the token itself
+    if config.get("sliding_window_size"):  # as published, without the token itself
         window = int(config.need("sliding_window_size")) + 1
     kinds = kinds or [_FULL if i == 0 or (i + 1) % 6 == 0 else _SLIDING for i in range(count)]
     head_dim = int(config.get("head_dim", 192))
@@ -134,7 +134,7 @@ def mimo_v2_flash(config: ModelConfig) -> DecoderSpec:
 
 
 def _turn_mimo(config: ModelConfig, head_dim: int, kind: str) -> RotarySpec:
-    """Return how layers of a kind turn; without `rope_parameters` as published."""
+    """Return the rotary embedding of a kind of layer; by default the published one."""
     if not config.get("rope_parameters"):
         theta = {_FULL: 5000000.0, _SLIDING: 10000.0}[kind]
         config = replace(config, values={**config.values, "rope_theta": theta})
@@ -142,7 +142,7 @@ def _turn_mimo(config: ModelConfig, head_dim: int, kind: str) -> RotarySpec:
 
 
 def ernie4_5_moe(config: ModelConfig) -> DecoderSpec:
-    """ERNIE 4.5 (Baidu 2025): a softmax, and the bias is added to it for the choice."""
+    """ERNIE 4.5 (Baidu 2025): routing by softmax, with the bias added for the choice."""
     width = int(config.get("moe_intermediate_size", 1536))
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", hidden // heads))
@@ -174,7 +174,7 @@ def _places(spec: DecoderSpec) -> range:
 
 
 def _set(spec: DecoderSpec, experts: ExpertsSpec, sparse: list[bool]) -> DecoderSpec:
-    """Return `spec` with experts in the layers that are sparse."""
+    """Return `spec` with experts in the layers given by `sparse`."""
     pairs = zip(spec.layers, sparse, strict=True)
     return replace(
         spec, layers=tuple(replace(la, experts=experts) if own else la for la, own in pairs)

@@ -1,4 +1,4 @@
-"""Families of short convolutions among layers of attention (LFM2, LFM3; Liquid AI 2025)."""
+"""Families of short convolutions between layers of attention (LFM2, LFM3; Liquid AI 2025)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, Names
 
 _THETA: Final = 1000000.0
 
-# What LFM3 is where config.json does not say.
+# LFM3's defaults.
 _LFM3_PATTERN: Final = ("sliding_attention", "conv", "full_attention", "conv")
 _LFM3_ROTARY: Final = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -38,7 +38,7 @@ def lfm2(config: ModelConfig) -> DecoderSpec:
 
 
 def lfm2_moe(config: ModelConfig) -> DecoderSpec:
-    """LFM2 with mixtures of experts in all but the first layers, chosen as DeepSeek-V3 does."""
+    """LFM2 with experts in all but the first layers, chosen as in DeepSeek-V3."""
     biased = bool(config.get("use_expert_bias", True))
     kept = names.LFM2_MOE if biased else replace(names.LFM2_MOE, choice_bias="")
     experts = ExpertsSpec(
@@ -56,7 +56,7 @@ def lfm2_moe(config: ModelConfig) -> DecoderSpec:
 
 
 def lfm3(config: ModelConfig) -> DecoderSpec:
-    """LFM3: norms behind both parts of a layer, windows, a gate for each head."""
+    """LFM3: norms after both parts of a layer, windows, a gate for each head."""
     count, head_dim = int(config.need("num_hidden_layers")), int(config.get("head_dim", 128))
     pattern = ["conv", *(_LFM3_PATTERN[i % 4] for i in range(1, count))]
     kinds = config.get("layer_types", pattern)
@@ -122,7 +122,7 @@ def _convolution(config: ModelConfig, hidden: int, taps: int) -> ShortConvolutio
 
 
 def _attending(config: ModelConfig, count: int) -> list[bool]:
-    """Return which layers have attention; older files say so by their numbers."""
+    """Return which layers have attention; older files list their numbers."""
     kinds = config.get("layer_types")
     if kinds:
         return [kind == "full_attention" for kind in kinds]

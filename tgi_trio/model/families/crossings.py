@@ -1,4 +1,4 @@
-"""Families some of whose layers attend to images, and to nothing else."""
+"""Families in which some layers have cross-attention to images, and no self-attention."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mllama(config: ModelConfig) -> DecoderSpec:
 
 
 def idefics(config: ModelConfig) -> DecoderSpec | None:
-    """The text of Idefics 1: before every so many of its layers one that attends to images."""
+    """The text of Idefics 1: a cross-attention layer before every n-th layer of the text."""
     heads, hidden = int(config.need("num_attention_heads")), int(config.need("hidden_size"))
     gates = {"float": (1,), "vector": (1, 1, hidden)}.get(config.get("alpha_type", "float"))
     if gates is None:

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: attention over latents, and experts chosen by groups."""
+"""DeepSeek V2 and V3: latent attention, and experts chosen by groups."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def deepseek_v3(config: ModelConfig) -> DecoderSpec:
 
 
 def v3_experts(config: ModelConfig, *, groups: int, groups_used: int) -> ExpertsSpec:
-    """Return the experts of V3 and of what came after it; the numbers of groups are defaults."""
+    """Return the experts of V3 and its successors; `groups` and `groups_used` are defaults."""
     width = int(config.get("moe_intermediate_size", 2048))
     return ExpertsSpec(
         count=int(config.get("n_routed_experts", 256)),
@@ -60,8 +60,8 @@ def v3_experts(config: ModelConfig, *, groups: int, groups_used: int) -> Experts
 
 
 def mistral4(config: ModelConfig) -> DecoderSpec | None:
-    """Mistral Small 4 (2026): softmax routing, and queries are scaled by their position."""
-    if int(config.get("n_group", 1)) > 1:  # whose worth is that of their two best
+    """Mistral Small 4 (2026): softmax routing, and queries scaled by their position."""
+    if int(config.get("n_group", 1)) > 1:  # V3's score of a group, the sum of its two best
         return None
     config = with_yarn(config, factor=128.0, original=8192, theta=10000.0)
     width = int(config.get("moe_intermediate_size", 2048))
@@ -107,13 +107,13 @@ def deepseek_spec(
     value_dim: int = 128,
     norm_eps: float = 1e-6,
 ) -> DecoderSpec:
-    """Return the spec of a model over latents, with `experts` in the layers that are `sparse`.
+    """Return the spec of a model with latent attention, with `experts` in the `sparse` layers.
 
-    The rest are a family's defaults.
+    The other arguments are a family's defaults.
     """
     latent = LatentSpec(
         rank=int(config.get("kv_lora_rank", rank)),
-        # null means that queries are not compressed, absent the family's default
+        # null means that queries are not compressed; absent means the family's default
         query_rank=int(config.values.get("q_lora_rank", query_rank) or 0),
         plain_dim=int(config.get("qk_nope_head_dim", plain_dim)),
         rotary_dim=int(config.get("qk_rope_head_dim", 64)),
@@ -123,7 +123,7 @@ def deepseek_spec(
     turning = rotary(
         config, latent.rotary_dim, interleaved=bool(config.get("rope_interleave", True))
     )
-    turning = replace(turning, dim=latent.rotary_dim)  # "partial" is of what a head has of both
+    turning = replace(turning, dim=latent.rotary_dim)  # "partial" refers to a whole head
     layer = LayerSpec(scale=_scale(latent, turning), rotary=turning)
     spec = llama_spec(
         config,
@@ -143,7 +143,7 @@ def deepseek_spec(
 
 
 def _scale(latent: LatentSpec, turning: RotarySpec) -> float:
-    """Return the scale of scores: longer contexts than trained for are read more sharply (YaRN)."""
+    """Return the scale of scores, which YaRN raises for contexts longer than trained for."""
     scale: float = (latent.plain_dim + latent.rotary_dim) ** -0.5
     weight, factor = turning.parameters.get("mscale_all_dim"), turning.parameters.get("factor", 1.0)
     if turning.kind != "default" and weight and factor > 1:

@@ -1,4 +1,4 @@
-"""Gemma's newer families, whose layers differ in their heads and share what they keep.
+"""Gemma's newer families: layers differ in their heads, and some reuse others' K and V.
 
 Sources: transformers' configuration classes; Gemma 3n (Google 2025), Gemma 4 (Google 2026).
 """
@@ -29,20 +29,20 @@ _GLOBAL_TURNING = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "
 
 
 def gemma4(config: ModelConfig) -> DecoderSpec | None:
-    """Gemma 4: heads of layers without a window are wider, and their values may be their keys.
+    """Gemma 4: layers without a window have wider heads, and their values may be their keys.
 
-    None for models of which all tokens see one another.
+    None for models with bidirectional attention between all tokens.
     """
     return _gemma4(config, window=512, own_width=256)
 
 
 def gemma4_unified(config: ModelConfig) -> DecoderSpec | None:
-    """The text of Gemma 4 12B, whose layers have no embeddings of their own."""
+    """The text of Gemma 4 12B, which has no per-layer embeddings."""
     return _gemma4(config, window=1024, own_width=0)
 
 
 def gemma3n(config: ModelConfig) -> DecoderSpec:
-    """Gemma 3n (Google 2025): several hidden states, of which layers compute one."""
+    """Gemma 3n (Google 2025): several hidden states, of which layers compute one (AltUp)."""
     given, count = config.need("intermediate_size"), int(config.need("num_hidden_layers"))
     widths = [int(width) for width in given] if isinstance(given, list) else [int(given)] * count
     cut = config.get("activation_sparsity_pattern")
@@ -87,7 +87,7 @@ def gemma3n(config: ModelConfig) -> DecoderSpec:
 
 
 def _turn_gemma3n(config: ModelConfig, dim: int, window: int) -> RotarySpec:
-    """Return how layers with a window turn, or those without: as Gemma 3's."""
+    """Return the rotary embedding of layers with a window, or without: as in Gemma 3."""
     if not window:
         return rotary(config, dim, theta=1000000.0, layer_type=_FULL)
     if config.get("rope_parameters"):
@@ -159,10 +159,10 @@ def _turn_layer(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> Lay
 def _sizes(
     config: ModelConfig, spec: DecoderSpec, index: int, layer: LayerSpec
 ) -> HeadSizes | None:
-    """Return the sizes of a layer's heads where they are not the model's.
+    """Return the sizes of a layer's heads, or None: the model's.
 
-    transformers 5.2x writes `per_layer_config`, by a layer's number or its kind; published files
-    have the numbers of layers without a window under names of their own.
+    transformers 5.2x writes `per_layer_config`, by a layer's number or kind; published files have
+    separate keys for layers without a window.
     """
     by_layer = config.get("per_layer_config")
     if by_layer is not None:
@@ -182,10 +182,10 @@ def _sizes(
 
 
 def _sources(config: ModelConfig, windows: list[int], default: int) -> list[int | None]:
-    """Return whose K and V each layer reads: None for its own. `default`: layers that have none.
+    """Return the layer whose K and V each layer reads; None: its own.
 
-    The last layers read those of the last of their kind before them. Raises ValueError where there
-    is none.
+    `default`: the number of layers without their own K and V. The last layers read those of the
+    last earlier layer of their kind. Raises ValueError if there is none.
     """
     first = len(windows) - int(config.get("num_kv_shared_layers", default))
     last: dict[bool, int] = {bool(windows[i]): i for i in range(first)}

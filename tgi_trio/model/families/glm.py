@@ -1,6 +1,4 @@
-"""GLM-4 (Zhipu AI 2024) and what followed it: dense, mixtures, over latents, and their vision
-models' text.
-"""
+"""GLM-4 (Zhipu AI 2024) and its successors: dense, mixtures, latent attention, vision models."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.reading import rotary, with_sections
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, RotarySpec
 
-# Says in the config that we make of a GGUF file: pairs that turn are half a head apart.
+# A key in the config that we make of a GGUF file: rotated pairs are half a head apart.
 PAIRS_IN_HALVES: Final = "pairs_in_halves"
 
 
 def _glm(config: ModelConfig, *, head_dim: int, partial: float, biased: bool) -> DecoderSpec:
-    """Norms before and behind each part; the pairs that turn are neighbours."""
+    """Norms before and after each part; rotated pairs are neighbours."""
     interleaved = not config.get(PAIRS_IN_HALVES, False)
     return llama_spec(
         config,
@@ -48,7 +46,7 @@ def glm_ocr(config: ModelConfig) -> DecoderSpec:
 
 
 def glm4_moe(config: ModelConfig, *, biased: bool = False) -> DecoderSpec:
-    """GLM-4.5 to 4.7: half of a head turns, and DeepSeek-V3's experts."""
+    """GLM-4.5 to 4.7: half of a head is rotated, and experts are like DeepSeek-V3's."""
     head_dim = _head_dim(config)
     normed = bool(config.get("use_qk_norm", False))
     spec = llama_spec(
@@ -74,7 +72,7 @@ def glm4v_moe(config: ModelConfig) -> DecoderSpec:
 
 
 def glm4_moe_lite(config: ModelConfig) -> DecoderSpec:
-    """GLM-4.7-Flash: DeepSeek-V3's parts in other numbers."""
+    """GLM-4.7-Flash: DeepSeek-V3's architecture with other numbers."""
     kinds = config.get("mlp_layer_types")
     first = int(config.get("first_k_dense_replace", 1))
     sparse = [i >= first for i in range(int(config.need("num_hidden_layers")))]
@@ -91,7 +89,7 @@ def glm4_moe_lite(config: ModelConfig) -> DecoderSpec:
 
 
 def _turn_by_images(spec: DecoderSpec) -> DecoderSpec:
-    """Return a text whose tokens of images have three positions."""
+    """Return a text whose image tokens have three positions (M-RoPE)."""
 
     def turn(rotary: RotarySpec | None) -> RotarySpec | None:
         return None if rotary is None else with_sections(rotary, (8, 12, 12), alternate=False)

@@ -14,7 +14,7 @@ from tgi_trio.model.spec import DecoderSpec, LayerSpec
 def _spec(
     config: ModelConfig, *, hidden: int, heads: int, layers: tuple[LayerSpec, ...], **changes: Any
 ) -> DecoderSpec:
-    """Return the spec of GPT-2 without its positions; `changes` are fields that differ."""
+    """Return the spec of GPT-2 without its positions; `changes`: fields that differ."""
     fields: dict[str, Any] = {
         "family": config.model_type,
         "vocab_size": config.vocab_size,
@@ -199,7 +199,7 @@ def bloom(config: ModelConfig) -> DecoderSpec | None:
 
 def falcon(config: ModelConfig) -> DecoderSpec | None:
     if config.get("alibi", False):
-        return None  # its biases are rounded to bfloat16 on the way
+        return None  # its biases are rounded to bfloat16 during the computation
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim = hidden // heads
     newer = bool(config.get("new_decoder_architecture", False))
@@ -229,7 +229,7 @@ def falcon(config: ModelConfig) -> DecoderSpec | None:
 
 
 def refined_web(config: ModelConfig) -> DecoderSpec | None:
-    """Falcon under its first name, with other names for its numbers."""
+    """Falcon by its former name, with other names for its numbers."""
     values = config.values
     renamed = {
         "num_attention_heads": values.get("n_head"),

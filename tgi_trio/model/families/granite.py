@@ -17,7 +17,8 @@ def granitemoe(config: ModelConfig) -> DecoderSpec:
         count=int(config.get("num_local_experts", 8)),
         per_token=int(config.get("num_experts_per_tok", 2)),
         width=int(config.need("intermediate_size")),
-        normalise=True,  # a softmax of the chosen, which is their part of that of all
+        # softmax over the chosen experts, which is their normalised share of that over all
+        normalise=True,
         gate_up="rows",
     )
     own = names.GRANITE_MOE_APART if apart else names.GRANITE_MOE

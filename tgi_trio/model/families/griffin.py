@@ -1,4 +1,4 @@
-"""Griffin's family: windows of attention among gated recurrences (De, others 2024)."""
+"""Griffin's family: windowed attention among gated recurrences (De, others 2024)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _KINDS: Final = {"attention": "full_attention", "recurrent": "linear_attention"}
 
 
 def recurrent_gemma(config: ModelConfig) -> DecoderSpec:
-    """RecurrentGemma: two recurrences, then a window of attention."""
+    """RecurrentGemma: two recurrences, then a layer of windowed attention."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     count = int(config.need("num_hidden_layers"))
-    # Whatever else is stated of heads, as in transformers.
+    # Any other statement about heads is ignored, as in transformers.
     config = replace(config, values={**config.values, "head_dim": hidden // heads})
     pattern = config.get("block_types", ("recurrent", "recurrent", "attention"))
     act = config.get("hidden_activation", "gelu_pytorch_tanh")
@@ -52,6 +52,6 @@ def recurrent_gemma(config: ModelConfig) -> DecoderSpec:
 
 
 def _as_bfloat16(value: float) -> float:
-    """Return the nearest bfloat16, as which the family keeps a number whatever its dtype is."""
+    """Return the nearest bfloat16, in which the family stores this number whatever its dtype is."""
     (bits,) = unpack("<I", pack("<f", value))
     return float(unpack("<f", pack("<I", (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000))[0])

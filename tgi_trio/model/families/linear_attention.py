@@ -1,4 +1,4 @@
-"""Families most of whose layers attend linearly, by a delta rule."""
+"""Families in which most layers have linear attention, by a delta rule."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tgi_trio.model.mixers import DeltaLayout, DeltaRule, Mixer
 from tgi_trio.model.reading import rotary, with_sections
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LatentSpec, Names, RotarySpec
 
-_PARTIAL: Final = 0.25  # of a head that turns
-# Says in the config that we make of a GGUF file: see `DeltaRule.tiled`.
+_PARTIAL: Final = 0.25  # of a head that is rotated
+# A key in the config that we make of a GGUF file: see `DeltaRule.tiled`.
 VALUE_HEADS_TILED: Final = "value_heads_tiled"
 
 
 def qwen3_next(config: ModelConfig) -> DecoderSpec:
-    """Qwen3-Next: three layers of four attend linearly, all are mixtures of experts."""
+    """Qwen3-Next: three of four layers have linear attention; all are mixtures of experts."""
     turning = rotary(config, _head_dim(config), partial=_PARTIAL)
     layout: DeltaLayout = "mixed" if config.get(PROJECTIONS_APART) else "grouped"
     spec = _qwen(config, names.QWEN3_NEXT, turning, layout)
@@ -35,7 +35,7 @@ def qwen3_5(config: ModelConfig) -> DecoderSpec:
 
 
 def qwen3_5_moe(config: ModelConfig) -> DecoderSpec:
-    """Qwen 3.5 and 3.6, the mixtures of experts; their chosen experts' weights sum to one."""
+    """Qwen 3.5 and 3.6, the mixtures of experts; weights of the chosen experts sum to one."""
     stated = {"norm_topk_prob": True, "intermediate_size": 0}  # there is no dense MLP
     config = replace(config, values={**config.values, **stated})
     spec = _qwen(config, names.QWEN3_NEXT, _turning_by_grids(config), "stacked")
@@ -43,7 +43,7 @@ def qwen3_5_moe(config: ModelConfig) -> DecoderSpec:
 
 
 def _turning_by_grids(config: ModelConfig) -> RotarySpec:
-    """Return how tokens turn where those of an image do by their place in it."""
+    """Return the rotary embedding with three positions for the tokens of an image (M-RoPE)."""
     turning = rotary(config, _head_dim(config), partial=_PARTIAL)
     return with_sections(turning, (11, 11, 10), alternate=True)
 
@@ -71,7 +71,7 @@ def _qwen(
 def delta_rule(
     config: ModelConfig, spec: DecoderSpec, layout: DeltaLayout, **changes: Any
 ) -> DeltaRule:
-    """Return the delta rule by the names that Qwen3-Next gave its numbers."""
+    """Return the delta rule, by the names that Qwen3-Next gave its numbers."""
     fields: dict[str, Any] = {
         "key_heads": int(config.get("linear_num_key_heads", 16)),
         "value_heads": int(config.get("linear_num_value_heads", 32)),
@@ -87,9 +87,9 @@ def delta_rule(
 
 
 def set_mixers(spec: DecoderSpec, mixer: Mixer, kinds: list[str]) -> DecoderSpec:
-    """Give `mixer` to the layers that are no "full_attention", in its place.
+    """Replace attention by `mixer` in the layers that are not "full_attention".
 
-    Raises ValueError for a kind of layer that is neither.
+    Raises ValueError for an unknown kind of layer.
     """
     if unknown := set(kinds) - {"full_attention", "linear_attention"}:
         raise ValueError(f"layer_types has {sorted(unknown)[0]!r}, which this family does not have")
@@ -103,7 +103,7 @@ def set_mixers(spec: DecoderSpec, mixer: Mixer, kinds: list[str]) -> DecoderSpec
 
 
 def _kinds(config: ModelConfig, every: int) -> list[str]:
-    """Return what each layer is; unless that is stated, the last of `every` so many attends."""
+    """Return the kind of each layer; by default, the last of every `every` layers has attention."""
     every = int(config.get("full_attention_interval", every))
     count = int(config.need("num_hidden_layers"))
     default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(count)]
@@ -111,7 +111,7 @@ def _kinds(config: ModelConfig, every: int) -> list[str]:
 
 
 def olmo_hybrid(config: ModelConfig) -> DecoderSpec:
-    """OLMo hybrid: norms before both parts of linear layers, behind those of layers that attend."""
+    """OLMo hybrid: linear layers have norms before both parts, attention layers after them."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     count = int(config.need("num_hidden_layers"))
     default = ["linear_attention" if (i + 1) % 4 else "full_attention" for i in range(count)]
@@ -122,7 +122,7 @@ def olmo_hybrid(config: ModelConfig) -> DecoderSpec:
     stated = parameters if "rope_theta" in parameters else config.values
     spec = llama_spec(
         config,
-        rotates=stated.get("rope_theta", 0.0) is not None,  # null: positions are not told
+        rotates=stated.get("rope_theta", 0.0) is not None,  # null: no positions
         names=names.OLMO_HYBRID,
         query_key_norm="whole",
         **attention_bias(config),
@@ -148,7 +148,7 @@ def olmo_hybrid(config: ModelConfig) -> DecoderSpec:
 
 
 def kimi_linear(config: ModelConfig) -> DecoderSpec:
-    """Kimi Linear: a decay per channel, latents that know no positions, DeepSeek's experts."""
+    """Kimi Linear: a decay per channel, latent attention without positions, DeepSeek's experts."""
     own = dict(config.get("linear_attn_config", {}))
     count = int(config.need("num_hidden_layers"))
     latent = LatentSpec(
@@ -158,8 +158,8 @@ def kimi_linear(config: ModelConfig) -> DecoderSpec:
         rotary_dim=int(config.get("qk_rope_head_dim", 64)),
         value_dim=int(config.get("v_head_dim", 128)),
     )
-    # Nothing turns: positions are divided by a number beyond all. The parts that DeepSeek turns
-    # are there, and their key is still one for all heads.
+    # Nothing is rotated: positions are divided by infinity. The parts that DeepSeek rotates are
+    # there, and all heads still share their key.
     still = RotarySpec(dim=latent.rotary_dim, kind="linear", parameters={"factor": inf})
     spec = replace(
         llama_spec(
@@ -189,7 +189,7 @@ def kimi_linear(config: ModelConfig) -> DecoderSpec:
 
 
 def _kimi_mixer(config: ModelConfig, own: Mapping[str, Any], spec: DecoderSpec) -> DeltaRule:
-    """Return what attends linearly; `own`: what the configuration says of it alone."""
+    """Return the linear attention; `own`: its part of the configuration."""
     heads = int(own.get("num_heads", config.get("linear_num_heads", 32)))
     head_dim = int(own.get("head_dim", config.get("linear_head_dim", 128)))
     return DeltaRule(

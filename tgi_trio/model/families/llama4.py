@@ -1,4 +1,4 @@
-"""Llama 4 (Meta 2025): attention over chunks, layers without positions, mixtures of experts."""
+"""Llama 4 (Meta 2025): chunked attention, layers without positions, mixtures of experts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec, QueryScale, RotarySpec
 
-# Rotary scalings that leave a head as long as it is. Heads are normalised behind their turn, which
-# is the same before it then, where kernels do both.
+# Rotary scalings that keep the length of a head. Heads are normalised after the rotation; if
+# lengths are kept, doing it before is the same, and kernels can do both.
 _KEEPING_LENGTHS: Final = ("default", "linear", "dynamic", "llama3")
 
 
@@ -65,7 +65,7 @@ def llama4(config: ModelConfig) -> DecoderSpec:
 
 def _turned(config: ModelConfig, count: int) -> list[bool]:
     """Return which layers rotate queries and keys."""
-    if stated := config.get("no_rope_layers"):  # 1 for those that do, for all its name
+    if stated := config.get("no_rope_layers"):  # 1 for those that do, in spite of its name
         return [bool(own) for own in stated]
     every = int(config.get("no_rope_layer_interval", 4))
     return [(i + 1) % every != 0 for i in range(count)]
@@ -81,7 +81,7 @@ def _mixtures(config: ModelConfig, count: int) -> set[int]:
 
 
 def _without_positions(config: ModelConfig) -> RotarySpec | None:
-    """Return what queries of layers that rotate nothing are scaled by."""
+    """Return the scaling of queries in layers without rotation."""
     if not config.get("attn_temperature_tuning", True):
         return None
     beta, step = float(config.get("attn_scale", 0.1)), int(config.get("floor_scale", 8192))

@@ -11,7 +11,7 @@ from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_
 from tgi_trio.model.reading import rotary, sliding_windows
 from tgi_trio.model.spec import DecoderSpec, RotarySpec
 
-# What Apertus turns by where config.json does not say.
+# Apertus' default rotary embedding.
 _APERTUS_ROTARY: Final = {
     "rope_type": "llama3",
     "rope_theta": 12000000.0,
@@ -23,7 +23,7 @@ _APERTUS_ROTARY: Final = {
 
 
 def smollm3(config: ModelConfig) -> DecoderSpec:
-    """Every fourth layer knows no positions."""
+    """Every fourth layer has no positions."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", hidden // heads))
     windows = sliding_windows(config) if config.get("use_sliding_window", False) else None
@@ -55,7 +55,7 @@ def seed_oss(config: ModelConfig) -> DecoderSpec:
 
 
 def ernie4_5(config: ModelConfig) -> DecoderSpec:
-    """The pairs that turn are neighbours."""
+    """Rotated pairs are neighbours."""
     head_dim = int(config.get("head_dim", 128))
     return llama_spec(
         config,
@@ -73,7 +73,7 @@ def ernie_bias(config: ModelConfig) -> dict[str, Any]:
 
 
 def exaone4(config: ModelConfig) -> DecoderSpec:
-    """Norms behind the parts, of each head, and no positions in layers without a window."""
+    """Norms after the parts, per head, and no positions in layers without a window."""
     windowed = bool(config.values.get("sliding_window", 4096))
     every = int(config.get("sliding_window_pattern", 4))
     spec = llama_spec(
@@ -90,7 +90,7 @@ def exaone4(config: ModelConfig) -> DecoderSpec:
 
 
 def arcee(config: ModelConfig) -> DecoderSpec:
-    """An MLP without a gate, of squares."""
+    """An MLP without a gate, with squared ReLU."""
     return llama_spec(
         config,
         names=names.ARCEE,
@@ -103,7 +103,7 @@ def arcee(config: ModelConfig) -> DecoderSpec:
 
 
 def internlm3(config: ModelConfig) -> DecoderSpec:
-    """Llama; `bias` is that of its MLP, and of what heads attended to."""
+    """Llama; `bias` is that of its MLP, `qkv_bias` that of all of attention."""
     biased = bool(config.get("bias", config.get("mlp_bias", False)))
     own = bool(config.get("qkv_bias", config.get("attention_bias", False)))
     return llama_spec(
@@ -117,7 +117,7 @@ def internlm3(config: ModelConfig) -> DecoderSpec:
 
 
 def ministral3(config: ModelConfig) -> DecoderSpec:
-    """Queries are scaled by their position, which `rotary` reads where the config says so."""
+    """Queries are scaled by their position, which `rotary` reads if the config has it."""
     head_dim = int(config.get("head_dim", 128))
     return llama_spec(
         with_yarn(config, factor=16.0, original=16384, theta=1000000.0),
@@ -128,7 +128,7 @@ def ministral3(config: ModelConfig) -> DecoderSpec:
 
 
 def with_yarn(config: ModelConfig, *, factor: float, original: int, theta: float) -> ModelConfig:
-    """Return the config with Mistral's way of turning where it does not say any."""
+    """Return the config with Mistral's default rotary embedding, if it has none."""
     if config.get("rope_parameters") or config.get("rope_scaling"):
         return config
     turning = {
@@ -146,7 +146,7 @@ def with_yarn(config: ModelConfig, *, factor: float, original: int, theta: float
 
 
 def hunyuan(config: ModelConfig) -> DecoderSpec:
-    """Hunyuan's first version (Tencent 2024): heads are turned, then normed."""
+    """Hunyuan's first version (Tencent 2024): heads are rotated, then normalised."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", hidden // heads))
     return llama_spec(
@@ -162,7 +162,7 @@ def hunyuan(config: ModelConfig) -> DecoderSpec:
 
 
 def _stretch(config: ModelConfig, head_dim: int) -> RotarySpec:
-    """Return how heads turn: with an `alpha`, "dynamic" means a larger base at every length."""
+    """Return the rotary embedding; with an `alpha`, "dynamic" means a larger base throughout."""
     said = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     alpha = said.get("alpha")
     if not alpha:
@@ -174,7 +174,7 @@ def _stretch(config: ModelConfig, head_dim: int) -> RotarySpec:
 
 
 def nemotron(config: ModelConfig) -> DecoderSpec:
-    """Nemotron-4 (NVIDIA 2024): LayerNorms whose weights are stored less one, squares, no gate."""
+    """Nemotron-4 (NVIDIA 2024): LayerNorm weights are stored less 1; squared ReLU, no gate."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", hidden // heads))
     return llama_spec(
@@ -193,7 +193,7 @@ def nemotron(config: ModelConfig) -> DecoderSpec:
 
 
 def apertus(config: ModelConfig) -> DecoderSpec:
-    """Apertus (Swiss AI 2025): xIELU, of which every layer has learned its own."""
+    """Apertus (Swiss AI 2025): xIELU, with learned parameters in every layer."""
     if not config.get("rope_parameters") and not config.get("rope_scaling"):
         values = {**config.values, "rope_parameters": _APERTUS_ROTARY}
         config = replace(config, values=values)

@@ -10,7 +10,7 @@ from tgi_trio.model.families import names
 from tgi_trio.model.reading import rotary, sliding_windows, with_sections
 from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
 
-# Says in the config that we make of a GGUF file: queries, keys and values are matrices.
+# A key in the config that we make of a GGUF file: queries, keys and values are separate matrices.
 PROJECTIONS_APART = "projections_apart"
 _BAICHUAN_2_VOCABULARY = 125696
 
@@ -25,10 +25,10 @@ def llama_spec(
     scale: float | None = None,
     **changes: Any,
 ) -> DecoderSpec:
-    """Return the spec of Llama itself; `changes` are fields of it that differ.
+    """Return the spec of Llama; `changes`: fields that differ.
 
-    `windows` per layer, `turning` the rotary embedding, `scale` of the scores, where not Llama's;
-    without `rotates` there is no rotary embedding.
+    `windows` per layer, `turning`: the rotary embedding, `scale` of scores, if not Llama's; without
+    `rotates` there is no rotary embedding.
     """
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", head_dim or hidden // heads))
@@ -55,7 +55,7 @@ def llama_spec(
 
 
 def same_window(config: ModelConfig, default: int = 0) -> list[int]:
-    """One window for every layer: an absent value means the default, null means none."""
+    """Return the same window for every layer: absent means the default, null means none."""
     window = int(config.values.get("sliding_window", default) or 0)
     return [window] * int(config.need("num_hidden_layers"))
 
@@ -68,7 +68,7 @@ def attention_bias(config: ModelConfig) -> dict[str, Any]:
 def _set_rotary(
     spec: DecoderSpec, local: RotarySpec | None, whole: RotarySpec | None
 ) -> DecoderSpec:
-    """Return `spec` with rotary embeddings of their own for layers with and without a window."""
+    """Return `spec` with separate rotary embeddings for layers with and without a window."""
     layers = (replace(la, rotary=local if la.window else whole) for la in spec.layers)
     return replace(spec, layers=tuple(layers))
 
@@ -80,10 +80,10 @@ def llama(config: ModelConfig) -> DecoderSpec:
 
 
 def baichuan(config: ModelConfig) -> DecoderSpec:
-    """Baichuan 1 and 2, which share a type: the second is told by its vocabulary.
+    """Baichuan 1 and 2, which share a type: version 2 is recognised by its vocabulary.
 
-    The 7B models rotate; the 13B ones have linear biases, and no max_position_embeddings. GGUF
-    files have queries, keys and values apart, and state positions of both.
+    The 7B models rotate; the 13B ones have linear biases (ALiBi), and no max_position_embeddings.
+    GGUF files have separate queries, keys and values, and state positions for both.
     """
     rotates = bool(config.max_positions) and not config.get("alibi")
     apart = bool(config.get(PROJECTIONS_APART))
@@ -106,7 +106,7 @@ def qwen2(config: ModelConfig, turning: RotarySpec | None = None) -> DecoderSpec
 
 
 def qwen2_vl(config: ModelConfig) -> DecoderSpec:
-    """The text of Qwen2-VL and Qwen2.5-VL: tokens of an image turn by their place in it."""
+    """The text of Qwen2-VL and Qwen2.5-VL: an image's tokens are rotated by their place in it."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     turning = rotary(config, hidden // heads, theta=1000000.0)
     return replace(
@@ -128,7 +128,7 @@ def qwen3(config: ModelConfig, turning: RotarySpec | None = None) -> DecoderSpec
 
 
 def qwen3_vl(config: ModelConfig) -> DecoderSpec:
-    """The text of Qwen3-VL: tokens of an image turn by their place in it."""
+    """The text of Qwen3-VL: an image's tokens are rotated by their place in it."""
     turning = rotary(config, int(config.get("head_dim", 128)), theta=500000.0)
     return qwen3(config, with_sections(turning, (24, 20, 20), alternate=True))
 
@@ -166,7 +166,7 @@ def olmo2(config: ModelConfig, windows: list[int] | None = None) -> DecoderSpec:
 
 
 def olmo3(config: ModelConfig) -> DecoderSpec:
-    """OLMo 2 with windows; rotary scaling is for the layers without one."""
+    """OLMo 2 with windows; rotary scaling applies to layers without a window."""
     spec = olmo2(config, sliding_windows(config, every=4))
     whole = rotary(config, spec.head_dim, theta=500000.0, layer_type="full_attention")
     if config.get("rope_parameters"):
@@ -211,7 +211,7 @@ def cohere(config: ModelConfig) -> DecoderSpec | None:
 
 
 def cohere2(config: ModelConfig) -> DecoderSpec:
-    """Only the layers with a window know positions."""
+    """Only layers with a window have positions."""
     spec = _cohere(config, 10000.0, sliding_windows(config, every=4))
     return _set_rotary(spec, spec.layers[0].rotary, None)
 
@@ -252,8 +252,8 @@ def starcoder2(config: ModelConfig) -> DecoderSpec:
 
 
 def _gemma(config: ModelConfig, **changes: Any) -> DecoderSpec | None:
-    """Norm weights less one, embeddings scaled by the root of their width, tied head."""
-    # PaliGemma sets it for its text, whose tokens see what follows them beside an image alone.
+    """Norm weights are stored less 1, embeddings scaled by the root of their width; tied head."""
+    # PaliGemma sets it for its text, which attends both ways only in prompts with an image.
     if config.get("use_bidirectional_attention", False) and config.model_type != "paligemma":
         return None
     fields: dict[str, Any] = {
@@ -270,7 +270,7 @@ def _gemma(config: ModelConfig, **changes: Any) -> DecoderSpec | None:
 
 
 def gemma(config: ModelConfig) -> DecoderSpec | None:
-    # Gemma 1 says "gelu" in older files and means the tanh form, as transformers reads it.
+    # Gemma 1 has "gelu" in older files but means the tanh form, which transformers uses, too.
     return _gemma(config, activation="gelu_pytorch_tanh")
 
 
@@ -286,7 +286,7 @@ def gemma2(config: ModelConfig) -> DecoderSpec | None:
 
 
 def gemma3(config: ModelConfig) -> DecoderSpec | None:
-    """Layers with a window turn by frequencies of their own."""
+    """Layers with a window have their own rotary frequencies."""
     pattern = int(config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6)))
     spec = _gemma(
         config,
@@ -302,7 +302,7 @@ def gemma3(config: ModelConfig) -> DecoderSpec | None:
     whole = rotary(config, spec.head_dim, theta=1000000.0, layer_type="full_attention")
     if config.get("rope_parameters"):
         local = rotary(config, spec.head_dim, layer_type="sliding_attention")
-    else:  # older files: rope_scaling is for the layers without a window
+    else:  # in older files rope_scaling applies to layers without a window
         theta = float(config.get("rope_local_base_freq", 10000.0))
         local = RotarySpec(dim=spec.head_dim, theta=theta)
     return _set_rotary(spec, local, whole)

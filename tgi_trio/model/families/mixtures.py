@@ -12,10 +12,10 @@ from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_
 from tgi_trio.model.reading import rotary, sliding_windows, with_sections
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 
-# What gpt-oss turns by where config.json does not say.
-# Says in the config that we make of a GGUF file: each expert's gate, up and down are matrices.
+# A key in the config that we make of a GGUF file: each expert has separate gate, up and down.
 EXPERTS_APART: Final = "experts_apart"
 
+# gpt-oss' default rotary embedding.
 GPT_OSS_ROTARY: Final = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -47,7 +47,7 @@ def mixtral(config: ModelConfig) -> DecoderSpec:
 
 
 def phimoe(config: ModelConfig) -> DecoderSpec:
-    """Phi-3.5-MoE: LayerNorms and biases around Mixtral's experts, chosen one after the other."""
+    """Phi-3.5-MoE: LayerNorms and biases around Mixtral's experts, chosen by SparseMixer."""
     experts = ExpertsSpec(
         count=int(config.get("num_local_experts", 16)),
         per_token=int(config.get("num_experts_per_tok", 2)),
@@ -72,7 +72,7 @@ def phimoe(config: ModelConfig) -> DecoderSpec:
 
 
 def olmoe(config: ModelConfig) -> DecoderSpec | None:
-    if config.get("clip_qkv"):  # clamped after the norms, as nothing else is
+    if config.get("clip_qkv"):  # clips after the norms, which no other family does
         return None
     experts = ExpertsSpec(
         count=int(config.get("num_experts", config.get("num_local_experts", 64))),
@@ -95,7 +95,7 @@ def dbrx(config: ModelConfig) -> DecoderSpec | None:
     apart = bool(config.get(EXPERTS_APART))
     attention, mixture = dict(config.get("attn_config", {})), dict(config.get("ffn_config", {}))
     power = mixture.get("moe_normalize_expert_weights", 1.0)
-    if power not in (None, 1):  # of the norm that the weights are divided by
+    if power not in (None, 1):  # the power of the norm by which weights are divided
         return None
     hidden, heads = int(config.need("d_model")), int(config.need("n_heads"))
     width = int(mixture.get("ffn_hidden_size", 3584))
@@ -129,8 +129,9 @@ def dbrx(config: ModelConfig) -> DecoderSpec | None:
 
 
 def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
-    """gpt-oss (OpenAI 2025): sinks, windows in every other layer, biases, a gate with limits."""
-    if config.get("swiglu_alpha", 1.702) != 1.702:  # of the gate's sigmoid, see `quick_gelu`
+    """gpt-oss (OpenAI 2025): sinks, windows in every other layer, biases, a clipped gate."""
+    # the factor in the gate's sigmoid, see `quick_gelu`
+    if config.get("swiglu_alpha", 1.702) != 1.702:
         return None
     if not config.get("rope_parameters") and not config.get("rope_scaling"):
         config = replace(config, values={**config.values, "rope_scaling": GPT_OSS_ROTARY})
@@ -139,7 +140,8 @@ def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
         count=int(config.get("num_local_experts", 128)),
         per_token=int(config.get("num_experts_per_tok", 4)),
         width=int(config.need("intermediate_size")),
-        normalise=True,  # a softmax of the chosen, which is their part of that of all
+        # softmax over the chosen experts, which is their normalised share of that over all
+        normalise=True,
         biased=True,
         limit=float(config.get("swiglu_limit", 7.0)),
     )
@@ -159,7 +161,7 @@ def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
 
 
 def set_qwen_experts(config: ModelConfig, spec: DecoderSpec, shared_width: int) -> DecoderSpec:
-    """Put experts, by the names of Qwen 2 for their numbers, into the layers that have them."""
+    """Add experts, by Qwen 2's names for their numbers, to the layers that have them."""
     experts = ExpertsSpec(
         count=int(config.get("num_experts", config.get("num_local_experts", 0))),
         per_token=int(config.need("num_experts_per_tok")),
@@ -171,7 +173,7 @@ def set_qwen_experts(config: ModelConfig, spec: DecoderSpec, shared_width: int) 
 
 
 def _set_sparse(config: ModelConfig, spec: DecoderSpec, experts: ExpertsSpec) -> DecoderSpec:
-    """Put experts into the layers that have them."""
+    """Add experts to the layers that have them."""
     dense = set(config.get("mlp_only_layers", []))
     every = int(config.get("decoder_sparse_step", 1))
     layers = (
@@ -221,7 +223,7 @@ def qwen3_vl_moe(config: ModelConfig) -> DecoderSpec:
 
 
 def hunyuan_moe(config: ModelConfig) -> DecoderSpec | None:
-    """Hunyuan's first mixtures; layers of several numbers of experts are not computed here."""
+    """Hunyuan's first mixtures; numbers of experts that differ by layer are not implemented."""
     count, each = config.get("num_experts", 1), config.get("moe_topk", 1)
     if not isinstance(count, int) or not isinstance(each, int):
         return None

@@ -1,4 +1,4 @@
-"""Where each family's checkpoint keeps its weights: literal tables."""
+"""The names of tensors in each family's checkpoints: literal tables."""
 
 from __future__ import annotations
 
@@ -141,7 +141,8 @@ OLMO2 = replace(
 
 EXAONE4 = OLMO2
 
-# Its linear layers, and those that attend, as transformers writes them; on the hub as OLMo 2's.
+# Its linear layers, and its attention layers as transformers writes them; on the hub the latter are
+# OLMo 2's.
 OLMO_HYBRID = replace(
     LLAMA,
     attention_norm="attention_layer_norm",
@@ -174,11 +175,11 @@ GEMMA4_MOE = replace(
     beside_post_norm="post_feedforward_layernorm_2",
 )
 
-# As GGUF files have them: gates and ups are matrices of their own.
+# In GGUF files, where gate and up are separate matrices.
 _APART: Final = {"expert_gate_up": "", "expert_gate": "gate_proj", "expert_up": "up_proj"}
 GEMMA4_MOE_APART = replace(GEMMA4_MOE, **_APART)
 
-# Of those whose layers have embeddings of their own.
+# For models with per-layer embeddings.
 OWN_INPUTS: Final = {
     "own_table": "model.embed_tokens_per_layer",
     "own_projection": "model.per_layer_model_projection",
@@ -197,7 +198,7 @@ GEMMA3N = replace(
     **OWN_INPUTS,
 )
 
-SHARED_NORM = replace(LLAMA, mlp_norm="")  # attention and MLP read through one norm
+SHARED_NORM = replace(LLAMA, mlp_norm="")  # attention and MLP read the same norm
 
 OPT = Names(
     base="model.",
@@ -424,7 +425,7 @@ JAMBA = replace(
 
 ZAMBA2 = replace(LLAMA, final_norm="model.final_layernorm", mixer="mamba")
 
-# Of its layers that use a block, which lies in the first layer that does.
+# For layers that use a shared block, which is stored in the first layer that uses it.
 ZAMBA2_HYBRID = replace(
     ZAMBA2,
     mlp_norm="pre_ff_layernorm",
@@ -442,7 +443,7 @@ ZAMBA2_HYBRID = replace(
     gate_up_change="feed_forward.gate_up_proj_adapter_list.{}",
 )
 
-# Every layer is a mixer behind a norm.
+# Every layer is a norm and a mixer.
 MAMBA = Names(
     base="backbone.",
     embedding="backbone.embeddings",
@@ -486,7 +487,7 @@ DBRX = Names(
     expert_down="w2",
 )
 
-DBRX_APART = replace(DBRX, experts="ffn.experts.{}.")  # as GGUF files have them
+DBRX_APART = replace(DBRX, experts="ffn.experts.{}.")  # in GGUF files
 
 LLAMA4 = replace(
     LLAMA,

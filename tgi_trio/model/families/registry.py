@@ -1,8 +1,8 @@
-"""Model types the generic decoder covers: config.json -> DecoderSpec.
+"""The model types that the generic decoder computes: config.json -> DecoderSpec.
 
-Defaults are those of transformers' configuration classes, since save_pretrained may leave out what
-equals them. A function returns None for a variant of its family that the decoder cannot express;
-that variant, like any type not in the table, runs through `fallback_runner.py`.
+Defaults are those of transformers' configuration classes, since save_pretrained may leave out
+values that equal them. A function returns None for a variant of its family that the decoder cannot
+express; that variant, like any type not in the table, runs through `fallback_runner.py`.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ FAMILIES: dict[str, SpecFunction] = {
     "mpt": gpt_like.mpt,
 }
 
-# Types that are known to run through transformers, and the way each takes
-# (see `fallback_runner.py`). Any other type that transformers knows is tried in the same ways.
+# Types that are known to run through transformers, and how each does (see `fallback_runner.py`).
+# All other types of transformers are tried in the same ways.
 THROUGH_TRANSFORMERS: dict[str, str] = {
     "bart": "encoder-decoder",
     "codegen": "cached",
@@ -139,9 +139,10 @@ THROUGH_TRANSFORMERS: dict[str, str] = {
 
 
 def decoder_spec(config: ModelConfig) -> DecoderSpec | None:
-    """Return how the generic decoder runs this model, or the part of it that writes its text.
+    """Return the generic decoder's spec of a model, or of the text of a composite model.
 
-    None when it cannot. Raises ModelLoadError for a config.json whose values make no sense.
+    None if it cannot run the model. Raises ModelLoadError for a config.json whose values make no
+    sense.
     """
     function = FAMILIES.get(config.text_type)
     try:

@@ -1,4 +1,4 @@
-"""Attention over latents of which an index chooses: DeepSeek V3.2 and GLM 5."""
+"""Sparse latent attention, with an index that chooses tokens: DeepSeek V3.2 and GLM 5."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tgi_trio.model.spec import DecoderSpec, IndexSpec
 
 
 def deepseek_v32(config: ModelConfig) -> DecoderSpec | None:
-    """DeepSeek V3.2: V3 with an index in every layer, whose halves turn."""
+    """DeepSeek V3.2: V3 with an index in every layer; the index rotates pairs half a head apart."""
     spec = deepseek_spec(
         config,
         v3_experts(config, groups=8, groups_used=4),
@@ -22,7 +22,7 @@ def deepseek_v32(config: ModelConfig) -> DecoderSpec | None:
 
 
 def glm_moe_dsa(config: ModelConfig) -> DecoderSpec | None:
-    """GLM 5: layers may go on with the choice of the one before; neighbours turn."""
+    """GLM 5: layers may reuse the choice of the preceding one; rotated pairs are neighbours."""
     spec = deepseek_spec(
         config,
         v3_experts(config, groups=1, groups_used=1),
@@ -51,7 +51,7 @@ def _sparse(config: ModelConfig) -> list[bool]:
 
 
 def _choosing(config: ModelConfig, count: int) -> list[bool]:
-    """Return which layers have an index of their own."""
+    """Return which layers have their own index."""
     kinds = config.get("indexer_types") or config.get("index_topk_pattern")
     if kinds:
         return [kind in ("full", "F") for kind in kinds]
@@ -63,9 +63,9 @@ def _choosing(config: ModelConfig, count: int) -> list[bool]:
 def _set_index(
     config: ModelConfig, spec: DecoderSpec, *, heads: int, interleaved: bool
 ) -> DecoderSpec | None:
-    """Return `spec` with an index; `heads` is the family's default, `interleaved` as it turns.
+    """Return `spec` with an index; `heads`: the family's default, `interleaved`: its rotary pairs.
 
-    None for what index queries cannot be made of: queries that are not compressed.
+    None if queries are not compressed, since index queries are computed from compressed ones.
     """
     latent, turning = spec.latent, spec.layers[0].rotary
     if latent is None or not latent.query_rank or turning is None or not spec.layers[0].chooses:

@@ -1,4 +1,4 @@
-"""Families most of whose layers are state spaces: Mamba's kinds, alone or among attention."""
+"""Families in which most layers are state spaces: kinds of Mamba, with or without attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tgi_trio.model.mixers import Mamba1, Mamba2, Mixer
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 
-# What configs call a layer, and what it is; the letters are Nemotron's pattern's.
+# Names of kinds of layers in configs -> kinds; letters are from Nemotron's pattern.
 _KINDS: Final[Mapping[str, str]] = {
     "attention": "full_attention",
     "full_attention": "full_attention",
@@ -33,7 +33,7 @@ _KINDS: Final[Mapping[str, str]] = {
 
 
 def granite_hybrid(config: ModelConfig) -> DecoderSpec:
-    """Granite 4 H: Mamba-2 in most layers, an MLP beside the experts, or alone."""
+    """Granite 4 H: Mamba-2 in most layers; an MLP beside the experts, or instead of them."""
     width = int(config.get("shared_intermediate_size", 1024))
     spec = llama_spec(
         config,
@@ -53,7 +53,8 @@ def granite_hybrid(config: ModelConfig) -> DecoderSpec:
             count=count,
             per_token=int(config.get("num_experts_per_tok", 2)),
             width=int(config.need("intermediate_size")),
-            normalise=True,  # a softmax of the chosen, which is their part of that of all
+            # softmax over the chosen experts, which is their normalised share of that over all
+            normalise=True,
             shared_width=width,
             gate_up="rows",
         )
@@ -79,7 +80,7 @@ def bamba(config: ModelConfig) -> DecoderSpec:
 
 
 def falcon_h1(config: ModelConfig) -> DecoderSpec | None:
-    """Falcon H1: attention and Mamba-2 side by side in every layer; nearly everything is scaled."""
+    """Falcon H1: attention and Mamba-2 in parallel in every layer; nearly everything is scaled."""
 
     def scale(name: str) -> float:
         return float(config.get(f"{name}_multiplier", 1.0))
@@ -87,14 +88,15 @@ def falcon_h1(config: ModelConfig) -> DecoderSpec | None:
     biases = attention_bias(config)
     inner, entry = scale("attention_in"), scale("ssm_in")
     if (biases["qkv_bias"] and inner != 1.0) or (config.get("mamba_proj_bias") and entry != 1.0):
-        return None  # what is scaled is read by linears that add something
+        return None  # the scaled input is read by linear layers with a bias
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     gate, down = config.get("mlp_multipliers", (1.0, 1.0))
     head_dim = int(config.get("head_dim", hidden // heads))
     spec = llama_spec(
         config,
         names=names.FALCON_H1,
-        # Scales of queries and keys are one of their scores', as that of values is of their sum's.
+        # Scales of queries and keys are folded into the scores' scale, that of values into the
+        # output's.
         scale=head_dim**-0.5 * inner * inner * scale("key"),
         attention_scale=inner * scale("attention_out"),
         gate_scale=float(gate),
@@ -120,9 +122,9 @@ def falcon_h1(config: ModelConfig) -> DecoderSpec | None:
 
 
 def nemotron_h(config: ModelConfig) -> DecoderSpec | None:
-    """Nemotron H and 3: every layer is one part, behind one norm; no positions anywhere."""
+    """Nemotron H and 3: every layer is one part after one norm; no positions."""
     latent = int(config.get("moe_latent_size", 0))
-    if latent and config.get("mlp_bias", False):  # what undoes the compression adds something
+    if latent and config.get("mlp_bias", False):  # the matrix after the experts has a bias
         return None
     if config.get("sliding_window") is not None or config.get("n_shared_experts", 1) != 1:
         return None
@@ -177,7 +179,7 @@ def nemotron_h(config: ModelConfig) -> DecoderSpec | None:
 
 
 def jamba(config: ModelConfig) -> DecoderSpec:
-    """Jamba: Mamba in most layers, experts in every other one; no positions anywhere."""
+    """Jamba: Mamba in most layers, experts in every other one; no positions."""
     spec = llama_spec(config, rotates=False, names=names.JAMBA)
     mixer = Mamba1(
         channels=int(config.get("mamba_expand", 2)) * spec.hidden_size,
@@ -210,12 +212,12 @@ def jamba(config: ModelConfig) -> DecoderSpec:
 
 
 def mamba(config: ModelConfig) -> DecoderSpec:
-    """Mamba, the first."""
+    """Mamba, the first version."""
     return _alone(config, _mamba1_alone(config))
 
 
 def falcon_mamba(config: ModelConfig) -> DecoderSpec:
-    """Falcon Mamba: what is made of the text to scan it is normalised."""
+    """Falcon Mamba: time steps, b and c are normalised."""
     eps = float(config.get("mixer_rms_eps", 1e-6))
     return _alone(config, replace(_mamba1_alone(config), norm="plain", norm_eps=eps))
 
@@ -255,7 +257,7 @@ def _mamba1_alone(config: ModelConfig) -> Mamba1:
 
 
 def _alone(config: ModelConfig, mixer: Mixer, *, tied: bool = True) -> DecoderSpec:
-    """Return a model of nothing but mixers, `tied` by its family's default."""
+    """Return a model of mixers only; `tied`: the family's default."""
     layer = LayerSpec(scale=1.0, mixer=mixer, attends=False, feeds=False)
     return DecoderSpec(
         family=config.model_type,
@@ -273,13 +275,13 @@ def _alone(config: ModelConfig, mixer: Mixer, *, tied: bool = True) -> DecoderSp
 
 
 def _step_rank(config: ModelConfig, name: str, hidden: int) -> int:
-    """Return the numbers that steps of time are made of; "auto" is Mamba's own choice."""
+    """Return the rank of the time steps' projection; "auto" is Mamba's own choice."""
     rank = config.get(name, "auto")
     return ceil(hidden / 16) if rank == "auto" else int(rank)
 
 
 def _mamba2(config: ModelConfig, spec: DecoderSpec, **changes: Any) -> Mamba2:
-    """Return the mixer by the names that Bamba gave its numbers."""
+    """Return the mixer, by the names that Bamba gave its numbers."""
     width = int(config.get("mamba_expand", 2)) * spec.hidden_size
     heads, head_dim = int(config.get("mamba_n_heads", 128)), config.get("mamba_d_head", "auto")
     least, most = config.get("time_step_limit") or (0.0, inf)
@@ -302,7 +304,7 @@ def _mamba2(config: ModelConfig, spec: DecoderSpec, **changes: Any) -> Mamba2:
 
 
 def _kinds(config: ModelConfig, default: list[str]) -> list[str]:
-    """Return what each layer is; raises ValueError for a word that no config has."""
+    """Return the kind of each layer; raises ValueError for an unknown name."""
     stated = config.get("layer_types") or config.get("layers_block_type") or default
     if unknown := [word for word in stated if word not in _KINDS]:
         raise ValueError(f"{unknown[0]!r} is no kind of layer; known are {', '.join(_KINDS)}")
@@ -310,10 +312,10 @@ def _kinds(config: ModelConfig, default: list[str]) -> list[str]:
 
 
 def _number(value: Any) -> float:
-    """Return a number; transformers writes {"__float__": "Infinity"} for what JSON lacks."""
+    """Return a number; transformers writes {"__float__": "Infinity"}, which JSON lacks."""
     return float(value["__float__"] if isinstance(value, Mapping) else value)
 
 
 def _stated(config: ModelConfig, several: tuple[str, ...], default: Any) -> Any:
-    """Return what is stated under the first of several names."""
+    """Return the value of the first of several keys that is stated."""
     return next((value for name in several if (value := config.get(name)) is not None), default)

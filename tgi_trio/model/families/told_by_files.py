@@ -1,4 +1,4 @@
-"""What of a model its weights say, and not its config.json."""
+"""Properties of a model that its weights show, and its config.json does not state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tgi_trio.model.wrappers import rename_text
 
 
 def fit_checkpoint(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
-    """Return `spec` as the checkpoint has it: its head's place, and how experts lie in one tensor.
+    """Return `spec` adapted to the checkpoint: whether the head is tied, and the layout of experts.
 
-    The configs of a whole and of its text contradict each other in many a folder on whether the
-    head is tied. Where there are no weights, `spec` as it is: whoever needs them says so.
+    In many folders, the configs of a composite and of its text contradict each other on whether the
+    head is tied. Without weights `spec` is returned unchanged: code that needs them will report it.
     """
     try:
         names = rename_text(dict.fromkeys(stored_names(config.folder)))
@@ -29,9 +29,9 @@ def fit_checkpoint(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
 
 
 def name_layers(config: ModelConfig, layer: int, choices: Sequence[Names]) -> Names:
-    """Return the first of `choices` whose norm behind attention the checkpoint has in a layer.
+    """Return the first of `choices` whose norm after attention the checkpoint has in a layer.
 
-    The first of all where it has none, or there are no weights: whoever needs them says so.
+    The first of all if it has none, or if there are no weights: code that needs them reports it.
     """
     try:
         stored = stored_names(config.folder)
@@ -46,10 +46,10 @@ def name_layers(config: ModelConfig, layer: int, choices: Sequence[Names]) -> Na
 
 
 def _turn_experts(tensors: Mapping[str, StoredTensor], spec: DecoderSpec) -> DecoderSpec:
-    """Return `spec` with experts [outputs, inputs] where they have that shape.
+    """Return `spec` with experts as [outputs, inputs], if the checkpoint has them so.
 
-    transformers writes them so since its fifth version; before that, and on the hub, they are
-    [inputs, outputs].
+    transformers writes them so since version 5; before that, and on the hub, they are [inputs,
+    outputs].
     """
     layers = []
     for index, layer in enumerate(spec.layers):

@@ -1,4 +1,4 @@
-"""Zamba2 (Zyphra 2024): Mamba-2 in every layer, and a few blocks of attention that many share."""
+"""Zamba2 (Zyphra 2024): Mamba-2 in every layer, and a few blocks of attention shared by many."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tgi_trio.model.mixers import Mamba2
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import DecoderSpec, LayerSpec, SharedBlock
 
-_HYBRID: Final = "hybrid"  # what configs call a layer that uses a block
+_HYBRID: Final = "hybrid"  # the name in configs of a layer that uses a block
 _OTHERS: Final = ("mamba", "mamba2", "linear_attention")
-# Of the first Zamba2, which does not state it: runs of layers that use none, each with one behind.
+# The first Zamba2 does not state it: lengths of runs without a block, each followed by one.
 _RUNS: Final = (6, *[5] * 6, 4, 3)
 
 
 def zamba2(config: ModelConfig) -> DecoderSpec:
-    """Zamba2: blocks read the hidden state beside the embedding, so heads are twice as wide."""
+    """Zamba2: blocks read the hidden state and the embedding, so heads are twice as wide."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim, biased = 2 * hidden // heads, bool(config.get("add_bias_linear", False))
     width = int(config.get("intermediate_size") or 4 * hidden)
@@ -56,7 +56,7 @@ def zamba2(config: ModelConfig) -> DecoderSpec:
 
 
 def _kinds(config: ModelConfig) -> list[str]:
-    """Return what each layer is; raises ValueError for a word that no config has."""
+    """Return the kind of each layer; raises ValueError for an unknown name."""
     default = [word for run in _RUNS for word in (*[_OTHERS[0]] * run, _HYBRID)]
     default += [_OTHERS[0]] * 2
     kinds = list(config.get("layers_block_type") or config.get("layer_types") or default)
@@ -69,7 +69,7 @@ def _kinds(config: ModelConfig) -> list[str]:
 def _layers(
     config: ModelConfig, spec: DecoderSpec, kinds: list[str], mixer: Mamba2
 ) -> Iterator[LayerSpec]:
-    """Yield what layers are; the blocks lie in the first layers that use one, and take turns."""
+    """Yield the layers; blocks are stored in the first layers that use one, and used in turn."""
     using = [index for index, word in enumerate(kinds) if word == _HYBRID]
     blocks, rank = int(config.get("num_mem_blocks", 1)), int(config.get("adapter_rank", 128))
     for index, layer in enumerate(spec.layers):
