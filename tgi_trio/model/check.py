@@ -1,7 +1,7 @@
-"""Whether a model folder can be served as asked, before anything is spawned or loaded.
+"""Checks whether a model folder can be served as requested, before anything is spawned or loaded.
 
-The launcher asks before it starts a shard, so that a start that cannot work ends in a tenth of a
-second with a sentence; every rank asks again as it loads, whoever started it.
+The launcher checks before it starts a shard, so a start that cannot work ends in a tenth of a
+second with one sentence. Every rank checks again when it loads.
 """
 
 from __future__ import annotations
@@ -54,32 +54,33 @@ CPU_ROUNDING: Final = (
 
 
 class Serving(Protocol):
-    """How a model is to be served, as far as the model may forbid it; the settings are one."""
+    """How a model is to be served, as far as it may rule that out; the settings implement it."""
 
     @property
     def dtype(self) -> str: ...
     @property
     def num_shard(self) -> int: ...
     @property
-    def pipeline_stages(self) -> int: ...  # whose ranks have a part of every layer of it
+    def pipeline_stages(self) -> int: ...  # each has num_shard / pipeline_stages ranks
     @property
-    def quantize(self) -> str | None: ...  # how weights are stored, or what they are rounded to
+    def quantize(self) -> str | None: ...  # how weights are stored, or to what they are rounded
     @property
-    def kv_cache_dtype(self) -> str | None: ...  # of K and V, where it is not the model's
+    def kv_cache_dtype(self) -> str | None: ...  # of K and V, if not the model's
     @property
-    def activations(self) -> int | None: ...  # bits of those that 8-bit weights are multiplied by
+    # bits of activations that quantised weights are multiplied with
+    def activations(self) -> int | None: ...
     @property
-    def cpu_backend(self) -> str: ...  # "numba" where only the CPU kernels will do
+    def cpu_backend(self) -> str: ...  # "numba": only the CPU kernels will do
     @property
     def trust_remote_code(self) -> bool: ...  # the folder's own code may be run
     @property
-    def rope(self) -> RopeScaling | None: ...  # asked for in place of the checkpoint's
+    def rope(self) -> RopeScaling | None: ...  # replaces the checkpoint's
 
 
 def check_model(config: ModelConfig, serving: Serving) -> list[str]:
-    """Raise ModelLoadError or ConfigurationError when a model cannot be served so.
+    """Raise ModelLoadError or ConfigurationError if a model cannot be served as requested.
 
-    Returns what is to be said all the same, a sentence each.
+    Return warnings, a sentence each.
     """
     warnings = check_drafter(config)
     spec = supported_spec(config)
@@ -122,7 +123,7 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
 
 
 def model_spec(config: ModelConfig) -> DecoderSpec | T5Spec | None:
-    """Return how we run a model, None where transformers does.
+    """Return the spec by which we run a model, or None: it runs through transformers.
 
     Raises ModelLoadError for a config.json whose values make no sense.
     """
@@ -130,7 +131,7 @@ def model_spec(config: ModelConfig) -> DecoderSpec | T5Spec | None:
 
 
 def supported_spec(config: ModelConfig) -> DecoderSpec | T5Spec | None:
-    """Return what `model_spec` does; raises ModelLoadError for a part nobody built, too."""
+    """Return `model_spec`; also raises ModelLoadError for parts that are not implemented."""
     spec = model_spec(config)
     if isinstance(spec, DecoderSpec):
         check_activation(spec.activation, learned=bool(spec.names.activation))
@@ -139,17 +140,17 @@ def supported_spec(config: ModelConfig) -> DecoderSpec | T5Spec | None:
 
 
 def is_known(model_type: str) -> bool:
-    """Return whether this package or transformers has a model type of its own."""
+    """Return whether a model type is known to this package or to transformers."""
     return model_type in FAMILIES or model_type in T5_FAMILIES or model_type in configured_types()
 
 
 def check_checkpoint(
     config: ModelConfig, spec: DecoderSpec | T5Spec | None
 ) -> dict[str, StoredTensor]:
-    """Raise ModelLoadError unless every tensor is there, readable, and read or known.
+    """Raise ModelLoadError unless every tensor is there, readable, and either used or known.
 
-    Returns those that hold scales of quantised matrices. `spec` None: transformers loads the model,
-    and `check_unread` goes on when it has.
+    Return the tensors with scales of quantised matrices. `spec` None: transformers loads the model,
+    and `check_unread` does the rest when it has.
     """
     tensors = read_tensors(config)
     layout: MatrixLayout | None = None
@@ -175,7 +176,7 @@ def check_checkpoint(
 def _scales(
     tensors: Mapping[str, StoredTensor], stored: Stored
 ) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the tensors that hold scales, of the type that these are."""
+    """Yield the tensors that contain scales, with the scales' dtype."""
     for name, tensor in tensors.items():
         if name in stored.small_scales:
             yield name, replace(tensor, dtype=stored.small_scales[name])
@@ -184,14 +185,14 @@ def _scales(
 
 
 def check_unread(config: ModelConfig, unread: list[str]) -> None:
-    """Raise ModelLoadError for tensors that transformers has left unread, unless harmless."""
+    """Raise ModelLoadError for tensors that transformers has not read, unless they are harmless."""
     refuse_leftovers(read_tensors(config), unread, config, text_only=True)
 
 
 def check_drafter(config: ModelConfig) -> list[str]:
-    """Return what is to be said of a model's trained drafter, which nothing here guesses with.
+    """Return warnings about a trained drafter in a model's folder, which is not used.
 
-    Raises ModelLoadError for a folder that holds nothing but a drafter.
+    Raises ModelLoadError for a folder that contains only a drafter.
     """
     base = config.get("base_model_name_or_path")
     advice = f" Serve the model it was made for{f', {base}' if base else ''}, and name this folder "
@@ -219,7 +220,7 @@ def check_drafter(config: ModelConfig) -> list[str]:
 
 
 def check_rotary(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> None:
-    """Raise ConfigurationError where there are no rotary positions of ours to scale."""
+    """Raise ConfigurationError if the model has no rotary positions of ours to scale."""
     if isinstance(spec, DecoderSpec) and any(layer.rotary for layer in spec.layers):
         return
     why = "has no rotary positions" if spec is not None else "runs through transformers"
@@ -249,7 +250,7 @@ def _check_claims(
     known = shapes.keys() | needed.keys()
     unread = tensors.keys() - known - stored.parts
     check_dtypes({name: tensors[name] for name in known & tensors.keys()})
-    # Before what is missing: of a quantised matrix the weight is missing, too.
+    # Before missing tensors, since the weight of a quantised matrix is missing as well.
     refuse_pieces(tensors, (name for name in unread if not is_harmless(name, config)))
     if missing := sorted(needed.keys() - tensors.keys()):
         raise ModelLoadError(
@@ -260,7 +261,7 @@ def _check_claims(
 
 
 def _check_shapes(tensors: Mapping[str, StoredTensor], shapes: Mapping[str, Shape | None]) -> None:
-    """Raise ModelLoadError for a tensor of another shape than it must have; None: any."""
+    """Raise ModelLoadError for a tensor of the wrong shape; None means any shape."""
     for name in sorted(shapes.keys() & tensors.keys()):
         wanted, found = shapes[name], tensors[name]
         if wanted not in (None, found.shape):
@@ -271,7 +272,7 @@ def _check_shapes(tensors: Mapping[str, StoredTensor], shapes: Mapping[str, Shap
 
 
 def _check_transformers(config: ModelConfig, serving: Serving) -> None:
-    """Raise for what transformers cannot run, or cannot run so."""
+    """Raise for a model that transformers cannot run, or not as requested."""
     name, known = config.model_type, text_types()
     code = runnable_code(config) if serving.trust_remote_code else None
     if known and name not in known and code is None:
@@ -293,7 +294,7 @@ def _check_transformers(config: ModelConfig, serving: Serving) -> None:
 
 
 def _check_quantize(config: ModelConfig, stated: str) -> None:
-    """Raise ConfigurationError where `--quantize` contradicts what a checkpoint is."""
+    """Raise ConfigurationError if `--quantize` contradicts the checkpoint."""
     if files := gguf_files(config.folder):
         kinds = {tensor.dtype for tensor in read_tensors(config).values()} - SERVED_DTYPES.keys()
         if kinds and stated != "gguf":
@@ -305,7 +306,7 @@ def _check_quantize(config: ModelConfig, stated: str) -> None:
 
 
 def split_refusal(config: ModelConfig) -> str:
-    """Return what is said where a model of transformers is to be split."""
+    """Return the refusal to split a model that runs through transformers."""
     return (
         f"Model type {config.model_type!r} runs through transformers, which is not split over "
         "shards here; use --num-shard 1."
@@ -313,7 +314,7 @@ def split_refusal(config: ModelConfig) -> str:
 
 
 def rounding_refusal(config: ModelConfig, made: str) -> str:
-    """Return what is said where weights of a model of transformers are to be rounded."""
+    """Return the refusal to round the weights of a model that runs through transformers."""
     return (
         f"--quantize {made} rounds the weights of models that are computed here, and model type "
         f"{config.model_type!r} runs through transformers: leave it out."
@@ -321,7 +322,7 @@ def rounding_refusal(config: ModelConfig, made: str) -> str:
 
 
 def heads_refusal(config: ModelConfig) -> str:
-    """Return what is said where heads are to guess for a model that is no generic decoder."""
+    """Return the refusal of speculation heads for a model that is not a generic decoder."""
     return (
         f"--draft-model holds heads, which guess for models of the generic decoder, and model type "
         f"{config.model_type!r} is none of them: leave it out; --speculate N guesses from the text."
@@ -329,7 +330,7 @@ def heads_refusal(config: ModelConfig) -> str:
 
 
 def check_guesser(folder: Path, spec: DecoderSpec | T5Spec | None) -> None:
-    """Raise ConfigurationError where the model in `folder` cannot guess for another."""
+    """Raise ConfigurationError if the model in `folder` cannot be a draft model."""
     if isinstance(spec, DecoderSpec) and any(layer.mixer for layer in spec.layers):
         raise ConfigurationError(
             f"{folder} cannot guess for another model: its layers keep a state per sequence, which "
@@ -338,7 +339,7 @@ def check_guesser(folder: Path, spec: DecoderSpec | T5Spec | None) -> None:
 
 
 def activations_refusal(config: ModelConfig) -> str:
-    """Return what is said where activations are to be rounded, and a model cannot have it."""
+    """Return the refusal of 8-bit activations for a model that cannot have them."""
     return (
         f"--activations 8 is for the models of the generic decoder, and model type "
         f"{config.model_type!r} is none of them: leave it out."
@@ -346,7 +347,7 @@ def activations_refusal(config: ModelConfig) -> str:
 
 
 def kv_refusal(config: ModelConfig, asked: str) -> str:
-    """Return what is said where K and V of 8 bits are asked for, and a model cannot have them."""
+    """Return the refusal of an 8-bit KV cache for a model that cannot have one."""
     return (
         f"--kv-cache-dtype {asked} is for the models of the generic decoder, and model type "
         f"{config.model_type!r} is none of them: leave it out."

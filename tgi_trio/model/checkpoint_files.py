@@ -1,8 +1,8 @@
-"""The files of a checkpoint folder, and what their headers say of every tensor.
+"""The files of a checkpoint folder, and the headers that describe every tensor.
 
-A safetensors file begins with eight bytes of its header's length, then JSON of names, dtypes,
-shapes and places. That is read and checked here, so that neither torch nor the files' library is
-needed to know what a checkpoint is made of.
+A safetensors file begins with the length of its header in eight bytes, then JSON with names,
+dtypes, shapes and offsets. It is parsed and checked here, so that neither torch nor the safetensors
+library is needed to know what a checkpoint contains.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tgi_trio.errors import ModelLoadError
 
 _INDEX = "model.safetensors.index.json"
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack")
-_LONGEST_HEADER = 100_000_000  # bytes; the library's own bound
-# Bits of a number. Other dtypes are newer than this table: nothing reads them, they are only named.
+_LONGEST_HEADER = 100_000_000  # bytes; the safetensors library's own limit
+# Bits of a number. Newer dtypes are not in this table: they are not read, but named in messages.
 _BITS = {
     "BOOL": 8,
     "U8": 8,
@@ -43,29 +43,29 @@ _BITS = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a tensor was changed as its file was made, in ways that no format knows of."""
+    """How a converter changed a tensor in ways that formats do not record."""
 
-    # Of so many heads; in each the rows that are turned together were half a head apart, and lie
-    # side by side. 0: they are where they were.
+    # Number of heads whose rows were reordered: rows that are rotated together were half a head
+    # apart, and are now neighbours. 0: not reordered.
     rotary_heads: int = 0
-    plus_one: bool = False  # one was added to every number
-    exponential: bool = False  # every number x became -exp(x)
-    # [outputs, inputs] in the file, and the other way round in a checkpoint, as `shape` says.
+    plus_one: bool = False  # 1 was added to every number
+    exponential: bool = False  # every number x was replaced by -exp(x)
+    # [outputs, inputs] in the file, [inputs, outputs] in a checkpoint, as in `shape`.
     transposed: bool = False
-    # Rows were by key head: its queries, so many of them, its key, its value. They lie by kind:
-    # all queries, all keys, all values. 0: they are where they were.
+    # Rows were grouped by key head: its queries, `queries_each`, its key, its value. Now they are
+    # grouped by kind: all queries, all keys, all values. 0: not regrouped.
     key_heads: int = 0
     queries_each: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """What a file's header says of one tensor."""
+    """The header's entry of one tensor."""
 
     file: Path
-    dtype: str  # as safetensors or GGUF names it, "BF16", "Q4_K"
+    dtype: str  # as named by safetensors or GGUF: "BF16", "Q4_K"
     shape: tuple[int, ...]
-    first: int  # of its bytes in the file
+    first: int  # byte offset in the file
     end: int
     change: Change | None = None
 
@@ -80,7 +80,7 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     files = sorted({folder / file for file in named.values()})
     if not named:
         files = sorted(folder.glob("*.safetensors"))
-        if (folder / "model.safetensors") in files:  # adapters and draft heads may lie beside it
+        if (folder / "model.safetensors") in files:  # adapters and draft heads may be beside it
             files = [folder / "model.safetensors"]
     if not files:
         raise ModelLoadError(_no_safetensors(folder))
@@ -106,7 +106,7 @@ def stored_names(folder: Path) -> frozenset[str]:
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    """Return tensor name -> file name; empty where there is no index."""
+    """Return tensor name -> file name; empty if there is no index."""
     path = folder / _INDEX
     try:
         table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
@@ -124,7 +124,7 @@ def _read_index(folder: Path) -> dict[str, str]:
 def read_file_header(file: Path, longest: int = _LONGEST_HEADER) -> dict[str, StoredTensor]:
     """Return every tensor of one safetensors file by name.
 
-    `longest`: bytes that the header may have. Raises ModelLoadError for a file that is missing,
+    `longest`: limit of the header in bytes. Raises ModelLoadError for a file that is missing,
     truncated or unreadable.
     """
     try:
@@ -146,9 +146,9 @@ def read_file_header(file: Path, longest: int = _LONGEST_HEADER) -> dict[str, St
 def _check_header(
     file: Path, header: dict[str, Any], begin: int, file_size: int
 ) -> dict[str, StoredTensor]:
-    """Return the tensors of a parsed header; raises ValueError unless they fill the data.
+    """Return the tensors of a parsed header; raises ValueError unless they fill the data exactly.
 
-    Their bytes are from `begin` to the end of the file.
+    Their bytes reach from `begin` to the end of the file.
     """
     header.pop("__metadata__", None)
     tensors, total, data_size = {}, 0, file_size - begin
@@ -172,7 +172,7 @@ def _check_header(
 
 
 def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raises ValueError for a name that it has twice."""
+    """Return a JSON object; raises ValueError for a repeated key."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(

@@ -1,4 +1,4 @@
-"""The tensors of a model's folder, whichever kind of files they are in."""
+"""The tensors of a model's folder, whatever the format of its files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tgi_trio.model.gguf.tensors import read_gguf_tensors
 from tgi_trio.model.stacked_experts import flatten_vectors, split_experts
 from tgi_trio.model.wrappers import rename_text
 
-SUFFIXES: Final = (".safetensors", ".gguf")  # of files of weights
+SUFFIXES: Final = (".safetensors", ".gguf")  # of weight files
 
 
 def read_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
-    """Return every tensor of a model by name: of experts one by one, of text by plain names.
+    """Return every tensor of a model by name: experts separately, a composite's text renamed.
 
     Raises ModelLoadError as `read_headers`, `split_experts` and `read_gguf_tensors` do.
     """
@@ -32,7 +32,7 @@ def read_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that a model is loaded from; raises as `read_headers` does."""
+    """Return the files from which a model is loaded; raises as `read_headers` does."""
     return gguf_files(folder) or sorted(set(find_safetensors(folder).values()))
 
 
@@ -43,5 +43,5 @@ def weight_bytes(folder: Path) -> int:
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """Return the GGUF files of a folder that has no other weights; [] for one that has."""
+    """Return the GGUF files of a folder without other weights; [] if it has others."""
     return [] if any(folder.glob("*.safetensors")) else find_gguf(folder)

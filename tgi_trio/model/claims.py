@@ -1,9 +1,9 @@
-"""What a backend computes of a model's description, field by field. Everything else is refused.
+"""Which fields of a model's spec a backend computes; everything else is refused.
 
 A backend has a table "record.field" -> `Claim` (`kernel_fit.py` for the CPU kernels,
-`decoder_fit.py` for torch). A field that is added to `spec.py` is in neither, so a model that uses
-it is refused by both until somebody has taught them; so is a new value of a field whose values are
-listed.
+`decoder_fit.py` for torch). A field that is added to `spec.py` is in neither table, so a model that
+uses it is refused by both until they implement it. The same holds for a new value of a field whose
+values are listed.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A field that a backend reads."""
+    """A field that a backend computes."""
 
     serves: Callable[[Any], bool]  # whether it computes this value
-    refusal: str = ""  # what is said of others; "{}" stands for the value
+    refusal: str = ""  # the message for other values; "{}" is replaced by the value
 
 
-Claims = Mapping[str, Claim]  # by "DecoderSpec.norm", in the order in which they are looked at
+Claims = Mapping[str, Claim]  # by "DecoderSpec.norm", in the order in which they are checked
 
 ANY = Claim(lambda value: True)
 
 
 def only(*values: Any, refusal: str) -> Claim:
-    """Claim some values of a field."""
+    """Claim the given values of a field."""
     return Claim(lambda value: value in values, refusal)
 
 
@@ -36,12 +36,12 @@ def multiples(unit: int, refusal: str) -> Claim:
     return Claim(lambda value: value % unit == 0, refusal)
 
 
-# Of whatever keeps a state behind a convolution.
+# For every mixer with a convolution.
 CONVOLVED = only("silu", "swish", refusal="activation {!r} behind a convolution is not built")
 
 
 def find_unclaimed(spec: Any, claims: Claims) -> str | None:
-    """Return why a model cannot be computed by whoever claims so much, None if it can."""
+    """Return why a backend with these claims cannot compute a model, or None."""
     records = list(_records(spec))
     for key, claim in claims.items():
         kind, _, name = key.partition(".")
@@ -71,5 +71,5 @@ def _records(value: Any) -> Iterator[Any]:
 
 
 def _default(field: Field[Any]) -> Any:
-    """Return what a field is when nobody sets it; MISSING, which nothing equals, for none."""
+    """Return a field's default; MISSING, which equals nothing, if it has none."""
     return field.default if field.default_factory is MISSING else field.default_factory()

@@ -1,8 +1,8 @@
-"""What a checkpoint folder says about its model: config.json and generation_config.json.
+"""What a checkpoint folder states about its model: config.json and generation_config.json.
 
-The one reader of these files, for settings, tokenizer, conversions and every backend (a test looks
-for others). Read as plain JSON, so that nothing here imports transformers (half a second, and a lot
-of memory).
+The only reader of these files, for settings, tokenizer, conversions and every backend (a test looks
+for others). They are read as plain JSON, so nothing here imports transformers, which takes half a
+second and much memory.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from typing import Any
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.wrappers import EXTRA_TOKENS, TEXT_TYPES, text_defaults, text_type
 
-# Names under which families write the longest sequence they were trained for.
+# Keys in which families state the longest sequence they were trained for.
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
-# Where composite models (text and images, speech, ...) keep the numbers of what writes the text, in
-# the order in which transformers looks.
+# Keys of the nested text config in composite models (text and images, speech, ...), in the order in
+# which transformers looks for them.
 _TEXT_KEYS = ("text_config", "decoder", "generator")
-# What the whole says for its text as well, where it says anything.
+# Keys whose top-level value, if any, wins over that of the nested text config.
 _KEYS_OF_THE_WHOLE = ("model_type", "bos_token_id", "eos_token_id", "tie_word_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Rotary scaling that was asked for in place of the checkpoint's own."""
+    """Requested rotary scaling, which replaces the checkpoint's."""
 
     kind: str  # "linear" or "dynamic"
-    factor: float  # how many times as long sequences may become
+    factor: float  # by how much longer sequences may become
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The facts every part needs, and the whole of config.json for the family that reads more."""
+    """The facts that every part needs, and all of config.json for families that need more."""
 
     folder: Path
     model_type: str
     dtype: str | None  # of the checkpoint, e.g. "bfloat16"; None: not stated
-    vocab_size: int  # 0 = not stated; tokens that are read alone included
-    max_positions: int  # longest sequence in tokens; 0 = unbounded, or not stated
+    vocab_size: int  # 0: not stated; includes tokens that are only read
+    max_positions: int  # in tokens; 0: unbounded, or not stated
     eos_ids: tuple[int, ...]
     values: Mapping[str, Any]  # config.json, as `read_values` returns it
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a config value; a null counts as absent."""
+        """Return a config value; null counts as absent."""
         value = self.values.get(name)
         return default if value is None else value
 
     def need(self, name: str) -> Any:
-        """Return a config value; raises ModelLoadError when it is absent."""
+        """Return a config value; raises ModelLoadError if it is absent."""
         value = self.values.get(name)
         if value is None:
             raise ModelLoadError(
@@ -62,24 +62,24 @@ class ModelConfig:
 
     @property
     def wraps_text(self) -> bool:
-        """Whether what writes the text is one of several senses' parts, see `wrappers.py`."""
+        """Whether this is a composite model, whose text is one of several parts: `wrappers.py`."""
         return self.model_type in TEXT_TYPES
 
     @property
     def text_type(self) -> str:
-        """Return the type of what writes the text: `model_type`, or what that wraps."""
+        """The type of the text model: `model_type`, or that of the nested text config."""
         return text_type(self.model_type, _nested_text(self.values))
 
     @property
     def trained_positions(self) -> int:
-        """Return the longest sequence that config.json states; 0: none.
+        """The longest sequence that config.json states; 0: none.
 
-        Scaled frequencies start from it, whatever `max_positions` has grown to.
+        Scaled frequencies start from it, even if `max_positions` has been raised.
         """
         return _first_count(self.folder, self.values, _POSITION_KEYS)
 
     def with_rope(self, scaling: RopeScaling) -> ModelConfig:
-        """Return the config with rotary frequencies scaled so, and sequences as much longer."""
+        """Return the config with this rotary scaling, and correspondingly longer sequences."""
         values = {
             **self.values,
             "rope_scaling": {"rope_type": scaling.kind, "factor": scaling.factor},
@@ -88,9 +88,9 @@ class ModelConfig:
 
 
 def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
-    """Read `folder`; raises ModelLoadError when it is no checkpoint or its JSON is damaged.
+    """Read `folder`; raises ModelLoadError if it is not a checkpoint or its JSON is damaged.
 
-    `rope`: scaling that takes the place of the checkpoint's.
+    `rope`: scaling that replaces the checkpoint's.
     """
     if not folder.is_dir():
         raise ModelLoadError(f"{folder} is not a folder; --model-id names a folder or a hub model.")
@@ -117,12 +117,12 @@ def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
 
 
 def read_values(folder: Path) -> dict[str, Any] | None:
-    """Return config.json with the numbers of a nested text config on the top level; None: no file.
+    """Return config.json with a nested text config merged into the top level; None: no file.
 
-    They win, since those beside them are of the whole (transformers' `get_text_config` is held to
-    the same), but for the type of the model, the ids where a text begins and ends, and whether its
-    head is tied. Sizes that a nested config leaves out are its type's. Raises ModelLoadError when
-    the file cannot be read.
+    The nested values win, since those beside them are the composite's (a test compares with
+    transformers' `get_text_config`), except for the model's type, the ids of BOS and EOS, and
+    whether the head is tied. Sizes that a nested config leaves out are its type's defaults. Raises
+    ModelLoadError if the file cannot be read.
     """
     content = read_json(folder / "config.json")
     if content is None:
@@ -136,7 +136,7 @@ def read_values(folder: Path) -> dict[str, Any] | None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a file, None when there is no such file; raises ModelLoadError."""
+    """Return the object in a file, or None if there is no such file; raises ModelLoadError."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _nested_text(values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the config of what writes the text, None where it is the whole."""
+    """Return the nested text config, None if the model is not composite."""
     nested = (values[key] for key in _TEXT_KEYS if isinstance(values.get(key), dict))
     return next(nested, None)
 
@@ -160,7 +160,7 @@ def _dtype(values: Mapping[str, Any]) -> str | None:
 
 
 def _first_count(folder: Path, values: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    """Return the first of `names` that states a positive number, 0 when none does."""
+    """Return the first of `names` with a positive number, 0 if there is none."""
     for name in names:
         value = values.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
@@ -173,7 +173,7 @@ def _first_count(folder: Path, values: Mapping[str, Any], names: tuple[str, ...]
 
 
 def _count_tokens(folder: Path, values: Mapping[str, Any]) -> int:
-    """Return how many tokens a text has embeddings of, 0 where that is not stated."""
+    """Return the number of tokens with embeddings, 0 if it is not stated."""
     stated = _first_count(folder, values, ("vocab_size",))
     kind = text_type(str(values.get("model_type")), _nested_text(values))
     added = _first_count(folder, values, ("additional_vocab_size",)) if kind == "idefics" else 0
@@ -181,7 +181,7 @@ def _count_tokens(folder: Path, values: Mapping[str, Any]) -> int:
 
 
 def _eos_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ids of the first source that names any; transformers looks in the same order."""
+    """Return the ids of the first source that states any; transformers looks in the same order."""
     for source in sources:
         ids = source.get("eos_token_id")
         if ids is not None:

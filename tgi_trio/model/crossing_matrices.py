@@ -1,4 +1,4 @@
-"""Which matrices a layer has that attends to images."""
+"""The matrices of a layer with cross-attention to images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tgi_trio.model.spec import Crossing, DecoderSpec
 
 
 def crossing_refs(spec: DecoderSpec, crossing: Crossing, prefix: str) -> CrossingRefs:
-    """Return what the layer at `prefix` asks of images; what they answer is the tower's."""
+    """Return the text's side of a cross-attention at `prefix`; keys and values are the tower's."""
     names, heads, size, shape = spec.names, spec.heads, spec.head_dim, crossing.gate_shape
     query = layer_matrix(spec, prefix + names.query, heads * size, spec.hidden_size)
     output = layer_matrix(spec, prefix + names.output, spec.hidden_size, heads * size)

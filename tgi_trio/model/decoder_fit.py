@@ -1,6 +1,6 @@
-"""Which models the generic decoder computes: every field of a model's description that it reads,
-and which values of it. No torch in this file: a start with another is refused before anything is
-loaded.
+"""The models that the generic decoder computes: the spec's fields that it reads, and their values.
+
+No torch in this file: other models are refused before anything is loaded.
 """
 
 from __future__ import annotations

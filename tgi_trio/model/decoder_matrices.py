@@ -1,6 +1,6 @@
-"""Which matrices and norms a decoder is made of: their names, shapes, halves and units.
+"""The matrices and norms of a decoder: their names, shapes, pieces and units.
 
-Written once, for every backend: nobody else derives a tensor's name or shape from a spec.
+Written once for every backend: nothing else derives a tensor's name or shape from a spec.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from tgi_trio.model.stream_matrices import (
     streams_refs,
 )
 
-_LATENT_EPS = 1e-6  # of the norms of what is compressed, whatever the layers' is
+_LATENT_EPS = 1e-6  # of the norms of compressed queries and latents, whatever that of the layers is
 
-# The names that are read below: what backends need not look at.
+# The names that are read below, which backends need not claim.
 NAMES: Final[Claims] = {
     "Names.base": ANY,
     "Names.embedding": ANY,
@@ -125,7 +125,7 @@ NAMES: Final[Claims] = {
 
 
 def outer_refs(spec: DecoderSpec) -> OuterRefs:
-    """Return what is before and behind the layers of a decoder."""
+    """Return the parts of a decoder before and after its layers."""
     names, hidden = spec.names, spec.hidden_size
     rows = spec.vocab_size - spec.added_tokens
     table = MatrixRef(f"{names.embedding}.weight", rows, hidden)
@@ -152,7 +152,7 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
 
 
 def _vocabulary(spec: DecoderSpec, first: MatrixRef, added: str) -> LinearRef:
-    """Return a row per token: those of a matrix, and behind them those that were `added`."""
+    """Return a row per token: those of a matrix, followed by those of `added` tokens."""
     table = split_outputs(first, "vocabulary")
     if not spec.added_tokens:
         return table
@@ -166,13 +166,13 @@ def _vocabulary(spec: DecoderSpec, first: MatrixRef, added: str) -> LinearRef:
 
 
 def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
-    """Return layer number `index` of a decoder."""
+    """Return the parts of layer number `index`."""
     hidden, layer = spec.hidden_size, spec.layers[index]
     if layer.names is not None:
         spec = replace(spec, names=layer.names)
     names = spec.names
     prefix, experts, mixer = names.layer.format(index), layer.experts, layer.mixer
-    shared, block = layer.shared, prefix  # where attention, MLP and their norms lie
+    shared, block = layer.shared, prefix  # the prefix of attention, MLP and their norms
     if shared is not None:
         block = names.layer.format(shared.layer) + names.block
     mlp: MlpRefs | ExpertsRefs | None = None
@@ -226,14 +226,15 @@ def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRef
 
 
 def _attention_inputs(spec: DecoderSpec, layer: LayerSpec) -> int:
-    """Return the features that attention reads."""
+    """Return the number of features that attention reads."""
     return 2 * spec.hidden_size if layer.shared else spec.hidden_size
 
 
 def _qkv(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> LinearRef:
     """Return the rows of query, key and value heads, and of gates if there are any.
 
-    Queries alone where K and V are another layer's, no values where those are the keys.
+    If K and V are another layer's there are only queries; if values are the keys there are no
+    values.
     """
     names, sizes, biased = spec.names, spec.sizes(layer), spec.qkv_bias
     hidden = _attention_inputs(spec, layer)
@@ -269,7 +270,7 @@ def _qkv(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> LinearRef:
 
 
 def _stacked_units(spec: DecoderSpec) -> list[Units]:
-    """Return all queries, then all keys, then all values of one matrix."""
+    """Return the units of one matrix with all queries, then all keys, then all values."""
     size, heads, kv_heads = spec.head_dim, spec.heads, spec.kv_heads
     return [
         run_of("heads", heads, size),
@@ -279,7 +280,7 @@ def _stacked_units(spec: DecoderSpec) -> list[Units]:
 
 
 def _grouped_units(spec: DecoderSpec) -> list[Units]:
-    """Return queries, keys and values of a matrix that has them by KV head."""
+    """Return the units of a matrix with queries, keys and values grouped by KV head."""
     size, each = spec.head_dim, spec.heads // spec.kv_heads
     group = (each + 2) * size  # rows of a KV head: its queries, its key, its value
     end = spec.kv_heads * group
@@ -294,7 +295,7 @@ def _grouped_units(spec: DecoderSpec) -> list[Units]:
 def _query_key_norms(
     spec: DecoderSpec, prefix: str, layer: LayerSpec
 ) -> tuple[NormRef | None, NormRef | None]:
-    """Return the norms of queries and of keys; the latter None where keys are another layer's."""
+    """Return the norms of queries and keys; None for keys of another layer."""
     names, size = spec.names, spec.sizes(layer).dim
     if spec.query_key_norm in ("none", "bare"):
         return None, None
@@ -314,9 +315,9 @@ def _query_key_norms(
 def _latent_qkv(
     spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexSpec | None
 ) -> LinearRef:
-    """Return the rows that queries start from, of the latent, and of the key that is rotated.
+    """Return the rows of queries or their compression, of the latent, and of the rotated key.
 
-    Behind them those of the key and the heads' weights of an index.
+    With an index, those of its key and of its heads' weights follow.
     """
     names, hidden, size = spec.names, spec.hidden_size, latent.plain_dim + latent.rotary_dim
     if latent.query_rank:

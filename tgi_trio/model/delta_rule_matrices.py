@@ -1,4 +1,4 @@
-"""Which matrices and tensors a delta rule is made of, in each way that checkpoints store it."""
+"""The matrices and tensors of a delta rule, in each layout that checkpoints have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tgi_trio.model.mixers import DeltaRule
 
 
 def delta_rule_refs(mixer: DeltaRule, place: str, hidden: int) -> DeltaRuleRefs:
-    """Return what a delta rule at `place`, between hidden states [hidden], is made of."""
+    """Return the parts of a delta rule at `place`, between hidden states [hidden]."""
     values = mixer.value_heads
     one = _value_units(mixer, 1)
     compressed = mixer.layout == "compressed"
@@ -51,7 +51,7 @@ def delta_rule_refs(mixer: DeltaRule, place: str, hidden: int) -> DeltaRuleRefs:
 
 
 def _inner(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[MatrixRef, Units]]:
-    """Yield where the rows of queries, keys, values and what else is projected lie."""
+    """Yield the rows of queries, keys, values and all other projections."""
 
     def matrix(part: str, rows: int) -> MatrixRef:
         return MatrixRef(f"{place}.{part}.weight", rows, hidden)
@@ -86,7 +86,7 @@ def _inner(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[MatrixRe
 
 
 def _stacked(mixer: DeltaRule) -> list[Units]:
-    """Return all queries, then all keys, then all values of one tensor."""
+    """Return the units of one tensor with all queries, then all keys, then all values."""
     keys, key = mixer.key_heads, mixer.key_dim
     return [
         run_of("kv_heads", keys, key),
@@ -96,7 +96,7 @@ def _stacked(mixer: DeltaRule) -> list[Units]:
 
 
 def _value_units(mixer: DeltaRule, size: int, *, first: int = 0) -> Units:
-    """Return what each value head has, `size` rows, from those of the first key head on."""
+    """Return `size` rows for each value head, in the order of the key heads they belong to."""
     keys, values = mixer.key_heads, mixer.value_heads
     if not mixer.tiled:
         return run_of("heads", values, size, first=first)
@@ -105,7 +105,7 @@ def _value_units(mixer: DeltaRule, size: int, *, first: int = 0) -> Units:
 
 
 def _grouped(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[MatrixRef, Units]]:
-    """Yield the rows of matrices that have them by key head: see `DeltaLayout`."""
+    """Yield the rows of matrices that are grouped by key head: see `DeltaLayout`."""
     keys, key, value = mixer.key_heads, mixer.key_dim, mixer.value_dim
     each = mixer.value_heads // keys
     group = 2 * key + 2 * each * value
@@ -119,7 +119,7 @@ def _grouped(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[Matrix
 
 
 def _grouped_steps(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[MatrixRef, Units]]:
-    """Yield the rows of betas and of decays, which one matrix has by key head."""
+    """Yield the rows of betas and decays, which one matrix has grouped by key head."""
     each = mixer.value_heads // mixer.key_heads
     steps = MatrixRef(f"{place}.in_proj_ba.weight", 2 * mixer.value_heads, hidden)
     yield steps, _grouped_values(mixer, 0, 1, 2 * each)
@@ -127,14 +127,14 @@ def _grouped_steps(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[
 
 
 def _grouped_values(mixer: DeltaRule, first: int, size: int, group: int) -> Units:
-    """Return `size` rows of each value head, `first` of them behind those of `group` rows."""
+    """Return `size` rows of each value head, from offset `first` in each group of `group` rows."""
     each = mixer.value_heads // mixer.key_heads
     starts = [g * group + first + i * size for g in range(mixer.key_heads) for i in range(each)]
     return Units("heads", starts, size)
 
 
 def _up(mixer: DeltaRule, path: str, size: int) -> LinearRef:
-    """Return what makes `size` numbers per head of what is compressed."""
+    """Return the second, low-rank matrix, with `size` outputs per head."""
     matrix = MatrixRef(f"{path}.weight", mixer.value_heads * size, mixer.channel_rank)
     return split_outputs(matrix, "heads", size)
 

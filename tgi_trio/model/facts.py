@@ -1,4 +1,4 @@
-"""What a model folder's own files say, as far as settings depend on it."""
+"""The facts in a model folder's files on which settings depend."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tgi_trio.model.quantised.recognise import find_word
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What a model folder's config says, as far as settings depend on it."""
+    """What a model folder's config states, as far as settings depend on it."""
 
     path: Path
     model_type: str
     max_positions: int | None = None  # longest sequence in tokens; None: not stated
-    tokenizer_max_length: int | None = None  # the tokenizer's idea of the same
+    tokenizer_max_length: int | None = None  # the tokenizer's own limit
     vocab_size: int | None = None
     tokenizer_path: Path | None = None  # None: the model's own folder
     dtype: str | None = None  # of the checkpoint, e.g. "bfloat16"
@@ -27,10 +27,10 @@ class ModelFacts:
 def read_model_facts(
     path: Path, tokenizer_path: Path | None = None, rope: RopeScaling | None = None
 ) -> ModelFacts:
-    """Read a model folder, and that of its tokenizer where it is another.
+    """Read a model folder, and the folder of its tokenizer if that is another one.
 
-    `rope`: rotary scaling that takes the place of the checkpoint's, and makes sequences longer.
-    Raises ModelLoadError when its config cannot be used.
+    `rope`: rotary scaling that replaces the checkpoint's, and makes sequences longer. Raises
+    ModelLoadError if its config cannot be used.
     """
     config, stretch = read_config(path, rope), 1.0 if rope is None else rope.factor
     tokenizer_config = read_json((tokenizer_path or path) / "tokenizer_config.json") or {}
@@ -52,9 +52,9 @@ def read_model_facts(
 
 
 def _revision(folder: Path) -> str | None:
-    """Return the commit of a hub snapshot, None for a folder that is none.
+    """Return the commit of a hub snapshot, None for other folders.
 
-    A GGUF model's folder has links into it.
+    A GGUF model's folder has links into a snapshot.
     """
     linked = (path.parent / path.readlink() for path in folder.glob("*.gguf") if path.is_symlink())
     places = [folder, *next(linked, folder).parents]

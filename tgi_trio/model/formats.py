@@ -1,8 +1,8 @@
-"""Formats of quantised weights: how a checkpoint tells of one, and what refuses all others.
+"""Formats of quantised weights: how a checkpoint announces one, and the refusal of all others.
 
-Weights whose scales are left unread still load, as other numbers: the model would answer nonsense
-that looks like text. So whatever looks like a format that nobody reads is refused by its name;
-those that are read are in `model/quantised/`.
+Weights whose scales are ignored still load, but as other numbers: the model would answer nonsense
+that looks like text. So anything like an unsupported format is refused by name. Those that are
+read are in `model/quantised/`.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ SERVED: Final = (
     "it on a CPU."
 )
 
-# Of tables of places and of masks, which models of transformers may have among their tensors. No
-# format stores weights as these.
+# Dtypes of indices and masks, which transformers' models may have among their tensors. No format
+# stores weights in them.
 INDEX_DTYPES: Final = frozenset({"I64", "BOOL"})
 
 # Keys of config.json that describe a format. compressed-tensors used the second, MLX the third.
 _CONFIG_KEYS: Final = ("quantization_config", "compression_config", "quantization")
-# Files beside config.json that do, and whose tool writes them.
+# Other files that describe one, and the tools that write them.
 _FILES: Final = {
     "quantize_config.json": "GPTQ or AWQ",
     "quant_config.json": "AWQ",
     "hf_quant_config.json": "ModelOpt",
     "quantization_config.json": "AutoRound",
 }
-# Older ones of these do not name the method: a key that only one of their tools writes tells.
+# Older versions of these do not name the method, but each tool has a unique key.
 _OLDER_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
     "GPTQ or AWQ": {"awq": "w_bit", "gptq": "bits"},
     "AWQ": {"awq": "w_bit"},
 }
-# How the names of tensors end that make up a quantised matrix, and whose they are. The first row
-# that fits counts.
+# Endings of the names of a quantised matrix's tensors, and their formats. The first row that
+# matches counts.
 _PIECES: Final = (
     (r"\.weight_scale_inv", "FP8 with a scale per block (fp8)"),
     (r"\.weight_(packed|shape|zero_point|g_idx|global_scale)", "compressed-tensors"),
@@ -63,7 +63,7 @@ _PIECES: Final = (
 )
 
 
-# What helps with a format that is refused, by the beginning of its method's name.
+# What helps with a format that is refused, by its method's name.
 _ADVICE: Final = {
     "exl2": " exllamav2 makes its files from the original model, so that is where to start from.",
 }
@@ -72,16 +72,16 @@ _A_PIECE: Final = re.compile(f"(?:{'|'.join(ending for ending, _ in _PIECES)})$"
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a checkpoint says of the format of its weights."""
+    """What a checkpoint states about the format of its weights."""
 
-    where: str  # the file, and the part of it
+    where: str  # the file, and the key in it
     method: str  # "gptq"
     said: Mapping[str, Any]
-    name: str  # of the format, with what tells its variants apart
+    name: str  # of the format, with its variant
 
 
 def check_format(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> None:
-    """Raise ModelLoadError when the folder says that its weights are quantised."""
+    """Raise ModelLoadError if the folder states that its weights are quantised."""
     found = find_announcement(config)
     if found is None:
         return
@@ -91,20 +91,20 @@ def check_format(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> No
 
 
 def are_plain(tensors: Mapping[str, StoredTensor]) -> bool:
-    """Return whether no tensor looks like a part of a quantised matrix."""
+    """Return whether no tensor looks like part of a quantised matrix."""
     plain = all(tensor.dtype in SERVED_DTYPES for tensor in tensors.values())
     return plain and not any(piece_of(tensor) for tensor in tensors)
 
 
 def describe_plain(found: Announcement) -> str:
-    """Return what helps where a format is announced and all tensors are plain numbers."""
+    """Return advice for a folder that announces a format but has only unquantised tensors."""
     return f" Its tensors are plain numbers: if they are the model's own, take out {found.where}."
 
 
 def unread_format(
     config: ModelConfig, found: Announcement | None, hint: str = ""
 ) -> ModelLoadError:
-    """Return what to raise for weights in a format that nobody claims."""
+    """Return the error for weights in an unsupported format."""
     where, name = (found.where, found.name) if found else ("nothing else", "of an unknown kind")
     advice = _ADVICE.get(found.method, "") if found else ""
     return ModelLoadError(
@@ -128,7 +128,7 @@ def check_dtypes(tensors: Mapping[str, StoredTensor], more: Collection[str] = fr
 
 
 def refuse_pieces(tensors: Mapping[str, StoredTensor], names: Iterable[str]) -> None:
-    """Raise ModelLoadError when one of `names` is a piece of a quantised matrix."""
+    """Raise ModelLoadError if one of `names` is part of a quantised matrix."""
     for name in sorted(names):
         if piece := piece_of(name):
             raise ModelLoadError(
@@ -138,21 +138,21 @@ def refuse_pieces(tensors: Mapping[str, StoredTensor], names: Iterable[str]) -> 
 
 
 def piece_of(name: str) -> str | None:
-    """Return the format whose matrices have a piece that is named like this tensor, if any."""
-    if not _A_PIECE.search(name):  # of ten thousands of names hardly any is
+    """Return the format whose matrices have a tensor with such a name, or None."""
+    if not _A_PIECE.search(name):  # the only test that most of tens of thousands of names need
         return None
     return next(piece for ending, piece in _PIECES if re.search(f"(?:{ending})$", name))
 
 
 def _piece_beside(name: str, tensors: Mapping[str, StoredTensor]) -> str | None:
-    """Return the format of the pieces that lie beside a tensor, which alone looks like a weight."""
+    """Return the format shown by tensors beside one that looks like an unquantised weight."""
     module = name.rpartition(".")[0] + "."
     beside = (other for other in tensors if other.startswith(module) and other != name)
     return next((piece for other in sorted(beside) if (piece := piece_of(other))), None)
 
 
 def find_announcement(config: ModelConfig) -> Announcement | None:
-    """Return what a folder says of quantised weights; None: nothing."""
+    """Return what a folder states about quantised weights, or None."""
     for key in _CONFIG_KEYS:
         if isinstance(found := config.get(key), dict) and found:
             return _read(f"{key} in config.json", found)
@@ -173,7 +173,7 @@ def _read(where: str, said: Mapping[str, Any], tool: str = "") -> Announcement:
 
 
 def _describe(said: Mapping[str, Any], method: str) -> str:
-    """Return a format's name and what tells its variants apart."""
+    """Return a format's name and variant."""
     words = [method]
     words += [str(said[key]) for key in ("fmt", "format", "checkpoint_format") if said.get(key)][:1]
     bits = said.get("bits") or said.get("w_bit") or said.get("num_bits")

@@ -1,7 +1,8 @@
-"""The families of models whose images are served: one table, for the router and for the shard.
+"""The families of vision models: one table, for the router and for the shard.
 
-A row says how an image is written into a prompt, what makes its pixels, where the tower is, and
-what images change of how the text attends. No torch in this file: the router asks.
+A row has the text of an image in a prompt, the processor that prepares its pixels, where the
+tower is, and how images change the attention of the text. No torch in this file, since the router
+reads it.
 
 Sources: transformers' processors, the mask functions of its `modeling_*.py`, its `get_rope_index`.
 """
@@ -14,42 +15,43 @@ from typing import Any, Final, Literal
 
 from tgi_trio.errors import ModelLoadError
 
-# Which tokens of a prompt with images see one another both ways, and so are computed in one step.
-#   causal: none; each sees those before it
+# Which tokens of a prompt with images attend to each other both ways, and so are computed in one
+# step.
+#   causal: none; each attends to those before it
 #   image:  the feature tokens of each image
-#   prompt: all of the prompt
-#   layers: none; but layers of their own show all images of a prompt to its tokens, to the last one
-#           that is written
+#   prompt: the whole prompt
+#   layers: none; but cross-attention layers let tokens attend to all images of a prompt, including
+#           generated tokens
 Sight = Literal["causal", "image", "prompt", "layers"]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFamily:
-    """How one family takes images."""
+    """How a family handles images."""
 
     layout: str  # a row of `router.images.layouts.table.LAYOUTS`
     processor: str  # a row of `images.processors.PROCESSORS`
-    # Of transformers' class: the module that writes the text, which is ours to compute. What is
-    # left of the class without it is the tower.
+    # The module of transformers' class that is the text model, which we compute ourselves. The rest
+    # of the class is the tower.
     text_part: str = "language_model"
     sight: Sight = "causal"
-    turns: bool = False  # tokens have rotary positions by row and column of their image
-    # What leads from the tower to the text, where transformers' `get_image_features` leaves it out.
+    turns: bool = False  # tokens have rotary positions by row and column of their image (M-RoPE)
+    # The projector from tower to text, if transformers' `get_image_features` omits it.
     projector: str = ""
-    halves: bool = False  # pixels are normalised in bfloat16, whatever the tower computes in
-    by_pixel: bool = False  # a patch has its pixels one by one, not its channels
+    halves: bool = False  # pixels are normalised in bfloat16, whatever the tower's dtype
+    by_pixel: bool = False  # a patch is stored by pixel, not by channel
 
 
 _GLM: Final = ImageFamily("glm", "glm4v", turns=True)
 _QWEN: Final = ImageFamily("qwen", "qwen2_vl", turns=True)
 
-# By `model_type` of config.json.
+# By `model_type` in config.json.
 IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "aya_vision": ImageFamily("aya", "internvl"),
     "cohere2_vision": ImageFamily("cohere2", "cohere2"),
     "deepseek_vl": ImageFamily("deepseek_vl", "deepseek_vl"),
     "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),
-    "gemma4": ImageFamily("gemma4", "gemma4", sight="image"),  # if its config.json says so
+    "gemma4": ImageFamily("gemma4", "gemma4", sight="image"),  # if its config.json has it
     "glm46v": _GLM,
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
@@ -68,7 +70,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "mistral3": ImageFamily("pixtral", "pixtral"),
     "mllama": ImageFamily("mllama", "mllama", sight="layers"),
     "paligemma": ImageFamily("paligemma", "siglip", sight="prompt"),
-    "pixtral": ImageFamily("pixtral", "pixtral"),  # calls itself llava
+    "pixtral": ImageFamily("pixtral", "pixtral"),  # its model_type is llava
     "qwen2_5_vl": _QWEN,
     "qwen2_vl": _QWEN,
     "qwen3_5": _QWEN,
@@ -81,7 +83,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
 
 _BY_TIMM: Final = "has a tower of the package timm, which is not built here"
 _BY_TORCHVISION: Final = "has its pixels made by torchvision alone in transformers"
-# Why others are shown no images. Of one that is not listed: its tower is not built.
+# Why other types get no images. For types not listed: their tower is not implemented.
 _UNSERVED: Final[Mapping[str, str]] = {
     "deepseek_vl_hybrid": "sees an image in two sizes, by two towers",
     "fast_vlm": _BY_TIMM,
@@ -97,7 +99,7 @@ _UNSERVED: Final[Mapping[str, str]] = {
 def find_family(config: Mapping[str, Any]) -> ImageFamily:
     """Return the row of a model; `config`: its config.json.
 
-    Raises ModelLoadError for a model type that has none.
+    Raises ModelLoadError for a model type without a row.
     """
     kind, vision = config.get("model_type"), config.get("vision_config")
     tower = vision.get("model_type") if isinstance(vision, Mapping) else None

@@ -1,4 +1,4 @@
-"""What images change of how one model's text attends. No torch in this file: the router asks."""
+"""How images change the attention of a model's text. No torch, since the router reads it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tgi_trio.model.image_families import IMAGE_FAMILIES, Sight
 
 @dataclass(frozen=True, slots=True)
 class ImageRules:
-    """Of one model."""
+    """The rules of one model."""
 
     sight: Sight = "causal"
-    # Where tokens turn by their place in the image: patches along a side of what becomes one token.
-    # 0: they turn by their place in the prompt.
+    # For image positions (M-RoPE): patches along a side of what becomes one token. 0: positions are
+    # those in the prompt.
     merge: int = 0
-    # A token of prompts behind which no image is seen until the next; -1: there is none.
+    # A token after which no image is attended to until the next image; -1: there is none.
     end_token: int = -1
 
 
 def image_rules(config: ModelConfig) -> ImageRules:
-    """Return a model's rules, those of plain text for a model whose images are not served.
+    """Return a model's rules; those of plain text if its images are not supported.
 
     Raises ModelLoadError for a config.json that makes no sense.
     """

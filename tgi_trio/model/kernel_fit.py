@@ -1,5 +1,6 @@
-"""Which models the CPU kernels compute: every field of a model's description that they read, and
-which values of it. No numba in this file: the router asks as well.
+"""The models that the CPU kernels compute: the spec's fields that they read, and their values.
+
+No numba in this file, since the router reads it as well.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tgi_trio.model.split import Portion
 LANES = 16  # float32 numbers in a vector: one AVX512 register, two of AVX2, four of NEON
 PANEL = 2 * LANES  # output features that are computed together
 
-# Names in config.json; `tables.py` of the kernels says which function each is.
+# Names in config.json; the kernels' `tables.py` maps them to functions.
 ACTIVATIONS = (
     *("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_bloom"),
     *("quick_gelu", "relu", "relu2", "xielu"),
@@ -25,8 +26,8 @@ ROUTINGS = (
     *("softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"),
     "sigmoid",
 )
-MOST_EXPERTS: Final = 4096  # whose numbers a thread has room for
-MOST_KEYS: Final = 4096  # dimensions of a state's keys, of which a thread has room for two
+MOST_EXPERTS: Final = 4096  # limited by a thread's scratch memory
+MOST_KEYS: Final = 4096  # dimensions of a state's keys; limited by a thread's scratch memory
 _DTYPES = ("float32", "bfloat16")
 
 _KEYS = Claim(
@@ -48,7 +49,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.layers": ANY,
     "DecoderSpec.names": ANY,
     "DecoderSpec.index": only(None, refusal="an index chooses what tokens attend to"),
-    "LayerSpec.chooses": ANY,  # of what is refused, as the next ones
+    "LayerSpec.chooses": ANY,  # part of what is refused, like the next ones
     "IndexSpec.heads": ANY,
     "IndexSpec.dim": ANY,
     "IndexSpec.most": ANY,
@@ -69,7 +70,7 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.mixer": ANY,
     "LayerSpec.attends": ANY,
     "LayerSpec.crosses": only(None, refusal="layers attend to images"),
-    # Of what is refused, as the next ones.
+    # Parts of what is refused, like the next ones.
     "Crossing.blind": only("reads all", "feeds", refusal="tokens before all images that {!r}"),
     "Crossing.together": ANY,
     "Crossing.gate_shape": ANY,
@@ -156,7 +157,7 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.experts": ANY,
     "LayerSpec.names": ANY,
     "LayerSpec.shared": only(None, refusal="layers share blocks of attention and MLP"),
-    "SharedBlock.layer": ANY,  # of what is refused, as the next ones
+    "SharedBlock.layer": ANY,  # parts of what is refused, like the next ones
     "SharedBlock.use": ANY,
     "SharedBlock.rank": ANY,
     "SharedBlock.attention_rank": ANY,
@@ -177,8 +178,8 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.groups": ANY,
     "ExpertsSpec.groups_used": ANY,
     "ExpertsSpec.scale": ANY,
-    "ExpertsSpec.stacked": ANY,  # a matter of where the weights lie
-    "ExpertsSpec.gate_up": only(  # so is this
+    "ExpertsSpec.stacked": ANY,  # concerns only how weights are stored
+    "ExpertsSpec.gate_up": only(  # likewise
         "turns", "halves", "rows", refusal="layout {!r} of experts is not known"
     ),
     "ExpertsSpec.biased": ANY,
@@ -242,7 +243,7 @@ CLAIMS: Final[Claims] = {
 
 
 def unserved(reason: object) -> ConfigurationError:
-    """Return what to raise where only the kernels will do and `reason` says why they do not."""
+    """Return the error for `--cpu-backend numba` where the kernels do not fit for `reason`."""
     return ConfigurationError(
         f"The CPU kernels cannot serve this model: {reason}. Leave --cpu-backend out to serve it "
         "with torch."
@@ -250,7 +251,7 @@ def unserved(reason: object) -> ConfigurationError:
 
 
 def find_unsupported(spec: DecoderSpec | None, dtype: str) -> str | None:
-    """Return why the kernels cannot run a model, or None when they can."""
+    """Return why the kernels cannot run a model, or None."""
     if spec is None:
         return "the model runs through transformers"
     if dtype not in _DTYPES:
@@ -263,14 +264,14 @@ def find_unsupported(spec: DecoderSpec | None, dtype: str) -> str | None:
 
 
 def undivided(part: str) -> str:
-    """Return what is said of a part of a model that the kernels do not divide over ranks."""
+    """Return the reason for a part of a model that the kernels do not split over ranks."""
     return f"ranks divide every layer, which the kernels do not do with {part}"
 
 
 def find_undivided(spec: DecoderSpec, ranks: int) -> str | None:
-    """Return why the kernels do not divide every layer of a model, or None where they do.
+    """Return why the kernels cannot split every layer of a model over ranks, or None.
 
-    They compute all of it on one rank, and whole layers of it on each of several.
+    They compute all layers on one rank, or whole layers on each of several.
     """
     if ranks == 1:
         return None
@@ -309,7 +310,7 @@ def find_undivided(spec: DecoderSpec, ranks: int) -> str | None:
 
 
 def _find_odd_layer(spec: DecoderSpec) -> str | None:
-    """Return what the parts of a layer are not computed together with."""
+    """Return a combination of a layer's parts that is not implemented, or None."""
     if spec.latent is not None and (reason := _find_odd_latents(spec)):
         return reason
     if reason := _find_odd_branches(spec):
@@ -340,7 +341,7 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
 
 
 def _find_odd_branches(spec: DecoderSpec) -> str | None:
-    """Return what is not computed together with a norm behind attention, or with latents."""
+    """Return what is not implemented together with a norm after attention, or with latents."""
     normed = bool(spec.names.attention_post_norm)
     both = any(layer.mixer is not None and layer.attends for layer in spec.layers)
     if both and (normed or spec.latent is not None):
@@ -353,7 +354,7 @@ def _find_odd_branches(spec: DecoderSpec) -> str | None:
 
 
 def _find_odd_heads(spec: DecoderSpec) -> str | None:
-    """Return what heads that fill no whole panels are not computed together with."""
+    """Return what is not implemented together with heads that do not fill whole panels."""
     for layer in spec.layers:
         own = spec.sizes(layer)
         if not layer.attends or own.dim % PANEL == own.value_dim % PANEL == 0:
@@ -371,7 +372,7 @@ def _find_odd_heads(spec: DecoderSpec) -> str | None:
 
 
 def _find_odd_streams(spec: DecoderSpec) -> str | None:
-    """Return what is not computed together with several hidden states of a token."""
+    """Return what is not implemented together with several hidden states of a token."""
     dense = all(layer.attends and layer.feeds and not layer.experts for layer in spec.layers)
     if not dense or spec.parallel or spec.latent is not None:
         return "layers with several hidden states are not those of Gemma 3n"
@@ -381,7 +382,7 @@ def _find_odd_streams(spec: DecoderSpec) -> str | None:
 
 
 def _find_odd_latents(spec: DecoderSpec) -> str | None:
-    """Return what is not computed together with compressed keys and values."""
+    """Return what is not implemented together with latent attention."""
     if spec.parallel or spec.alibi or spec.names.sinks:
         return "compressed keys and values have what only whole ones have here"
     if spec.gated_attention or spec.gated_heads:

@@ -1,6 +1,6 @@
-"""How many weights a token is multiplied by, part by part: what a step's time goes by.
+"""The number of weights by which a token is multiplied in each layer, which determines its time.
 
-Stages of a pipeline are cut by it.
+Pipeline stages are cut by it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tgi_trio.model.stages import Run, Stage
 
 
 def find_run(spec: DecoderSpec, stage: Stage | None) -> Run:
-    """Return what one stage of a pipeline computes of a model; None: there is but one."""
+    """Return what one pipeline stage computes of a model; `stage` None: everything."""
     if stage is None:
         return Run(range(len(spec.layers)))
     layers = stage.layers(layer_work(spec), head_work(spec))
@@ -25,12 +25,12 @@ def find_run(spec: DecoderSpec, stage: Stage | None) -> Run:
 
 
 def layer_work(spec: DecoderSpec) -> list[int]:
-    """Return it for each layer; of experts, those that a token goes to."""
+    """Return the work of each layer; of experts, that of those chosen for a token."""
     return [_work(spec, index) for index in range(len(spec.layers))]
 
 
 def head_work(spec: DecoderSpec) -> int:
-    """Return it for the head."""
+    """Return the work of the head."""
     return _count(_matrices(outer_refs(spec).head))
 
 
@@ -46,12 +46,12 @@ def _work(spec: DecoderSpec, index: int) -> int:
 
 
 def _count(matrices: Iterator[MatrixRef]) -> int:
-    """Return the numbers in matrices; of those that several parts have a share of, once."""
+    """Return the number of weights in matrices; matrices that several parts share count once."""
     return sum({each.name: each.rows * each.columns for each in matrices}.values())
 
 
 def _matrices(part: Any) -> Iterator[MatrixRef]:
-    """Yield the matrices in a part of a description, however deep they lie."""
+    """Yield the matrices in a part of a spec, at any depth."""
     if isinstance(part, MatrixRef):
         yield part
     elif isinstance(part, tuple):

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that a model leaves unread: which of them are harmless, and why."""
+"""Tensors of a checkpoint that a model does not read: which of them are harmless, and why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import refuse_pieces
 
-# How names end, for any model; dtypes do not matter.
+# Endings of names, for any model; dtypes do not matter.
 _HARMLESS: Final = (
     (r"\.inv_freq|\.(cos|sin)_cached", "rotary frequencies: they follow from config.json"),
     (r"\battn\.(bias|masked_bias|causal_mask)", "the causal mask of GPT-2, GPT-J, CodeGen"),
@@ -23,12 +23,12 @@ _HARMLESS: Final = (
     (r"\bnum_batches_tracked", "a counter of training"),
     (r"\bdecoder\.version", "a format number of fairseq"),
 )
-# How names begin, for any model.
+# Beginnings of names, for any model.
 _UNUSED_PARTS: Final = (
     (r"v_head\.", "the value head of reinforcement learning"),
     (r"(model\.)?mtp\.", "layers that guess further tokens (multi-token prediction)"),
 )
-# How names begin in composite models, of which the part that writes text is loaded.
+# Beginnings of names in composite models, of which only the text is loaded.
 _OTHER_SENSES: Final = (
     (r"(model\.)?(vision_\w+|visual|visual_embeddings_table|image_tower|video_tower)\.", "images"),
     (r"(model\.)?(high_res_vision_\w+|aligner|connector|perceiver_resampler)(\.|$)", "images"),
@@ -45,7 +45,7 @@ _UNUSED_BEGIN: Final = re.compile("|".join(begin for begin, _ in _UNUSED_PARTS))
 
 
 def is_harmless(name: str, config: ModelConfig) -> bool:
-    """Return whether a model that leaves this tensor unread is the same model."""
+    """Return whether a model is the same without this tensor."""
     if _HARMLESS_END.search(name) or _UNUSED_BEGIN.match(name) or _guesses_ahead(name, config):
         return True
     return bool(config.get("medusa_num_heads") and re.match(_HEADS[0], name))
@@ -58,9 +58,9 @@ def refuse_leftovers(
     *,
     text_only: bool = False,
 ) -> None:
-    """Raise ModelLoadError unless every tensor that is left unread is known to be harmless.
+    """Raise ModelLoadError unless every unread tensor is known to be harmless.
 
-    `text_only`: what is of other senses than the text of a model of several is harmless, too.
+    `text_only`: the other parts of a composite model are harmless, too.
     """
     allowed = [begin for begin, _ in _OTHER_SENSES] if text_only else []
     unknown = [
@@ -79,9 +79,9 @@ def refuse_leftovers(
 
 
 def _guesses_ahead(name: str, config: ModelConfig) -> bool:
-    """Return whether a tensor is of the layers behind the last that guess further tokens.
+    """Return whether a tensor belongs to the layers for multi-token prediction.
 
-    DeepSeek V3 and its kin number them on from the model's own, and state how many there are.
+    DeepSeek V3 and its relatives number them on from the model's own, and state how many there are.
     """
     extra, count = config.get("num_nextn_predict_layers"), config.get("num_hidden_layers")
     found = re.match(r"model\.layers\.(\d+)\.", name)

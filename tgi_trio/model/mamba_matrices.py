@@ -1,4 +1,4 @@
-"""Which matrices and tensors Mamba's mixers are made of."""
+"""The matrices and tensors of Mamba's mixers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tgi_trio.model.mixers import Mamba1, Mamba2
 
 
 def mamba2_refs(mixer: Mamba2, place: str, hidden: int) -> Mamba2Refs:
-    """Return what a `Mamba2` at `place`, between hidden states [hidden], is made of."""
+    """Return the parts of a `Mamba2` at `place`, between hidden states [hidden]."""
     heads, size, state = mixer.heads, mixer.head_dim, mixer.state_dim
     width, shared = heads * size, mixer.groups * state
     inner = MatrixRef(
@@ -32,7 +32,7 @@ def mamba2_refs(mixer: Mamba2, place: str, hidden: int) -> Mamba2Refs:
         width,
         f"{place}.out_proj.bias" if mixer.output_bias else "",
     )
-    # Where x, b and c lie in what passes the convolution; rows of the gates are before them.
+    # Rows of x, b and c in the convolution's input; in the projection, gates come before them.
     places = [
         run_of("heads", heads, size),
         run_of("groups", mixer.groups, state, first=width),
@@ -64,7 +64,7 @@ def mamba2_refs(mixer: Mamba2, place: str, hidden: int) -> Mamba2Refs:
 
 
 def mamba1_refs(mixer: Mamba1, place: str, hidden: int) -> Mamba1Refs:
-    """Return what a `Mamba1` at `place`, between hidden states [hidden], is made of."""
+    """Return the parts of a `Mamba1` at `place`, between hidden states [hidden]."""
     channels, state, rank = mixer.channels, mixer.state_dim, mixer.step_rank
 
     def name(part: str, what: str = "weight") -> str:

@@ -1,10 +1,10 @@
-"""How a matrix of a model lies in its checkpoint, and how ranks split it.
+"""References to matrices in a checkpoint, and how ranks split them.
 
-A role (`AttentionRefs.qkv`, `MlpRefs.down`, ..., see `matrix_roles.py`) is a `LinearRef`: pieces of
-the checkpoint's matrices, one below the other. A loader takes its `cuts`, which are plain slices of
-rows and columns, whether the checkpoint has three matrices or one, grouped by head or not, stored
-[out, in] or [in, out], and whichever part a rank has of it. `decoder_matrices.py` says of a decoder
-which these are.
+A role (`AttentionRefs.qkv`, `MlpRefs.down`, ..., see `matrix_roles.py`) is a `LinearRef`: stacked
+pieces of the checkpoint's matrices. A loader takes its `cuts`, which are plain slices of rows and
+columns. They are the same kind of thing whether the checkpoint has three matrices or one, grouped
+by head or not, stored [out, in] or [in, out], and whichever part a rank has. `decoder_matrices.py`
+derives them from a decoder's spec.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# What ranks divide among themselves, see `split.py`; "whole": every rank has all of it.
+# What ranks split, see `split.py`; "whole": every rank has all of it.
 Split = Literal["whole", "heads", "kv_heads", "mlp", "channels", "groups", "vocabulary"]
 
 
@@ -21,11 +21,11 @@ Split = Literal["whole", "heads", "kv_heads", "mlp", "channels", "groups", "voca
 class MatrixRef:
     """A matrix [rows, columns] of a checkpoint: outputs and inputs of a linear layer."""
 
-    name: str  # of its tensor, in a checkpoint of plain numbers
+    name: str  # of its tensor, in an unquantised checkpoint
     rows: int
     columns: int
-    bias: str = ""  # name of a tensor [rows]; "": none
-    transposed: bool = False  # stored [columns, rows], as GPT-2's Conv1D does
+    bias: str = ""  # name of a tensor [rows]; "": no bias
+    transposed: bool = False  # stored [columns, rows], like GPT-2's Conv1D
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,19 @@ class Units:
     split: Split
     starts: Sequence[int]  # the first row or column of each unit
     size: int = 1
-    as_they_lie: bool = False  # a rank's units are in the order of their starts
-    # Where they are in a run of several matrices that is divided as one: how many are before them,
-    # and in all of it. None: they are all.
+    as_they_lie: bool = False  # a rank's units are taken in the order of their starts
+    # For units in one of several matrices that are split as one: the number of units before them,
+    # and of all. None: these are all.
     within: tuple[int, int] | None = None
 
     def spans(self, mine: slice) -> list[slice]:
-        """Return the units `mine` in order, as few slices as there can be."""
+        """Return the given units in order, as few slices as possible."""
         starts = self.starts[mine]
         if self.as_they_lie:
             starts = sorted(starts)
         if not starts:
             return []
-        if isinstance(starts, range) and starts.step == self.size:  # thousands, at times
+        if isinstance(starts, range) and starts.step == self.size:  # sometimes thousands
             return [slice(starts.start, starts.start + len(starts) * self.size)]
         spans: list[slice] = []
         for start in starts:
@@ -56,12 +56,12 @@ class Units:
         return spans
 
 
-Share = Callable[[Units], slice]  # which of some units to take
+Share = Callable[[Units], slice]  # which of some units a rank has
 
 
 @dataclass(frozen=True, slots=True)
 class LinearPiece:
-    """Outputs of one matrix that are of one kind."""
+    """The outputs of one kind in a matrix."""
 
     matrix: MatrixRef
     outputs: Units
@@ -70,7 +70,7 @@ class LinearPiece:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A rectangle of a matrix, or several beside each other."""
+    """A rectangle of a matrix, or several side by side."""
 
     matrix: MatrixRef
     rows: slice
@@ -78,19 +78,19 @@ class Cut:
 
     @property
     def width(self) -> int:
-        """How many columns there are."""
+        """The number of columns."""
         return sum(len(range(self.matrix.columns)[span]) for span in self.columns)
 
 
 @dataclass(frozen=True, slots=True)
 class LinearRef:
-    """y = x W^T + b; W is made of `pieces`, one below the other."""
+    """y = x W^T + b, where W is `pieces`, stacked."""
 
     pieces: tuple[LinearPiece, ...]
 
     @property
     def partial(self) -> bool:
-        """Whether the ranks' results are to be added up; one of them alone adds the bias."""
+        """Whether the ranks' results are partial sums; only one rank adds the bias."""
         return any(piece.inputs.split != "whole" for piece in self.pieces)
 
     @property
@@ -98,7 +98,7 @@ class LinearRef:
         return any(piece.matrix.bias for piece in self.pieces)
 
     def cuts(self, share: Share) -> Iterator[Cut]:
-        """Yield what W is made of, from top to bottom; the columns of all are the same."""
+        """Yield the parts of W from top to bottom; all have the same columns."""
         for piece in self.pieces:
             columns = tuple(piece.inputs.spans(share(piece.inputs)))
             for rows in piece.outputs.spans(share(piece.outputs)):
@@ -117,7 +117,7 @@ class NormRef:
 
 @dataclass(frozen=True, slots=True)
 class VectorRef:
-    """A tensor [size] that is no bias."""
+    """A tensor [size] that is not a bias."""
 
     name: str
     size: int
@@ -125,16 +125,16 @@ class VectorRef:
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """A small tensor of plain numbers that nothing is multiplied with as a matrix."""
+    """A small unquantised tensor that is not a matrix of a linear layer."""
 
     name: str
     shape: tuple[int, ...]
-    units: Units  # how ranks divide one of its dimensions
-    axis: int = 0  # which
+    units: Units  # how ranks split one of its dimensions
+    axis: int = 0  # that dimension
 
 
 def every_unit(units: Units) -> slice:
-    """Return all of them: the share of a rank that is alone."""
+    """Return all units: the share of a single rank."""
     return slice(0, len(units.starts))
 
 
@@ -144,7 +144,7 @@ def whole_units(count: int) -> Units:
 
 
 def run_of(split: Split, count: int, size: int = 1, *, first: int = 0) -> Units:
-    """Return `count` units, one behind the other."""
+    """Return `count` adjacent units."""
     return Units(split, range(first, first + count * size, size), size)
 
 
@@ -154,18 +154,18 @@ def whole_linear(matrix: MatrixRef) -> LinearRef:
 
 
 def split_outputs(matrix: MatrixRef, split: Split, size: int = 1) -> LinearRef:
-    """Return a linear whose outputs ranks divide among themselves, `size` at a time."""
+    """Return a linear whose outputs are split over ranks, `size` at a time."""
     units = run_of(split, matrix.rows // size, size)
     return LinearRef((LinearPiece(matrix, units, whole_units(matrix.columns)),))
 
 
 def stack_matrices(matrices: Sequence[MatrixRef], outputs: Units) -> LinearRef:
-    """Return matrices of one shape below each other, the outputs of each shared alike."""
+    """Return stacked matrices of one shape, whose outputs are all split alike."""
     return LinearRef(
         tuple(LinearPiece(matrix, outputs, whole_units(matrix.columns)) for matrix in matrices)
     )
 
 
 def split_inputs(matrix: MatrixRef, units: Units) -> LinearRef:
-    """Return a linear whose inputs ranks divide among themselves."""
+    """Return a linear whose inputs are split over ranks."""
     return LinearRef((LinearPiece(matrix, whole_units(matrix.rows), units),))

@@ -1,7 +1,7 @@
-"""Which roles matrices have in a decoder: what attention, mixers, MLPs and layers are made of.
+"""The roles of matrices in a decoder: the parts of attention, mixers, MLPs and layers.
 
-Every role is a `LinearRef`, a norm or a tensor of a checkpoint; `decoder_matrices.py` fills them in
-from a specification.
+Every role is a `LinearRef`, a norm or a tensor of a checkpoint; `decoder_matrices.py` derives them
+from a spec.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class MlpRefs:
     down: LinearRef
     gated: bool
     paired: bool = False  # gate and up rows alternate in one piece
-    # Of xIELU, one number each: alpha of what is positive, of what is negative, beta, epsilon.
+    # xIELU's parameters, one number each: alpha_p, alpha_n, beta, epsilon.
     learned: tuple[VectorRef, ...] = ()
 
 
@@ -29,29 +29,29 @@ class ExpertsRefs:
     """A mixture of experts."""
 
     router: LinearRef
-    choice_bias: VectorRef | None  # of experts, for the choice alone
+    choice_bias: VectorRef | None  # added to the experts' scores only for the choice
     experts: tuple[MlpRefs, ...]
     shared: MlpRefs | None
     shared_router: LinearRef | None
-    entry: LinearRef | None  # to what the others read, where that is compressed
-    exit: LinearRef | None  # and back
+    entry: LinearRef | None  # compresses tokens for all but the shared expert
+    exit: LinearRef | None  # and expands their results
 
 
 @dataclass(frozen=True, slots=True)
 class BesideRefs:
-    """Experts beside a dense MLP: each reads the hidden state through a norm of its own."""
+    """Experts beside a dense MLP; each reads the hidden state through its own norm."""
 
     norm: NormRef
     experts: ExpertsRefs
     router_norm: NormRef
-    expert_scale: VectorRef  # of each expert's weight
-    dense_post_norm: NormRef  # of what the MLP says
-    post_norm: NormRef  # of what the experts say
+    expert_scale: VectorRef  # factors of each expert's weight
+    dense_post_norm: NormRef  # of the MLP's result
+    post_norm: NormRef  # of the experts' result
 
 
 @dataclass(frozen=True, slots=True)
 class OwnInputRefs:
-    """What a layer makes of its own embedding of a token."""
+    """How a layer uses its own embedding of a token."""
 
     gate: LinearRef
     up: LinearRef
@@ -60,16 +60,16 @@ class OwnInputRefs:
 
 @dataclass(frozen=True, slots=True)
 class OwnInputsRefs:
-    """Where the layers' own embeddings come from; the layers lie one behind the other."""
+    """Where per-layer embeddings come from; the layers' features are side by side."""
 
     table: LinearRef
     projection: LinearRef
-    norm: NormRef  # of one layer's
+    norm: NormRef  # of one layer's features
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsRefs:
-    """What makes several hidden states of one, and one of several; the first stays as it is."""
+    """Projections from one hidden state to several, and back to one; the first stays unchanged."""
 
     into: tuple[LinearRef, ...]
     out: tuple[LinearRef, ...]
@@ -77,7 +77,7 @@ class StreamsRefs:
 
 @dataclass(frozen=True, slots=True)
 class LayerStreamsRefs:
-    """How a layer adapts the hidden states that it does not compute."""
+    """How a layer predicts and corrects the hidden states that it does not compute."""
 
     router_norm: NormRef
     router: LinearRef
@@ -91,17 +91,17 @@ class LayerStreamsRefs:
 
 @dataclass(frozen=True, slots=True)
 class LatentRefs:
-    """What follows the first projection where keys and values are compressed."""
+    """What follows the first projection in latent attention."""
 
     query_up: LinearRef | None
     query_norm: NormRef | None
     latent_norm: NormRef
-    up: LinearRef  # per head the rows of its key, then of its value
+    up: LinearRef  # per head, rows of its key, then of its value
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRefs:
-    """What an index has, beside its key and its heads' weights, which are in `qkv`."""
+    """The parts of an index, except for its key and its heads' weights, which are in `qkv`."""
 
     query_up: LinearRef
     key_norm: NormRef
@@ -109,14 +109,15 @@ class IndexRefs:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRefs:
-    """The attention of a layer. Norms are None where the family has none there."""
+    """The attention of a layer. Norms are None if the family has none there."""
 
-    # Query, key and value heads; with latents what they start from, then what an index has of it.
+    # Query, key and value heads; with latents, the compressed forms, then those of an index.
     qkv: LinearRef
     output: LinearRef
     latent: LatentRefs | None
     index: IndexRefs | None
-    query_norm: NormRef | None  # of a head, or of all heads, as `DecoderSpec.query_key_norm` says
+    # of a head, or of all heads together, see `DecoderSpec.query_key_norm`
+    query_norm: NormRef | None
     key_norm: NormRef | None
     sinks: VectorRef | None  # of heads, see `AttentionLayer.sinks`
 
@@ -135,8 +136,8 @@ class ConvolutionRefs:
 class DeltaRuleRefs:
     """A `DeltaRule`."""
 
-    # Rows of queries, keys, values; then of gates, of betas and of decays, or, where these are made
-    # in two steps, of what decays and gates are made of, and of betas.
+    # Rows of queries, keys, values; then of gates, betas and decays; or, if these are of low rank,
+    # of the first matrices of decays and gates, and of betas.
     inner: LinearRef
     decay_up: LinearRef | None
     gate_up: LinearRef | None
@@ -151,9 +152,9 @@ class DeltaRuleRefs:
 class Mamba2Refs:
     """A `Mamba2`."""
 
-    inner: LinearRef  # rows of gates, x, b, c, steps of time
+    inner: LinearRef  # rows of gates, x, b, c, time steps
     kernels: tuple[TensorRef, ...]  # [channels, 1, taps] of x, b, c
-    biases: tuple[TensorRef, ...]  # [channels] of the same, or none
+    biases: tuple[TensorRef, ...]  # [channels] of the same, or empty
     rate: TensorRef  # [heads], logarithms
     step_bias: TensorRef  # [heads]
     skip: TensorRef  # [heads]
@@ -168,8 +169,8 @@ class Mamba1Refs:
     inner: LinearRef  # rows of x, of gates
     kernel: TensorRef  # [channels, 1, taps]
     bias: TensorRef | None  # [channels]
-    selection: LinearRef  # rows of what steps of time are made of, of b, of c
-    norms: tuple[TensorRef, ...]  # [step_rank], [state_dim] twice: of these; or none
+    selection: LinearRef  # rows of the time steps' low-rank input, of b, of c
+    norms: tuple[TensorRef, ...]  # [step_rank], [state_dim], [state_dim]: for these; or empty
     step: LinearRef
     step_bias: TensorRef  # [channels]
     rate: TensorRef  # [channels, state_dim], logarithms
@@ -179,7 +180,7 @@ class Mamba1Refs:
 
 @dataclass(frozen=True, slots=True)
 class GateRefs:
-    """A matrix for the numbers of each head, and what is added."""
+    """A matrix for each head, with biases."""
 
     weight: TensorRef  # [heads, inputs, outputs]
     bias: TensorRef  # [heads, outputs]
@@ -189,10 +190,10 @@ class GateRefs:
 class RecurrentGateRefs:
     """A `RecurrentGate`."""
 
-    inner: LinearRef  # rows of what the activation is of, of what is scanned
+    inner: LinearRef  # rows of the activation's input, then of the recurrence's input
     kernel: TensorRef  # [width, 1, taps]
     bias: TensorRef  # [width]
-    entry: GateRefs  # of what enters the state
+    entry: GateRefs  # the input gate
     decay: GateRefs
     rate: TensorRef  # [width], of the decay
     output: LinearRef
@@ -203,7 +204,7 @@ MixerRefs: TypeAlias = ConvolutionRefs | DeltaRuleRefs | Mamba2Refs | Mamba1Refs
 
 @dataclass(frozen=True, slots=True)
 class LowRankRefs:
-    """Products of low rank: what `down` says, in equal parts, goes through one of `ups` each."""
+    """Low-rank products: `down`'s result, in equal parts, goes through one of `ups` each."""
 
     down: LinearRef
     ups: tuple[LinearRef, ...]
@@ -211,17 +212,17 @@ class LowRankRefs:
 
 @dataclass(frozen=True, slots=True)
 class SharedRefs:
-    """What a layer has of its own that uses a `SharedBlock`."""
+    """The own parts of a layer that uses a `SharedBlock`."""
 
     qkv: LowRankRefs | None  # added to queries, keys and values
-    inner: LowRankRefs  # to gates and ups
+    inner: LowRankRefs  # added to gates and ups
     exit: LinearRef
     mixer_norm: NormRef
 
 
 @dataclass(frozen=True, slots=True)
 class CrossingRefs:
-    """Attention to images, but for their keys and values: those are made where images are."""
+    """Cross-attention to images, without keys and values, which are computed with the images."""
 
     query: LinearRef
     query_norm: NormRef | None  # of a head
@@ -232,31 +233,31 @@ class CrossingRefs:
 
 @dataclass(frozen=True, slots=True)
 class LayerRefs:
-    """One layer. Norms are None where the family has none there."""
+    """One layer. Norms are None if the family has none there."""
 
     attention: AttentionRefs | None
     mixer: MixerRefs | None
     mlp: MlpRefs | ExpertsRefs | None
-    attention_norm: NormRef | None  # before attention and mixer alike
+    attention_norm: NormRef | None  # before both attention and mixer
     mlp_norm: NormRef | None
     attention_post_norm: NormRef | None
     mlp_post_norm: NormRef | None
-    beside: BesideRefs | None = None  # `mlp` is dense then
+    beside: BesideRefs | None = None  # then `mlp` is dense
     own_input: OwnInputRefs | None = None
     streams: LayerStreamsRefs | None = None
     scale: VectorRef | None = None  # [1]
-    shared: SharedRefs | None = None  # then `attention` and `mlp` are other layers', too
+    shared: SharedRefs | None = None  # then `attention` and `mlp` belong to several layers
     crossing: CrossingRefs | None = None  # then there is no `attention`
 
 
 @dataclass(frozen=True, slots=True)
 class OuterRefs:
-    """What is before and behind the layers."""
+    """The parts before and after the layers."""
 
     embedding: LinearRef
     positions: LinearRef | None
     embedding_norm: NormRef | None
     final_norm: NormRef | None
-    head: LinearRef  # the embedding's matrix where the head is tied
+    head: LinearRef  # the embedding's matrix if the head is tied
     own_inputs: OwnInputsRefs | None = None
     streams: StreamsRefs | None = None

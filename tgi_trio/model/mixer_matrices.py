@@ -1,7 +1,7 @@
-"""Which matrices and tensors the mixers of a layer are made of, for every backend.
+"""The matrices and tensors of mixers, for every backend.
 
-A mixer lies at one place of a layer, `Names.mixer`; what its parts are called there is the same for
-all families that have its kind and layout.
+A mixer is at `Names.mixer` in a layer; the names of its parts there are the same for all families
+with its kind and layout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tgi_trio.model.matrices import (
 from tgi_trio.model.matrix_roles import ConvolutionRefs, GateRefs, MixerRefs, RecurrentGateRefs
 from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate, ShortConvolution
 
-# The fields that are read of them: what backends that have the kinds need not look at.
+# The fields that are read below; backends that compute the kinds need not claim them.
 FIELDS: Final[Claims] = {
     f"{kind.__name__}.{field.name}": ANY
     for kind in (ShortConvolution, DeltaRule, Mamba2, Mamba1, RecurrentGate)
@@ -36,7 +36,7 @@ FIELDS: Final[Claims] = {
 
 
 def mixer_refs(mixer: Mixer, place: str, hidden: int) -> MixerRefs:
-    """Return what a mixer at `place`, between hidden states [hidden], is made of."""
+    """Return the parts of a mixer at `place`, between hidden states [hidden]."""
     if isinstance(mixer, DeltaRule):
         return delta_rule_refs(mixer, place, hidden)
     if isinstance(mixer, Mamba2):
@@ -49,7 +49,7 @@ def mixer_refs(mixer: Mixer, place: str, hidden: int) -> MixerRefs:
 
 
 def mixer_units(mixer: Mixer) -> Iterator[Units]:
-    """Yield what ranks divide of a mixer."""
+    """Yield the units of a mixer that ranks split."""
     refs = mixer_refs(mixer, "", 1)
     for piece in refs.inner.pieces:
         yield piece.outputs

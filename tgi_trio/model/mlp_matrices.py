@@ -1,4 +1,4 @@
-"""Which matrices the feed-forward part of a layer is made of: a dense MLP, or experts."""
+"""The matrices of a layer's feed-forward part: a dense MLP, or experts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tgi_trio.model.matrices import (
 from tgi_trio.model.matrix_roles import BesideRefs, ExpertsRefs, MlpRefs
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
 
-_SHARED_EXPERT = ("gate_proj", "up_proj", "down_proj")  # of every family that has one
+_SHARED_EXPERT = ("gate_proj", "up_proj", "down_proj")  # in every family that has one
 _XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 
 def layer_matrix(
     spec: DecoderSpec, path: str, rows: int, columns: int, *, bias: bool = False
 ) -> MatrixRef:
-    """Return a matrix of a layer, stored as the family stores them."""
+    """Return a matrix of a layer, stored as in the family."""
     name = f"{path}.bias" if bias else ""
     return MatrixRef(f"{path}.weight", rows, columns, name, spec.transposed)
 
@@ -82,7 +82,7 @@ def _whole(spec: DecoderSpec, path: str, rows: int, columns: int) -> LinearRef:
 
 
 def _routed_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec, index: int) -> MlpRefs:
-    """Return expert number `index` of those at `place`, in which "{}" may stand for the number."""
+    """Return expert number `index` at `place`, in which "{}" may replace the number."""
     names = spec.names
     own = (names.expert_gate, names.expert_up, names.expert_down)
     if experts.stacked:
@@ -95,7 +95,7 @@ def _routed_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec, index: i
 
 
 def _shared_expert(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
-    """Return the expert of every token, which has the place of a dense MLP or one of its own."""
+    """Return the shared expert, which is in place of a dense MLP or has its own place."""
     if not spec.names.shared_expert:
         return dense_mlp_refs(spec, prefix, spec.mlp_width)
     gate, up, down = _SHARED_EXPERT
@@ -106,7 +106,7 @@ def _shared_expert(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
 def _expert(
     spec: DecoderSpec, place: str, names: tuple[str, str, str], width: int, *, biased: bool = False
 ) -> MlpRefs:
-    """Return the expert whose gate if it has one, up and down, by their `names`, lie at `place`."""
+    """Return the expert at `place` with gate (if it has one), up and down, by their `names`."""
     hidden, columns = spec.hidden_size, run_of("mlp", width)
     inner = [
         layer_matrix(spec, place + name, width, hidden, bias=biased) for name in names[:2] if name
@@ -135,7 +135,7 @@ def _fused_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec) -> MlpRef
 def _stacked_expert(
     spec: DecoderSpec, place: str, names: tuple[str, str, str], experts: ExpertsSpec, index: int
 ) -> MlpRefs:
-    """Return one expert out of three tensors [experts * width, hidden] that hold them all."""
+    """Return one expert from three tensors [experts * width, hidden] that contain all of them."""
     rows, hidden = experts.count * experts.width, spec.hidden_size
     columns = run_of("mlp", experts.width, first=index * experts.width)
     inner = [MatrixRef(place + name, rows, hidden) for name in names[:2]]

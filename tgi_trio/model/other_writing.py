@@ -1,7 +1,8 @@
-"""Types of transformers that do not write token by token as a plain forward pass has it.
+"""Types of transformers that do not generate token by token with plain forward passes.
 
-What is in these tables is refused before a shard is there; other types are compared when they are
-loaded (`torch_backend/fallback/autoregression.py`), which finds the same of these.
+The types in these tables are refused before there is a shard. Other types are compared with
+transformers' own generate when they are loaded (`torch_backend/fallback/autoregression.py`), which
+would find the same of these.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ FED_OTHERWISE: Final = (
     "transformers' own generate does not feed it the tokens so far, and they alone"
 )
 
-# Encoders, which mask nothing unless config.json calls them decoders.
+# Encoders, which attend both ways unless config.json calls them decoders.
 _ENCODERS: Final = frozenset(
     {
         *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"),
@@ -27,7 +28,7 @@ _ENCODERS: Final = frozenset(
 
 
 def find_other_writing_type(config: ModelConfig) -> str | None:
-    """Return why a type of transformers does not write by plain passes; None where it may."""
+    """Return why a type of transformers does not generate by plain passes, or None if it may."""
     name = config.model_type
     if name in _ENCODERS:
         return None if config.get("is_decoder") else SEES_ON + SAY_DECODER
@@ -39,5 +40,5 @@ def find_other_writing_type(config: ModelConfig) -> str | None:
 
 
 def writing_refusal(model_type: str, why: str) -> str:
-    """Return what is said of a type that would be served with other tokens than its own."""
+    """Return the refusal of a type that would be served with wrong tokens."""
     return f"Model type {model_type!r} cannot be served as a model that generates text: {why}."

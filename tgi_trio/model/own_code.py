@@ -1,8 +1,8 @@
-"""Models that bring Python code of their own: whether it is needed, and whether it may be run.
+"""Models with their own Python code: whether it is needed, and whether it may be run.
 
 `auto_map` in config.json names the classes, each as `file.Class`, or `owner/name--file.Class` for
-code in another repository of the hub. Such code runs in the shard alone, with `--trust-remote-code`
-alone, and never for a type that this package serves itself (docs/models.md).
+code in another repository of the hub. Such code runs only in the shard and only with
+`--trust-remote-code`, and never for a type that this package computes itself (docs/models.md).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _NOTHING: Final = "--trust-remote-code changes nothing for the model: "
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """What `auto_map` says of a model's configuration and model classes."""
+    """What `auto_map` states about a model's configuration and model classes."""
 
     files: tuple[str, ...]  # beside config.json
-    elsewhere: tuple[str, ...]  # repositories that hold the others
+    elsewhere: tuple[str, ...]  # repositories with the other files
 
 
 def own_code(config: ModelConfig) -> OwnCode | None:
-    """Return the code that a config.json refers to; None where it refers to none."""
+    """Return the code that a config.json refers to, or None."""
     table = config.get("auto_map")
     if not isinstance(table, dict):
         return None
@@ -38,16 +38,17 @@ def own_code(config: ModelConfig) -> OwnCode | None:
 
 
 def runnable_code(config: ModelConfig) -> OwnCode | None:
-    """Return the code that a model brings, None unless all of it is in its folder."""
+    """Return a model's own code, or None unless all of it is in the folder."""
     code = own_code(config)
     return None if code is None or code.elsewhere or _find_missing(config, code) else code
 
 
 def check_own_code(config: ModelConfig, trusted: bool, *, needed: bool, ours: bool) -> list[str]:
-    """Return what to warn of before a model is served, a sentence each.
+    """Return warnings before a model is served, a sentence each.
 
-    `needed`: nothing but its own code knows the model's type. `ours`: this package computes it, and
-    never runs such code. Raises ModelLoadError where that code may not, or cannot, be run.
+    `needed`: only its own code implements the model's type. `ours`: this package computes it, and
+    never runs such code. Raises ModelLoadError if the code is needed but may not, or cannot, be
+    run.
     """
     code, folder = own_code(config), config.folder
     if code is None or ours:

@@ -1,4 +1,4 @@
-"""Which models `quantize` writes with fewer bits: asked before work, so without torch."""
+"""The models that `quantize` can write; checked before the work, so without torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tgi_trio.model.spec import DecoderSpec
 
 
 def quantisable_spec(config: ModelConfig, target: str) -> DecoderSpec:
-    """Return what a model is, of which `target`, "gptq" or "gguf:...", can be made.
+    """Return the spec of a model that can be quantised to `target`, "gptq" or "gguf:...".
 
-    Raises ConfigurationError where it cannot, ModelLoadError for a folder that cannot be used.
+    Raises ConfigurationError if it cannot be, ModelLoadError for a folder that cannot be used.
     """
     if find_announcement(config) is not None or list(config.folder.glob("*.gguf")):
         raise ConfigurationError(
@@ -42,7 +42,7 @@ def quantisable_spec(config: ModelConfig, target: str) -> DecoderSpec:
 
 
 def _unsolved_part(spec: DecoderSpec) -> str | None:
-    """Return what of a model is computed layer by layer as nothing here does, or has no names."""
+    """Return a part of the model that cannot be solved layer by layer or written, or None."""
     if any(layer.mixer for layer in spec.layers):
         return "layers that keep a state per sequence"
     if any(layer.crosses for layer in spec.layers):

@@ -10,7 +10,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.spec import QueryScale, RotarySpec
 
-# Every rotary scaling that is computed, and the numbers it cannot do without.
+# The rotary scalings that are computed -> the parameters that they require.
 _SCALINGS: Final[dict[str, tuple[str, ...]]] = {
     "default": (),
     "linear": ("factor",),
@@ -20,7 +20,7 @@ _SCALINGS: Final[dict[str, tuple[str, ...]]] = {
     "longrope": ("short_factor", "long_factor"),
     "proportional": (),
 }
-# "mrope": text has one position where images have three.
+# "mrope": text has one position, images have three.
 _OLDER_NAMES: Final = {"su": "longrope", "mrope": "default"}
 
 
@@ -33,9 +33,9 @@ def rotary(
     interleaved: bool = False,
     layer_type: str = "",
 ) -> RotarySpec:
-    """Read how a model rotates; raises ModelLoadError for a scaling that is not known.
+    """Read a model's rotary embedding; raises ModelLoadError for an unknown scaling.
 
-    `theta` and `partial` are the family's defaults; `layer_type` picks one of several sets.
+    `theta` and `partial`: the family's defaults; `layer_type`: chooses one of several sets.
     """
     parameters = _rope_parameters(config, layer_type)
     kind: Any = parameters.get("rope_type") or "default"
@@ -51,7 +51,7 @@ def rotary(
     if kind == "longrope" and _is_the_same_at_every_length(parameters):
         kind = "divided"
     part = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor", partial)
-    if kind == "proportional":  # turns by less than a head, but over all of it
+    if kind == "proportional":  # `partial` applies to frequencies over the whole head
         part = 1.0
     original = config.get("original_max_position_embeddings")
     if original:
@@ -70,7 +70,7 @@ def rotary(
 
 
 def _is_the_same_at_every_length(parameters: Mapping[str, Any]) -> bool:
-    """Whether longrope has one set of divisors and one scale: so GGUF files have Llama 3's."""
+    """Whether longrope has one set of divisors and one scale, as for Llama 3 in GGUF."""
     pairs = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
     return all(parameters.get(short) == parameters.get(long) for short, long in pairs)
 
@@ -78,9 +78,9 @@ def _is_the_same_at_every_length(parameters: Mapping[str, Any]) -> bool:
 def with_sections(
     spec: RotarySpec, default: tuple[int, int, int], *, alternate: bool
 ) -> RotarySpec:
-    """Return how a model turns that gives the tokens of images three positions.
+    """Return the rotary embedding with three positions for the tokens of images (M-RoPE).
 
-    `default` is the family's `mrope_section`; `alternate`: the axes take turns pair by pair. Raises
+    `default`: the family's `mrope_section`; `alternate`: axes alternate pair by pair. Raises
     ModelLoadError for sections that do not make up a head.
     """
     given = spec.parameters.get("mrope_section") or default
@@ -95,19 +95,19 @@ def with_sections(
 
 
 def _query_scale(parameters: dict[str, Any]) -> QueryScale | None:
-    """Return how far queries are scaled by their position, by the name that Mistral gave it."""
+    """Return the scaling of queries by position, by its name in Mistral's config."""
     beta = parameters.get("llama_4_scaling_beta")
     step = int(parameters["original_max_position_embeddings"])
     return QueryScale(float(beta), step) if beta and step else None
 
 
 def _rope_parameters(config: ModelConfig, layer_type: str) -> dict[str, Any]:
-    """Return `rope_parameters` of a kind of layers, with what the older `rope_scaling` says.
+    """Return `rope_parameters` of a kind of layers, merged with the older `rope_scaling`.
 
-    transformers 5 writes the first; the second is older, or added by hand, and wins, as it does
-    there. Where the sets differ by kind of layer it is for those that see everything. It says how
-    positions are scaled and nothing else: base and rotated part stay those of the first set
-    (transformers would go back to the family's default base, whatever the model was trained with).
+    transformers 5 writes the former; the latter is older, or was added by hand, and wins, as in
+    transformers. If there are sets by kind of layer, it applies to layers with full attention. It
+    only replaces the scaling: base and rotated part stay those of the former (transformers would
+    use the family's default base, not the one of training).
     """
     newer = dict(config.get("rope_parameters") or {})
     older = _name_type(config.get("rope_scaling") or {})
@@ -121,7 +121,7 @@ def _rope_parameters(config: ModelConfig, layer_type: str) -> dict[str, Any]:
 
 
 def _name_type(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy that says its kind as `rope_type`, by its newer name."""
+    """Return a copy with the kind as `rope_type`, by its newer name."""
     kind = parameters.get("rope_type") or parameters.get("type")
     if kind is None:
         return dict(parameters)
@@ -129,10 +129,10 @@ def _name_type(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def sliding_windows(config: ModelConfig, every: int = 0, window: int = 4096) -> list[int]:
-    """Return each layer's sliding window (the family's default is `window`), 0 for none.
+    """Return each layer's sliding window, 0 for none; `window`: the family's default.
 
-    `layer_types` says which layers have one. Older files: with `every`, all layers but each
-    every-th (Gemma); without, those from `max_window_layers` on if `use_sliding_window` (Qwen).
+    `layer_types` states which layers have one. In older files, with `every`: all layers but every
+    n-th (Gemma); without: those from `max_window_layers` on if `use_sliding_window` (Qwen).
     """
     count = int(config.need("num_hidden_layers"))
     window = int(config.get("sliding_window", window))

@@ -1,11 +1,10 @@
-"""Whether the scales of quantised weights are numbers, looked at before anything loads them.
+"""Checks that the scales of quantised weights are finite, before anything loads them.
 
-A file may be damaged, or made to do harm: one scale that is no number makes nonsense of every
-answer. Scales that are tensors of their own are a small part of a checkpoint. Those of GGUF lie in
-every block: to look at them is to read the file, at a tenth of a second of processor time for a GB
-that is in memory, and a start from a disk would wait as long as reading takes. So of more than
-`_AT_MOST` bytes runs are looked at, evenly spread over every tensor; whoever loads the weights
-looks at all.
+A file may be damaged, or malicious: a single NaN or infinite scale makes nonsense of every answer.
+Scales in separate tensors are a small part of a checkpoint. GGUF's are in every block, so checking
+them means reading the file: a tenth of a second of processor time per GB in memory, and from a disk
+a start would wait for all of it. So of more than `_AT_MOST` bytes only samples are checked, evenly
+spread over every tensor; loading checks all.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.gguf.block_types import BY_NAME, has_scales
 
 _AT_MOST: Final = 256 << 20  # bytes
-_RUN: Final = 1 << 20  # bytes that are looked at together, at most
-_PLACES: Final = 8  # of a tensor, at least, where not all of it is looked at
-_LEAST: Final = 4 << 10  # and at least: they are read in pages
-# Type of a scale -> its bits as a number, and those that are all set where it is none.
+_RUN: Final = 1 << 20  # most bytes of one sample
+_PLACES: Final = 8  # least number of samples of a tensor that is not checked as a whole
+_LEAST: Final = 4 << 10  # least bytes of a sample: files are read in pages
+# Dtype of a scale -> its bits as an integer, and the bits that are all set in NaN or infinity.
 _NONE: Final = {
     "F32": ("<u4", 0x7F800000),
     "F16": ("<u2", 0x7C00),
@@ -40,9 +39,9 @@ _NONE: Final = {
 
 
 def check_scales(tensors: Mapping[str, StoredTensor], at_most: int = _AT_MOST) -> None:
-    """Raise ModelLoadError where a scale is infinite or not a number.
+    """Raise ModelLoadError if a scale is infinite or NaN.
 
-    `tensors`: scales, or blocks that have some. `at_most`: bytes that are looked at.
+    `tensors`: scales, or blocks with scales. `at_most`: bytes to check.
     """
     of_file: dict[Path, list[str]] = {}
     for name, stored in tensors.items():
@@ -54,7 +53,8 @@ def check_scales(tensors: Mapping[str, StoredTensor], at_most: int = _AT_MOST) -
             try:
                 order = sorted(names, key=lambda name: tensors[name].first)
                 runs = {name: list(_runs(tensors[name], every)) for name in order}
-                if every > 1:  # a mapped file that is touched here and there is read page by page
+                # a mapped file that is touched at scattered places is read page by page
+                if every > 1:
                     for first, end in chain.from_iterable(runs.values()):
                         os.posix_fadvise(file.fileno(), first, end - first, os.POSIX_FADV_WILLNEED)
                 for name in order:
@@ -68,13 +68,13 @@ def check_scales(tensors: Mapping[str, StoredTensor], at_most: int = _AT_MOST) -
 
 
 def are_finite(blocks: NDArray[np.uint8], kind: str) -> bool:
-    """Return whether all scales of blocks [count, bytes] of a type of GGUF's are numbers."""
+    """Return whether all scales of blocks [count, bytes] of a GGUF type are finite."""
     block = BY_NAME[kind]
     return all(_finite(blocks[:, at:], block.scale) for at in block.scales)
 
 
 def _runs(stored: StoredTensor, every: int) -> Iterator[tuple[int, int]]:
-    """Yield where in its file runs of a tensor's scales begin and end: one in `every` of all."""
+    """Yield the byte ranges of a tensor's samples in its file: one part in `every`."""
     size = _row_bytes(stored.dtype)
     count = (stored.end - stored.first) // size
     run = count if every == 1 else count // every // _PLACES
@@ -84,18 +84,18 @@ def _runs(stored: StoredTensor, every: int) -> Iterator[tuple[int, int]]:
 
 
 def _has_bad(content: NDArray[np.uint8], kind: str, runs: Iterable[tuple[int, int]]) -> bool:
-    """Return whether a scale of a tensor's runs is no number."""
+    """Return whether a scale in a tensor's samples is not finite."""
     look, size = are_finite if has_scales(kind) else _finite, _row_bytes(kind)
     return not all(look(content[first:end].reshape(-1, size), kind) for first, end in runs)
 
 
 def _row_bytes(kind: str) -> int:
-    """Return the bytes of a block, or of a scale that is a tensor's own."""
+    """Return the bytes of a block, or of a scale in a separate tensor."""
     return BY_NAME[kind].bytes if has_scales(kind) else np.dtype(_NONE[kind][0]).itemsize
 
 
 def _finite(rows: NDArray[Any], kind: str) -> bool:
-    """Return whether the first number of every row is one."""
+    """Return whether the first number of every row is finite."""
     bits, none = _NONE[kind]
     numbers = rows[:, : np.dtype(bits).itemsize].view(bits)
     return not bool(((numbers & none) == none).any())

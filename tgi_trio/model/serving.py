@@ -15,17 +15,17 @@ from tgi_trio.model.t5_spec import T5Spec
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What serves a model, and of what it might have had: why it has not; "": it has."""
+    """What serves a model, and why it lacks a feature; "": it has the feature."""
 
-    path: str  # as docs/models.md calls it
-    backend: str  # as the shard calls it
+    path: str  # its name in docs/models.md
+    backend: str  # the shard's name for it
     no_cpu_kernels: str = ""
     no_prefix_cache: str = ""
     no_guesses: str = ""
     no_ranks: str = ""
 
     def rows(self) -> tuple[str, ...]:
-        """Return it as "name: value", in the order of the fields."""
+        """Return the rows "name: value", in the order of the fields."""
         might = {
             "CPU kernels": self.no_cpu_kernels,
             "prefix cache": self.no_prefix_cache,
@@ -46,10 +46,10 @@ def describe_serving(
     prefix_reuse: bool,
     speculates: bool,
 ) -> Serving:
-    """Return how a model is served that a shard has loaded; the rest is what that says of it.
+    """Return how a model is served that a shard has loaded; most arguments are what it reports.
 
-    `parts`: that every layer is divided into, each a rank's.
-    Raises ModelLoadError for a config.json whose values make no sense.
+    `parts`: ranks that each have a portion of every layer. Raises ModelLoadError for a config.json
+    whose values make no sense.
     """
     spec = model_spec(config)
     paths = {DecoderSpec: "decoder", T5Spec: "encoder-decoder"}

@@ -1,4 +1,4 @@
-"""Which matrices a layer has of its own that uses a block of others."""
+"""The own matrices of a layer that uses a shared block."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How a decoder is described: numbers, kinds and the names of its weights. Literal data only.
+"""The spec of a decoder: numbers, kinds and the names of its weights. Literal data only.
 
-No torch in this file: every backend reads it.
+No torch in this file, since every backend reads it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ RotaryKind = Literal[
     "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "divided"
 ]
 
-# Which queries and keys are normalised.
-#   head:  every head by itself
+# Norms of queries and keys.
+#   head:  every head separately
 #   whole: all heads of a token together
-#   bare:  as "head", without weights, in layers that turn them
+#   bare:  as "head", without weights, in layers with rotation
 QueryKeyNorm = Literal["none", "head", "whole", "bare"]
 
 # How a checkpoint stores the three projections.
@@ -27,16 +27,16 @@ QueryKeyNorm = Literal["none", "head", "whole", "bare"]
 #   grouped:  one tensor, per KV head its queries, its key, its value
 QkvLayout = Literal["separate", "stacked", "grouped"]
 
-# How one tensor holds gates and ups of all experts, of each expert a part of the first axis.
-#   turns:  [inputs, outputs], of the outputs gate, up, gate, up, ...
+# How one tensor stores gate and up of all experts; the first axis is the experts'.
+#   turns:  [inputs, outputs], with outputs gate, up, gate, up, ...
 #   halves: [inputs, outputs], all gates, then all ups
 #   rows:   [outputs, inputs], all gates, then all ups
 GateUpLayout = Literal["turns", "halves", "rows"]
 
-# What becomes of a token with no image before it, in a layer that attends to images.
-#   reads all: it attends to all images of its prompt, and the MLP adds nothing; where the prompt
-#              has none, the layer adds nothing at all
-#   feeds:     it attends to nothing, and the MLP adds what it does for all tokens
+# What cross-attention layers do for a token without an image before it.
+#   reads all: it attends to all images of its prompt, and the MLP adds 0; if the prompt has
+#              no images, the layer adds nothing at all
+#   feeds:     it attends to nothing, and the MLP adds its result as for all tokens
 Blind = Literal["reads all", "feeds"]
 
 # How a token chooses its experts, see `torch_backend/layers/routing.py`.
@@ -47,12 +47,12 @@ Routing = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Where a family's checkpoint keeps each weight, without ".weight"; "" = the family has none.
+    """The names of a family's weights, without ".weight"; "": the family has none.
 
-    Names of layer parts follow `layer`, in which "{}" stands for the layer's number.
+    Names of a layer's parts follow `layer`, in which "{}" is replaced by the layer's number.
     """
 
-    base: str  # prefix that checkpoints of the bare model, without its head, leave out
+    base: str  # prefix that is missing in checkpoints of the bare model, without its head
     embedding: str
     layer: str
     final_norm: str
@@ -60,51 +60,51 @@ class Names:
     output: str
     down: str
     head_gate: str = ""  # a row for each head, see `DecoderSpec.gated_heads`
-    qkv: str = ""  # unless `query`, `key`, `value`
+    qkv: str = ""  # instead of `query`, `key`, `value`
     query: str = ""
     key: str = ""
     value: str = ""
     up: str = ""
     gate: str = ""
-    activation: str = ""  # what has the numbers of an activation that is learned
+    activation: str = ""  # the parent of a learned activation's parameters
     gate_up: str = ""  # gate rows, then up rows, in one tensor
     mlp_norm: str = ""
     attention_post_norm: str = ""
     mlp_post_norm: str = ""
     query_norm: str = ""
     key_norm: str = ""
-    sinks: str = ""  # the whole name of a tensor [heads]
+    sinks: str = ""  # the complete name of a tensor [heads]
     positions: str = ""
     embedding_norm: str = ""
     head: str = "lm_head"
-    added_embedding: str = ""  # of the last tokens of the vocabulary
+    added_embedding: str = ""  # for the last tokens of the vocabulary
     added_head: str = ""
     router: str = ""
-    choice_bias: str = ""  # of experts, for the choice alone; the whole name
-    # Of what a layer adds that attends to images; whole names.
+    choice_bias: str = ""  # added to experts' scores only for the choice; the complete name
+    # Gates of a cross-attention layer; complete names.
     attention_gate: str = ""
     mlp_gate: str = ""
-    experts: str = ""  # "{}" = number of the expert; gate, up and down follow it
+    experts: str = ""  # "{}": number of the expert; followed by gate, up and down
     expert_gate: str = ""
     expert_up: str = ""
-    expert_gate_up: str = ""  # in their place; the whole name, see `stacked_experts.py`
+    expert_gate_up: str = ""  # instead of both; the complete name, see `stacked_experts.py`
     expert_down: str = ""
     shared_expert: str = ""
     expert_entry: str = ""  # compresses tokens for experts, see `ExpertsSpec.latent_width`
-    expert_exit: str = ""  # and what undoes it
+    expert_exit: str = ""  # and expands their results
     shared_router: str = ""
-    query_down: str = ""  # of a compressed query, whose norm is `query_norm`
+    query_down: str = ""  # for compressed queries, whose norm is `query_norm`
     query_up: str = ""
-    latent_down: str = ""  # the latent's rows, then those of the key that is rotated
+    latent_down: str = ""  # rows of the latent, then of the rotated key
     latent_norm: str = ""
-    latent_up: str = ""  # per head the rows of its key, then of its value
-    layer_scale: str = ""  # a number that what leaves a layer is multiplied by; the whole name
-    # Experts beside an MLP, see `LayerSpec.beside`: norms, and whole names of vectors.
+    latent_up: str = ""  # per head, rows of its key, then of its value
+    layer_scale: str = ""  # a factor of the layer's output; the complete name
+    # Experts beside an MLP, see `LayerSpec.beside`: norms, and complete names of vectors.
     beside_norm: str = ""  # before the experts
-    dense_post_norm: str = ""  # of what the MLP says
-    beside_post_norm: str = ""  # of what the experts say
-    router_gain: str = ""  # of the norm before the router
-    expert_scale: str = ""  # of each expert's weight
+    dense_post_norm: str = ""  # of the MLP's result
+    beside_post_norm: str = ""  # of the experts' result
+    router_gain: str = ""  # weights of the norm before the router
+    expert_scale: str = ""  # factors of each expert's weight
     # See `OwnInputsSpec`.
     own_table: str = ""
     own_projection: str = ""
@@ -112,19 +112,19 @@ class Names:
     own_gate: str = ""
     own_up: str = ""
     own_post_norm: str = ""
-    index_query: str = ""  # of an index, made of what queries are compressed to
+    index_query: str = ""  # of an index, from compressed queries
     index_key: str = ""
     index_norm: str = ""  # of its key
     index_weights: str = ""  # of its heads
-    # See `StreamsSpec`; "{}" = number of a stream, the first but one on being 0.
+    # See `StreamsSpec`; "{}": number of a stream, where the second stream is 0.
     streams_in: str = ""
     streams_out: str = ""
     streams: str = ""  # of a layer
     detour: str = ""
-    mixer: str = ""  # of a layer; its kind says what follows, see `mixer_matrices.py`
-    # See `SharedBlock`; "{}" = number of the use.
-    block: str = ""  # of the layer where its weights lie, which the other names follow
-    block_exit: str = ""  # of the layer that uses it, as the next
+    mixer: str = ""  # of a layer; names in it depend on its kind, see `mixer_matrices.py`
+    # See `SharedBlock`; "{}": number of the use.
+    block: str = ""  # in the layer that stores its weights; prefix of the other names
+    block_exit: str = ""  # of the layer that uses it, like the next
     mixer_norm: str = ""
     query_change: str = ""
     key_change: str = ""
@@ -134,9 +134,9 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class QueryScale:
-    """Queries far behind are read more sharply.
+    """Scaling of queries by their position.
 
-    They are multiplied with 1 + beta * log(1 + floor((position + offset) / step)). Source: Llama 4
+    They are multiplied by 1 + beta * log(1 + floor((position + offset) / step)). Source: Llama 4
     (Meta 2025), which counts positions from 1 there; Ministral 3, from 0.
     """
 
@@ -147,19 +147,19 @@ class QueryScale:
 
 @dataclass(frozen=True, slots=True)
 class RotarySpec:
-    """One way of rotating. `parameters`: the scaling's own numbers, named as in config.json."""
+    """A rotary embedding. `parameters`: those of the scaling, named as in config.json."""
 
-    dim: int  # leading dimensions of a head that are rotated; 0: queries are scaled at most
+    dim: int  # leading dimensions of a head that are rotated; 0: only `query_scale` may apply
     theta: float = 10000.0
     kind: RotaryKind = "default"
     interleaved: bool = False  # pairs are neighbours (GPT-J) rather than half a head apart
     max_positions: int = 0
-    # Pairs of dimensions that turn with a token's time, row and column, where images give tokens
-    # three positions: so many of each one after the other, the axes in turns. (): all with one.
+    # For images, whose tokens have three positions: pairs of dimensions rotated by a token's time,
+    # row and column, in runs of these lengths. (): all by one position.
     sections: tuple[int, ...] = ()
-    sections_alternate: bool = False  # the axes take turns pair by pair, as far as each goes
+    sections_alternate: bool = False  # axes alternate pair by pair instead, up to their lengths
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
-    query_scale: QueryScale | None = None  # of all dimensions of a query
+    query_scale: QueryScale | None = None  # for all dimensions of a query
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,31 +169,34 @@ class ExpertsSpec:
     count: int
     per_token: int
     width: int
-    normalise: bool  # the chosen experts' weights are made to sum to one
-    shared_width: int = 0  # 0 = no shared expert
-    latent_width: int = 0  # of what tokens are compressed to for all but the shared one; 0: not
+    normalise: bool  # the chosen experts' weights sum to one
+    shared_width: int = 0  # 0: no shared expert
+    # to which tokens are compressed for all but the shared expert; 0: not compressed
+    latent_width: int = 0
     routing: Routing = "softmax"
-    jitter: float = 0.0  # sparse-mixer: how far behind the best an expert still shares its weight
-    groups: int = 1  # grouped: experts come in so many groups
-    groups_used: int = 1  # of which a token may use so many
-    scale: float = 1.0  # grouped: of the chosen experts' weights
+    # sparse-mixer: limit of an expert's distance from the best to share its weight
+    jitter: float = 0.0
+    groups: int = 1  # grouped: number of groups of experts
+    groups_used: int = 1  # number of groups that a token may use
+    scale: float = 1.0  # grouped: factor of the chosen experts' weights
     stacked: bool = (
         False  # one matrix for all experts' gates, one for all ups, all downs transposed
     )
-    gate_up: GateUpLayout = "turns"  # of `Names.expert_gate_up`, and how downs lie
+    gate_up: GateUpLayout = "turns"  # layout of `Names.expert_gate_up`, and of downs
     biased: bool = False  # router and experts have biases
-    weighs_inputs: bool = False  # weights multiply what goes into experts, not what comes out
-    limit: float = 0.0  # of what the gate is and is for, see `layers/gating.py`; 0: none
+    weighs_inputs: bool = False  # weights multiply the experts' inputs, not their results
+    limit: float = 0.0  # bounds of gate and up, see `layers/gating.py`; 0: none
 
     def __post_init__(self) -> None:
-        """Raise ValueError for numbers that no mixture can have."""
+        """Raise ValueError for impossible numbers."""
         if not 0 < self.per_token <= self.count:
             raise ValueError(
                 f"a token goes to {self.per_token} experts, and there are {self.count}"
             )
         if not self.routing.startswith("grouped"):
             return
-        least = 2 if self.routing == "grouped-sigmoid" else 1  # a group is as good as its best two
+        # a group's score is the sum of its two best
+        least = 2 if self.routing == "grouped-sigmoid" else 1
         divides = self.groups > 0 and self.count % self.groups == 0
         if not divides or self.count // self.groups < least:
             raise ValueError(f"{self.count} experts cannot be {self.groups} groups")
@@ -203,19 +206,19 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
-    """Keys and values of all heads are made from one small vector per token (DeepSeek-V2)."""
+    """Latent attention: all heads' keys and values come from one small vector (DeepSeek-V2)."""
 
     rank: int  # of that vector, the latent
     query_rank: int  # of the compressed query; 0 = queries are not compressed
-    plain_dim: int  # of a query or key, dimensions that come from the latent
-    rotary_dim: int  # and those that are rotated; their key is one for all heads
+    plain_dim: int  # dimensions of a query or key that come from the latent
+    rotary_dim: int  # and those that are rotated; all heads share their key
     value_dim: int
-    bias: bool = False  # of the linears that compress
+    bias: bool = False  # of the compressing linears
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
-    """The heads of a layer, where they are not as `DecoderSpec` has them."""
+    """The heads of a layer, if they differ from those in `DecoderSpec`."""
 
     kv_heads: int
     dim: int  # of a query and of a key
@@ -224,22 +227,22 @@ class HeadSizes:
 
 @dataclass(frozen=True, slots=True)
 class OwnInputsSpec:
-    """Every layer is told of each token by an embedding of its own (Gemma 3n, Google 2025).
+    """Per-layer embeddings: every layer embeds each token itself (Gemma 3n, Google 2025).
 
-    It is a row of a table, added to what is projected from the embedding that the first layer gets.
+    It is a row of a table, added to a projection of the first layer's input.
     """
 
     width: int
-    rows: int  # of the table; tokens beyond it have the first row
-    image_token: int  # whose row an image's tokens have
+    rows: int  # of the table; other token ids get the first row
+    image_token: int  # whose row an image's tokens get
 
 
 @dataclass(frozen=True, slots=True)
 class IndexSpec:
-    """Of the tokens before it, a token attends to those that an index scores best.
+    """Sparse attention: a token attends to the preceding tokens that an index scores best.
 
     Source: DeepSeek-V3.2 (2025), section 2.1: the lightning indexer. A score is the weighted sum
-    over heads of what is positive of query . key; a token has one index key for all heads.
+    over heads of the positive part of query . key; all heads share a token's index key.
     """
 
     heads: int
@@ -252,13 +255,13 @@ class IndexSpec:
 class StreamsSpec:
     """Several hidden states of a token, of which layers compute one and adapt the others.
 
-    Source: Alternating Updates (Baykal, others 2023), as Gemma 3n has it; beside its attention a
-    layer has a detour of low rank.
+    Source: Alternating Updates (AltUp; Baykal, others 2023), as in Gemma 3n; beside its attention a
+    layer has a low-rank detour.
     """
 
     count: int
-    active: int  # which one layers compute
-    scaled: bool  # what layers' own embeddings get to see of it
+    active: int  # the one that layers compute
+    scaled: bool  # the corrected stream is scaled for the layers' own embeddings
     detour_rank: int
 
 
@@ -266,28 +269,28 @@ class StreamsSpec:
 class SharedBlock:
     """A block of attention and MLP that several layers use (Zamba2, Zyphra 2024).
 
-    It reads the hidden state and, behind it, what the first layer got. What it says joins, through
-    a linear of the layer, what the layer's mixer reads. Every use adds products of low rank to it.
+    It reads the hidden state and the first layer's input, concatenated. A linear of the layer adds
+    its result to the input of the layer's mixer. Every use adds low-rank products to its weights.
     """
 
-    layer: int  # where its weights lie
-    use: int  # its number among the uses of all blocks
+    layer: int  # the layer that stores its weights
+    use: int  # the number of this use, among those of all blocks
     rank: int  # of what is added to gates and ups
-    attention_rank: int  # the same of queries, keys and values; 0: nothing
+    attention_rank: int  # the same for queries, keys and values; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A layer attends to a prompt's images, whose features have no places among the tokens.
+    """Cross-attention to a prompt's images, which have no positions among the tokens.
 
-    What attention and MLP add is multiplied by tanh of a gate. Sources: Flamingo (Alayrac, others
-    2022), section 2.2; Llama 3.2 Vision (Meta 2024); IDEFICS (Laurençon, others 2023).
+    Results of attention and MLP are multiplied by tanh of a gate. Sources: Flamingo (Alayrac,
+    others 2022), section 2.2; Llama 3.2 Vision (Meta 2024); IDEFICS (Laurençon, others 2023).
     """
 
     blind: Blind
-    together: bool  # a token sees all images whose tokens are neighbours; else the one before it
+    together: bool  # a token attends to all adjacent images before it; else to the last one
     gate_shape: tuple[int, ...]
-    query_norm: bool  # of each head, whose keys have one as well
+    query_norm: bool  # for each head; keys have one as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,33 +299,35 @@ class LayerSpec:
 
     scale: float  # of the attention scores
     window: int = 0
-    chunk: int = 0  # a token sees those of its own chunk of so many positions alone; 0: all
-    ahead: bool = True  # tokens of images see those behind them, where the family's do
+    chunk: int = 0  # tokens attend only within their chunk of this many positions; 0: no chunks
+    # image tokens attend to later ones of their image, in families where they do
+    ahead: bool = True
     rotary: RotarySpec | None = None
     experts: ExpertsSpec | None = None
-    mixer: Mixer | None = None  # what keeps a state per sequence
-    chooses: bool = True  # has an index of its own, if there is one; else the choice before goes on
-    attends: bool = True  # has attention, beside a mixer if there is one
-    crosses: Crossing | None = None  # has attention to images, and no other
+    mixer: Mixer | None = None  # with a state per sequence
+    # has its own index, if the model has one; else it reuses the preceding choice
+    chooses: bool = True
+    attends: bool = True  # has self-attention, beside a mixer if there is one
+    crosses: Crossing | None = None  # has cross-attention to images, and no other attention
     feeds: bool = True  # has an MLP, or experts
     sizes: HeadSizes | None = None  # None: the model's
-    keys_as_values: bool = False  # values are what keys are before they are normalised and turned
-    reads_layer: int | None = None  # whose K and V are read; None: the layer's own
-    sinks: bool = True  # where `Names.sinks` has some
+    keys_as_values: bool = False  # values are keys before their norm and rotation
+    reads_layer: int | None = None  # the layer whose K and V are read; None: its own
+    sinks: bool = True  # has the sinks of `Names.sinks`, if any
     mlp_width: int = 0  # 0: the model's
-    sparsity: float = 0.0  # what part of an MLP's gates is cut, were they normally distributed
-    beside: bool = False  # experts are beside an MLP, not in its place
-    names: Names | None = None  # of its weights, where they are not those of the others
-    shared: SharedBlock | None = None  # what its attention and its MLP are
+    sparsity: float = 0.0  # the part of an MLP's gates to cut, assuming a normal distribution
+    beside: bool = False  # experts are beside an MLP, not in place of it
+    names: Names | None = None  # of its weights, if they differ from those of other layers
+    shared: SharedBlock | None = None  # its attention and MLP
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """Everything the generic decoder needs to know of a model.
 
-    A layer is x + post(attention(pre(x))), then x + post(mlp(pre(x))), each norm present if `names`
-    has it; with `parallel` both read the same x, the MLP through the attention's norm if it has
-    none of its own.
+    A layer is x + post(attention(pre(x))), then x + post(mlp(pre(x))); each norm is present if
+    `names` has it. With `parallel` both read the same x, the MLP through the attention's norm if it
+    has no norm of its own.
     """
 
     family: str
@@ -341,11 +346,12 @@ class DecoderSpec:
     parallel: bool = False
     query_key_norm: QueryKeyNorm = "none"
     query_key_norm_bias: bool = False
-    # What heads attended to is multiplied with the sigmoid of as many numbers, which are projected
-    # beside the queries: per head its query, then its gate.
+    # Attention's output is multiplied by the sigmoid of as many gates, which are projected together
+    # with the queries: per head its query, then its gate.
     gated_attention: bool = False
     norm_after_rotary: bool = False  # of query and key heads
-    gated_heads: bool = False  # what a head says is multiplied by a sigmoid, of a matrix beside qkv
+    # a head's output is multiplied by one sigmoid gate, from a separate matrix
+    gated_heads: bool = False
     qkv_layout: QkvLayout = "separate"
     qkv_bias: bool = False
     output_bias: bool = False
@@ -355,10 +361,10 @@ class DecoderSpec:
     gated: bool = True
     activation: str = "silu"
     tied_head: bool = False
-    added_tokens: int = 0  # last ones of the vocabulary, whose rows are in tables of their own
-    extra_tokens: int = 0  # last ones of the vocabulary, which are read and never chosen
+    added_tokens: int = 0  # last tokens of the vocabulary, whose rows are in separate tables
+    extra_tokens: int = 0  # last tokens of the vocabulary, which are read but never chosen
     normalised_head: bool = False  # each row of the head is divided by its length
-    position_rows: int = 0  # rows of the table of learned positions; 0 = none
+    position_rows: int = 0  # rows of the table of learned positions; 0: none
     position_offset: int = 0
     alibi: bool = False
     alibi_scale: float = 1.0  # multiplies the slopes
@@ -366,15 +372,15 @@ class DecoderSpec:
     final_soft_cap: float = 0.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    attention_scale: float = 1.0  # of what attention adds, beside a mixer or alone
-    gate_scale: float = 1.0  # of what an MLP's gate is made of
-    mlp_scale: float = 1.0  # of what an MLP adds
+    attention_scale: float = 1.0  # of attention's result, before it is added
+    gate_scale: float = 1.0  # of the input of the gate's activation
+    mlp_scale: float = 1.0  # of the MLP's result, before it is added
     logit_scale: float = 1.0
-    qkv_clip: float = 0.0  # q, k and v are clamped to +-this; 0 = not
-    # Then kv_heads is 1, and head_dim the latent's, the key's and the index key's, one after other.
+    qkv_clip: float = 0.0  # q, k and v are clipped to +-this; 0: not
+    # Then kv_heads is 1, and head_dim that of latent, key and index key, concatenated.
     latent: LatentSpec | None = None
-    index: IndexSpec | None = None  # of a latent's tokens
-    value_norm: bool = False  # of each value by itself, without weights
+    index: IndexSpec | None = None  # over latents
+    value_norm: bool = False  # of each value separately, without weights
     value_scale: float = 1.0
     own_inputs: OwnInputsSpec | None = None
     streams: StreamsSpec | None = None

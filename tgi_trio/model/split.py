@@ -1,4 +1,4 @@
-"""Which part of a model each rank of a tensor-parallel group gets, and whether it can be split."""
+"""How ranks of a tensor-parallel group split a model, and whether it can be split."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tgi_trio.model.t5_spec import T5Spec
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A rank's part of every layer, of as many ranks as there are; 1: all of it."""
+    """A rank's portion of every layer; with one rank, all of it."""
 
     rank: int = 0
     ranks: int = 1
 
     def share(self, units: Units) -> slice:
-        """Return which of some units are its own; raises ModelLoadError as `unit_share` does."""
+        """Return this rank's share of some units; raises ModelLoadError as `unit_share` does."""
         return unit_share(units, self.rank, self.ranks) if self.ranks > 1 else every_unit(units)
 
     def sizes_of(self, spec: DecoderSpec) -> DecoderSpec:
-        """Return a model with as many heads and MLP columns as the rank has of it."""
+        """Return a spec with as many heads and MLP columns as this rank has."""
         if self.ranks == 1:
             return spec
 
@@ -48,7 +48,7 @@ class Portion:
 
 
 def unit_share(units: Units, rank: int, ranks: int) -> slice:
-    """Return which of some units a rank gets; raises ModelLoadError if they cannot be split."""
+    """Return a rank's share of some units; raises ModelLoadError if they cannot be split."""
     count = len(units.starts)
     match units.split:
         case "whole":
@@ -70,7 +70,7 @@ def unit_share(units: Units, rank: int, ranks: int) -> slice:
 
 
 def even_share(count: int, what: str, rank: int, ranks: int) -> slice:
-    """Return a rank's part of `count` equal things; raises ModelLoadError unless even."""
+    """Return a rank's share of `count` equal things; raises ModelLoadError unless even."""
     if count % ranks:
         raise ModelLoadError(
             f"{count} {what} cannot be split over {ranks} shards; choose a "
@@ -81,9 +81,9 @@ def even_share(count: int, what: str, rank: int, ranks: int) -> slice:
 
 
 def block_share(count: int, rank: int, ranks: int) -> slice:
-    """Return a rank's part of `count` rows; the last rank's may be shorter than the others'.
+    """Return a rank's share of `count` rows; the last rank's may be smaller than the others'.
 
-    Raises ModelLoadError when a rank would get none.
+    Raises ModelLoadError if a rank would get none.
     """
     each = -(-count // ranks)
     if each * (ranks - 1) >= count:
@@ -94,11 +94,11 @@ def block_share(count: int, rank: int, ranks: int) -> slice:
 
 
 def kv_head_share(spec: DecoderSpec, count: int, rank: int, ranks: int) -> slice:
-    """Return a rank's KV heads of a layer that has `count`.
+    """Return a rank's KV heads, of a layer with `count`.
 
-    They are its part, or where there are fewer than ranks a whole one: a rank's query heads then
-    all belong to the KV head it shares with its neighbours. Raises ModelLoadError where neither can
-    be.
+    It has its share, or, if there are fewer than ranks, a single one: all of its query heads then
+    belong to the KV head that it shares with neighbouring ranks. Raises ModelLoadError if neither
+    is possible.
     """
     if spec.query_key_norm == "whole" and count < ranks and ranks % count == 0:
         raise ModelLoadError(
@@ -109,7 +109,7 @@ def kv_head_share(spec: DecoderSpec, count: int, rank: int, ranks: int) -> slice
 
 
 def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
-    """Raise ModelLoadError when a model cannot be split over so many ranks."""
+    """Raise ModelLoadError if a model cannot be split over this many ranks."""
     even_share(spec.heads, "attention heads", 0, ranks)
     widths = {spec.mlp_width}
     if isinstance(spec, DecoderSpec):
@@ -129,7 +129,7 @@ def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
 
 
 def check_gates(spec: DecoderSpec, ranks: int) -> None:
-    """Raise ModelLoadError where a rank would have to know the gates of the others."""
+    """Raise ModelLoadError if a rank would need the gates of the others."""
     if ranks > 1 and any(layer.sparsity for layer in spec.layers):
         raise ModelLoadError(
             f"Model type {spec.family!r} cuts the gates of an MLP at a bound that all of them "
@@ -138,7 +138,7 @@ def check_gates(spec: DecoderSpec, ranks: int) -> None:
 
 
 def _shared_heads(count: int, what: str, rank: int, ranks: int) -> slice:
-    """Return a rank's part of what heads share; where there are fewer, ranks share one."""
+    """Return a rank's share of what heads share; if there are fewer than ranks, ranks share one."""
     if count >= ranks or not count or ranks % count:
         return even_share(count, what, rank, ranks)
     index = rank * count // ranks

@@ -1,8 +1,9 @@
-"""Tensors that hold all experts of a layer, shown as one tensor for each.
+"""Tensors that contain all experts of a layer, presented as one tensor for each expert.
 
-Their first axis counts the experts, so each is a run of a file's bytes, whatever is in it: plain
-numbers, biases, the parts of a quantised matrix. `mlp.experts.down_proj_bias` [experts, hidden]
-becomes `mlp.experts.0.down_proj_bias` [hidden] and so on, and nobody else has to know.
+Their first axis is the experts', so each expert is a contiguous byte range of the file, whatever
+the tensor is: unquantised weights, biases, parts of a quantised matrix.
+`mlp.experts.down_proj_bias` [experts, hidden] becomes `mlp.experts.0.down_proj_bias` [hidden] and
+so on, and other code need not know.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.spec import DecoderSpec, Names
 
-# What newer checkpoints call the tensors of all experts, whose family has matrices for each.
+# Newer checkpoints' names for tensors of all experts, in families with a matrix per expert.
 _GATES_UPS, _DOWNS = "gate_up_proj", "down_proj"
 
 
 def split_experts(
     tensors: Mapping[str, StoredTensor], spec: DecoderSpec
 ) -> dict[str, StoredTensor]:
-    """Return the tensors of a checkpoint, those of all experts in pieces where its family has such.
+    """Return a checkpoint's tensors, with those of all experts split if the family has such.
 
-    Raises ModelLoadError for one that does not hold as many as its layer has experts.
+    Raises ModelLoadError for a tensor with another number of experts than its layer.
     """
     names, mixtures = spec.names, [layer.experts for layer in spec.layers if layer.experts]
     if not mixtures or "{}." not in names.experts:
@@ -55,8 +56,8 @@ def split_experts(
 def flatten_vectors(
     tensors: Mapping[str, StoredTensor], spec: DecoderSpec
 ) -> dict[str, StoredTensor]:
-    """Return the tensors with vectors as such: the experts' biases, where ERNIE has [1, experts],
-    and the single numbers of an activation.
+    """Return the tensors with these as vectors: the experts' biases, for which ERNIE has [1,
+    experts], and the scalar parameters of an activation.
     """
     names, flat = spec.names, dict(tensors)
     for name, stored in tensors.items():
@@ -71,7 +72,7 @@ def flatten_vectors(
 def _name_parts(whole: str, piece: StoredTensor, names: Names) -> dict[str, StoredTensor]:
     """Return the matrices in one expert's part of the tensor `whole`, by its family's names.
 
-    Gates' rows lie before those of ups.
+    Gate rows come before up rows.
     """
     if names.expert_gate_up:
         return {whole: piece}
@@ -84,7 +85,7 @@ def _name_parts(whole: str, piece: StoredTensor, names: Names) -> dict[str, Stor
 
 
 def split_first_axis(stored: StoredTensor) -> Iterator[StoredTensor]:
-    """Yield the pieces of a tensor, one for each place of its first axis."""
+    """Yield the pieces of a tensor along its first axis."""
     count = stored.shape[0]
     size = (stored.end - stored.first) // count
     for first in range(stored.first, stored.first + count * size, size):

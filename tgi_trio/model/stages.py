@@ -12,11 +12,11 @@ from tgi_trio.model.t5_spec import T5Spec
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a rank computes of a model that is cut between layers."""
+    """A rank's part of a pipeline."""
 
     layers: range
-    is_first: bool = True  # it has the embedding; hidden states come from another rank otherwise
-    is_last: bool = True  # it has the last norm and the head; hidden states go on otherwise
+    is_first: bool = True  # it has the embedding; else it receives hidden states
+    is_last: bool = True  # it has the last norm and the head; else it sends hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Stage:
 
     @property
     def index(self) -> int:
-        """How many stages come before this one."""
+        """The number of stages before this one."""
         return (self.number - 1) % self.size
 
     @property
@@ -62,28 +62,28 @@ class Stage:
 
     @property
     def before(self) -> int:
-        """The rank whose hidden states this one goes on with."""
+        """The rank whose hidden states this one receives."""
         return (self.rank - self.width) % (self.size * self.width)
 
     @property
     def after(self) -> int:
-        """The rank that goes on with this one's."""
+        """The rank that receives this one's hidden states."""
         return (self.rank + self.width) % (self.size * self.width)
 
     def layers(self, work: Sequence[int], head: int) -> range:
-        """Return its run of layers, each of so much `work`; the last stage has the `head` as well.
+        """Return this stage's layers, given each layer's `work` and that of the `head`, at the end.
 
-        A pipeline is as fast as its slowest stage, so that one has as little as can be; what cannot
-        be shared out is the first stages'.
+        A pipeline is as fast as its slowest stage, whose work is minimised; what cannot be divided
+        evenly goes to the first stages.
         """
         ends = _cut(work, head, self.size)
         return range(ends[self.index - 1] if self.index else 0, ends[self.index])
 
 
 def _cut(work: Sequence[int], head: int, size: int) -> list[int]:
-    """Return where the run of each of `size` stages ends; each has a layer at least."""
+    """Return where each of `size` stages ends; each has at least one layer."""
     low, high = max(*work, work[-1] + head), sum(work) + head
-    while low < high:  # bisected: with more room per stage there are never more stages
+    while low < high:  # bisection: with more room per stage there are never more stages
         middle = (low + high) // 2
         ends = _fill(work, size, middle)
         if sum(work[ends[-2] if size > 1 else 0 :]) + head <= middle:
@@ -94,9 +94,9 @@ def _cut(work: Sequence[int], head: int, size: int) -> list[int]:
 
 
 def _fill(work: Sequence[int], size: int, most: int) -> list[int]:
-    """Return where runs end if each but the last is given layers up to `most`, from the first on.
+    """Return where stages end if each but the last gets as many layers as `most` allows.
 
-    Layers for the stages behind are left over; the last gets whatever is.
+    At least one layer is left for each later stage; the last gets the rest.
     """
     ends, end = [], 0
     for left in reversed(range(1, size)):
@@ -108,7 +108,7 @@ def _fill(work: Sequence[int], size: int, most: int) -> list[int]:
 
 
 def check_stages(spec: DecoderSpec | T5Spec, stages: int) -> None:
-    """Raise ModelLoadError when a model cannot be cut into so many stages."""
+    """Raise ModelLoadError if a model cannot be cut into this many stages."""
     if not isinstance(spec, DecoderSpec):
         raise ModelLoadError(
             "A model with an encoder is not cut into stages; use --num-shard without "

@@ -1,4 +1,4 @@
-"""Which matrices what lies around a layer is made of: embeddings of its own, several streams."""
+"""The matrices around a layer: per-layer embeddings, several hidden states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tgi_trio.model.spec import DecoderSpec, OwnInputsSpec, StreamsSpec
 
 
 def own_inputs_refs(spec: DecoderSpec, own: OwnInputsSpec) -> OwnInputsRefs:
-    """Return where layers' own embeddings come from."""
+    """Return where per-layer embeddings come from."""
     names, every = spec.names, len(spec.layers) * own.width
     table = MatrixRef(f"{names.own_table}.weight", own.rows, every)
     return OwnInputsRefs(
@@ -26,7 +26,7 @@ def own_inputs_refs(spec: DecoderSpec, own: OwnInputsSpec) -> OwnInputsRefs:
 
 
 def own_input_refs(spec: DecoderSpec, prefix: str, own: OwnInputsSpec) -> OwnInputRefs:
-    """Return what the layer at `prefix` makes of its own embedding."""
+    """Return how the layer at `prefix` uses its own embedding."""
     names, hidden = spec.names, spec.hidden_size
     return OwnInputRefs(
         gate=_whole(prefix + names.own_gate, own.width, hidden),
@@ -36,7 +36,7 @@ def own_input_refs(spec: DecoderSpec, prefix: str, own: OwnInputsSpec) -> OwnInp
 
 
 def streams_refs(spec: DecoderSpec, streams: StreamsSpec) -> StreamsRefs:
-    """Return what makes several hidden states of one, and one of several."""
+    """Return the projections from one hidden state to several, and back to one."""
 
     def every(name: str) -> tuple[LinearRef, ...]:
         hidden, others = spec.hidden_size, range(streams.count - 1)

@@ -1,4 +1,4 @@
-"""The numbers of T5 and its kin, from config.json."""
+"""The spec of T5 and its relatives, from config.json."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class T5Spec:
     encoder_layers: int
     decoder_layers: int
     buckets: int  # of relative distances
-    max_distance: int  # from here on all distances share a bucket
+    max_distance: int  # all greater distances share a bucket
     activation: str
     gated: bool
     norm_eps: float
     logit_scale: float
-    start_token: int  # what the decoder is given first
+    start_token: int  # the decoder's first token
 
 
 def t5_spec(config: ModelConfig) -> T5Spec:
-    """Return the numbers of a model whose type is one of T5_FAMILIES.
+    """Return the spec of a model whose type is in T5_FAMILIES.
 
     Raises ModelLoadError for a config.json whose values make no sense.
     """
@@ -52,8 +52,8 @@ def _spec(config: ModelConfig) -> T5Spec:
     if gate not in ("", "gated"):
         raise ValueError(f"feed_forward_proj {kind!r} is neither 'ACT' nor 'gated-ACT'")
     layers, hidden = int(config.need("num_layers")), int(config.need("d_model"))
-    # Whether the decoder's output is scaled before the head: T5 1.1 and mT5 do not. Files written
-    # by transformers 5 say so by name, since there all of them say that the head is tied.
+    # Whether the decoder's output is scaled before the head: not in T5 1.1 and mT5. transformers 5
+    # writes a key for it, since there all files state that the head is tied.
     tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
     scaled = {"t5": tied, "mt5": False, "umt5": True}
     return T5Spec(

@@ -1,9 +1,9 @@
-"""Which tensors of a checkpoint a model is made of: their names and shapes.
+"""The tensors that a model needs from a checkpoint: their names and shapes.
 
-A start that lacks one of them, has one of another shape, or would leave others unread, is refused
-before a loader runs. The
-names of a decoder are those of `decoder_matrices.py`, which its loaders read; T5's are written here
-a second time. A test compares both with what the loaders ask for, for every family.
+A start is refused before a loader runs if one of them is missing or has another shape, or if others
+would not be read. A decoder's names are those of `decoder_matrices.py`, which its loaders use; T5's
+are written here a second time. A test compares both with what the loaders request, for every
+family.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _PARTS: Final = (MatrixRef, NormRef, VectorRef, TensorRef)
 
 @dataclass(frozen=True, slots=True)
 class TensorClaims:
-    """The tensors a model reads, and those it knows and may leave unread."""
+    """The tensors that a model reads, and known ones that it need not read."""
 
     needed: Mapping[str, Shape]
     known: Mapping[str, Shape | None]  # None: never read
-    base: str = ""  # prefix that checkpoints of the bare model leave out of every name
+    base: str = ""  # prefix that is missing in all names in checkpoints of the bare model
 
 
 def decoder_claims(spec: DecoderSpec) -> TensorClaims:
-    """Return the names that the generic decoder reads."""
+    """Return the tensors of the generic decoder."""
     names = spec.names
-    # A copy of the embedding, where the file has one.
+    # A copy of the embedding, if the file has one.
     known = {f"{names.head}.weight": None} if spec.tied_head else {}
     known |= dict.fromkeys(_unread_heads(spec))
     scales = (name for i in range(len(spec.layers)) for part in kv_scales(spec, i) for name in part)
@@ -43,8 +43,8 @@ def decoder_claims(spec: DecoderSpec) -> TensorClaims:
 
 
 def _unread_heads(spec: DecoderSpec) -> Iterator[str]:
-    """Yield the keys and values that published files have of layers that read another's, and of
-    layers that attend to images, which a tower reads.
+    """Yield unused keys and values in published files: of layers that read another's K and V, and
+    of cross-attention layers, where a tower reads them.
     """
     for index, layer in enumerate(spec.layers):
         names = layer.names or spec.names
@@ -54,9 +54,9 @@ def _unread_heads(spec: DecoderSpec) -> Iterator[str]:
 
 
 def kv_scales(spec: DecoderSpec, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what tensors may hold the scale of 8-bit keys of a layer, and of its values.
+    """Return the possible names of the scales of a layer's 8-bit keys and values.
 
-    The first that is there counts. vLLM's names, ModelOpt's, and an older one for both.
+    The first that exists counts: vLLM's name, ModelOpt's, or an older one for both.
     """
     names, reads = spec.layers[index].names or spec.names, spec.layers[index].reads_layer
     layer = names.layer.format(index if reads is None else reads)
@@ -69,14 +69,14 @@ def kv_scales(spec: DecoderSpec, index: int) -> tuple[tuple[str, ...], tuple[str
 
 
 def t5_claims(spec: T5Spec) -> TensorClaims:
-    """Return the names that T5 reads."""
+    """Return the tensors of T5."""
     stacks = ("encoder", "decoder")
     known: dict[str, Shape | None] = {
-        "lm_head.weight": (spec.vocab_size, spec.hidden_size),  # read if it is there
-        # Copies of `shared.weight`, and a table that the first version made and never read.
+        "lm_head.weight": (spec.vocab_size, spec.hidden_size),  # read if it exists
+        # Copies of `shared.weight`, and a table that the first version has but never uses.
         **{f"{stack}.embed_tokens.weight": None for stack in stacks},
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": None,
-        # UMT5 has one for every layer, which is read then.
+        # UMT5 has one for every layer, and reads them.
         **{
             f"{stack}.block.{index}.layer.0.SelfAttention.relative_attention_bias.weight": (
                 spec.buckets,
@@ -111,14 +111,14 @@ def _decoder(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
 
 
 def _parts(spec: DecoderSpec) -> Iterator[Part]:
-    """Yield what has tensors of its own, however deep it lies in a decoder's description."""
+    """Yield everything with tensors in a decoder's spec, at any depth."""
     yield from _inside(outer_refs(spec))
     for index in range(len(spec.layers)):
         yield from _inside(layer_refs(spec, index))
 
 
 def _inside(part: Any) -> Iterator[Part]:
-    """Yield what has tensors of its own in a part of a description."""
+    """Yield everything with tensors in a part of a spec."""
     if isinstance(part, _PARTS):
         yield part
     elif isinstance(part, tuple):
@@ -131,7 +131,7 @@ def _inside(part: Any) -> Iterator[Part]:
 
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
-    """Return the fields of a dataclass, () for what is none; asked for thousands of parts."""
+    """Return the fields of a dataclass, () for other types; called for thousands of parts."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 

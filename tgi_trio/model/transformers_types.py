@@ -1,6 +1,7 @@
-"""Which model types transformers knows, and can generate text with, read from its source.
+"""The model types of transformers, and those with which it can generate text.
 
-Importing transformers brings torch and takes seconds; its tables of types are literals.
+They are read from its source: importing transformers brings torch and takes seconds, and its tables
+of types are literals.
 """
 
 from __future__ import annotations
@@ -11,26 +12,26 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-# Where every type that has a configuration is listed, by the file's version.
+# The files that list every type with a configuration, in different versions.
 _CONFIGURATIONS = ("auto_mappings.py", "configuration_auto.py")
 _TABLES = (
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",  # most of what sees images is in none of those
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",  # most vision models are only in this one
 )
 
 
 def text_types() -> frozenset[str]:
-    """Return the types that are known; empty where the tables cannot be found."""
+    """Return the types that can generate text; empty if the tables cannot be found."""
     tree = _parse("modeling_auto.py")
     return frozenset(_types(tree))
 
 
 @cache
 def configured_types() -> frozenset[str]:
-    """Return every word in the tables of configurations; empty where they cannot be found.
+    """Return every word in the tables of configurations; empty if they cannot be found.
 
-    Among them are class names: what is asked for is whether a type is not known.
+    They include class names, which does not matter for finding that a type is unknown.
     """
     trees = map(_parse, _CONFIGURATIONS)
     nodes = (node for tree in trees for node in ast.walk(tree))
@@ -39,7 +40,7 @@ def configured_types() -> frozenset[str]:
 
 
 def _parse(name: str) -> ast.Module:
-    """Return a file of transformers' tables parsed, an empty module where there is none."""
+    """Return a file of transformers' tables, parsed; an empty module if there is none."""
     found = importlib.util.find_spec("transformers")
     if found is None or not found.submodule_search_locations:
         return ast.Module([], [])

@@ -1,9 +1,9 @@
-"""Models of several senses: which part of theirs writes the text, and where its weights lie.
+"""Composite models (text with images or audio): their text model, and its place in checkpoints.
 
-Their config.json has the numbers of that part in `text_config`, without those that equal the
-part's defaults; their checkpoints have its weights under names of their own, which are different
-in older files. The part is one of our own families, of which everything else here knows its plain
-names alone. Sources: the configuration classes of transformers, and its table of conversions.
+config.json has the text's numbers in `text_config`, without those that equal the text model's
+defaults. Checkpoints have its weights under different names, which have changed over time. The text
+is one of our own families, for which all other code uses only the plain names. Sources: the
+configuration classes of transformers, and its table of conversions.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-# model_type of the whole -> that of what writes its text, where `text_config` does not say. Only
-# those whose text sees nothing but the tokens before it, as it does in the part alone.
+# model_type of the composite -> that of its text, unless `text_config` states it. Only those whose
+# text attends only to preceding tokens, as it does without images.
 TEXT_TYPES: Final[dict[str, str]] = {
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
@@ -75,8 +75,8 @@ SIZES: Final = (
     "head_dim",
     "max_position_embeddings",
 )
-# What `text_config` leaves out where it is so, in the order of `SIZES`. None: it follows from the
-# others. The families' functions know all else that may be left out.
+# Defaults that `text_config` may leave out, in the order of `SIZES`. None: it follows from the
+# others. The families' functions have the other defaults.
 DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
     "cohere": (256000, 8192, 22528, 40, 64, None, None, 8192),
     "cohere2": (256000, 8192, 22528, 40, 64, None, None, 8192),
@@ -111,11 +111,11 @@ DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
     "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16, 16, None, 128000),
     "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128, 128000),
 }
-# Tokens behind the vocabulary of a type that its text reads, those of images, and never writes.
+# Tokens after the vocabulary which a text reads, for images, but never generates.
 EXTRA_TOKENS: Final[Mapping[str, int]] = {"mllama_text_model": 8}
 
-# How names begin in checkpoints of such models, and how they do in those of the part alone; the
-# first that fits. The newer come first.
+# Prefixes of names in such checkpoints -> those in checkpoints of the text alone; the first match
+# counts. The newer ones come first.
 _PLACES: Final = (
     ("model.language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
@@ -128,7 +128,7 @@ _PLACES: Final = (
 
 
 def text_type(whole: str, nested: Mapping[str, Any] | None) -> str:
-    """Return the type of what writes the text; `nested`: its config, None where there is none."""
+    """Return the type of the text model; `nested`: its config, None if there is none."""
     if whole not in TEXT_TYPES:
         return whole
     return str((nested or {}).get("model_type") or TEXT_TYPES[whole])
@@ -136,14 +136,14 @@ def text_type(whole: str, nested: Mapping[str, Any] | None) -> str:
 
 def text_defaults(kind: str) -> dict[str, Any]:
     """Return the sizes that a nested config of this type may leave out."""
-    pairs = zip(SIZES, DEFAULTS.get(kind, ()), strict=False)  # of others nothing is known
+    pairs = zip(SIZES, DEFAULTS.get(kind, ()), strict=False)  # other types have no known defaults
     return {name: value for name, value in pairs if value is not None}
 
 
 def text_name(name: str) -> str:
-    """Return what a weight is called in a checkpoint of the part that writes the text.
+    """Return a weight's name in a checkpoint of the text alone.
 
-    Other names stay as they are: those of other senses, and plain ones.
+    Other names are unchanged: those of other parts, and plain ones.
     """
     for begin, plain in _PLACES:
         if name.startswith(begin):
@@ -152,5 +152,5 @@ def text_name(name: str) -> str:
 
 
 def rename_text(tensors: Mapping[str, T]) -> dict[str, T]:
-    """Return what a checkpoint has by name, that of its text by plain names."""
+    """Return a checkpoint's tensors, with the text's under plain names."""
     return {text_name(name): stored for name, stored in tensors.items()}

@@ -1,5 +1,5 @@
-"""Formats of quantised weights that are read: what config.json says of one, and the tensors it has.
+"""Formats of quantised weights that are read: their descriptions in config.json, and tensors.
 
-A file per format says which tensors make up a matrix, of which types and shapes. Launcher and
-loaders check headers by it; a file of `shard/checkpoint/formats/` reads the numbers.
+A file per format lists the tensors of a matrix, with their dtypes and shapes. Launcher and
+loaders check headers by it; a file in `shard/checkpoint/formats/` reads the numbers.
 """

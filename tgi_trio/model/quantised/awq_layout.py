@@ -21,7 +21,7 @@ from tgi_trio.model.quantised.layout import (
 
 @dataclass(frozen=True, slots=True)
 class AwqLayout:
-    """weight = scale * (code - zero), 4 bits, of each run of inputs."""
+    """weight = scale * (code - zero), 4 bits, with a scale and zero per group of inputs."""
 
     group: int  # inputs that share a scale; -1: all
 
@@ -46,7 +46,7 @@ class AwqLayout:
 
 
 def read_awq_layout(where: str, said: Mapping[str, Any]) -> AwqLayout:
-    """Return what a description says of AWQ; raises ModelLoadError for what is not read."""
+    """Return the layout from AWQ's description; raises ModelLoadError for unsupported variants."""
     form = str(said.get("version") or "gemm").lower()
     if form != "gemm":
         raise ModelLoadError(

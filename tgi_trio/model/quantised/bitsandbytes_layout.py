@@ -1,4 +1,4 @@
-"""bitsandbytes: 8 bits with a scale per output (LLM.int8), 4 bits of a table (NF4, FP4)."""
+"""bitsandbytes: 8 bits with a scale per output (LLM.int8), or 4 bits with a table (NF4, FP4)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _LARGEST_STATE = 1 << 12  # bytes of JSON
 
 @dataclass(frozen=True, slots=True)
 class BlockState:
-    """How a matrix of 4 bits is cut into blocks that share a scale, row after row."""
+    """How a 4-bit matrix is divided, row after row, into blocks with a scale each."""
 
     size: int  # weights of a block: an even number
-    nested_size: int  # scales that share one of their own; 0: they are plain numbers
-    offset: float  # what such scales are above
+    nested_size: int  # scales that share a nested scale; 0: scales are not quantised
+    offset: float  # added to quantised scales
 
     def block_count(self, weights: int) -> int:
-        """Return how many blocks there are."""
+        """Return the number of blocks."""
         return math.ceil(weights / self.size)
 
 
@@ -90,12 +90,12 @@ def _in_blocks(matrix: MatrixRef, state: str, tensors: Headers) -> tuple[Part, .
 
 
 def state_name(matrix: str, kind: Kind) -> str:
-    """Return the name of the tensor that describes a matrix of 4 bits."""
+    """Return the name of the tensor that describes a 4-bit matrix."""
     return f"{matrix}.quant_state.bitsandbytes__{kind}"
 
 
 def parse_state(content: bytes, name: str, file: Path, shape: tuple[int, int]) -> BlockState:
-    """Return what a tensor of JSON says of a matrix of a shape; raises ModelLoadError."""
+    """Return the state in a JSON tensor, for a matrix of this shape; raises ModelLoadError."""
     where = f"Tensor {name!r} in {file}"
     try:
         said = json.loads(content)
@@ -118,7 +118,7 @@ def parse_state(content: bytes, name: str, file: Path, shape: tuple[int, int]) -
 
 
 def read_bitsandbytes_layout(where: str, said: Mapping[str, Any]) -> BitsandbytesLayout:
-    """Return what a description says of bitsandbytes; raises ModelLoadError for nothing known."""
+    """Return the layout from bitsandbytes' description; raises ModelLoadError for unknown kinds."""
     if said.get("load_in_8bit") or said.get("_load_in_8bit"):
         return BitsandbytesLayout("int8")
     kind = said.get("bnb_4bit_quant_type", "fp4")

@@ -1,4 +1,4 @@
-"""compressed-tensors, as llm-compressor writes it: whole numbers packed or not, FP8 and FP4."""
+"""compressed-tensors, as written by llm-compressor: integers, packed or not, FP8 and FP4."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tgi_trio.model.quantised.layout import (
 
 _STRATEGIES: Final = ("tensor", "channel", "group", "block")
 _NVFP4, _MXFP4, _MXFP8 = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
-# What each format holds: the type of its numbers, and how many bits they may have.
+# The type of each format's numbers, and their possible bits.
 _FORMATS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
     "pack-quantized": ("int", (4, 8)),
     "int-quantized": ("int", (8,)),
@@ -35,13 +35,14 @@ _FORMATS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
     _MXFP4: ("float", (4,)),
     _MXFP8: ("float", (8,)),
 }
-# Those whose scales are of a byte: the one strategy, and the one size of a group.
+# Formats with 8-bit scales: the only strategy and the only size of a group.
 _SMALL_SCALES: Final[Mapping[str, tuple[str, int]]] = {
     _NVFP4: ("tensor_group", nvfp4_layout.GROUP),
     _MXFP4: ("group", mxfp4_layout.GROUP),
     _MXFP8: ("group", mxfp8_layout.GROUP),
 }
-_ELSEWHERE: Final = ("sparsity_config", "transform_config")  # what else may be done to weights
+# other things that may have been done to weights
+_ELSEWHERE: Final = ("sparsity_config", "transform_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,9 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class CompressedLayout:
-    """weight = scale * (code - zero), or scale * number; by groups of matrices.
+    """weight = scale * (code - zero), or scale * number; there are groups of matrices.
 
-    Which group a matrix belongs to follows from its tensors: there is one for each form.
+    A matrix's tensors show its group, since there is only one for each form.
     """
 
     schemes: Mapping[str, Scheme]  # by form
@@ -87,7 +88,7 @@ class CompressedLayout:
         parts = [
             Part("codes", matrix.name, (weight.dtype,), ((matrix.rows, matrix.columns),)),
             Part("scales", f"{module}.weight_scale", FLOATS, shapes),
-            # Of activations, which are not quantised here.
+            # Of activations, which are not quantised that way here.
             Part("inputs", f"{module}.input_scale", FLOATS, ONE, False),
             Part("input zeros", f"{module}.input_zero_point", ("I8",), ONE, False),
         ]
@@ -104,7 +105,7 @@ class CompressedLayout:
             parts = nvfp4_layout.nvfp4_parts(matrix, codes, scales, factor)
         else:
             parts = mxfp4_layout.mxfp4_parts(matrix, codes, scales)
-        # Of activations, which are not quantised here.
+        # Of activations, which are not quantised that way here.
         inputs = f"{module}.input_global_scale"
         return (*parts, Part("inputs", inputs, FLOATS, ONE, needed=False))
 
@@ -118,7 +119,7 @@ class CompressedLayout:
 
 def _packed(module: str, matrix: MatrixRef, scheme: Scheme) -> tuple[Part, ...]:
     rows, columns, bits = matrix.rows, matrix.columns, scheme.bits
-    if scheme.block[0] != 1:  # zero points are packed along the outputs, so each has its own
+    if scheme.block[0] != 1:  # zero points are packed along the outputs, so each output has its own
         raise ModelLoadError(
             f"{matrix.name!r} is packed with scales that several outputs share, as none are read."
         )
@@ -133,7 +134,7 @@ def _packed(module: str, matrix: MatrixRef, scheme: Scheme) -> tuple[Part, ...]:
 
 
 def read_compressed_layout(where: str, said: Mapping[str, Any]) -> CompressedLayout:
-    """Return what a description says of its groups; raises ModelLoadError for what is not read."""
+    """Return the layout from a description's groups; raises ModelLoadError for unsupported ones."""
     status = said.get("quantization_status") or "compressed"
     if status != "compressed":
         raise ModelLoadError(f"{where} says that weights are {status!r}; read are compressed ones.")
@@ -181,12 +182,12 @@ def _read_scheme(where: str, group: Any, default: Any) -> Scheme:
 
 
 def _strategies(form: str) -> tuple[str, ...]:
-    """Return what may share a scale in a format."""
+    """Return the strategies, by which scales are shared, of a format."""
     return (_SMALL_SCALES[form][0],) if form in _SMALL_SCALES else _STRATEGIES
 
 
 def _held(form: str) -> list[tuple[str, int]]:
-    """Return the types and bits of numbers that a format holds."""
+    """Return the types and bits of a format's numbers."""
     kind, bits = _FORMATS[form]
     return [(kind, count) for count in bits]
 

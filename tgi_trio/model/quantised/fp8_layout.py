@@ -1,4 +1,4 @@
-"""FP8: weights of 8 bits with a scale for all of them, for each output, or for each block."""
+"""FP8: 8-bit floating-point weights with a scale for the tensor, each output, or each block."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ E4M3 = "F8_E4M3"
 
 @dataclass(frozen=True, slots=True)
 class Fp8Layout:
-    """weight = scale * number of 8 bits (e4m3)."""
+    """weight = scale * 8-bit number (e4m3)."""
 
-    block: tuple[int, int] | None  # outputs and inputs that share a scale; None: one, or outputs'
+    # outputs and inputs that share a scale; None: one for all, or one per output
+    block: tuple[int, int] | None
 
     name = "fp8"
 
@@ -43,13 +44,13 @@ class Fp8Layout:
         return (
             Part("codes", matrix.name, (E4M3,), ((matrix.rows, matrix.columns),)),
             Part("scales", name, FLOATS, shapes),
-            # Of activations, which are not quantised here.
+            # Of activations, which are not quantised that way here.
             Part("inputs", f"{module}.input_scale", FLOATS, ONE, needed=False),
         )
 
 
 def read_fp8_layout(where: str, said: Mapping[str, Any]) -> Fp8Layout:
-    """Return what a description says of FP8; raises ModelLoadError for what is not read."""
+    """Return the layout from FP8's description; raises ModelLoadError for unsupported variants."""
     form = said.get("fmt") or "e4m3"
     if form != "e4m3":
         raise ModelLoadError(f"{where} says that FP8 is in the form {form!r}; e4m3 alone is read.")

@@ -1,6 +1,6 @@
-"""GGUF: a matrix is a tensor of its own, but for what makes keys and values of a latent.
+"""GGUF: a matrix is one tensor, except for the expansion of latents to keys and values.
 
-llama.cpp's converter cuts that one in two, by head, and turns the keys' part around.
+llama.cpp's converter splits that one in two, by head, and transposes the keys' part.
 """
 
 from __future__ import annotations

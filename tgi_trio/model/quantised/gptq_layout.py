@@ -1,4 +1,4 @@
-"""GPTQ (Frantar and others 2022, arXiv 2210.17323), as AutoGPTQ and its successors store it."""
+"""GPTQ (Frantar and others 2022, arXiv 2210.17323), as stored by AutoGPTQ and its successors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _BITS = (2, 3, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class GptqLayout:
-    """weight = scale * (code - zero), of each input's group."""
+    """weight = scale * (code - zero), with the scale and zero of the input's group."""
 
     bits: int
-    group: int  # inputs that share a scale, where no tensor says which do; -1: all
-    zeros_less_one: bool  # the first version stores each zero point minus one
+    group: int  # inputs that share a scale, unless a tensor lists groups; -1: all
+    zeros_less_one: bool  # the first version stores zero points minus one
 
     name = "gptq"
 
@@ -53,7 +53,7 @@ class GptqLayout:
 
 
 def read_gptq_layout(where: str, said: Mapping[str, Any]) -> GptqLayout:
-    """Return what a description says of GPTQ; raises ModelLoadError for what is not read."""
+    """Return the layout from GPTQ's description; raises ModelLoadError for unsupported variants."""
     form = said.get("checkpoint_format") or said.get("format") or "gptq"
     if form not in ("gptq", "gptq_v2"):
         raise ModelLoadError(

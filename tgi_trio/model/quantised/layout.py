@@ -1,4 +1,4 @@
-"""What a format has in place of a tensor of plain numbers: several tensors per matrix."""
+"""Layouts of quantised matrices: the tensors that replace an unquantised one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Shape = tuple[int, ...]
 
 FLOATS = ("F32", "F16", "BF16")
 EXPONENT_DTYPES = ("U8", "F8_E8M0")
-ONE: Final[tuple[Shape, ...]] = ((), (1,))  # shapes of a tensor of one number
+ONE: Final[tuple[Shape, ...]] = ((), (1,))  # shapes of a tensor with one number
 EXPONENTS: Final = "exponents"  # the role of scales that are powers of two, a byte each
-STEPS: Final = "steps"  # of scales that are numbers of a byte, in units that all have in common
-# Roles of scales of a byte, and what these are.
+STEPS: Final = "steps"  # the role of 8-bit scales with a common factor
+# Roles of 8-bit scales -> their dtypes.
 SMALL_SCALES: Final[Mapping[str, str]] = {EXPONENTS: "F8_E8M0", STEPS: "F8_E4M3"}
-_LONGEST = 1 << 20  # inputs or outputs of a matrix, groups of inputs: far beyond any model
+_LONGEST = 1 << 20  # inputs, outputs, or groups of inputs: far beyond any model
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tensor that belongs to a quantised matrix, as its header has to describe it."""
+    """A tensor of a quantised matrix, with the headers that it may have."""
 
-    role: str  # what the format calls it
+    role: str  # its name in the format
     name: str
     dtypes: tuple[str, ...]  # one of them
     shapes: tuple[Shape, ...]  # one of them
@@ -36,21 +36,21 @@ class Part:
 
 
 class MatrixLayout(Protocol):
-    """How one checkpoint stores matrices: a format, and the numbers that config.json gives it."""
+    """How one checkpoint stores matrices: a format, and its parameters from config.json."""
 
     @property
     def name(self) -> str:
-        """As `--quantize` calls it."""
+        """The format's name for `--quantize`."""
 
     def parts(self, matrix: MatrixRef, tensors: Headers) -> Sequence[Part]:
-        """Return what a matrix is made of; nothing where it is stored as plain numbers.
+        """Return the tensors of a matrix; empty if it is not quantised.
 
-        Raises ModelLoadError for a matrix that the format cannot hold.
+        Raises ModelLoadError for a matrix that the format cannot store.
         """
 
 
 def read_count(where: str, said: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return a whole number that a description gives; raises ModelLoadError for none."""
+    """Return an integer from a description; raises ModelLoadError if it is none."""
     value = said.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value <= _LONGEST:
         raise ModelLoadError(f"{where} says {name} {value!r}, which is no whole number in range.")
@@ -63,19 +63,19 @@ def split_name(name: str) -> str | None:
 
 
 def count_words(count: int, bits: int) -> int:
-    """Return how many words of 32 bits so many codes fill."""
+    """Return the number of 32-bit words that the codes fill."""
     return math.ceil(count * bits / 32)
 
 
 def count_groups(matrix: MatrixRef, group: int) -> int:
-    """Return how many groups of inputs a matrix has; `group` -1: all of them in one."""
+    """Return how many groups of inputs a matrix has; `group` -1: one for all."""
     return 1 if group == -1 else math.ceil(matrix.columns / group)
 
 
 def check_bits(where: str, form: str, bits: int, group: int, read: Sequence[int]) -> None:
-    """Raise ModelLoadError for codes of other bits than those `read`, and for groups of no input.
+    """Raise ModelLoadError for codes of other bits than those in `read`, and for empty groups.
 
-    `form`: what a description says, "GPTQ".
+    `form`: the format's name in a description, "GPTQ".
     """
     if bits not in read or group == 0:
         raise ModelLoadError(
@@ -85,8 +85,8 @@ def check_bits(where: str, form: str, bits: int, group: int, read: Sequence[int]
 
 
 def check_groups(matrix: MatrixRef, form: str, group: int, *, by_outputs: bool = True) -> None:
-    """Raise ModelLoadError for a matrix that is not made of groups of inputs, or not of rows that
-    are outputs where a form stores them `by_outputs` alone.
+    """Raise ModelLoadError unless a matrix consists of whole groups of inputs, and its rows are
+    outputs if `by_outputs`.
     """
     if matrix.columns % group or (by_outputs and matrix.transposed):
         raise ModelLoadError(
@@ -96,7 +96,7 @@ def check_groups(matrix: MatrixRef, form: str, group: int, *, by_outputs: bool =
 
 
 def check_parts(parts: Sequence[Part], tensors: Headers, folder: object) -> None:
-    """Raise ModelLoadError unless the parts of a matrix are there, as their headers have to be."""
+    """Raise ModelLoadError unless a matrix's parts exist, with allowed dtypes and shapes."""
     for part in parts:
         tensor = tensors.get(part.name)
         if tensor is None:
@@ -120,7 +120,7 @@ def check_parts(parts: Sequence[Part], tensors: Headers, folder: object) -> None
 
 
 def read_shape(where: str, said: Mapping[str, Any], name: str) -> tuple[int, int] | None:
-    """Return the two sizes of a block that a description gives; None: it gives none.
+    """Return the two sizes of a block from a description, or None if it has none.
 
     Raises ModelLoadError for anything else.
     """
@@ -137,7 +137,7 @@ def read_shape(where: str, said: Mapping[str, Any], name: str) -> tuple[int, int
 
 def scale_shapes(matrix: MatrixRef, block: tuple[int, int]) -> tuple[Shape, ...]:
     """Return the shapes that the scales of a matrix may have; `block`: outputs and inputs that
-    share one, -1: all.
+    share a scale, -1: all.
     """
     rows = 1 if block[0] == -1 else math.ceil(matrix.rows / block[0])
     columns = count_groups(matrix, block[1])

@@ -1,4 +1,4 @@
-"""Marlin (Frantar and others 2024, arXiv 2408.11743), as AutoGPTQ and vLLM's tools store it."""
+"""Marlin (Frantar and others 2024, arXiv 2408.11743), as stored by AutoGPTQ and vLLM's tools."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tgi_trio.model.quantised.layout import (
     split_name,
 )
 
-TILE: Final = 16  # inputs, and outputs, of a tile, whose codes lie together
-OUTPUTS: Final = 64  # of the four tiles whose codes are shuffled among each other
+TILE: Final = 16  # inputs, and outputs, of a tile, whose codes are stored together
+OUTPUTS: Final = 64  # outputs of the four tiles whose codes are permuted together
 
 
 @dataclass(frozen=True, slots=True)
 class MarlinLayout:
-    """weight = scale * (code - 8), 4 bits, of each run of inputs."""
+    """weight = scale * (code - 8), 4 bits, with a scale per group of inputs."""
 
     group: int  # inputs that share a scale; -1: all
 
@@ -49,13 +49,13 @@ class MarlinLayout:
 
 
 def says_marlin(said: Mapping[str, Any]) -> bool:
-    """Return whether a description of GPTQ tells of Marlin, which has tensors of its own."""
+    """Return whether a description of GPTQ means Marlin, which has different tensors."""
     form = said.get("checkpoint_format") or said.get("format")
     return form == "marlin" or bool(said.get("is_marlin_format"))
 
 
 def read_marlin_layout(where: str, said: Mapping[str, Any]) -> MarlinLayout:
-    """Return what a description says of Marlin; raises ModelLoadError for what is not read."""
+    """Return the layout by Marlin's description; raises ModelLoadError for other variants."""
     bits, group = read_count(where, said, "bits", 4), read_count(where, said, "group_size", -1)
     check_bits(where, "that weights are in Marlin's order", bits, group, (4,))
     return MarlinLayout(group)

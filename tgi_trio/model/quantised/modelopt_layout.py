@@ -1,4 +1,4 @@
-"""NVIDIA's ModelOpt: FP8, MXFP8 and NVFP4, which a matrix is in as its tensors say."""
+"""NVIDIA's ModelOpt: FP8, MXFP8 or NVFP4, which a matrix's tensors show."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tgi_trio.model.quantised.layout import (
 from tgi_trio.model.quantised.mxfp8_layout import mxfp8_parts
 from tgi_trio.model.quantised.nvfp4_layout import nvfp4_parts
 
-# Some round activations too, which are not quantised here. What is made with AWQ or SVD has more
-# tensors.
+# Some of these also quantise activations, which is not done here. Models made with AWQ or SVD have
+# further tensors.
 _ALGORITHMS: Final = (
     *("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8"),
     *("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8", "MIXED_PRECISION"),
@@ -30,7 +30,7 @@ _ALGORITHMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ModeloptLayout:
-    """weight = scale * number of 8 bits, or factor * scale * number of 4."""
+    """weight = scale * 8-bit number, or factor * scale * 4-bit number."""
 
     name = "modelopt"
 
@@ -49,7 +49,7 @@ class ModeloptLayout:
 
 
 def read_modelopt_layout(where: str, said: Mapping[str, Any]) -> ModeloptLayout:
-    """Return how ModelOpt stores matrices; raises ModelLoadError for what is not read."""
+    """Return ModelOpt's layout; raises ModelLoadError for unsupported algorithms."""
     algorithm = said.get("quant_algo")
     if algorithm not in _ALGORITHMS:
         raise ModelLoadError(

@@ -1,4 +1,4 @@
-"""MXFP4 (OCP Microscaling Formats 1.0, 2023), as gpt-oss' checkpoints have their experts."""
+"""MXFP4 (OCP Microscaling Formats 1.0, 2023), as gpt-oss' checkpoints store their experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BYTES: Final = GROUP // 2
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Layout:
-    """weight = 2^exponent * number of 4 bits (e2m1), rows of outputs whichever way others lie."""
+    """weight = 2^exponent * 4-bit number (e2m1); rows are outputs, unlike some other tensors'."""
 
     name = "mxfp4"
 
@@ -27,9 +27,7 @@ class Mxfp4Layout:
 
 
 def mxfp4_parts(matrix: MatrixRef, codes: str, exponents: str) -> tuple[Part, ...]:
-    """Return what a matrix is made of, by the tensors' names; raises ModelLoadError for one that
-    cannot be.
-    """
+    """Return a matrix's tensors by their names; raises ModelLoadError if it cannot be stored so."""
     check_groups(matrix, "MXFP4", GROUP, by_outputs=False)
     rows, groups = matrix.rows, matrix.columns // GROUP
     return (
@@ -39,5 +37,5 @@ def mxfp4_parts(matrix: MatrixRef, codes: str, exponents: str) -> tuple[Part, ..
 
 
 def read_mxfp4_layout(where: str, said: Mapping[str, Any]) -> Mxfp4Layout:
-    """Return the format, of which descriptions say nothing but which matrices are not in it."""
+    """Return the layout; descriptions only list matrices that are not quantised."""
     return Mxfp4Layout()

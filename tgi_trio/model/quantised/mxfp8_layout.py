@@ -1,4 +1,4 @@
-"""MXFP8 (OCP Microscaling Formats 1.0, 2023): FP8 with a power of two for each 32 inputs."""
+"""MXFP8 (OCP Microscaling Formats 1.0, 2023): FP8 with a power of two for every 32 inputs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ GROUP: Final = 32  # inputs that share a scale
 
 
 def mxfp8_parts(matrix: MatrixRef, codes: str, exponents: str) -> tuple[Part, ...]:
-    """Return what a matrix is made of, by the tensors' names; raises ModelLoadError for one that
-    cannot be.
-    """
+    """Return a matrix's tensors by their names; raises ModelLoadError if it cannot be stored so."""
     check_groups(matrix, "MXFP8", GROUP)
     rows, columns = matrix.rows, matrix.columns
     return (

@@ -1,4 +1,4 @@
-"""NVFP4: numbers of 4 bits (e2m1), 16 of which share a scale of 8 bits (e4m3), and a factor of all.
+"""NVFP4: 4-bit numbers (e2m1) with an 8-bit scale (e4m3) per 16, and a factor for all.
 
 Source: NVIDIA's ModelOpt and compressed-tensors, which write it; they differ in the names and in
 whether the factor multiplies or divides.
@@ -16,9 +16,7 @@ GROUP: Final = 16  # inputs that share a scale
 
 
 def nvfp4_parts(matrix: MatrixRef, codes: str, scales: str, factor: str) -> tuple[Part, ...]:
-    """Return what a matrix is made of, by the tensors' names; raises ModelLoadError for one that
-    cannot be.
-    """
+    """Return a matrix's tensors by their names; raises ModelLoadError if it cannot be stored so."""
     check_groups(matrix, "NVFP4", GROUP)
     rows, columns = matrix.rows, matrix.columns
     return (

@@ -1,4 +1,4 @@
-"""Which format of quantised weights a checkpoint is in, of those that are read."""
+"""Recognising the format of a checkpoint's quantised weights, among those that are read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tgi_trio.model.quantised.marlin_layout import read_marlin_layout, says_marl
 from tgi_trio.model.quantised.modelopt_layout import read_modelopt_layout
 from tgi_trio.model.quantised.mxfp4_layout import read_mxfp4_layout
 
-# Words of `--quantize` for what is made of plain numbers while they are loaded: TGI's, then ours.
+# Values of `--quantize` that round unquantised weights during loading: TGI's, then ours.
 MADE_AT_LOAD: Final = (
     *("eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8"),
     *("int4", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k"),
 )
-# Those for checkpoints, one for each format; of the last nothing is read.
+# Values for checkpoints, one for each format; of the last nothing is read.
 WORDS: Final = (
     "gguf",
     "gptq",
@@ -55,9 +55,9 @@ _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
 
 
 def find_layout(config: ModelConfig) -> MatrixLayout | None:
-    """Return how a checkpoint stores its matrices, as its files say; None: not in a format of ours.
+    """Return how a checkpoint stores its matrices, by its files, or None: no format of ours.
 
-    Raises ModelLoadError for a variant of one that is not read.
+    Raises ModelLoadError for an unsupported variant of a format.
     """
     found = find_announcement(config)
     if found is None or found.method not in _READ:
@@ -67,9 +67,9 @@ def find_layout(config: ModelConfig) -> MatrixLayout | None:
 
 
 def check_stated(config: ModelConfig, quantize: str) -> None:
-    """Raise ConfigurationError where `--quantize` contradicts what a checkpoint is.
+    """Raise ConfigurationError if `--quantize` contradicts the checkpoint.
 
-    Words of `MADE_AT_LOAD` round plain numbers; any other says which format the weights are in.
+    Values in `MADE_AT_LOAD` round unquantised weights; the others state the weights' format.
     """
     found, name = find_announcement(config), find_word(config)
     if name == quantize or (quantize in MADE_AT_LOAD and name is None and found is None):
@@ -82,7 +82,7 @@ def check_stated(config: ModelConfig, quantize: str) -> None:
 
 
 def find_word(config: ModelConfig) -> str | None:
-    """Return what `--quantize` calls the format of a checkpoint's weights; None: plain numbers.
+    """Return the `--quantize` value of a checkpoint's format; None: it is not quantised.
 
     Raises ModelLoadError as `find_layout` and `read_model` do.
     """
@@ -94,6 +94,6 @@ def find_word(config: ModelConfig) -> str | None:
 
 
 def find_made(config: ModelConfig, quantize: str | None) -> str | None:
-    """Return what linear layers are rounded to while they are loaded; None: they stay as stored."""
+    """Return the format to which linear layers are rounded during loading; None: as stored."""
     plain = find_word(config) is None and find_announcement(config) is None
     return quantize if quantize in MADE_AT_LOAD and plain else None

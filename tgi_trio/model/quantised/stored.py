@@ -22,11 +22,11 @@ _LARGEST_BIAS = 8 << 20  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a checkpoint has in place of plain matrices."""
+    """The quantised matrices of a checkpoint."""
 
-    matrices: frozenset[str] = frozenset()  # by the names that plain numbers would have
-    parts: frozenset[str] = frozenset()  # the names of the tensors they are made of
-    # Of these, scales of a byte, and what they are.
+    matrices: frozenset[str] = frozenset()  # by the names that they would have unquantised
+    parts: frozenset[str] = frozenset()  # the names of their tensors
+    # Of these, 8-bit scales -> their dtype.
     small_scales: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -37,7 +37,7 @@ def check_stored(
     base: str,
     tensors: Headers,
 ) -> Stored:
-    """Return the matrices that are stored in parts; raises ModelLoadError unless all fit.
+    """Return the matrices that are stored in parts; raises ModelLoadError unless all parts fit.
 
     `base`: as for `Claims`.
     """
@@ -66,7 +66,7 @@ def check_stored(
 
 
 def _zero_biases(matrix: MatrixRef, tensors: Headers) -> Iterator[str]:
-    """Yield the bias beside a matrix that a model has none for, if all of it is 0.
+    """Yield the bias beside a matrix for which the model has none, if it is all zeros.
 
     Older versions of AutoGPTQ write one for every matrix.
     """

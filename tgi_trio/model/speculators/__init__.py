@@ -1,1 +1,1 @@
-"""Speculators: what guesses the next tokens of another model, and which files it is made of."""
+"""Speculators, which guess another model's next tokens: their kinds and files."""

@@ -1,4 +1,4 @@
-"""EAGLE-3 by its files: as its authors and SpecForge write them, and as `speculators` does."""
+"""EAGLE-3's files: those of its authors and SpecForge, and those of `speculators`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from tgi_trio.model.matrices import (
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.spec import EagleSpec, check_base
 
-GUESSES: Final = 4  # ahead, where neither a flag nor config.json says
-_LAYERS: Final = ("midlayer.", "layers.0.")  # the one layer's tensors: the authors', speculators'
-# What the files may hold beside what is read: the map the other way round, parts of the model.
+GUESSES: Final = 4  # tokens ahead, if neither a flag nor config.json states it
+# prefix of the one layer's tensors: the authors', speculators'
+_LAYERS: Final = ("midlayer.", "layers.0.")
+# Tensors that are not needed: the inverse token map, and parts of the model.
 _UNREAD: Final = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 _REFUSED: Final = ("norm_before_fc", "fc_norm", "norm_output")  # settings of newer drafters
 
@@ -35,14 +36,14 @@ def is_eagle3(values: Mapping[str, Any], folder: Path) -> bool:
 
 
 def words_of(values: Mapping[str, Any], part: str) -> list[str]:
-    """Return the names in a config.json, of its type or its classes, that have `part` in them."""
+    """Return the names of type and classes in a config.json that contain `part`."""
     words = [str(values.get("speculators_model_type") or ""), str(values.get("model_type") or "")]
     words += [str(name) for name in values.get("architectures") or ()]
     return [word for word in words if part in word.lower().replace("-", "").replace("_", "")]
 
 
 def stated_guesses(values: Mapping[str, Any]) -> int:
-    """Return how many tokens a drafter of the speculators format proposes; `GUESSES` elsewhere."""
+    """Return how many tokens a drafter in the speculators format proposes; `GUESSES` for others."""
     methods = _object(values, "speculators_config").get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else None
     found = first.get("speculative_tokens") if isinstance(first, dict) else None
@@ -50,7 +51,7 @@ def stated_guesses(values: Mapping[str, Any]) -> int:
 
 
 def stated_base(values: Mapping[str, Any]) -> str | None:
-    """Return the name of the model that the speculators format says it verifies with."""
+    """Return the name of the verifying model, as the speculators format states it, or None."""
     verifier = _object(_object(values, "speculators_config"), "verifier")
     name = verifier.get("name_or_path")
     return name if isinstance(name, str) and name else None
@@ -64,7 +65,7 @@ def read_eagle3(
     hidden: int,
     vocabulary: int,
 ) -> EagleSpec:
-    """Return the drafter of a folder for a model of so many hidden features and tokens.
+    """Return a folder's drafter, for a model with these numbers of hidden features and tokens.
 
     Raises ModelLoadError, naming what is wrong.
     """
@@ -115,7 +116,7 @@ def read_eagle3(
 
 
 def check_hidden_states(folder: Path, base: DecoderSpec) -> None:
-    """Raise ConfigurationError where the drafter in `folder` cannot go on from a model's layers."""
+    """Raise ConfigurationError if the drafter in `folder` cannot use the model's hidden states."""
     if any(layer.mixer for layer in base.layers):
         raise ConfigurationError(
             f"{folder} reads every token once, and a {base.family} model computes some again "
@@ -129,7 +130,7 @@ def check_hidden_states(folder: Path, base: DecoderSpec) -> None:
 
 
 class _Named:
-    """How a folder calls its tensors: with or without "model." before most of them."""
+    """A folder's names of tensors: most of them with or without "model." as prefix."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
@@ -140,7 +141,7 @@ class _Named:
         )
 
     def full(self, name: str) -> str:
-        """Return how the folder calls a tensor."""
+        """Return the folder's name of a tensor."""
         longer = f"model.{name}"
         return longer if longer in self._tensors and name not in self._tensors else name
 
@@ -151,7 +152,7 @@ class _Named:
         return self._matrix(f"{self.layer}{name}.weight", rows, columns)
 
     def refuse_others(self, read: list[str]) -> None:
-        """Raise ModelLoadError for tensors that would be left out: they mean another drafter."""
+        """Raise ModelLoadError for tensors that would be ignored: they mean another drafter."""
         known = {*read, *(self.full(name) for name in _UNREAD)}
         if others := sorted(self._tensors.keys() - known):
             raise ModelLoadError(
@@ -165,7 +166,7 @@ class _Named:
 
 
 def _linears(named: _Named, layer: DecoderSpec, rows: int, *, states: int) -> dict[str, LinearRef]:
-    """Return the drafter's products; `rows`: tokens of its head, `states`: features of the taps."""
+    """Return the drafter's linears; `rows`: tokens of its head, `states`: features of the taps."""
     size = layer.hidden_size
     heads, kv_heads = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     return {
@@ -186,16 +187,16 @@ def _linears(named: _Named, layer: DecoderSpec, rows: int, *, states: int) -> di
 
 
 def _stacked(*matrices: MatrixRef) -> LinearRef:
-    """Return matrices of as many inputs below each other."""
+    """Return stacked matrices with the same inputs."""
     return LinearRef(
         tuple(LinearPiece(m, whole_units(m.rows), whole_units(m.columns)) for m in matrices)
     )
 
 
 def _layer_config(folder: Path, values: Mapping[str, Any]) -> ModelConfig:
-    """Return what config.json says of the one layer.
+    """Return the config of the one layer.
 
-    Raises ModelLoadError for what is not served.
+    Raises ModelLoadError for unsupported settings.
     """
     for name in _REFUSED:
         if values.get(name):
@@ -230,10 +231,10 @@ def _layer_config(folder: Path, values: Mapping[str, Any]) -> ModelConfig:
 
 
 def _taps(folder: Path, values: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return which states are read (`EagleSpec.taps`), () where config.json does not say.
+    """Return which hidden states are read (`EagleSpec.taps`), () if config.json does not state it.
 
-    On the top level, as vLLM and speculators have it, the numbers are those of the layers that the
-    states go into; in eagle_config, as SGLang and SpecForge have it, of those they come out of.
+    On the top level, as for vLLM and speculators, the numbers are those of the layers that read the
+    states; in eagle_config, as for SGLang and SpecForge, those of the layers that produce them.
     """
     name = "eagle_aux_hidden_state_layer_ids"
     found, behind = values.get(name), 0

@@ -1,4 +1,4 @@
-"""Medusa heads by their files: as Medusa's authors and TGI have them (V1, V2), and as vLLM does."""
+"""Medusa heads' files: those of Medusa's authors and TGI (V1, V2), and vLLM's."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tgi_trio.model.speculators.spec import MedusaSpec
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """How a format calls what heads are made of; {i}: the head, {j}: the layer."""
+    """A format's names for parts of heads; {i}: the head, {j}: the layer."""
 
     heads: tuple[str, ...]  # keys of config.json
     layers: tuple[str, ...]
     block: str  # its weight is ".weight", its bias ".bias"
-    head: str  # with {n}: number of layers
+    head: str  # {n}: the number of layers
 
 
-# Medusa V1 has a head of its own behind the blocks, V2 the model's: the tensors say which it is.
+# In Medusa V1 each head has its own matrix after the blocks, in V2 the model's: tensors show which.
 _FORMATS: Final = {
     "medusa": _Names(
         ("medusa_num_heads",), ("medusa_num_layers",), "{i}.{j}.linear", "{i}.{n}.weight"
@@ -44,7 +44,7 @@ _FORMATS: Final = {
 
 
 def is_medusa(values: Mapping[str, Any], folder: Path) -> bool:
-    """Return whether a folder holds Medusa heads and no model beside them."""
+    """Return whether a folder has Medusa heads without a model."""
     if values.get("model_type") == "medusa":
         return True
     whole = any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*"))
@@ -60,7 +60,7 @@ def read_medusa(
     hidden: int,
     vocabulary: int,
 ) -> MedusaSpec:
-    """Return the heads of a folder for a model of so many hidden features and tokens.
+    """Return a folder's heads, for a model with these numbers of hidden features and tokens.
 
     Raises ModelLoadError, naming what is wrong.
     """

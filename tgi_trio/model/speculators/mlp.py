@@ -1,4 +1,4 @@
-"""IBM's MLP speculators by their files."""
+"""The files of IBM's MLP speculators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.matrices import LinearRef, MatrixRef, whole_linear
 from tgi_trio.model.speculators.spec import MlpSpec, check_base
 
-_BASE = "speculator."  # of every tensor's name
+_BASE = "speculator."  # prefix of every tensor's name
 
 
 def is_mlp(values: Mapping[str, Any], folder: Path) -> bool:
@@ -27,7 +27,7 @@ def read_mlp(
     hidden: int,
     vocabulary: int,
 ) -> MlpSpec:
-    """Return the speculator of a folder for a model of so many hidden features and tokens.
+    """Return a folder's speculator, for a model with these numbers of hidden features and tokens.
 
     Raises ModelLoadError, naming what is wrong.
     """

@@ -1,7 +1,7 @@
-"""Which kind of speculator a folder holds, whom it guesses for, and what it is made of.
+"""Recognises a folder's kind of speculator, its base model, and its parts.
 
-A kind is a row of `KINDS` and a file that reads its tensors' names; how it guesses is a file of
-`shard/speculation/`.
+A kind is a row of `KINDS` and a file that reads its tensors' names; a file in `shard/speculation/`
+guesses with it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class _Read(Protocol):
 class Kind:
     """A kind of heads."""
 
-    word: str  # TGI's, in errors
+    word: str  # TGI's name, for errors
     claims: Callable[[Mapping[str, Any], Path], bool]
     read: _Read
-    count: tuple[str, ...]  # keys of config.json that say how many heads there are
-    goes_on: bool = False  # it guesses on from its own guesses: as many as are asked for
+    count: tuple[str, ...]  # keys of config.json that state the number of heads
+    goes_on: bool = False  # it continues from its own guesses, for as many as are requested
 
 
 KINDS: Final = (
@@ -64,9 +64,9 @@ SERVED: Final = (
 
 
 def find_kind(folder: Path) -> Kind | None:
-    """Return what kind of heads a folder holds, None for none.
+    """Return the kind of heads in a folder, or None.
 
-    Raises ModelLoadError for a kind of speculator that is not served, with those that are.
+    Raises ModelLoadError for an unsupported kind of speculator, listing the supported ones.
     """
     values = read_values(folder) if folder.is_dir() else None
     if values is None:
@@ -81,7 +81,7 @@ def find_kind(folder: Path) -> Kind | None:
 
 
 def base_of_heads(folder: Path) -> str:
-    """Return the name of the model that heads guess for; raises ModelLoadError without one."""
+    """Return the name of the heads' base model; raises ModelLoadError if there is none."""
     values = read_values(folder) or {}
     name = values.get("base_model_name_or_path") or stated_base(values)
     if not isinstance(name, str) or not name:
@@ -94,9 +94,9 @@ def base_of_heads(folder: Path) -> str:
 
 
 def count_guesses(folder: Path, asked: int | None) -> int:
-    """Return how many tokens heads guess ahead: `asked`, or as many as there are heads.
+    """Return how many tokens heads guess ahead: `asked`, or the number of heads.
 
-    Raises ConfigurationError, in TGI's words, when more are asked for.
+    Raises ConfigurationError, in TGI's words, if more are requested.
     """
     have = count_heads(folder)
     if asked is not None and asked > have and not _need_kind(folder).goes_on:
@@ -108,9 +108,9 @@ def count_guesses(folder: Path, asked: int | None) -> int:
 
 
 def count_heads(folder: Path) -> int:
-    """Return how many heads config.json states, 0 where it states none.
+    """Return the number of heads that config.json states, 0 if it states none.
 
-    Of a drafter that goes on from its guesses: how many it is to make by default.
+    For a drafter that continues from its guesses, the default number of guesses.
     """
     kind, values = _need_kind(folder), read_values(folder) or {}
     keys = kind.count
@@ -120,10 +120,10 @@ def count_heads(folder: Path) -> int:
 
 
 def read_heads(folder: Path, *, hidden: int, vocabulary: int) -> HeadsSpec:
-    """Return the heads of a folder for a model of so many hidden features and tokens.
+    """Return a folder's heads, for a model with these numbers of hidden features and tokens.
 
-    Raises ModelLoadError for a tensor that is missing, of another shape or no plain numbers, and
-    for heads that were made for another model.
+    Raises ModelLoadError for a tensor that is missing, has another shape or is quantised, and for
+    heads that were made for another model.
     """
     kind, values = _need_kind(folder), read_values(folder) or {}
     tensors = read_headers(folder)
@@ -138,7 +138,7 @@ def read_heads(folder: Path, *, hidden: int, vocabulary: int) -> HeadsSpec:
 
 
 def _need_kind(folder: Path) -> Kind:
-    """Return what kind of heads a folder holds; raises ModelLoadError for none."""
+    """Return the kind of heads in a folder; raises ModelLoadError if there is none."""
     kind = find_kind(folder)
     if kind is None:
         raise ModelLoadError(f"{folder} holds no heads; served are {SERVED}")

@@ -1,4 +1,4 @@
-"""What a speculator's heads are made of: plain data, for every backend."""
+"""The spec of a speculator's heads: plain data, for every backend."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from tgi_trio.model.spec import DecoderSpec
 class HeadsSpec:
     """Heads that guess from the hidden state at which the last token was chosen.
 
-    Weights by their roles, which the kind's file in `shard/speculation/` computes with.
+    Weights are named by their roles, by which the kind's file in `shard/speculation/` uses them.
     """
 
     folder: Path
-    heads: int  # one guess each; of those that guess on from their own guesses, how many by default
+    heads: int  # a guess each; for drafters that continue from their guesses, the default number
     linears: Mapping[str, LinearRef]
     vectors: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # tensor, size
-    tables: Mapping[str, MatrixRef] = field(default_factory=dict)  # whose rows are looked up
-    tensors: tuple[str, ...]  # every name that is read
-    token_map: str = ""  # tensor of the token that each row of a head stands for; "": all tokens
-    maps_by_offset: bool = False  # the tensor says how far behind its row's number the token is
+    # embeddings, whose rows are looked up
+    tables: Mapping[str, MatrixRef] = field(default_factory=dict)
+    tensors: tuple[str, ...]  # the names of all tensors that are read
+    token_map: str = ""  # tensor of the token id of each row of a head; "": all tokens in order
+    maps_by_offset: bool = False  # the tensor has token ids minus row numbers
 
     @property
     def widest(self) -> int:
-        """Most features that go into a linear layer."""
+        """The most inputs of a linear layer."""
         return max(p.matrix.columns for ref in self.linears.values() for p in ref.pieces)
 
 
@@ -37,20 +38,20 @@ class HeadsSpec:
 class MedusaSpec(HeadsSpec):
     """Medusa (Cai and others 2024, arXiv 2401.10774): blocks x + SiLU(Wx + b), then a head.
 
-    Roles: "first" (the first blocks of all heads, one below the other), "HEAD.LAYER" (further
-    ones), "head HEAD" (own heads, where the model's is not shared).
+    Roles: "first" (the first blocks of all heads, stacked), "HEAD.LAYER" (further blocks), "head
+    HEAD" (separate head matrices, unless the model's is shared).
     """
 
     layers: int  # blocks of a head
-    shares_head: bool  # the model's own head follows the blocks
+    shares_head: bool  # the model's head follows the blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlpSpec(HeadsSpec):
     """The MLP speculator (Wertheimer and others 2024, arXiv 2404.19124).
 
-    Roles, per head or (tied) of the first: "proj I", "head I", tables "emb I", vectors "gain I"
-    and "bias I" of the norms.
+    Roles, per head or (tied) for the first only: "proj I", "head I", tables "emb I", vectors "gain
+    I" and "bias I" of the norms.
     """
 
     inner: int
@@ -60,23 +61,25 @@ class MlpSpec(HeadsSpec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EagleSpec(HeadsSpec):
-    """EAGLE-3 (Li and others 2025, arXiv 2503.01840): one decoder layer that guesses on and on.
+    """EAGLE-3 (Li and others 2025, arXiv 2503.01840): one decoder layer that guesses repeatedly.
 
-    It reads the model's hidden states at several of its layers, and the token that came of them.
-    Roles: linears "fuse" (the states, to the layer's features), "qkv" (of the normed embedding and
-    the normed state, side by side), "output", "inner" (gate, then up), "down", "head"; vectors
-    "embedding norm", "state norm", "mlp norm", "final norm"; table "embedding", if it has its own.
+    It reads the model's hidden states at several layers, and the token that followed from them.
+    Roles: linears "fuse" (from the states to the layer's features), "qkv" (of the normalised
+    embedding and the normalised state, concatenated), "output", "inner" (gate, then up), "down",
+    "head"; vectors "embedding norm", "state norm", "mlp norm", "final norm"; table "embedding", if
+    it has its own.
     """
 
     layer: DecoderSpec  # of one layer: heads, rotary embedding, epsilon of the norms
     max_positions: int  # longest sequence it was trained for; 0: not stated
-    norms_residual: bool  # what the layer adds to is the normed state
-    stated_taps: tuple[int, ...]  # which states it reads, as `taps`; (): config.json does not say
+    norms_residual: bool  # the residual stream starts from the normalised state
+    # the states that it reads, as in `taps`; (): config.json does not state it
+    stated_taps: tuple[int, ...]
 
     def taps(self, layers: int) -> tuple[int, ...]:
-        """Return which states of a model of so many layers it reads: what goes into layer i.
+        """Return which states of a model with `layers` layers it reads: i is the input of layer i.
 
-        `layers` stands for what leaves the last one. Raises ModelLoadError for none of the model's.
+        `layers` is the output of the last layer. Raises ModelLoadError for other numbers.
         """
         found = self.stated_taps or (2, layers // 2, layers - 3)
         if all(0 <= i <= layers for i in found):
@@ -89,7 +92,7 @@ class EagleSpec(HeadsSpec):
 
 
 def check_base(folder: Path, name: str, found: int, own: int) -> None:
-    """Raise ModelLoadError where config.json has another number than the model that is served."""
+    """Raise ModelLoadError if a number in config.json differs from the served model's."""
     if found != own:
         raise ModelLoadError(
             f"the speculator in {folder} was made for another model: its {name} is {found}, the "

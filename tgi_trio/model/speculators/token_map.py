@@ -1,4 +1,4 @@
-"""Which tokens the rows of a drafter's own head stand for, looked at before anything is loaded."""
+"""The token ids of the rows of a drafter's own head, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.speculators.spec import HeadsSpec
 
-_CODES: Final = {"I64": "q", "I32": "i", "I16": "h"}  # of the module array
+_CODES: Final = {"I64": "q", "I32": "i", "I16": "h"}  # of the module `array`
 
 
 def check_token_map(
     spec: HeadsSpec, tensors: Mapping[str, StoredTensor], *, rows: int, vocabulary: int
 ) -> None:
-    """Raise ModelLoadError for a map [rows] that is no list of the model's tokens."""
+    """Raise ModelLoadError for a map [rows] that is not a list of the model's tokens."""
     if not spec.token_map:
         return
     found = tensors[spec.token_map]
