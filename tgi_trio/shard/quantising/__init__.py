@@ -1,1 +1,1 @@
-"""`quantize`: a model written with weights of fewer bits: by GPTQ, or rounded into a GGUF file."""
+"""`quantize`: writes a model with weights of fewer bits, by GPTQ, or rounded into a GGUF file."""

@@ -1,7 +1,7 @@
 """`python -m tgi_trio.shard.quantising JOB`: write a model with weights of fewer bits.
 
-JOB is a JSON object of `Job`'s fields. A bar on standard error shows how far it is; a mistake is
-said there in one line, and the exit code is 1.
+JOB is a JSON object with `Job`'s fields. A progress bar is shown on standard error; an error is
+printed there in one line, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main(text: str) -> int:
 
     try:
         quantisable_spec(read_config(words["model"]), words.get("format", "gptq"))
-        cores = usable_cores()  # beside other work torch's threads would spin away most of a core
+        # beside other work, torch's spinning threads would waste most of a core
+        cores = usable_cores()
         os.environ.update(openmp_settings(len(cores), cores, os.environ))
         from tgi_trio.shard.quantising.gptq import quantise_model  # torch: two seconds
         from tgi_trio.shard.quantising.output import Job

@@ -1,4 +1,4 @@
-"""The text that says which inputs matter: of a file, or one that comes with Python."""
+"""The calibration text, which shows which inputs matter: from a file, or a default one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tokenizers import Tokenizer
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 
-# Characters that are made tokens at a time: a tokenizer needs a hundred times their memory.
+# Characters that are tokenised at once: a tokenizer needs a hundred times their memory.
 _AT_ONCE = 1 << 16
 
 
 def read_text(path: Path | None) -> str:
-    """Return a file's text; None: Python's own reference, half a million letters of English.
+    """Return a file's text; None: Python's own reference, half a million characters of English.
 
-    Raises ConfigurationError for a file that is none.
+    Raises ConfigurationError for a file that cannot be read as text.
     """
     if path is None:
         from pydoc_data.topics import topics
@@ -31,7 +31,7 @@ def read_text(path: Path | None) -> str:
 
 
 def read_samples(text: str, tokenizer: Path, count: int, length: int) -> list[NDArray[np.int64]]:
-    """Return at most `count` pieces of `length` tokens, from all over the text.
+    """Return at most `count` pieces of `length` tokens, spread evenly over the text.
 
     Raises ModelLoadError for a model without a tokenizer, ConfigurationError for too short a text.
     """

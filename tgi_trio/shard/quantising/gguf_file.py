@@ -1,4 +1,4 @@
-"""A model as a GGUF file whose matrices are rounded to blocks of 32."""
+"""Writes a model as a GGUF file, with matrices rounded to blocks of 32."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Progress = Callable[[Iterable[Any]], Iterable[Any]]
 FILE_TYPES: Final = {"Q4_0": 2, "Q8_0": 7}  # `general.file_type`
 _NUMBERS: Final = {kind.name: (number, kind) for number, kind in SERVED.items()}
 _ALIGNMENT: Final = 32
-_ROWS: Final = 1 << 20  # weights that are rounded at a time
-# What a tokenizer is told apart by: digits, spaces, contractions, scripts, punctuation.
+_ROWS: Final = 1 << 20  # weights that are rounded at once
+# A text that tells tokenizers apart: digits, spaces, contractions, scripts, punctuation.
 _PROBE: Final = (
     "It's 12345 o'clock,  isn't IT?\n\n\tÜber-große Zahl: 3.14159e-10 (naïve)…\r\n"
     "def f(x):\n    return x['a'] + 42 # 日本語のテキスト и русский\n   I'LL we've DON'T  "
@@ -60,10 +60,10 @@ class _Tensor:
 def write_gguf(
     config: ModelConfig, spec: DecoderSpec, output: Path, kind: str, progress: Progress, text: str
 ) -> None:
-    """Write `output`, whole or not at all. `kind`: Q4_0 or Q8_0.
+    """Write `output`, atomically. `kind`: Q4_0 or Q8_0.
 
-    `text`: what the tokenizer is tried on. Raises ConfigurationError for a model that is not
-    written, or a file that is there.
+    `text`: for testing the tokenizer. Raises ConfigurationError for a model that cannot be written,
+    or if the file exists.
     """
     if output.exists():
         raise ConfigurationError(f"{output} is there already: name another file.")
@@ -105,7 +105,7 @@ def _tensors(
 
 
 def _kind(name: str, shape: tuple[int, ...], kind: str) -> str:
-    """Return how a tensor is stored; what is looked up, and the head, have no fewer than 8 bits."""
+    """Return a tensor's type; embedding and head have at least 8 bits."""
     if len(shape) == 1:
         return "F32"
     if shape[-1] % 32:
@@ -120,7 +120,7 @@ def _reader(
     shape: tuple[int, ...],
     heads: int | None,
 ) -> Callable[[], Floats]:
-    """Return what reads a tensor; `heads`: of which the halves become neighbours."""
+    """Return a function that reads a tensor; `heads`: whose rotary pairs are made neighbours."""
 
     def read() -> Floats:
         if matrix is None:
@@ -173,9 +173,9 @@ def _string(text: str) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """Return a value with its type before it: u32, f32, bool, string or a list of one of them.
+    """Return a value after its type: u32, f32, bool, string, or a list of one of them.
 
-    Whole numbers of a list are i32: llama.cpp reads the types of tokens as nothing else.
+    Integers in a list are i32, the only type in which llama.cpp reads the types of tokens.
     """
     if isinstance(value, list):
         if type(value[0]) is int:
@@ -198,9 +198,9 @@ def _scalar(value: Any) -> tuple[int, bytes]:
 
 
 def _tokenizer_metadata(config: ModelConfig, text: str) -> dict[str, Any]:
-    """Return the vocabulary that gives the very ids of the model's tokenizer.
+    """Return the vocabulary metadata that reproduces the ids of the model's tokenizer.
 
-    Raises ConfigurationError where none does.
+    Raises ConfigurationError if there is none.
     """
     path = config.folder / "tokenizer.json"
     if not path.is_file():

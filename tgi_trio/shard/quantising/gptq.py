@@ -1,4 +1,4 @@
-"""From a model folder to one with weights of 4 bits."""
+"""Quantises a model folder to one with 4-bit weights by GPTQ."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tgi_trio.shard.quantising.output import Job, Output, unpack
 from tgi_trio.shard.quantising.solver import Solved, solve
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
-_UNIT = 32  # inputs and outputs of a matrix that is stored in words: a multiple
+_UNIT = 32  # rows and columns of a quantised matrix are multiples of it, since codes fill words
 
 
 def quantise_model(job: Job, progress: Progress) -> None:
-    """Write `job.output`; `progress` is handed layers or tensors and yields them.
+    """Write `job.output`; `progress` wraps the layers or tensors.
 
-    Raises ConfigurationError for what cannot be asked for, ModelLoadError for a model that cannot
-    be quantised.
+    Raises ConfigurationError for invalid settings, ModelLoadError for a model that cannot be
+    quantised.
     """
     config = read_config(job.model)
     spec = quantisable_spec(config, job.format)
@@ -63,7 +63,7 @@ def quantise_model(job: Job, progress: Progress) -> None:
 
 
 def _solve_layer(job: Job, checkpoint: Checkpoint, watched: list[Inputs]) -> dict[str, Solved]:
-    """Return the matrices of a layer that can be stored so, by module."""
+    """Return the matrices of a layer that GPTQ can store, quantised, by module."""
     found: dict[str, Solved] = {}
     for inputs in watched:
         for matrix in inputs.matrices:
@@ -85,7 +85,7 @@ def _is_weight(matrix: MatrixRef) -> bool:
 
 
 def _read(checkpoint: Checkpoint, matrix: MatrixRef) -> torch.Tensor:
-    """Return float32 [rows, columns]; raises ModelLoadError for what is no number."""
+    """Return float32 [rows, columns]; raises ModelLoadError for weights that are not finite."""
     stored = checkpoint.matrix(
         matrix.name, (matrix.rows, matrix.columns), transposed=matrix.transposed
     )
@@ -96,13 +96,13 @@ def _read(checkpoint: Checkpoint, matrix: MatrixRef) -> torch.Tensor:
 
 
 def _plain_tensors(config: ModelConfig, stored: set[str]) -> dict[str, torch.Tensor]:
-    """Return every tensor of a checkpoint that is not stored in another form, as it is."""
+    """Return all other tensors of a checkpoint, unchanged."""
     kinds = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     files = SafetensorsFiles(config.folder)
     found = {}
     for name in sorted(files.names):
         tensor = files.tensor(name)
-        bare = {each.split(".", 1)[-1] for each in stored}  # where the base is left out
+        bare = {each.split(".", 1)[-1] for each in stored}  # names without the base
         if name not in stored and name not in bare and tensor.dtype in kinds:
             raw = torch.from_numpy(tensor.take()).view(kinds[tensor.dtype])
             found[name] = raw.reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""A decoder layer by layer: which inputs its linears get, and its result with other weights."""
+"""Runs a decoder layer by layer: records its linears' inputs, and computes with new weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tgi_trio.shard.torch_backend.weights import WeightSource
 
 
 class Replaced(Checkpoint):
-    """A checkpoint of which some matrices have other numbers."""
+    """A checkpoint in which some matrices have been replaced."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.numbers: dict[str, NDArray[np.float32]] = {}
@@ -53,11 +53,11 @@ class Replaced(Checkpoint):
         return self._plain.vector(name, size)
 
     def number(self, names: object) -> None:
-        return None  # K and V stay plain
+        return None  # K and V are not quantised
 
 
 class Watched(Linear):
-    """A linear that takes note of its inputs."""
+    """A linear that records its inputs."""
 
     __slots__ = ("_inner", "_note")
 
@@ -72,14 +72,14 @@ class Watched(Linear):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Matrices that are multiplied with the same inputs, and those."""
+    """Matrices with the same inputs, and the statistics of these."""
 
     matrices: Sequence[MatrixRef]
     gram: Gram
 
 
 class LayerWalk:
-    """Calibration samples on their way through a decoder: float32 [tokens, hidden] of each."""
+    """Calibration samples on their way through a decoder: float32 [tokens, hidden] each."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class LayerWalk:
         samples: Sequence[NDArray[np.int64]],
         dtype: torch.dtype,
     ) -> None:
-        """`samples`: token ids, all as many. Raises ModelLoadError as the weights do."""
+        """`samples`: token ids, all of one length. Raises ModelLoadError as the weights do."""
         self.spec = spec
         self._loader = DecoderLoader(spec, WeightSource(weights, dtype=dtype))
         self._length = len(samples[0])
@@ -102,7 +102,7 @@ class LayerWalk:
         self._hidden = [start.embed(each, self._places) for each in ids]
 
     def watch(self, index: int) -> list[Inputs]:
-        """Send all samples through a layer, whose weights are the checkpoint's."""
+        """Run all samples through a layer with its stored weights; record its linears' inputs."""
         layer, refs = self._layer(index)
         watched = list(_watch(layer, refs))
         decoder = self._decoder([layer])
@@ -111,7 +111,7 @@ class LayerWalk:
         return watched
 
     def advance(self, index: int) -> None:
-        """Send all samples through a layer for good: what it says is what the next one gets."""
+        """Run all samples through a layer; its outputs become the next layer's inputs."""
         decoder = self._decoder([self._layer(index)[0]])
         self._hidden = [self._run(decoder, hidden) for hidden in self._hidden]
 
@@ -123,7 +123,8 @@ class LayerWalk:
         refs = layer_refs(self.spec, index)
         layer = self._loader.layer(index, self.spec.layers[index], refs)
         if layer.attention is not None:
-            layer.attention.shape = replace(layer.attention.shape, index=0)  # alone in its decoder
+            # the only layer of its decoder
+            layer.attention.shape = replace(layer.attention.shape, index=0)
         return layer, refs
 
     def _decoder(self, layers: list[Layer]) -> Decoder:
@@ -149,7 +150,7 @@ class LayerWalk:
 
 
 def _watch(layer: Layer, refs: LayerRefs) -> Iterator[Inputs]:
-    """Put what takes notes in place of a layer's linears; yield the matrices of each."""
+    """Wrap a layer's linears so that they record their inputs; yield the matrices of each."""
     if layer.attention is not None and refs.attention is not None:
         yield from _watch_attention(layer.attention, refs.attention)
     if isinstance(refs.mlp, MlpRefs):
@@ -186,7 +187,7 @@ def _watch_one(owner: object, name: str, ref: LinearRef) -> Inputs:
 
 
 def _whole_sequence(length: int) -> StepPlan:
-    """Return the step that computes a prompt at once."""
+    """Return the step that computes a whole prompt."""
     blocks = list(range(1, 1 + -(-length // BLOCK_SIZE)))
     row = ShardSequence(
         id=0,

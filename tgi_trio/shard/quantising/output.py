@@ -1,6 +1,6 @@
-"""What a run writes: layer by layer into a folder beside the result, which appears with the last.
+"""The output folder: written layer by layer beside the result, and renamed at the end.
 
-A run that is stopped goes on behind the last layer that was finished.
+A run that was stopped continues after the last finished layer.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from safetensors.torch import load_file, save_file
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.shard.quantising.solver import BITS, ZERO, Solved
 
-_EACH: Final = 32 // BITS  # codes of a word
+_EACH: Final = 32 // BITS  # codes in a word
 _NOT_COPIED: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked for."""
+    """The settings of a run."""
 
     model: Path
     output: Path
@@ -45,7 +45,7 @@ class Job:
         return self.output.with_name(f"{self.output.name}.quantizing")
 
     def digest(self, text: str) -> str:
-        """Return what tells this job from another: settings, weights and calibration text."""
+        """Return a hash that identifies this job: settings, weights and calibration text."""
         facts = {name: str(value) for name, value in asdict(self).items() if name != "output"}
         weights = {
             path.name: (path.stat().st_size, path.stat().st_mtime_ns)
@@ -60,9 +60,9 @@ class Output:
     """The folder that is written."""
 
     def __init__(self, job: Job, text: str) -> None:
-        """Begin, or go on where the same job was stopped.
+        """Begin, or continue where the same job was stopped.
 
-        Raises ConfigurationError where the result is there, or another job's beginning.
+        Raises ConfigurationError if the result exists, or the beginning of another job.
         """
         self._job = job
         if job.output.exists():
@@ -78,12 +78,12 @@ class Output:
         _write_whole(mark, digest.encode())
 
     def finished(self, layer: int) -> Mapping[str, torch.Tensor] | None:
-        """Return what was written of a layer; None: it is to be done."""
+        """Return the tensors of a finished layer, or None if it is not finished."""
         path = self._path(layer)
         return load_file(path) if path.is_file() else None
 
     def write(self, layer: int, solved: Mapping[str, Solved]) -> Mapping[str, torch.Tensor]:
-        """Keep the matrices of a layer, by module; return them as tensors."""
+        """Store the quantised matrices of a layer, by module; return them as tensors."""
         tensors: dict[str, torch.Tensor] = {}
         for module, each in solved.items():
             tensors |= {f"{module}.{name}": part for name, part in pack(each).items()}
@@ -96,9 +96,9 @@ class Output:
     def finish(
         self, layers: int, plain: Mapping[str, torch.Tensor], config: Mapping[str, Any]
     ) -> None:
-        """Write the rest, and let the result appear.
+        """Write the rest, and rename the folder to its final name.
 
-        `plain`: all tensors of the model that were left as they are, by name.
+        `plain`: all unchanged tensors of the model, by name.
         """
         staging, outer = self._job.staging, "model-outer.safetensors"
         save_file(dict(plain), staging / outer, metadata={"format": "pt"})
@@ -143,7 +143,7 @@ class Output:
 
 
 def pack(solved: Solved) -> dict[str, torch.Tensor]:
-    """Return the tensors of GPTQ's first version, whose zero points are stored less one."""
+    """Return the tensors of GPTQ's first version, which stores zero points minus one."""
     codes = solved.codes.numpy()
     outputs, groups = codes.shape[0], solved.scales.shape[1]
     zeros = np.full((groups, outputs), ZERO - 1, np.uint8)
@@ -156,7 +156,7 @@ def pack(solved: Solved) -> dict[str, torch.Tensor]:
 
 
 def unpack(tensors: Mapping[str, torch.Tensor], module: str) -> Solved:
-    """Return what `pack` made of a matrix."""
+    """Return the matrix that `pack` has stored."""
     words = tensors[f"{module}.qweight"].numpy().view(np.uint32)
     shifts = np.arange(0, 32, BITS, dtype=np.uint32)
     codes = (words[:, None] >> shifts[:, None]) & np.uint32((1 << BITS) - 1)

@@ -1,7 +1,7 @@
-"""GPTQ (Frantar and others 2022, arXiv 2210.17323): codes of one matrix, given its inputs.
+"""GPTQ (Frantar and others 2022, arXiv 2210.17323): quantises one matrix, given its inputs.
 
-Columns are rounded one after the other, and what a column is off by is made up for in those that
-are still to come, as far as the inputs' correlations allow. Symmetric: 8 is the code of zero.
+Columns are rounded one after the other; each column's error is compensated in the following
+columns, as far as the inputs' correlations allow. It is symmetric: the zero code is 8.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tgi_trio.errors import ModelLoadError
 BITS: Final = 4
 ZERO: Final = 8
 _TRIES: Final = 8
-_BLOCK: Final = 128  # columns whose corrections are applied to the others at once
+_BLOCK: Final = 128  # columns whose corrections are applied to later ones at once
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """A matrix in codes; weight[o, i] = scales[o, groups[i]] * (codes[o, i] - ZERO)."""
+    """A quantised matrix; weight[o, i] = scales[o, groups[i]] * (codes[o, i] - ZERO)."""
 
     codes: torch.Tensor  # uint8 [outputs, inputs]
     scales: torch.Tensor  # float16 [outputs, groups]
@@ -34,21 +34,21 @@ class Solved:
 
 
 class Gram:
-    """Sums of products of a linear's inputs, over all tokens that went through it."""
+    """Sums of products of a linear's inputs (X^T X), over all tokens."""
 
     def __init__(self) -> None:
         self.tokens = 0
         self._sums: torch.Tensor | None = None
 
     def add(self, x: torch.Tensor) -> None:
-        """Note inputs [tokens, inputs]."""
+        """Add inputs [tokens, inputs]."""
         exact = x.reshape(-1, x.shape[-1]).float()
         self.tokens += len(exact)
         products = exact.T @ exact
         self._sums = products if self._sums is None else self._sums.add_(products)
 
     def mean(self, inputs: int) -> torch.Tensor:
-        """Return float32 [inputs, inputs]; that of independent inputs where none came."""
+        """Return the mean, float32 [inputs, inputs]; the identity if there were no inputs."""
         if self._sums is None:
             return torch.eye(inputs)
         return self._sums / self.tokens
@@ -57,15 +57,15 @@ class Gram:
 def solve(
     weight: torch.Tensor, gram: torch.Tensor, *, group: int, damping: float, by_activation: bool
 ) -> Solved:
-    """Return codes of `weight` [outputs, inputs], whose inputs have the products `gram`.
+    """Return codes of `weight` [outputs, inputs], whose inputs have the mean products `gram`.
 
-    `group`: inputs that share a scale, -1: all. `damping`: of the mean of the diagonal, what is
-    added to it. `by_activation`: columns of the largest inputs come first ("act-order").
+    `group`: inputs that share a scale, -1: all. `damping`: added to the diagonal, relative to its
+    mean. `by_activation`: columns with the largest inputs come first ("act-order").
     """
     weight, gram = weight.float().clone(), gram.clone()
     outputs, inputs = weight.shape
     group = inputs if group == -1 else group
-    idle = gram.diagonal() == 0  # inputs that are never anything but 0
+    idle = gram.diagonal() == 0  # inputs that are always 0
     gram.diagonal()[idle] = 1
     weight[:, idle] = 0
     order = torch.arange(inputs)
@@ -85,7 +85,7 @@ def solve(
             code = (weight[:, column] / scale).round_().add_(ZERO).clamp_(0, 2 * ZERO - 1)
             codes[:, column] = code.to(torch.uint8)
             error = (weight[:, column] - scale * (code - ZERO)) / inverse[column, column]
-            # Within the block at once: the scales of a group that begins in it need it.
+            # Within the block at once, since the scales of a group that begins in it depend on it.
             weight[:, column:end] -= error[:, None] * inverse[column, column:end]
             errors[:, column - begin] = error
         weight[:, end:] -= errors @ inverse[begin:end, end:]
@@ -95,10 +95,10 @@ def solve(
 
 
 def _inverse_root(gram: torch.Tensor, damping: float) -> torch.Tensor:
-    """Return the upper Cholesky factor of the inverse, with as much damping as it takes.
+    """Return the upper Cholesky factor of the inverse, with as much damping as it needs.
 
-    Few tokens leave `gram` singular; ten times the damping is tried, a few times. Raises
-    ModelLoadError where inputs are no numbers.
+    Few tokens leave `gram` singular: then ten times the damping is tried, several times. Raises
+    ModelLoadError if inputs are NaN or infinite.
     """
     mean = gram.diagonal().mean()
     for _ in range(_TRIES):
@@ -115,7 +115,7 @@ def _inverse_root(gram: torch.Tensor, damping: float) -> torch.Tensor:
 
 
 def _scales(weights: torch.Tensor) -> torch.Tensor:
-    """Return float16 [outputs], of which the largest weight is 7 and a half; never 0."""
+    """Return float16 [outputs]: scales that map the largest weight to 7.5; never 0."""
     scales = weights.abs().amax(dim=1) * (2 / (2 * ZERO - 1))
     half = torch.finfo(torch.float16)
     return scales.clamp(half.tiny, half.max).half()
