@@ -1,1 +1,1 @@
-"""Checkpoint files: which there are, what is in them, and reading them ahead of their use."""
+"""Checkpoint files: finding them, reading their tensors, and reading ahead."""

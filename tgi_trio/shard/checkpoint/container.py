@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: tensors by name, in files that are read as they are touched."""
+"""Containers of a checkpoint: tensors by name, in files that are read as they are touched."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tgi_trio.shard.checkpoint.mapped_file import MappedFile
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """A tensor as its file has it: bytes, and what the file says they are."""
+    """A tensor as its file stores it: bytes, and their description in the header."""
 
     name: str
-    dtype: str  # the container's word for it, "BF16"
+    dtype: str  # in the container's terms: "BF16"
     shape: tuple[int, ...]
     file: MappedFile
-    first: int  # of its bytes in the file
+    first: int  # byte offset in the file
     end: int
-    change: Change | None = None  # of its numbers, when the file was made
+    change: Change | None = None  # how a converter changed its numbers when it wrote the file
 
     @property
     def data(self) -> NDArray[np.uint8]:
@@ -33,31 +33,31 @@ class RawTensor:
         return self.file.data[self.first : self.end]
 
     def take(self) -> NDArray[np.uint8]:
-        """Return a copy of its bytes, for the last time; see `MappedFile.read`."""
+        """Read and return a copy of its bytes, for the last time; see `MappedFile.read`."""
         content = self.file.read(self.first, self.end)
         self.file.release(self.first, self.end)
         return content
 
 
 class Container(Protocol):
-    """The files of one checkpoint: safetensors, or another kind of file."""
+    """The files of one checkpoint: safetensors or GGUF."""
 
     @property
     def folder(self) -> Path: ...
 
     @property
     def names(self) -> Collection[str]:
-        """Those of all tensors."""
+        """The names of all tensors."""
 
     def tensor(self, name: str) -> RawTensor:
-        """Return a tensor; raises ModelLoadError where it is missing or its file is damaged."""
+        """Return a tensor; raises ModelLoadError if it is missing or its file is damaged."""
 
     def close(self) -> None:
-        """Close the files; what was taken out of them stays."""
+        """Close the files; arrays that were read from them stay valid."""
 
 
 def find_tensor(container: Container, name: str, shape: tuple[int, ...]) -> RawTensor:
-    """Return a tensor; raises ModelLoadError where it is missing or of another shape."""
+    """Return a tensor; raises ModelLoadError if it is missing or has another shape."""
     tensor = container.tensor(name)
     if tensor.shape != shape:
         raise ModelLoadError(

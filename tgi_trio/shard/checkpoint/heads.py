@@ -1,4 +1,4 @@
-"""The files of a speculator's heads: plain numbers, whatever the model's own are."""
+"""The files of a speculator's heads, which are never quantised."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _INTEGERS: Final = {"I64": np.int64, "I32": np.int32, "I16": np.int16}
 def open_heads(spec: HeadsSpec, encoding: Encoding | None = None) -> Checkpoint:
     """Open the weights of heads; raises ModelLoadError for files that are damaged.
 
-    `encoding`: what their linear layers are rounded to.
+    `encoding`: to which their linear layers are rounded.
     """
     files = SafetensorsFiles(spec.folder, writable=True)
     return Checkpoint(files, PlainFormat(), encoding=encoding)
 
 
 def read_token_map(spec: HeadsSpec, vocabulary: int) -> NDArray[np.int64] | None:
-    """Return int64 [rows of a head]: the token of each; None: its own number.
+    """Return int64 [rows of a head]: the token id of each; None: the row's number.
 
-    Raises ModelLoadError for one that names no tokens of the model.
+    Raises ModelLoadError for ids that are not the model's.
     """
     if not spec.token_map:
         return None

@@ -1,6 +1,4 @@
-"""The weights of a model by name, for every backend: where they lie and how they are stored is
-hidden here.
-"""
+"""The weights of a model by name, for every backend, independent of their files and formats."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix, WeightF
 
 
 class Weights(Protocol):
-    """Where a loader finds weights: a checkpoint, or made-up ones."""
+    """Where a loader finds weights: a checkpoint, or artificial ones."""
 
     def matrix(
         self, name: str, shape: tuple[int, int], *, transposed: bool = False
@@ -40,11 +38,11 @@ class Weights(Protocol):
 
     @property
     def encoding(self) -> Encoding | None:
-        """What the matrices of linear layers are rounded to; None: they stay as they are."""
+        """The format to which matrices of linear layers are rounded; None: they stay as stored."""
 
 
 class Checkpoint:
-    """The `Weights` of a model's folder. A context manager: closes its files."""
+    """The `Weights` of a model's folder. As a context manager, it closes its files."""
 
     def __init__(
         self,
@@ -53,7 +51,7 @@ class Checkpoint:
         base: str = "",
         encoding: Encoding | None = None,
     ) -> None:
-        """`base`: prefix that may be left out of every name, as checkpoints of a bare model do."""
+        """`base`: prefix that may be missing in all names, as in checkpoints of a bare model."""
         self._encoding = encoding
         self._container = container
         self._format = weight_format
@@ -95,9 +93,9 @@ class Checkpoint:
         return unchanged(to_float32(tensor.take().view(kind)), tensor.change).reshape(shape)
 
     def number(self, names: Iterable[str]) -> float | None:
-        """Return the only number of the first tensor that is there; None: none of them is.
+        """Return the only number in the first of these tensors that exists; None: there is none.
 
-        Raises ModelLoadError for a tensor of more, and for one that is not above 0.
+        Raises ModelLoadError for a tensor with more, and for a number that is not above 0.
         """
         name = next((each for each in names if each in self), None)
         if name is None:
@@ -120,10 +118,10 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open the weights of a model's folder, `base` and `encoding` as for `Checkpoint`.
 
-    The rest as for `MappedFiles`. Raises ModelLoadError for a folder without weights, for
-    damaged ones, and for a format that is not served.
+    The rest as for `MappedFiles`. Raises ModelLoadError for a folder without weights, for damaged
+    ones, and for an unsupported format.
     """
-    names = {*kept, *(name.removeprefix(base) for name in kept)}  # whether the base is there or not
+    names = {*kept, *(name.removeprefix(base) for name in kept)}  # with the base and without
     files: Container
     if gguf_files(config.folder):
         files = GgufFiles(config, given_back=given_back, kept=names, writable=writable)
@@ -136,15 +134,16 @@ def open_checkpoint(
 
 
 def read_linear(weights: Weights, linear: LinearRef, share: Share) -> Stack:
-    """Return the matrix of a linear layer, as much of it as `share` says.
+    """Return the matrix of a linear layer, or this rank's `share` of it.
 
-    Rounded where `weights` have an encoding: whole matrices are, so that any part has their scales.
+    It is rounded if `weights` have an encoding: as a whole matrix, so that every share has the same
+    scales.
     """
     return _read(weights, linear, share, weights.encoding)
 
 
 def read_table(weights: Weights, linear: LinearRef, share: Share) -> Stack:
-    """Return a matrix whose rows are looked up, as it is stored."""
+    """Return a matrix whose rows are looked up, without rounding."""
     return _read(weights, linear, share, None)
 
 
@@ -159,14 +158,14 @@ def _read(weights: Weights, linear: LinearRef, share: Share, encoding: Encoding 
 
 
 def read_tensor(weights: Weights, ref: TensorRef, share: Share) -> Floats:
-    """Return a small tensor, as much of it as `share` says."""
+    """Return a small tensor, or this rank's `share` of it."""
     whole = np.moveaxis(weights.array(ref.name, ref.shape), ref.axis, 0)
     parts = [whole[rows] for rows in ref.units.spans(share(ref.units))]
     return np.moveaxis(np.concatenate(parts), 0, ref.axis)
 
 
 def read_bias(weights: Weights, linear: LinearRef, share: Share) -> Floats | None:
-    """Return the bias [outputs] of a linear layer, None where no piece has one; else 0 for it."""
+    """Return a linear layer's bias [outputs], None if no piece has one; other pieces get 0."""
     if not linear.biased:
         return None
     parts = []

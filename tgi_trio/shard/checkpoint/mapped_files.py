@@ -1,4 +1,4 @@
-"""A container whose headers have been read: files that are mapped as tensors are asked for."""
+"""A container with parsed headers, whose files are mapped when a tensor of theirs is requested."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class MappedFiles:
         kept: Collection[str] = (),
         writable: bool = False,
     ) -> None:
-        """`tensors`: what the headers of the files in `folder` say.
+        """`tensors`: from the headers of the files in `folder`.
 
-        `given_back`: files that leave memory as they are released, but for the tensors `kept`.
-        `writable`: see `MappedFile`.
+        `given_back`: files whose released pages leave the page cache, except those of tensors in
+        `kept`. `writable`: see `MappedFile`.
         """
         self.folder = folder
         self._tensors = tensors
@@ -40,7 +40,7 @@ class MappedFiles:
         return self._tensors.keys()
 
     def tensor(self, name: str) -> RawTensor:
-        """Return a tensor; raises ModelLoadError where it is missing."""
+        """Return a tensor; raises ModelLoadError if it is missing."""
         stored = self._tensors.get(name)
         if stored is None:
             raise ModelLoadError(f"Tensor {name!r} is missing from the checkpoint {self.folder}.")
@@ -52,7 +52,7 @@ class MappedFiles:
         )
 
     def close(self) -> None:
-        """Close the files; arrays that were made of them keep their mappings."""
+        """Close the files; arrays that are views of them keep their mappings."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -64,6 +64,6 @@ class MappedFiles:
             file.keep(held[name].first, held[name].end)
         end = 0
         for stored in sorted(held.values(), key=lambda stored: stored.first):
-            file.release(end, stored.first)  # the header, and what aligns the tensors
+            file.release(end, stored.first)  # the header, and padding between tensors
             end = stored.end
         return file

@@ -1,4 +1,4 @@
-"""Plain numbers as arrays. numpy has no bfloat16: it is held as uint16, its bits."""
+"""Floating-point numbers as arrays. numpy has no bfloat16, so its bits are stored as uint16."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Floats = NDArray[np.float32]
 
 
 def to_float32(values: NDArray[Any]) -> Floats:
-    """Return float32 of what a checkpoint holds: float32, float16, or uint16 for bfloat16."""
+    """Return float32 from a checkpoint's numbers: float32, float16, or uint16 for bfloat16."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return np.ascontiguousarray(values, np.float32)
 
 
 def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """Return the bits of the nearest bfloat16 numbers, the even one from half-way."""
+    """Return the bits of the nearest bfloat16 numbers, ties to even."""
     if values.dtype == np.uint16:
         return values
     bits = to_float32(values).view(np.uint32)

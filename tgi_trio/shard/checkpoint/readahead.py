@@ -1,6 +1,6 @@
-"""A checkpoint comes from the disk while this process still imports libraries and packs weights.
+"""Reads a checkpoint from disk while this process still imports libraries and packs weights.
 
-A mapped file is read as it is touched, and whoever touches it (packing) would wait for the disk.
+A mapped file is read as it is touched, so packing would otherwise wait for the disk.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_tensors import SUFFIXES, weight_files
 from tgi_trio.shard.machine.memory import free_bytes
 
-_PIECE = 32 << 20  # bytes between looks at whether to stop
+_PIECE = 32 << 20  # bytes between checks whether to stop
 
 
 @contextlib.contextmanager
 def reading_ahead(folder: Path) -> Iterator[frozenset[Path]]:
-    """Bring a checkpoint's files into the system's page cache until the block is left.
+    """Read a checkpoint's files into the system's page cache until the block is left.
 
-    Yields those that were not there before: whoever has read them may take them out again. At most
-    half of the memory that is free is used: pages that come too early would displace each other. A
-    file that cannot be read ends it silently; whoever needs the file says so.
+    Yields the files that were not cached before: their readers may drop them from the cache
+    again. At most half of the free memory is used, since pages that come too early would evict each
+    other. A file that cannot be read ends it silently; the loader reports the error.
     """
     files = [path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}")]
     fresh = frozenset(path for path in files if not _is_cached(path))
@@ -39,7 +39,7 @@ def reading_ahead(folder: Path) -> Iterator[frozenset[Path]]:
 
 
 def _is_cached(path: Path) -> bool:
-    """Return whether the last byte of a file is in the page cache; True where none can tell."""
+    """Return whether a file's last byte is in the page cache; True if this is unknown."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         try:
             os.preadv(file.fileno(), [bytearray(1)], path.stat().st_size - 1, os.RWF_NOWAIT)
@@ -54,7 +54,7 @@ def _read(folder: Path, stop: threading.Event) -> None:
         for path in weight_files(folder):
             with path.open("rb") as file:
                 place = 0
-                # To nowhere: the kernel reads ahead of it at full speed and copies nothing.
+                # sendfile to /dev/null: the kernel reads ahead at full speed and copies nothing.
                 while budget > 0 and not stop.is_set():
                     count = min(_PIECE, budget)
                     sent = os.sendfile(nowhere.fileno(), file.fileno(), place, count)

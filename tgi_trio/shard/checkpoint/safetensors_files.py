@@ -1,6 +1,6 @@
-"""The container that most checkpoints come in: safetensors, one file or several.
+"""The container of most checkpoints: safetensors, one file or several.
 
-The library's own reader of numpy arrays has no bfloat16, so the files are mapped here.
+The library's own numpy reader has no bfloat16, so the files are mapped here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tgi_trio.shard.checkpoint.mapped_files import MappedFiles
 
 
 class SafetensorsFiles(MappedFiles):
-    """A folder of safetensors."""
+    """A folder of safetensors files."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class SafetensorsFiles(MappedFiles):
         kept: Collection[str] = (),
         writable: bool = False,
     ) -> None:
-        """As for `MappedFiles`; `tensors` None: as the files' headers have them.
+        """As for `MappedFiles`; `tensors` None: from the files' headers.
 
         Raises ModelLoadError as `read_headers` does.
         """

@@ -1,4 +1,4 @@
-"""Runs of a matrix's inputs that a rank has, where it has more than one."""
+"""A rank's share of a matrix's inputs, if it is more than one range."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tgi_trio.shard.checkpoint.stored_matrix import PlainNumbers, StoredMatrix
 
 
 def join_columns(parts: Sequence[StoredMatrix]) -> StoredMatrix:
-    """Return the only part, or all of them beside each other."""
+    """Return the only part, or all parts side by side."""
     return parts[0] if len(parts) == 1 else SideBySide(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class SideBySide(PlainNumbers):
-    """A `StoredMatrix` of plain numbers: matrices of as many outputs, beside each other."""
+    """A `StoredMatrix` of floating-point numbers: matrices with the same outputs, side by side."""
 
     parts: Sequence[StoredMatrix]
 

@@ -1,4 +1,4 @@
-"""A matrix of a checkpoint, whichever way its numbers are stored."""
+"""A matrix of a checkpoint, independent of its format."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Array = NDArray[Any]
 
 
 class StoredMatrix(Protocol):
-    """A matrix [outputs, inputs], or a part of one. Nothing is read before it is asked for.
+    """A matrix [outputs, inputs], or a part of one. Nothing is read before it is requested.
 
-    `dequantised` is what it means, and what a backend reads that has no kernel for the format; one
-    that has takes the `planes`, whose names and layout are the format's.
+    `dequantised` returns its values, for backends without a kernel for the format. Backends with a
+    kernel read `planes`, whose names and layout are the format's.
     """
 
     @property
@@ -30,39 +30,40 @@ class StoredMatrix(Protocol):
 
     @property
     def coding(self) -> str:
-        """What the planes hold: "numbers", "affine" (codes, scales, zero points), "affine in any
-        order" (of groups), "int8" (no zero points), "table", "e4m3", "nvfp4", or a type of GGUF's.
+        """The kind of planes: "numbers", "affine" (codes, scales, zero points), "affine in any
+        order" (with groups that are not contiguous), "int8" (no zero points), "table", "e4m3",
+        "nvfp4", or a GGUF type.
         """
 
     @property
     def bits(self) -> int:
-        """Of one number as it is stored, without its share of scales."""
+        """Bits of a stored number, without its share of scales."""
 
     @property
     def group(self) -> int:
         """Inputs that share a scale; 0: there are no scales."""
 
     def rows(self, part: slice) -> StoredMatrix:
-        """Return some outputs, a run of them."""
+        """Return a range of outputs."""
 
     def columns(self, part: slice) -> StoredMatrix:
-        """Return some inputs, a run of them. One that splits a group has no planes."""
+        """Return a range of inputs. One that splits a group has no planes."""
 
     def dequantised(self) -> Array:
-        """Return plain numbers, see `numbers.py`; a view of the file where it holds those."""
+        """Return numbers, see `numbers.py`; a view of the file if it is not quantised."""
 
     def planes(self) -> Mapping[str, Array]:
-        """Return what is stored, by name. Raises ModelLoadError for a part that splits a group."""
+        """Return the stored arrays by name; raises ModelLoadError if a part splits a group."""
 
     def place(self) -> tuple[Path, int]:
-        """Return the file it lies in and its first byte there: reading goes on in this order."""
+        """Return its file and its first byte there: matrices are best read in this order."""
 
     def release(self) -> None:
-        """Note that it has been read for the last time; called by any thread."""
+        """Note that it has been read for the last time; called from any thread."""
 
 
 class PlainNumbers(ABC):
-    """What a `StoredMatrix` of plain numbers says of itself; float32, unless it has others."""
+    """The common part of `StoredMatrix` classes that are not quantised; float32 by default."""
 
     __slots__ = ()
 
@@ -87,9 +88,9 @@ class PlainNumbers(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Matrices of as many inputs, one below the other.
+    """Stacked matrices with the same inputs.
 
-    They stay apart, since those that one operation multiplies may be stored in different ways.
+    They stay separate, since the matrices of one operation may be stored in different ways.
     """
 
     parts: Sequence[StoredMatrix]
@@ -99,14 +100,14 @@ class Stack:
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
     def dequantised(self) -> Array:
-        """Return plain numbers: float32, or those of the only part."""
+        """Return floating-point numbers: float32, or those of the only part."""
         if len(self.parts) == 1:
             return self.parts[0].dequantised()
         return np.concatenate([to_float32(part.dequantised()) for part in self.parts])
 
 
 class WeightFormat(Protocol):
-    """One way of storing matrices. Vectors are plain numbers in every format."""
+    """A way to store matrices. Vectors are never quantised."""
 
     @property
     def name(self) -> str: ...
@@ -117,8 +118,8 @@ class WeightFormat(Protocol):
     def matrix(
         self, container: Container, name: str, shape: tuple[int, int], *, transposed: bool = False
     ) -> StoredMatrix:
-        """Return the matrix [outputs, inputs] that plain numbers would be called `name`.
+        """Return the matrix [outputs, inputs] whose unquantised name is `name`.
 
-        `transposed`: the file has [inputs, outputs]. Raises ModelLoadError where a tensor of it is
-        missing, of another shape or of a type that the format does not have.
+        `transposed`: the file has [inputs, outputs]. Raises ModelLoadError if one of its tensors is
+        missing, or has another shape or a type that the format does not have.
         """

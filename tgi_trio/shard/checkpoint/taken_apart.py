@@ -1,6 +1,6 @@
-"""Quantised matrices in one form, for whoever computes with any: codes, scales, lows, tables.
+"""Quantised matrices in a common form for generic kernels: codes, scales, lows, tables.
 
-weight = scale * number - low, where number is the code, or an entry of a table
+weight = scale * number - low, where number is the code, or its value in a table
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tgi_trio.shard.checkpoint.formats.gguf_k_blocks import (
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
-_NO_NUMBER: Final = np.uint8(0x7F)  # e4m3, of either sign
+_NO_NUMBER: Final = np.uint8(0x7F)  # NaN in e4m3, without the sign bit
 Bytes = NDArray[np.uint8]
 Planes = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """Whole numbers times units that as many runs of inputs have in common: a block's."""
+    """Quantised scales or lows: integers times units that a block's groups share."""
 
     steps: NDArray[np.uint8] | NDArray[np.int8]  # [outputs, runs]
     units: Floats  # [outputs, blocks]
@@ -50,24 +50,25 @@ class Nested:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A matrix [outputs, inputs]; runs of inputs have scales and lows in common.
+    """A matrix [outputs, inputs]; groups of inputs share scales and lows.
 
-    Runs are of one size unless `order` says otherwise.
+    Groups are contiguous and of one size unless there is an `order`.
     """
 
     codes: NDArray[np.uint8] | NDArray[np.int8]  # [outputs, inputs]
     scales: Floats  # [outputs, runs]
-    lows: Floats | None = None  # as the scales
+    lows: Floats | None = None  # shaped like the scales
     table: Floats | None = None
-    order: NDArray[np.int64] | None = None  # [inputs], the run of each where they are mixed
-    nested: Nested | None = None  # what the scales are made of
+    # [inputs], the group of each, if groups are not contiguous or equal
+    order: NDArray[np.int64] | None = None
+    nested: Nested | None = None  # the quantised form of the scales
     nested_lows: Nested | None = None
 
 
 def take_apart(matrix: StoredMatrix) -> Parts | None:
-    """Return a matrix in this form, None for one that has none.
+    """Return a matrix in this form, or None if its format has no such form.
 
-    Raises ModelLoadError as its `planes` do, and for a weight that is no number.
+    Raises ModelLoadError as its `planes` do, and for a weight that is NaN.
     """
     found = TAKEN_APART.get(matrix.coding)
     if found is None:
@@ -76,7 +77,7 @@ def take_apart(matrix: StoredMatrix) -> Parts | None:
     parts = found(planes)
     inputs, runs = parts.codes.shape[1], parts.scales.shape[1]
     if "codes" in planes and parts.order is None and runs > 1 and inputs % matrix.group:
-        return replace(parts, order=np.arange(inputs) // matrix.group)  # the last has fewer
+        return replace(parts, order=np.arange(inputs) // matrix.group)  # the last group has fewer
     return parts
 
 
@@ -105,7 +106,7 @@ def _e4m3(planes: Planes) -> Parts:
 
 
 def _blocks(read: Callable[[Bytes], Parts]) -> Callable[[Planes], Parts]:
-    """Return what reads rows of blocks by what reads blocks [count, bytes]."""
+    """Return a reader of rows of blocks, from a reader of blocks [count, bytes]."""
 
     def read_rows(planes: Planes) -> Parts:
         blocks = planes["blocks"]
@@ -184,7 +185,7 @@ def _q5_k(blocks: Bytes) -> Parts:
 
 
 def _with_lows(codes: Bytes, units: Floats, scales: Bytes, lows: Bytes) -> Parts:
-    """Return blocks with whole scales and lows [count, runs], in units [count, 2]."""
+    """Return blocks with integer scales and lows [count, groups], in units [count, 2]."""
     first, second = units[:, :1], units[:, 1:]
     nested, nested_lows = Nested(scales, first), Nested(lows, second)
     return Parts(codes, first * scales, second * lows, nested=nested, nested_lows=nested_lows)

@@ -1,1 +1,1 @@
-"""How weights are stored: a file per format, and which of them a checkpoint is in."""
+"""Formats of stored weights: a file for each, and how a checkpoint's format is chosen."""

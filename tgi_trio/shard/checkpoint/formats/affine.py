@@ -1,4 +1,4 @@
-"""weight = scale * (code - zero): whole numbers, with a scale and a zero point for each group."""
+"""weight = scale * (code - zero): integers with a scale and a zero point for each group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Codes = NDArray[np.uint8] | NDArray[np.int8]
 
 
 class AffineSource(QuantisedSource):
-    """A `QuantisedSource` of codes. A format says where these, scales and zero points lie."""
+    """A `QuantisedSource` of codes. Subclasses read codes, scales and zero points."""
 
     coding = "affine"
 
@@ -33,10 +33,10 @@ class AffineSource(QuantisedSource):
         order: RawTensor | None = None,
         packed: int = 1,
     ) -> None:
-        """`group`: inputs of each of `groups`, the last may have fewer. `packed`: inputs per word.
+        """`group`: inputs of each of `groups`; the last may have fewer. `packed`: inputs per word.
 
-        `order`: int32 [inputs], the group of each input, where they are no runs. Raises
-        ModelLoadError for one that is not there.
+        `order`: int32 [inputs], the group of each input, if groups are not contiguous. Raises
+        ModelLoadError for an unknown group.
         """
         super().__init__(shape, tensors)
         self.bits = bits
@@ -48,7 +48,7 @@ class AffineSource(QuantisedSource):
 
     @abstractmethod
     def codes(self, rows: slice, columns: slice) -> Codes:
-        """Return whole numbers [rows, columns]."""
+        """Return integers [rows, columns]."""
 
     @abstractmethod
     def scales(self, rows: slice) -> Floats:
@@ -56,16 +56,17 @@ class AffineSource(QuantisedSource):
 
     @abstractmethod
     def zeros(self, rows: slice) -> Codes | None:
-        """Return zero points [rows, groups]; None: there are none."""
+        """Return zero points [rows, groups], or None if there are none."""
 
     def numbers(self, rows: slice, columns: slice) -> Floats:
-        """Return what codes [rows, columns] stand for, without scale and zero point."""
+        """Return the values of codes [rows, columns], before scale and zero point."""
         return self.codes(rows, columns).astype(np.float32)
 
     def dequantise(self, rows: slice, columns: slice) -> Floats:
         values = self.numbers(rows, columns)
         scales, zeros = self.scales(rows), self.zeros(rows)
-        if self._order is None and values.shape[1] % self.group == 0:  # runs of one size
+        # contiguous groups of one size
+        if self._order is None and values.shape[1] % self.group == 0:
             mine = slice(columns.start // self.group, columns.stop // self.group)
             runs = values.reshape(len(values), mine.stop - mine.start, self.group)
             if zeros is not None:
@@ -79,9 +80,10 @@ class AffineSource(QuantisedSource):
         return values
 
     def planes(self, rows: slice, columns: slice) -> Mapping[str, Array]:
-        """Return "codes" [rows, columns], "scales" and if there are any "zeros" [rows, groups].
+        """Return "codes" [rows, columns], "scales" and, if there are any, "zeros" [rows, groups].
 
-        Inputs in no order have all groups, and "groups" int [columns]: the group of each.
+        If groups are not contiguous there are all of them, and "groups" int [columns]: the group of
+        each input.
         """
         mine, order = slice(None), {}
         if self._order is None:
@@ -106,7 +108,7 @@ class AffineSource(QuantisedSource):
 def _read_order(
     tensor: RawTensor, groups: int, group: int, inputs: int
 ) -> NDArray[np.int64] | None:
-    """Return the group of each input, None where they are runs all the same."""
+    """Return the group of each input, or None if groups turn out to be contiguous."""
     order = tensor.data.view(np.int32).astype(np.int64)
     if order.size and (order.min() < 0 or order.max() >= groups):
         raise ModelLoadError(

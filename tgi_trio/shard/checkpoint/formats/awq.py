@@ -1,4 +1,4 @@
-"""AWQ: eight outputs of an input in a word, in an order of their own."""
+"""AWQ: eight outputs of an input in a word, in an interleaved order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tgi_trio.shard.checkpoint.container import RawTensor
 from tgi_trio.shard.checkpoint.formats.bits import unpack, view_words
 from tgi_trio.shard.checkpoint.formats.grouped import GroupedSource
 
-_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0 to 7 in a word, from its lowest bits
+_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0 to 7 in a word, lowest bits first
 
 
 class AwqSource(GroupedSource):
@@ -33,7 +33,7 @@ class AwqSource(GroupedSource):
 
 
 def _outputs(words: NDArray[np.uint32], lines: slice, outputs: slice) -> NDArray[np.uint8]:
-    """Return [lines, outputs] of words that hold eight outputs each."""
+    """Return [lines, outputs] from words that contain eight outputs each."""
     first = outputs.start // 8 * 8
     words = words[lines, first // 8 : -(-outputs.stop // 8)]
     codes = unpack(np.ascontiguousarray(words), 4).reshape(len(words), -1, 8)[..., _PLACES]

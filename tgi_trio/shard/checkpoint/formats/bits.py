@@ -1,4 +1,4 @@
-"""Codes of a few bits that are packed into words, the lowest bits first."""
+"""Codes of a few bits, packed into words, lowest bits first."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from tgi_trio.shard.checkpoint.container import RawTensor
 
 
 def view_words(tensor: RawTensor) -> NDArray[np.uint32]:
-    """Return the words that a tensor of codes holds: a view of its file."""
+    """Return the words of a tensor of codes: a view of its file."""
     return tensor.data.view(np.uint32).reshape(tensor.shape)
 
 
 def unpack(words: NDArray[np.uint32] | NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Return the codes [rows, n * 32 / bits] of words [rows, n], or of bytes, n * 8 / bits.
+    """Return codes [rows, n * 32 / bits] from words [rows, n], or n * 8 / bits from bytes.
 
-    Of 3 bits there are words of 32, and `n` comes by threes.
+    For 3 bits there must be 32-bit words, and `n` a multiple of three.
     """
     if bits == 3:
         return _unpack_across(words.view(np.uint32), bits)
-    packed = np.ascontiguousarray(words).view(np.uint8)  # the lowest byte first
+    packed = np.ascontiguousarray(words).view(np.uint8)  # lowest byte first
     each = 8 // bits
     if each == 1:
         return packed
@@ -32,7 +32,7 @@ def unpack(words: NDArray[np.uint32] | NDArray[np.uint8], bits: int) -> NDArray[
 
 
 def _unpack_across(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
-    """The same where codes may begin in one word and end in the next: 32 are `bits` words."""
+    """Unpack codes that may span two words: 32 codes are in `bits` words."""
     streams = words.reshape(len(words), words.shape[1] // bits, bits)
     codes = np.empty((*streams.shape[:2], 32), np.uint8)
     for place in range(32):

@@ -1,4 +1,4 @@
-"""bitsandbytes: 8 bits with a scale per output; 4 bits of a table, in blocks of row after row."""
+"""bitsandbytes: 8 bits, a scale per output; or 4 bits, a table, and blocks of flattened rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 
 
 class Int8Source(GridSource):
-    """Codes int8 [outputs, inputs], and for each output the number that 127 stands for."""
+    """Codes int8 [outputs, inputs], and for each output the value of code 127."""
 
     def __init__(self, shape: tuple[int, int], parts: Mapping[str, RawTensor]) -> None:
-        """Raises ModelLoadError for codes in the order of another kernel."""
+        """Raises ModelLoadError for codes in another kernel's order."""
         super().__init__(shape, parts, block=(1, -1))
         order = parts.get("format")
         if order is not None and order.data.any():
@@ -37,9 +37,9 @@ class Int8Source(GridSource):
 
 
 class TableSource(QuantisedSource):
-    """Codes of 4 bits, the first of two in the upper half of a byte, [outputs * inputs] in all.
+    """Codes of 4 bits, the first of two in the high nibble, [outputs * inputs] in all.
 
-    Blocks of them share a scale, and begin anew with a row only where they divide it.
+    Blocks of them share a scale; a block may span two rows unless its size divides a row.
     """
 
     coding = "table"
@@ -68,9 +68,9 @@ class TableSource(QuantisedSource):
         return values[first - begin : end - begin].reshape(-1, width)[:, columns]
 
     def planes(self, rows: slice, columns: slice) -> Mapping[str, Array]:
-        """Return "codes" uint8 and "scales" of a rectangle, and the "table" of all codes.
+        """Return "codes" uint8 and "scales" of a rectangle, and the "table" for all codes.
 
-        Raises ModelLoadError where blocks go from one row to the next.
+        Raises ModelLoadError if blocks span rows.
         """
         size, width = self._state.size, self.shape[1]
         if width % size:
@@ -84,7 +84,7 @@ class TableSource(QuantisedSource):
         return {"codes": codes[:, columns], "scales": scales[:, mine], "table": self._table()}
 
     def _read_codes(self, first: int, end: int) -> NDArray[np.uint8]:
-        """Return codes [end - first], from an even number on."""
+        """Return codes [end - first]; `first` must be even."""
         packed = self._codes.data[first // 2 : -(-end // 2)]
         return np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)[: end - first]
 
@@ -93,7 +93,7 @@ class TableSource(QuantisedSource):
         return check_finite(table, table.data.view(np.float32))
 
     def _scales(self, blocks: slice) -> Floats:
-        """Return the scales of a run of blocks."""
+        """Return the scales of consecutive blocks."""
         stored = self._parts["scales"]
         if not self._state.nested_size:
             return check_finite(stored, stored.data.view(np.float32)[blocks])

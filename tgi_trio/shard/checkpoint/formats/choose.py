@@ -1,4 +1,4 @@
-"""Which format a checkpoint's weights are in."""
+"""Choosing the format of a checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORMATS: Final[tuple[WeightFormat, ...]] = (GgufFormat(), PlainFormat())
 
 
 def choose_format(config: ModelConfig, container: Container) -> WeightFormat:
-    """Return the format of a checkpoint; raises ModelLoadError where nobody claims it."""
+    """Return the format of a checkpoint; raises ModelLoadError if no format claims it."""
     for known in FORMATS:
         if known.claims(config, container):
             return known
@@ -46,7 +46,7 @@ def choose_format(config: ModelConfig, container: Container) -> WeightFormat:
 
 
 def _reader(layout: MatrixLayout) -> Open:
-    """Return what reads matrices of a layout: a row for each."""
+    """Return the function that opens matrices of a layout."""
     match layout:
         case GptqLayout():
             return partial(GptqSource, layout)

@@ -1,4 +1,4 @@
-"""compressed-tensors: whole numbers of 8 bits, packed ones of 4 or 8, FP8 and FP4."""
+"""compressed-tensors: 8-bit integers, packed integers of 4 or 8 bits, FP8 and FP4."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tgi_trio.shard.checkpoint.formats.scale_grid import GridSource
 
 
 class PackedSource(GridSource):
-    """Codes uint32 [outputs, inputs in words], half of their range above what they mean.
+    """Codes uint32 [outputs, inputs in words], stored with half their range added.
 
-    Zero points are packed along the outputs, [outputs in words, groups], and as far above.
+    Zero points are packed along the outputs, [outputs in words, groups], with the same offset.
     """
 
     def __init__(
         self, scheme: Scheme, shape: tuple[int, int], parts: Mapping[str, RawTensor]
     ) -> None:
-        """Raises ModelLoadError for a matrix that was of another shape."""
+        """Raises ModelLoadError for a matrix whose original shape was different."""
         _check_shape(parts["shape"], shape)
         each = 32 // scheme.bits
         super().__init__(shape, parts, block=scheme.block, bits=scheme.bits, packed=each)
@@ -55,7 +55,7 @@ class PackedSource(GridSource):
 def open_compressed(
     layout: CompressedLayout, shape: tuple[int, int], parts: Mapping[str, RawTensor]
 ) -> QuantisedSource:
-    """Return a matrix in whichever form its tensors are."""
+    """Return a matrix of the form that its tensors show."""
     if parts["codes"].dtype == "I32":
         return PackedSource(layout.schemes["pack-quantized"], shape, parts)
     if STEPS in parts:

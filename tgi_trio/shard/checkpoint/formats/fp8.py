@@ -1,4 +1,4 @@
-"""FP8: numbers of one sign bit, four of exponent, three of fraction, and scales of blocks."""
+"""FP8: e4m3 numbers (1 sign bit, 4 exponent bits, 3 fraction bits), with scales of blocks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 
 
 def _e4m3() -> Floats:
-    """Return the numbers of all 256 codes (Micikevicius et al. 2022, arXiv 2209.05433)."""
+    """Return the values of all 256 codes (Micikevicius et al. 2022, arXiv 2209.05433)."""
     codes = np.arange(128)
     exponents, fractions = codes >> 3, codes & 7
     normal = (8 + fractions) * np.exp2(exponents - 10.0)
     positive = np.where(exponents == 0, fractions * 2.0**-9, normal)
-    positive[127] = np.nan  # there is no infinity
+    positive[127] = np.nan  # e4m3 has no infinity
     return np.concatenate([positive, -positive]).astype(np.float32)
 
 
@@ -28,7 +28,7 @@ E4M3_NUMBERS: Final = _e4m3()
 
 
 class Fp8Source(GridSource):
-    """Codes uint8 [outputs, inputs], each a number of `E4M3_NUMBERS`."""
+    """Codes uint8 [outputs, inputs], whose values are in `E4M3_NUMBERS`."""
 
     coding = "e4m3"
 
@@ -42,6 +42,6 @@ class Fp8Source(GridSource):
 def open_fp8(
     layout: Fp8Layout, shape: tuple[int, int], parts: Mapping[str, RawTensor]
 ) -> Fp8Source:
-    """Return a matrix; where no blocks are known its scales say how many there are."""
+    """Return a matrix; without blocks in its layout, it has one scale, or one per output."""
     one = parts["scales"].shape in ((), (1,), (1, 1))
     return Fp8Source(shape, parts, block=layout.block or ((-1, -1) if one else (1, -1)))

@@ -1,6 +1,6 @@
-"""Tensors of GGUF files: blocks of weights along the inputs, of a type for each tensor.
+"""Tensors of GGUF files: blocks of weights along the inputs, with a type for each tensor.
 
-What the types are is in `gguf_blocks.py` and `gguf_k_blocks.py`.
+The types are in `gguf_blocks.py` and `gguf_k_blocks.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
 FUNCTIONS: Final[dict[str, Dequantise]] = BLOCKS | K_BLOCKS
-# Weights that are dequantised at a time: what is made on the way stays in the cache.
+# Weights that are dequantised at once, so that intermediate results stay in the cache.
 _AT_ONCE: Final = 64 << 10
 
 
@@ -39,14 +39,15 @@ _AT_ONCE: Final = 64 << 10
 class GgufMatrix:
     """A `StoredMatrix` of blocks. Its only plane is "blocks" uint8 [out, blocks of a row, bytes].
 
-    Inputs may be cut anywhere: what is dequantised is whole blocks. There are no planes then.
+    Inputs may be cut anywhere, since whole blocks are dequantised; but a cut through a block has no
+    planes.
     """
 
     kind: BlockType
     blocks: NDArray[np.uint8]  # [rows of the file, blocks of a row, bytes of a block]
     file: MappedFile
-    inputs: range  # those of the blocks that are here
-    order: NDArray[np.intp] | None = None  # the file's row for each output; None: as they lie
+    inputs: range  # the inputs in these blocks
+    order: NDArray[np.intp] | None = None  # the file's row of each output; None: the same order
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -62,7 +63,7 @@ class GgufMatrix:
 
     @property
     def group(self) -> int:
-        """Inputs of a block, whose parts share a scale, or scales of scales."""
+        """Inputs of a block, whose parts share a scale, or a scale of scales."""
         return self.kind.weights
 
     def rows(self, part: slice) -> GgufMatrix:
@@ -80,7 +81,7 @@ class GgufMatrix:
         )
 
     def dequantised(self) -> Floats:
-        """Return float32; raises ModelLoadError for a scale that is no number."""
+        """Return float32; raises ModelLoadError for a scale that is not finite."""
         values = np.empty(self.shape, np.float32)
         whole = self.blocks.shape[1] * self.kind.weights
         step = max(1, _AT_ONCE // whole)
@@ -97,7 +98,7 @@ class GgufMatrix:
         return values
 
     def planes(self) -> Mapping[str, NDArray[Any]]:
-        """Return the blocks; raises ModelLoadError where the inputs are cut through one."""
+        """Return the blocks; raises ModelLoadError if the inputs are cut through a block."""
         if len(self.inputs) != self.blocks.shape[1] * self.kind.weights:
             raise ModelLoadError(
                 f"A matrix in {self.file.path} is cut through its blocks of {self.kind.weights} "
@@ -109,7 +110,7 @@ class GgufMatrix:
         return self.file.path, self.file.offset(self._touched())
 
     def release(self) -> None:
-        """What is one run of bytes alone is released: what lies between is others' to read."""
+        """Release the matrix if it is one byte range; otherwise the range contains others."""
         touched = self._touched()
         whole = self.order is None or len(touched) == len(self.order)
         if whole and touched.flags.forc:
@@ -117,7 +118,7 @@ class GgufMatrix:
             self.file.release(first, first + touched.nbytes)
 
     def _touched(self) -> NDArray[np.uint8]:
-        """Return the file's rows from the first to the last that is here."""
+        """Return the file's rows from the first to the last that the matrix contains."""
         if self.order is None or not len(self.order):
             return self.blocks
         return self.blocks[self.order.min() : self.order.max() + 1]
@@ -134,7 +135,7 @@ class GgufFormat:
     def matrix(
         self, container: Container, name: str, shape: tuple[int, int], *, transposed: bool = False
     ) -> StoredMatrix:
-        """As `WeightFormat.matrix`. llama.cpp has all matrices [outputs, inputs]."""
+        """Return a matrix, see `WeightFormat`; llama.cpp stores all as [outputs, inputs]."""
         module = name.removesuffix(".weight")
         if f"{module}.{KEYS}" in container.names:
             return _join(container, module, shape)
@@ -145,7 +146,7 @@ class GgufFormat:
 
 
 def _join(container: Container, module: str, shape: tuple[int, int]) -> JoinedHeads:
-    """Return a matrix out of its halves; raises ModelLoadError for such as do not fit."""
+    """Return a matrix from its halves; raises ModelLoadError if they do not fit."""
     keys, values = (container.tensor(f"{module}.{half}") for half in (KEYS, VALUES))
     if not halves_fit(keys.shape, values.shape, shape):
         raise ModelLoadError(
@@ -173,7 +174,7 @@ def _open(tensor: RawTensor, shape: tuple[int, int]) -> GgufMatrix | PlainMatrix
 
 
 def row_order(change: Change | None, rows: int) -> NDArray[np.intp] | None:
-    """Return in which row of its file each row of a tensor lies; None: in its own."""
+    """Return the file's row for each row of a tensor, or None: the same."""
     if change is not None and change.rotary_heads:
         numbers = np.arange(rows).reshape(change.rotary_heads, -1, 2)
         return np.ascontiguousarray(numbers.swapaxes(1, 2)).reshape(rows)
@@ -187,9 +188,9 @@ def row_order(change: Change | None, rows: int) -> NDArray[np.intp] | None:
 
 
 def unchanged(values: Floats, change: Change | None) -> Floats:
-    """Return a vector [size] as it was before its file was made.
+    """Return a vector [size] with the converter's changes undone.
 
-    Raises ModelLoadError for numbers that cannot have been made so.
+    Raises ModelLoadError for numbers that cannot result from such a change.
     """
     order = row_order(change, len(values))
     if order is not None:

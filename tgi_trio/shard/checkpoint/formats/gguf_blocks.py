@@ -1,7 +1,7 @@
-"""GGUF's blocks of 32 weights, and its codebooks: bytes to float32.
+"""GGUF's blocks of 32 weights, and its codebooks: from bytes to float32.
 
 Every function takes blocks [count, bytes], uint8, and returns their weights [count, weights]. All
-numbers are little-endian; "half" is float16. The tests hold each to llama.cpp's own reference.
+numbers are little-endian; "half" is float16. Tests compare each with llama.cpp's own reference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 Bytes = NDArray[np.uint8]
 Dequantise = Callable[[Bytes], Floats]
 
-# 4 bits that stand for one of these.
+# The values of 4-bit codes.
 NONLINEAR: Final[Floats] = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
 )
@@ -27,12 +27,12 @@ HALVES_OF_E2M1: Final[Floats] = np.array(
 
 
 def half(data: Bytes) -> Floats:
-    """Return float32 [count, n] of halves [count, 2 n] bytes."""
+    """Return float32 [count, n] from float16 [count, 2 n] bytes."""
     return np.ascontiguousarray(data).view("<f2").astype(np.float32)
 
 
 def nibbles(data: Bytes) -> Bytes:
-    """Return the low halves of bytes [..., n], then their high ones: [..., 2 n]."""
+    """Return the low nibbles of bytes [..., n], then the high ones: [..., 2 n]."""
     return np.concatenate([data & 15, data >> 4], axis=-1)
 
 
@@ -43,7 +43,7 @@ def fifth_bits(data: Bytes) -> Bytes:
 
 
 def q4_0(blocks: Bytes) -> Floats:
-    """Scale (half), codes: 8 is zero."""
+    """Scale (half), codes; the zero code is 8."""
     return half(blocks[:, :2]) * (nibbles(blocks[:, 2:]).astype(np.float32) - 8)
 
 
@@ -53,7 +53,7 @@ def q4_1(blocks: Bytes) -> Floats:
 
 
 def q5_0(blocks: Bytes) -> Floats:
-    """Scale (half), fifth bits, codes: 16 is zero."""
+    """Scale (half), fifth bits, codes; the zero code is 16."""
     codes = nibbles(blocks[:, 6:]) | fifth_bits(blocks[:, 2:6])
     return half(blocks[:, :2]) * (codes.astype(np.float32) - 16)
 
@@ -70,17 +70,17 @@ def q8_0(blocks: Bytes) -> Floats:
 
 
 def iq4_nl(blocks: Bytes) -> Floats:
-    """Scale (half), codes of `NONLINEAR`."""
+    """Scale (half), codes with values in `NONLINEAR`."""
     return half(blocks[:, :2]) * NONLINEAR[nibbles(blocks[:, 2:])]
 
 
 def mxfp4(blocks: Bytes) -> Floats:
-    """Exponent of two; codes of e2m1."""
+    """Exponent of two; e2m1 codes."""
     return scales_of_mxfp4(blocks) * HALVES_OF_E2M1[nibbles(blocks[:, 1:])]
 
 
 def scales_of_mxfp4(blocks: Bytes) -> Floats:
-    """Return scales [count, 1]: exponents, plus 128 because the table is twice as large."""
+    """Return scales [count, 1]: 2^(exponent - 128), because the table's values are doubled."""
     return np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
 
 

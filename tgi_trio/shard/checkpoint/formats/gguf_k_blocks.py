@@ -1,6 +1,6 @@
-"""GGUF's blocks of 256 weights, with scales of scales: bytes to float32.
+"""GGUF's blocks of 256 weights, whose scales are quantised too: from bytes to float32.
 
-Functions as in `gguf_blocks.py`. A block has 8 groups of 32 weights or 16 of 16.
+Functions are as in `gguf_blocks.py`. A block has 8 groups of 32 weights or 16 of 16.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tgi_trio.shard.checkpoint.formats.gguf_blocks import (
 )
 from tgi_trio.shard.checkpoint.numbers import Floats
 
-_PAIRS: Final[Bytes] = np.array([0, 2, 4, 6], np.uint8)  # places of two bits in a byte
+_PAIRS: Final[Bytes] = np.array([0, 2, 4, 6], np.uint8)  # shifts of the 2-bit pairs in a byte
 _BITS: Final[Bytes] = np.arange(8, dtype=np.uint8)
 
 
 def _weights(scales: Floats, codes: Bytes | Floats, lows: Floats | None = None) -> Floats:
-    """Return scale * code - low of codes [count, groups, size]; the others are [count, groups]."""
+    """Return scale * code - low for codes [count, groups, size]; the others are [count, groups]."""
     values = scales[..., None] * codes
     if lows is not None:
         values -= lows[..., None]
@@ -32,7 +32,7 @@ def _weights(scales: Floats, codes: Bytes | Floats, lows: Floats | None = None) 
 
 
 def scales_and_lows(data: Bytes) -> tuple[Bytes, Bytes]:
-    """Return the 8 scales and the 8 lows of 6 bits that 12 bytes hold, [count, 8] each."""
+    """Return the 8 scales and the 8 lows of 6 bits in 12 bytes, [count, 8] each."""
     first, second, third = data[:, :4], data[:, 4:8], data[:, 8:]
     scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
     lows = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1)
@@ -40,25 +40,25 @@ def scales_and_lows(data: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def four_bits(data: Bytes) -> Bytes:
-    """Return codes [count, 8, 32] of 128 bytes: of 32 bytes the low halves, then the high ones."""
+    """Return codes [count, 8, 32] from 128 bytes: of each 32 low nibbles, then high ones."""
     return nibbles(data.reshape(-1, 4, 32)).reshape(-1, 8, 32)
 
 
 def _two_bits(data: Bytes) -> Bytes:
-    """Return codes [count, 8, 32] of 64 bytes: of 32 bytes the lowest pairs, then the next."""
+    """Return codes [count, 8, 32] from 64 bytes: per 32 bytes the lowest pairs, then the next."""
     pairs: Bytes = np.right_shift(data.reshape(-1, 2, 1, 32), _PAIRS[:, None])
     return np.bitwise_and(pairs, 3, dtype=np.uint8).reshape(-1, 8, 32)
 
 
 def q2_k(blocks: Bytes) -> Floats:
-    """16 bytes of scale and low, 4 bits each; codes; scales of the scales and of the lows."""
+    """16 bytes of 4-bit scale and low; codes; scales of the scales and of the lows."""
     packed, unit = blocks[:, :16], half(blocks[:, 80:84])
     codes = codes_of_q2_k(blocks).reshape(-1, 16, 16)
     return _weights(unit[:, :1] * (packed & 15), codes, unit[:, 1:] * (packed >> 4))
 
 
 def codes_of_q2_k(blocks: Bytes) -> Bytes:
-    """Return codes [count, 8, 32] of 2 bits."""
+    """Return 2-bit codes [count, 8, 32]."""
     return _two_bits(blocks[:, 16:80])
 
 
@@ -70,7 +70,7 @@ def q3_k(blocks: Bytes) -> Floats:
 
 
 def codes_of_q3_k(blocks: Bytes) -> Bytes:
-    """Return codes [count, 8, 32] of 3 bits."""
+    """Return 3-bit codes [count, 8, 32]."""
     third = blocks[:, None, :32] >> _BITS[:, None] & 1
     return np.asarray(_two_bits(blocks[:, 32:96]) | third << 2, np.uint8)
 
@@ -89,38 +89,38 @@ def q4_k(blocks: Bytes) -> Floats:
 
 
 def q5_k(blocks: Bytes) -> Floats:
-    """As `q4_k`, with fifth bits before the codes: bit g of a byte is of group g."""
+    """As `q4_k`, with fifth bits before the codes: bit g of a byte belongs to group g."""
     unit, (scales, lows) = half(blocks[:, :4]), scales_and_lows(blocks[:, 4:16])
     return _weights(unit[:, :1] * scales, codes_of_q5_k(blocks), unit[:, 1:] * lows)
 
 
 def codes_of_q5_k(blocks: Bytes) -> Bytes:
-    """Return codes [count, 8, 32] of 5 bits."""
+    """Return 5-bit codes [count, 8, 32]."""
     fifth = blocks[:, None, 16:48] >> _BITS[:, None] & 1
     return np.asarray(four_bits(blocks[:, 48:]) | fifth << 4, np.uint8)
 
 
 def q6_k(blocks: Bytes) -> Floats:
-    """Low four bits, upper two, 16 scales (int8), their scale. 32 is zero."""
+    """Low four bits, upper two, 16 scales (int8), their scale; the zero code is 32."""
     codes = codes_of_q6_k(blocks).reshape(-1, 16, 16)
     scales = half(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8)
     return _weights(scales, codes.astype(np.float32) - 32)
 
 
 def codes_of_q6_k(blocks: Bytes) -> Bytes:
-    """Return codes [count, 8, 32] of 6 bits."""
+    """Return 6-bit codes [count, 8, 32]."""
     low = nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
     return np.asarray(low | _two_bits(blocks[:, 128:192]) << 4, np.uint8)
 
 
 def q8_k(blocks: Bytes) -> Floats:
-    """Scale (float32), int8, and sums of those, which only products need."""
+    """Scale (float32), int8 codes, and sums of these, which only products need."""
     scales = np.ascontiguousarray(blocks[:, :4]).view("<f4")
     return _weights(scales, blocks[:, None, 4:260].view(np.int8).astype(np.float32))
 
 
 def iq4_xs(blocks: Bytes) -> Floats:
-    """Scale of the scales; 8 scales of 6 bits, the upper two first; codes of `NONLINEAR`."""
+    """Scale of the scales; 8 scales of 6 bits, upper two first; codes index `NONLINEAR`."""
     codes = nibbles(blocks[:, 8:].reshape(-1, 8, 16))
     return _weights(half(blocks[:, :2]) * scales_of_iq4_xs(blocks), NONLINEAR[codes])
 

@@ -1,4 +1,4 @@
-"""What makes keys and values of a latent, out of the two tensors that a GGUF file has of it."""
+"""The expansion of latents to keys and values, from the two tensors that a GGUF file has of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tgi_trio.shard.checkpoint.stored_matrix import PlainNumbers, StoredMatrix
 
 @dataclass(frozen=True, slots=True)
 class JoinedHeads(PlainNumbers):
-    """A `StoredMatrix` of plain numbers [heads * (key + value), latent], made when asked for.
+    """A `StoredMatrix` of numbers [heads * (key + value), latent], joined on request.
 
-    Per head the rows of its key, then of its value. The halves lie by themselves, the keys turned
-    around: [heads * latent, key], and [heads * value, latent].
+    Per head, rows of its key come before those of its value. In the file the halves are separate,
+    and keys are transposed: [heads * latent, key], and [heads * value, latent].
     """
 
     keys: StoredMatrix
@@ -36,7 +36,7 @@ class JoinedHeads(PlainNumbers):
         return replace(self, inputs=self.inputs[part])
 
     def dequantised(self) -> Floats:
-        """Return float32 of whole heads, and of those what is asked for."""
+        """Dequantise whole heads as float32; return the requested part."""
         latent = self.values.shape[1]
         each = (self.keys.shape[0] * self.keys.shape[1]) // (self.heads * latent)
         size = each + self.values.shape[0] // self.heads
@@ -51,10 +51,10 @@ class JoinedHeads(PlainNumbers):
         return self.keys.place()
 
     def release(self) -> None:
-        """The halves stay mapped: parts of this share their pages, and they are small."""
+        """Do nothing: parts of the halves share pages, and they are small."""
 
     def _read(self, half: StoredMatrix, first: int, end: int) -> Floats:
-        """Return a run of heads of a half, [heads, rows, columns]."""
+        """Return some heads of a half, [heads, rows, columns]."""
         each = half.shape[0] // self.heads
         part = half.rows(slice(first * each, end * each))
         return to_float32(part.dequantised()).reshape(end - first, each, -1)

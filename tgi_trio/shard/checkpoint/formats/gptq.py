@@ -26,7 +26,7 @@ class GptqSource(GroupedSource):
 
     def codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
         words = self._words[columns.start * self.bits // 32 : -(-columns.stop * self.bits // 32)]
-        # Words are transposed, which are fewer than codes.
+        # Words are transposed, since there are fewer of them than codes.
         codes = unpack(np.ascontiguousarray(words[:, rows].T), self.bits)
         return codes[:, : columns.stop - columns.start]
 
@@ -38,7 +38,7 @@ class GptqSource(GroupedSource):
         ]
         zeros = unpack(np.ascontiguousarray(words), self.bits)
         zeros = zeros[:, rows.start - first : rows.stop - first]
-        if self._less_one:  # where that was -1, it has wrapped around
+        if self._less_one:  # a stored -1 has wrapped around
             zeros = (zeros + np.uint8(1)) & np.uint8((1 << self.bits) - 1)
         return zeros.T
 

@@ -1,4 +1,4 @@
-"""Codes in words of 32 bits whose scales lie [groups, outputs], as tools for GPUs store them."""
+"""Codes in 32-bit words with scales [groups, outputs], as tools for GPUs store them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 
 
 class GroupedSource(AffineSource):
-    """An `AffineSource` of such tensors. A format says in which order codes and zero points lie."""
+    """An `AffineSource` of such tensors. Subclasses know the order of codes and zero points."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class GroupedSource(AffineSource):
     ) -> None:
         """`group`: inputs that share a scale, -1: all. `packed`: inputs per word.
 
-        Of `parts` there are "codes", "scales", and "groups" where inputs are in no order; raises
-        ModelLoadError for a group that is not there.
+        `parts` has "codes", "scales", and "groups" if groups are not contiguous; raises
+        ModelLoadError for an unknown group.
         """
         super().__init__(
             shape,

@@ -1,4 +1,4 @@
-"""8-bit numbers with a scale for every output: made of any other format while it is loaded."""
+"""8-bit integers with a scale for every output, converted from any other format during loading."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
-# Weights that are float32 at a time on their way to int8: in the cache, and in memory that malloc
-# keeps. What is larger goes back to the system each time, and comes again page by page.
+# Weights that are float32 at once on their way to int8: they fit into the cache, and into memory
+# that malloc keeps. Larger blocks would return to the system, and be faulted in again each time.
 _ROUNDED_AT_ONCE = 24 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedMatrix:
-    """A `StoredMatrix` that has the numbers of another in 8 bits.
+    """A `StoredMatrix` with the numbers of another, rounded to 8 bits.
 
-    Its planes are made each time they are asked for: "codes" int8 [out, in], "scales" float32
-    [out]. The other is asked for whole rows, on which the scales depend.
+    Its planes are computed on each request: "codes" int8 [out, in], "scales" float32 [out]. The
+    other matrix is read in whole rows, on which the scales depend.
     """
 
     exact: StoredMatrix
-    inputs: range | None = None  # those of the other that are here; None: all
+    inputs: range | None = None  # the inputs of the other that it has; None: all
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -75,10 +75,10 @@ class RoundedMatrix:
 
 
 def to_int8(values: NDArray[Any]) -> tuple[NDArray[np.int8], Floats]:
-    """Return int8 [out, in] and scales [out], whose products are near `values` [out, in].
+    """Return int8 [out, in] and scales [out], whose products approximate `values` [out, in].
 
-    The largest weight of a row becomes 127 or -127, the others the nearest whole numbers. Raises
-    ModelLoadError for a weight that is no number.
+    The largest weight of a row becomes 127 or -127. Raises ModelLoadError for a weight that is not
+    finite.
     """
     whole = np.empty(values.shape, np.int8)
     scales = np.empty(len(values), np.float32)
@@ -90,7 +90,7 @@ def to_int8(values: NDArray[Any]) -> tuple[NDArray[np.int8], Floats]:
 
 
 def _round_to_int8(exact: Floats) -> tuple[Floats, Floats]:
-    """Return whole numbers [rows, in] and scales [rows], see `to_int8`."""
+    """Return integers [rows, in] and scales [rows], see `to_int8`."""
     largest = np.maximum(exact.max(axis=1), -exact.min(axis=1))
     if not np.isfinite(largest).all():
         raise ModelLoadError(

@@ -1,7 +1,7 @@
-"""Marlin's order: codes lie as the threads of a GPU's matrix units fetch them.
+"""Marlin's order: codes are stored as the threads of a GPU's tensor cores load them.
 
-A tile is 16 inputs and 16 outputs. Codes of four tiles that lie side by side are 1,024 in a row:
-of each of 32 threads in turn, 8 of each tile, which are the operands of two products of 8 outputs.
+A tile is 16 inputs and 16 outputs. Codes of four tiles that are side by side are 1,024 in a row:
+for each of 32 threads in turn, 8 of each tile, which are the operands of two products of 8 outputs.
 Source: vLLM's packers of this order (marlin_utils.py, marlin_utils_test.py).
 """
 
@@ -22,11 +22,12 @@ from tgi_trio.shard.checkpoint.formats.quantised_matrix import check_finite
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 
 _ZERO: Final = 8
-_NIBBLES: Final = (0, 2, 4, 6, 1, 3, 5, 7)  # which of a thread's codes a word has, from the lowest
+# a thread's codes in the order in which a word has them, lowest bits first
+_NIBBLES: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def _places() -> NDArray[np.int64]:
-    """Return where of 1,024 codes those of [4 tiles, 16 inputs, 16 outputs] are."""
+    """Return the places among 1,024 codes of those of [4 tiles, 16 inputs, 16 outputs]."""
     places = np.empty((OUTPUTS // TILE, TILE, TILE), np.int64)
     place = 0
     for thread in range(32):
@@ -41,7 +42,7 @@ def _places() -> NDArray[np.int64]:
 
 
 def _scale_places(grouped: bool) -> NDArray[np.int64]:
-    """Return where of the scales of so many outputs in a row each output's is."""
+    """Return the place of each output's scale in a row of 64 or 32 scales."""
     if grouped:
         order = np.arange(OUTPUTS).reshape(8, 8).T.reshape(-1)
     else:
@@ -50,7 +51,7 @@ def _scale_places(grouped: bool) -> NDArray[np.int64]:
 
 
 class MarlinSource(GroupedSource):
-    """Codes uint32 [inputs / 16, outputs * 2], scales [groups, outputs] in their own order."""
+    """Codes uint32 [inputs / 16, outputs * 2], scales [groups, outputs] in a permuted order."""
 
     def __init__(
         self, layout: MarlinLayout, shape: tuple[int, int], parts: Mapping[str, RawTensor]

@@ -1,4 +1,4 @@
-"""ModelOpt: each matrix as its tensors are."""
+"""ModelOpt: each matrix in the format that its tensors show."""
 
 from __future__ import annotations
 

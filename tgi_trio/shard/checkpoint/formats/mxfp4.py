@@ -1,4 +1,4 @@
-"""MXFP4: two numbers of 4 bits in a byte, and for each 32 inputs the exponent of their scale."""
+"""MXFP4: two 4-bit numbers in a byte, and the exponent of a scale for every 32 inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BIAS = 127
 
 
 class Mxfp4Source(QuantisedSource):
-    """Codes uint8 [outputs, groups * 16], the first of two in the lower half of a byte."""
+    """Codes uint8 [outputs, groups * 16], the first of two in the low nibble."""
 
     coding = "table"
     bits = 4
@@ -40,7 +40,7 @@ class Mxfp4Source(QuantisedSource):
         return values
 
     def planes(self, rows: slice, columns: slice) -> Mapping[str, Array]:
-        """Return "codes" uint8 and "scales" of a rectangle, and the "table" of all codes."""
+        """Return "codes" uint8 and "scales" of a rectangle, and the "table" for all codes."""
         return {
             "codes": self._read_codes(rows, columns),
             "scales": self._scales(rows, columns),
@@ -52,16 +52,14 @@ class Mxfp4Source(QuantisedSource):
         return unpack(packed[rows, columns.start // 2 : columns.stop // 2], 4)
 
     def _scales(self, rows: slice, columns: slice) -> Floats:
-        """Return 2^exponent [outputs, groups]; raises ModelLoadError for one that is no number."""
+        """Return 2^exponent [outputs, groups]; raises ModelLoadError for NaN."""
         exponents = self._exponents.data.reshape(self.shape[0], -1)
         exponents = exponents[rows, columns.start // GROUP : columns.stop // GROUP]
         return powers_of_two(self._exponents, exponents)
 
 
 def powers_of_two(tensor: RawTensor, exponents: NDArray[np.uint8]) -> Floats:
-    """Return the scales that exponents of a tensor mean (E8M0); raises ModelLoadError for one that
-    is no number.
-    """
+    """Return a tensor's scales from their exponents (E8M0); raises ModelLoadError for NaN."""
     if (exponents == _NO_NUMBER).any():
         raise ModelLoadError(
             f"Tensor {tensor.name!r} in {tensor.file.path} holds a scale that is infinite or not a "

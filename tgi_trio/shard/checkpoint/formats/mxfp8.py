@@ -1,4 +1,4 @@
-"""MXFP8 (OCP Microscaling Formats 1.0, 2023): FP8, whose scales of 32 inputs are exponents."""
+"""MXFP8 (OCP Microscaling Formats 1.0, 2023): FP8 with a scale's exponent per 32 inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 
 
 class Mxfp8Source(Fp8Source):
-    """Codes as FP8's; exponents uint8 [outputs, groups]."""
+    """Codes as in FP8; exponents uint8 [outputs, groups]."""
 
     def __init__(self, shape: tuple[int, int], parts: Mapping[str, RawTensor]) -> None:
         parts = {"codes": parts["codes"], "scales": parts[EXPONENTS]}

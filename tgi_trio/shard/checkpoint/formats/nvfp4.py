@@ -1,4 +1,4 @@
-"""NVFP4: two numbers of 4 bits in a byte, the scale of 16 inputs in 8 bits, and a factor of all."""
+"""NVFP4: two 4-bit numbers in a byte, an 8-bit scale for every 16 inputs, and a common factor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 
 
 class Nvfp4Source(QuantisedSource):
-    """Codes uint8 [outputs, inputs / 2], the first of two in the lower half of a byte."""
+    """Codes uint8 [outputs, inputs / 2], the first of two in the low nibble."""
 
     coding = "nvfp4"
     bits = 4
@@ -45,8 +45,8 @@ class Nvfp4Source(QuantisedSource):
         return values
 
     def planes(self, rows: slice, columns: slice) -> Mapping[str, Array]:
-        """Return "codes" uint8 and "steps" [outputs, groups] of a rectangle, and the "unit": what a
-        step is worth, of numbers in halves.
+        """Return "codes" uint8 and "steps" [outputs, groups] of a rectangle, and the "unit" by
+        which steps are multiplied; values of codes are doubled.
         """
         return {
             "codes": self._read_codes(rows, columns),
@@ -64,7 +64,7 @@ class Nvfp4Source(QuantisedSource):
         return check_finite(self._steps, E4M3_NUMBERS[steps])
 
     def _unit(self) -> np.float32:
-        """Return half of what multiplies the scales; raises ModelLoadError for no number."""
+        """Return half the factor of the scales; raises ModelLoadError if it is not finite."""
         factor = to_float32(view_numbers(self._factor)).reshape(1)
         with np.errstate(divide="ignore"):
             unit = (1 / factor if self._divides else factor) / np.float32(2)

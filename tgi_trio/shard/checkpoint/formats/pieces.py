@@ -1,4 +1,4 @@
-"""Formats whose matrices are several safetensors each; what is not quantised is plain numbers."""
+"""Formats with several safetensors per matrix; other matrices are not quantised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
 from tgi_trio.shard.checkpoint.formats.quantised_matrix import QuantisedMatrix, QuantisedSource
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
-# What reads the parts of a matrix of a shape, by their roles.
+# Opens a matrix of a shape from its parts, by their roles.
 Open = Callable[[tuple[int, int], Mapping[str, RawTensor]], QuantisedSource]
 
 
@@ -31,8 +31,8 @@ class PiecesFormat:
     def matrix(
         self, container: Container, name: str, shape: tuple[int, int], *, transposed: bool = False
     ) -> StoredMatrix:
-        """Return a matrix, see `WeightFormat`; how plain numbers are `transposed` does not matter
-        to quantised ones.
+        """Return a matrix, see `WeightFormat`; `transposed` concerns only those that are not
+        quantised.
         """
         headers = _Headers(container)
         matrix = MatrixRef(name, *shape, transposed=transposed)
@@ -46,7 +46,7 @@ class PiecesFormat:
 
 
 class _Headers(Mapping[str, StoredTensor]):
-    """A container's tensors as their headers describe them."""
+    """A container's tensors, described by their headers."""
 
     def __init__(self, container: Container) -> None:
         self._container = container

@@ -1,4 +1,4 @@
-"""Plain numbers: float32, float16 and bfloat16, a tensor per matrix."""
+"""Unquantised weights: float32, float16 and bfloat16, a tensor per matrix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES: Final = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 
 @dataclass(frozen=True, slots=True)
 class PlainMatrix(PlainNumbers):
-    """A `StoredMatrix` of plain numbers, in a file or (None) in memory alone."""
+    """A `StoredMatrix` of floating-point numbers, in a file or (None) only in memory."""
 
     values: NDArray[Any]
     file: MappedFile | None = None
@@ -48,14 +48,14 @@ class PlainMatrix(PlainNumbers):
         return (Path(), 0) if self.file is None else (self.file.path, self.file.offset(self.values))
 
     def release(self) -> None:
-        """What is one run of bytes alone is released: what lies between is others' to read."""
+        """Release the matrix if it is one byte range; otherwise the range contains others."""
         if self.file is not None and self.values.flags.forc:
             first = self.file.offset(self.values)
             self.file.release(first, first + self.values.nbytes)
 
 
 class PlainFormat:
-    """The `WeightFormat` of plain numbers."""
+    """The `WeightFormat` of unquantised weights."""
 
     name = "plain numbers"
 
@@ -71,14 +71,14 @@ class PlainFormat:
 
 
 def view_numbers(tensor: RawTensor) -> NDArray[Any]:
-    """Return what a tensor holds, as `numbers.py` has it: a view of its file. Raises ModelLoadError
-    as `number_type` does.
+    """Return a tensor's numbers, as described in `numbers.py`: a view of its file. Raises
+    ModelLoadError as `number_type` does.
     """
     return tensor.data.view(number_type(tensor)).reshape(tensor.shape)
 
 
 def number_type(tensor: RawTensor) -> np.dtype[Any]:
-    """Return which numbers a tensor holds; raises ModelLoadError for none that is served."""
+    """Return the dtype of a tensor's numbers; raises ModelLoadError for an unsupported one."""
     if tensor.dtype not in _TYPES:
         raise ModelLoadError(
             f"Tensor {tensor.name!r} in {tensor.file.path} is of type {tensor.dtype}; served are "

@@ -1,4 +1,4 @@
-"""A quantised matrix that can be cut as any other: what all formats of several tensors share."""
+"""A quantised matrix that can be cut like any other: common to all formats of several tensors."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 
 Array = NDArray[Any]
 
-# Weights that are taken apart at a time, whose codes and scales are in the cache meanwhile.
+# Weights that are dequantised at once, so that their codes and scales stay in the cache.
 _AT_ONCE = 256 << 10
 
 
 class QuantisedSource(ABC):
-    """A whole quantised matrix [outputs, inputs] in its files; rectangles of it are read.
+    """A whole quantised matrix [outputs, inputs] in its files, of which rectangles are read.
 
-    All methods raise ModelLoadError for numbers that cannot be right.
+    All methods raise ModelLoadError for impossible numbers.
     """
 
     coding: str  # see `StoredMatrix`
     bits: int
     group: int  # inputs that share a scale
-    step: int  # where inputs can be cut: a multiple of groups and of what is packed together
+    step: int  # inputs can be cut at its multiples: of groups, and of what is packed together
 
     def __init__(self, shape: tuple[int, int], tensors: Sequence[RawTensor]) -> None:
-        """`tensors`: what it is made of, the codes first."""
+        """`tensors`: its tensors, the codes first."""
         self.shape = shape
         self.tensors = tensors
         self._left = shape[0] * shape[1]  # weights that have not been released
@@ -43,17 +43,18 @@ class QuantisedSource(ABC):
     @abstractmethod
     def dequantise(self, rows: slice, columns: slice) -> Floats:
         """Return float32 of a rectangle; `columns` begins at a multiple of `step`, and ends at one
-        or with the matrix.
+        or at the end of the matrix.
         """
 
     @abstractmethod
     def planes(self, rows: slice, columns: slice) -> Mapping[str, Array]:
-        """Return what is stored of such a rectangle."""
+        """Return the stored numbers of such a rectangle."""
 
     def release(self, rows: range, columns: range) -> None:
         """Note that a rectangle has been read for the last time.
 
-        Parts of a format's tensors do not lie in one piece: all are given back with the last.
+        A rectangle's parts of the tensors are not contiguous, so the tensors are released with the
+        last.
         """
         with self._lock:
             self._left -= len(rows) * len(columns)
@@ -65,9 +66,10 @@ class QuantisedSource(ABC):
 
 @dataclass(frozen=True, slots=True)
 class QuantisedMatrix:
-    """A `StoredMatrix`: a rectangle of a quantised one.
+    """A `StoredMatrix`: a rectangle of a quantised matrix.
 
-    Inputs may be cut anywhere: what shares words or scales with them is dequantised and left out.
+    Inputs may be cut anywhere: inputs that share words or scales with them are dequantised as well,
+    and dropped.
     """
 
     source: QuantisedSource
@@ -97,13 +99,13 @@ class QuantisedMatrix:
         return QuantisedMatrix(self.source, self.outputs, self.inputs[part])
 
     def dequantised(self) -> Array:
-        """Return float32; raises ModelLoadError as its source does, and for what is no number."""
+        """Return float32; raises ModelLoadError as its source does, and for non-finite weights."""
         step, (first, end) = self.source.step, (self.inputs.start, self.inputs.stop)
         begin = first // step * step
         whole = min(-(-end // step) * step, self.source.shape[1])
         values = np.empty(self.shape, np.float32)
         width = max(1, whole - begin)
-        count = -(-_AT_ONCE // width // 32) * 32  # words and blocks are seldom split
+        count = -(-_AT_ONCE // width // 32) * 32  # so that words and blocks are seldom split
         for done in range(0, len(values), count):
             rows = self.outputs[done : done + count]
             with np.errstate(over="ignore", invalid="ignore"):
@@ -118,7 +120,7 @@ class QuantisedMatrix:
         return values
 
     def planes(self) -> Mapping[str, Array]:
-        """Return what is stored; raises ModelLoadError where the cut splits a group."""
+        """Return the stored numbers; raises ModelLoadError if the cut splits a group."""
         step, whole = self.source.step, self.source.shape[1]
         if self.inputs.start % step or (self.inputs.stop % step and self.inputs.stop != whole):
             name = self.source.tensors[0].name
@@ -139,7 +141,7 @@ class QuantisedMatrix:
 
 
 def check_finite(tensor: RawTensor, values: Floats) -> Floats:
-    """Return scales of a tensor; raises ModelLoadError for one that is no number."""
+    """Return scales of a tensor; raises ModelLoadError for one that is not finite."""
     if not np.isfinite(values).all():
         raise ModelLoadError(
             f"Tensor {tensor.name!r} in {tensor.file.path} holds a scale that is infinite or not a "

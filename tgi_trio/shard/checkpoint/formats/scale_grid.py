@@ -1,4 +1,4 @@
-"""Codes that are a tensor [outputs, inputs], whose scales are of blocks of outputs and inputs."""
+"""Codes in a tensor [outputs, inputs], with scales for blocks of outputs and inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 
 
 class GridSource(AffineSource):
-    """int8 codes, or packed ones: a subclass reads these. Zero points are int8, like the scales."""
+    """Codes, int8 or packed, which a subclass reads. Zero points: int8, shaped like scales."""
 
     def __init__(
         self,
@@ -59,5 +59,5 @@ class GridSource(AffineSource):
         return self._zeros.data.view(np.int8).reshape(self._grid)[self._lines(rows)]
 
     def _lines(self, rows: slice) -> NDArray[np.int64]:
-        """Return where in the grid the scales of outputs are."""
+        """Return the rows of the grid that have the scales of these outputs."""
         return np.arange(rows.start, rows.stop) // self._outputs

@@ -1,5 +1,5 @@
-"""Plain numbers as fewer bits, made while a checkpoint is loaded: `--quantize` in its other sense.
+"""Rounding of weights to fewer bits during loading: the other meaning of `--quantize`.
 
-An encoding is a row of `choose.py`; what it makes has the planes of a format that is read, so that
-whatever multiplies those multiplies these.
+An encoding is a row of `choose.py`. Its result has the planes of a format that is read, so that
+kernels for that format can multiply it.
 """

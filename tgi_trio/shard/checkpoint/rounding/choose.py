@@ -1,4 +1,4 @@
-"""Which encoding a word of `--quantize` stands for."""
+"""The encoding for each value of `--quantize` that rounds weights."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _all_inputs(inputs: int) -> int:
 
 
 def _groups_of(*sizes: int) -> Callable[[int], int]:
-    """Return what finds the first of some sizes that divides the inputs."""
+    """Return a function that finds the first of some sizes that divides the inputs."""
     return lambda inputs: next((size for size in sizes if inputs % size == 0), 0)
 
 
 def _gguf(name: str, instead: Encoding | None = None) -> Encoding:
-    """Return a type of GGUF's, whose only plane is "blocks" as `GgufMatrix` has it."""
+    """Return the encoding of a GGUF type, whose only plane is "blocks" as in `GgufMatrix`."""
     kind = BY_NAME[name]
 
     def encode(values: Floats, group: int) -> Planes:
@@ -57,7 +57,7 @@ def _table(table: Floats) -> Encoding:
 
 _WHOLE: Final = Encoding("int8", 8, _all_inputs, whole_rows, affine)
 
-# By the words that `model/quantised/recognise.py` has for them.
+# By the values in `model/quantised/recognise.py`.
 ENCODINGS: Final[Mapping[str, Encoding]] = {
     "eetq": _WHOLE,
     "bitsandbytes": _WHOLE,
@@ -70,5 +70,5 @@ ENCODINGS: Final[Mapping[str, Encoding]] = {
     "q5_0": _gguf("Q5_0"),
     "q5_1": _gguf("Q5_1"),
     "q8_0": _gguf("Q8_0"),
-    "q4_k": _gguf("Q4_K", instead=_gguf("Q5_0")),  # as llama.cpp falls back
+    "q4_k": _gguf("Q4_K", instead=_gguf("Q5_0")),  # llama.cpp's fallback
 }

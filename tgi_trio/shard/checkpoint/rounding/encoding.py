@@ -1,4 +1,4 @@
-"""A way of rounding a matrix, and a `StoredMatrix` of another whose numbers are rounded so."""
+"""An encoding, which rounds a matrix, and the `StoredMatrix` of its result."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 Array = NDArray[Any]
 Planes = dict[str, Array]
 
-# Weights that are rounded at a time: what is made on the way stays in the cache.
+# Weights that are rounded at once, so that intermediate results stay in the cache.
 _AT_ONCE = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One way of rounding rows of float32, and what the rounded ones mean."""
+    """A way to round rows of float32, and to decode the result."""
 
-    coding: str  # the format's, as `StoredMatrix` has it
+    coding: str  # the format's, as in `StoredMatrix`
     bits: int
-    # How many of so many inputs share a scale; 0: it does not fit them.
+    # The size of groups that share a scale, for a number of inputs; 0: it cannot encode them.
     group: Callable[[int], int]
-    # [rows, inputs] and the group -> planes, each [rows, ...] with runs of inputs along the second
-    # axis.
+    # Takes [rows, inputs] and the group; returns planes, each [rows, ...] with groups of inputs
+    # along the second axis.
     encode: Callable[[Floats, int], Planes]
-    decode: Callable[[Mapping[str, Array]], Floats]  # planes, the shared ones too -> [rows, inputs]
-    shared: Mapping[str, Array] = field(default_factory=dict)  # planes that all rows have in common
-    instead: Encoding | None = None  # for inputs that it does not fit
+    # planes, including shared ones -> [rows, inputs]
+    decode: Callable[[Mapping[str, Array]], Floats]
+    shared: Mapping[str, Array] = field(default_factory=dict)  # planes that all rows share
+    instead: Encoding | None = None  # used for inputs that it cannot encode
 
 
 def find_encoding(encoding: Encoding | None, inputs: int) -> Encoding | None:
-    """Return what matrices of so many inputs become; None: they stay as they are."""
+    """Return the encoding for matrices with so many inputs; None: they are not rounded."""
     while encoding is not None and not encoding.group(inputs):
         encoding = encoding.instead
     return encoding
 
 
 def round_matrix(exact: StoredMatrix, encoding: Encoding | None) -> StoredMatrix:
-    """Return a matrix rounded so, or as it is where nothing fits."""
+    """Return a matrix, rounded if an encoding fits."""
     found = find_encoding(encoding, exact.shape[1])
     if found is None:
         return exact
@@ -54,12 +55,12 @@ def round_matrix(exact: StoredMatrix, encoding: Encoding | None) -> StoredMatrix
 
 @dataclass(frozen=True, slots=True)
 class RoundedMatrix:
-    """The numbers of another matrix, rounded each time they are asked for."""
+    """The numbers of another matrix, rounded on each request."""
 
     exact: StoredMatrix
     encoding: Encoding
     group: int
-    inputs: range  # those of the other that are here: scales may depend on all
+    inputs: range  # the inputs of the other that it has; scales may depend on all of them
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -84,7 +85,7 @@ class RoundedMatrix:
         return replace(self, exact=exact, inputs=range(len(inputs)))
 
     def dequantised(self) -> Floats:
-        """Return float32; raises ModelLoadError for a weight that is no number."""
+        """Return float32; raises ModelLoadError for a weight that is not finite."""
         values = np.empty(self.shape, np.float32)
         shared, mine = self.encoding.shared, slice(self.inputs.start, self.inputs.stop)
         for rows, planes in self._pieces():
@@ -92,13 +93,14 @@ class RoundedMatrix:
         return values
 
     def planes(self) -> Mapping[str, Array]:
-        """Return the format's planes; raises ModelLoadError where the inputs split a group."""
+        """Return the format's planes; raises ModelLoadError if the inputs split a group."""
         if self._splits(self.inputs):
             raise ModelLoadError(f"Inputs {self.inputs} split a group of {self.group}.")
         whole: Planes = {}
         for rows, planes in self._pieces():
             for name, plane in planes.items():
-                # The inputs are all: no other cut leaves whole groups and scales that need more.
+                # These are all inputs: other cuts with whole groups are of scales that need no
+                # more.
                 target = whole.setdefault(
                     name, np.empty((self.shape[0], *plane.shape[1:]), plane.dtype)
                 )
@@ -119,11 +121,11 @@ class RoundedMatrix:
         return self.exact.shape[1]
 
     def _splits(self, inputs: range) -> bool:
-        """Return whether a run of inputs goes through a group."""
+        """Return whether a range of inputs splits a group."""
         return bool(inputs.start % self.group or inputs.stop % self.group)
 
     def _pieces(self) -> Iterator[tuple[slice, Planes]]:
-        """Yield which rows, and their planes with all inputs."""
+        """Yield ranges of rows, and their planes with all inputs."""
         exact = self.exact.dequantised()
         step = max(1, _AT_ONCE // max(1, self._width))
         for begin in range(0, len(exact), step):
@@ -138,6 +140,6 @@ class RoundedMatrix:
 
 
 def _cut(plane: Array, inputs: slice, width: int) -> Array:
-    """Return the part of a plane [rows, runs, ...] that belongs to some of `width` inputs."""
+    """Return the part of a plane [rows, groups, ...] for some of `width` inputs."""
     each = width // plane.shape[1]
     return plane[:, inputs.start // each : -(-inputs.stop // each)]

@@ -1,8 +1,8 @@
-"""Rounding to GGUF's blocks, as llama.cpp's own reference does it: float32 to bytes.
+"""Rounding to GGUF's blocks as llama.cpp's own reference does: from float32 to bytes.
 
-Every function takes blocks [count, weights], float32, and returns their bytes [count, bytes]. The
-tests hold each but Q4_K to the reference bit by bit. Of that one the reference has no rounding in
-Python: how scale and low are found is left to whoever writes a file.
+Every function takes blocks [count, weights], float32, and returns their bytes [count, bytes]. Tests
+compare all but Q4_K with the reference bit by bit. The Python reference has no rounding for Q4_K:
+the format leaves it to the writer how scale and low are found.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Encode = Callable[[Floats], Bytes]
 
 
 def _halves(values: Floats) -> Bytes:
-    """Return the bytes of float16 [count, n]: [count, 2 n]."""
+    """Return the bytes [count, 2 n] of float16 [count, n]."""
     return np.ascontiguousarray(values, "<f2").view(np.uint8)
 
 
 def _inverse(scale: Floats) -> Floats:
-    """Return 1 / scale, and 0 for 0."""
+    """Return 1 / scale, with 0 for 0."""
     inverse: Floats = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
     return inverse
 
 
 def _low_then_high(codes: Bytes) -> Bytes:
-    """Return [..., n] bytes of codes [..., 2 n]: the first half in the low bits."""
+    """Return [..., n] bytes of codes [..., 2 n], the first half in the low nibbles."""
     half = codes.shape[-1] // 2
     return np.asarray((codes[..., :half] & 15) | (codes[..., half:] << 4), np.uint8)
 
@@ -53,7 +53,7 @@ def _ranged(blocks: Floats, most: int) -> tuple[Floats, Floats, Bytes]:
 
 
 def _fifth(codes: Bytes) -> Bytes:
-    """Return the fifth bits of codes [count, 32]: [count, 4] bytes."""
+    """Return the fifth bits of codes [count, 32] as [count, 4] bytes."""
     return np.packbits(codes >> 4, axis=1, bitorder="little")
 
 
@@ -84,11 +84,12 @@ def q8_0(blocks: Floats) -> Bytes:
     return np.hstack([_halves(scale), codes.view(np.uint8)])
 
 
-_SHRINKS: Final = (1.0, 0.93, 0.87)  # of the range: outliers are cut where that is nearer in all
+# factors of the range that are tried: cutting outliers may lower the total error
+_SHRINKS: Final = (1.0, 0.93, 0.87)
 
 
 def q4_k(blocks: Floats) -> Bytes:
-    """Eight groups of 32 with a scale and a low of 6 bits each, which have a scale of their own."""
+    """Eight groups of 32 with a scale and a low of 6 bits each, which are scaled in turn."""
     groups = blocks.reshape(-1, 8, 32)
     scales, lows = _fit_groups(groups)
     unit = scales.max(axis=1, keepdims=True) / np.float32(63)
@@ -113,7 +114,7 @@ def q4_k(blocks: Floats) -> Bytes:
 def _fit_groups(groups: Floats) -> tuple[Floats, Floats]:
     """Return scales and lows [count, 8], neither below 0: weight = scale * code - low.
 
-    For a few ranges the codes are made, then the line through weights and codes that is nearest.
+    For several ranges codes are computed, then the least-squares line through weights and codes.
     """
     best: Floats | None = None
     scales = lows = np.zeros(groups.shape[:2], np.float32)
@@ -136,9 +137,9 @@ def _fit_groups(groups: Floats) -> tuple[Floats, Floats]:
 
 
 def _line(codes: Floats, groups: Floats, scale: Floats, low: Floats) -> tuple[Floats, Floats]:
-    """Return scale and low of least squares for some codes; those given where there are none.
+    """Return the least-squares scale and low for some codes; the given ones if there are none.
 
-    A low below 0 becomes 0, and the scale that of least squares through it.
+    A low below 0 becomes 0, with the least-squares scale for that.
     """
     count = np.float32(groups.shape[2])
     sums, products = codes.sum(axis=2), (codes * groups).sum(axis=2)
@@ -159,7 +160,7 @@ def _line(codes: Floats, groups: Floats, scale: Floats, low: Floats) -> tuple[Fl
 
 
 def _six_bits(scales: Bytes, lows: Bytes) -> Bytes:
-    """Return 12 bytes of 8 scales and 8 lows, as `gguf_k_blocks.py` reads them."""
+    """Return 12 bytes with 8 scales and 8 lows, as `gguf_k_blocks.py` reads them."""
     first = (scales[:, :4] & 63) | (scales[:, 4:] >> 4 << 6)
     second = (lows[:, :4] & 63) | (lows[:, 4:] >> 4 << 6)
     third = (scales[:, 4:] & 15) | (lows[:, 4:] & 15) << 4

@@ -1,4 +1,4 @@
-"""Rounding to whole numbers, to small floating-point ones, and to tables: planes of each."""
+"""Rounding to integers, small floating-point numbers, and tables: the planes of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 
 Planes = dict[str, NDArray[Any]]
 
-# Quantiles of a normal distribution, 0 among them (Dettmers and others 2023, arXiv 2305.14314).
+# Quantiles of a normal distribution, including 0 (Dettmers and others 2023, arXiv 2305.14314).
 NF4: Final[Floats] = np.array(
     [
         *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -24,40 +24,40 @@ NF4: Final[Floats] = np.array(
     ],
     np.float32,
 )
-# One bit of sign, two of exponent, one of fraction; bitsandbytes' order.
+# One sign bit, two exponent bits, one fraction bit, in bitsandbytes' order.
 FP4: Final[Floats] = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
 FP4_BOTH: Final[Floats] = np.concatenate([FP4, -FP4])
 
 
 def whole_rows(values: Floats, group: int) -> Planes:
-    """int8 and a scale for each row."""
+    """int8 codes with a scale for each row."""
     codes, scales = to_int8(values)
     return {"codes": codes, "scales": scales[:, None]}
 
 
 def float8(values: Floats, group: int) -> Planes:
-    """e4m3 and a scale for each row."""
+    """e4m3 codes with a scale for each row."""
     scales = _scales(values, 448)
     return {"codes": nearest_e4m3(values / scales), "scales": scales}
 
 
 def nearest_e4m3(values: Floats) -> NDArray[np.uint8]:
-    """Return codes of the nearest numbers of `E4M3_NUMBERS`, the even one from half-way.
+    """Return codes of the nearest numbers in `E4M3_NUMBERS`, ties to even.
 
-    What is beyond 448 becomes 448.
+    Numbers beyond 448 become 448.
     """
     size = np.minimum(np.abs(values), np.float32(448))
     exponent = np.maximum(np.frexp(size)[1], -5) * (size > 0) - 5 * (size == 0)
-    step = np.ldexp(np.float32(1), exponent - 4)  # of numbers as large
-    fractions = np.rint(size / step)  # 8 to 16; less below the smallest of full precision
-    # Codes of one exponent follow those of the one before, so a carry needs nothing.
+    step = np.ldexp(np.float32(1), exponent - 4)  # the spacing of numbers of this size
+    fractions = np.rint(size / step)  # 8 to 16; less for subnormal numbers
+    # The codes of successive exponents are contiguous, so a carry needs no special treatment.
     codes = fractions.astype(np.int32) + (exponent + 5) * 8
     signed: NDArray[np.uint8] = (codes | np.signbit(values) * 128).astype(np.uint8)
     return signed
 
 
 def four_bits(values: Floats, group: int) -> Planes:
-    """Codes of 4 bits, a float16 scale and a whole zero point for each group."""
+    """Codes of 4 bits, with a float16 scale and an integer zero point for each group."""
     runs = values.reshape(len(values), -1, group)
     low, high = np.minimum(runs.min(axis=2), 0), np.maximum(runs.max(axis=2), 0)
     scales = np.maximum((high - low) / 15, np.finfo(np.float16).tiny)
@@ -72,7 +72,7 @@ def four_bits(values: Floats, group: int) -> Planes:
 
 
 def nearest_of(table: Floats, values: Floats, group: int) -> Planes:
-    """Codes of the nearest numbers of a table, times the largest weight of each group."""
+    """Codes of the nearest numbers in a table, with the largest weight of each group as scale."""
     runs = values.reshape(len(values), -1, group)
     scales = np.abs(runs).max(axis=2)
     order = np.argsort(table, kind="stable")
@@ -83,7 +83,7 @@ def nearest_of(table: Floats, values: Floats, group: int) -> Planes:
 
 
 def affine(planes: Mapping[str, NDArray[Any]]) -> Floats:
-    """Return scale * (number - zero), numbers of a table where there is one."""
+    """Return scale * (number - zero), where numbers are codes or their values in a table."""
     codes, scales = planes["codes"], planes["scales"]
     table = planes.get("table")
     numbers = codes.astype(np.float32) if table is None else table[codes]
@@ -100,7 +100,7 @@ def of_float8(planes: Mapping[str, NDArray[Any]]) -> Floats:
 
 
 def _scales(values: Floats, most: int) -> Floats:
-    """Return what `most` stands for in each row [rows, 1], never 0."""
+    """Return scales [rows, 1] that map the largest weight to `most`, never 0."""
     largest = np.abs(values).max(axis=1, keepdims=True)
     scales: Floats = np.maximum(largest / np.float32(most), np.finfo(np.float32).tiny)
     return scales
