@@ -23,15 +23,15 @@ def cross_spans(
     together: bool,
     untils: Sequence[int | None] | None = None,
 ) -> Iterator[CrossSpan]:
-    """Yield what the tokens at positions `first` up to `end` see, in their order.
+    """Yield the images seen by the tokens at positions `first` up to `end`, in order.
 
-    `places` of the sequence's images, rising. A token sees the last image before it, its own token
-    counted; with `together` those as well whose tokens stand right before that image's. From one of
-    `untils` on, which each image has or has not, it sees none but the next. As transformers'
-    `get_cross_attention_token_mask` has it, and Idefics' processor.
+    `places`: ascending positions of the images' tokens. A token attends to the last image at or
+    before it; if `together`, also to images whose tokens are directly before that image's. Each
+    image has an end or None in `untils`: from there on, tokens attend to no image until the next
+    one. As `get_cross_attention_token_mask` in transformers and the processor of Idefics do.
     """
     bounds = [0, *places, max(end, places[-1] + 1 if places else 0)]
-    begin = 0  # of the neighbours
+    begin = 0  # first image of those whose tokens are adjacent
     for which, (at, stop) in enumerate(pairwise(bounds)):
         image = which - 1
         if not together or (image > 0 and places[image - 1] + 1 < at):

@@ -1,6 +1,4 @@
-"""What layers of a text that attend to images read of one: their keys and values, made with the
-tower's features once for all tokens to come.
-"""
+"""Keys and values of an image for layers with cross-attention, computed once for all tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ See = Callable[[Any, Inputs, torch.dtype], CrossStates]
 
 
 def keep_llama(model: Any) -> None:
-    """Leave of the text of Llama 3.2 Vision what makes keys and values of images."""
+    """Remove all but projections and norms of keys and values from Llama 3.2 Vision's text."""
     text = model.language_model
     for name in ("embed_tokens", "norm", "rotary_emb"):
         delattr(text, name)
@@ -27,7 +25,7 @@ def keep_llama(model: Any) -> None:
 
 
 def keep_idefics(model: Any) -> None:
-    """Do the same of Idefics 1."""
+    """Do the same for Idefics 1."""
     for name in ("embed_tokens", "layers", "norm"):
         delattr(model, name)
     crossing = [layer.cross_attn for layer in model.gated_cross_attn_layers]
@@ -35,7 +33,7 @@ def keep_idefics(model: Any) -> None:
 
 
 def _keep_attention(attention: Any) -> nn.Module:
-    """Return a layer of nothing but keys and values of images; None: of nothing."""
+    """Return a layer with the projections of keys and values only; None: an empty layer."""
     kept = nn.Module()
     if attention is not None:
         for name in ("q_proj", "o_proj", "q_norm", "q_layer_norm", "rotary_emb"):
@@ -46,9 +44,9 @@ def _keep_attention(attention: Any) -> nn.Module:
 
 
 def see_llama(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
-    """Return what an image is read by in Llama 3.2 Vision; `inputs` are of one."""
+    """Return the keys and values of one image in Llama 3.2 Vision, from its `inputs`."""
     mask = inputs["aspect_ratio_mask"]
-    # Tiles that pad an image are black behind the normalisation, not before it.
+    # Tiles of padding must be 0 after the normalisation; before it they are black.
     pixels = inputs["pixel_values"] * mask[..., None, None, None]
     found = model.vision_model(**{**inputs, "pixel_values": pixels}).last_hidden_state
     states = model.multi_modal_projector(found).flatten(0, -2)
@@ -63,7 +61,7 @@ def see_llama(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
 
 
 def see_idefics(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
-    """Return what an image is read by in Idefics 1; `inputs` are of one."""
+    """Return the keys and values of one image in Idefics 1, from its `inputs`."""
     states = model.vision_model(**inputs).last_hidden_state
     if model.config.use_resampler:
         states = model.perceiver_resampler(states)
@@ -85,7 +83,7 @@ def _bring_down(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torc
     return tuple(part.to("cpu", dtype) for part in parts)
 
 
-# By `model_type`: what leaves of a whole model what is needed, and what reads an image with that.
+# By `model_type`: removes the text model's other parts, and computes keys and values.
 CROSSINGS: Final[Mapping[str, tuple[Keep, See]]] = {
     "idefics": (keep_idefics, see_idefics),
     "mllama": (keep_llama, see_llama),

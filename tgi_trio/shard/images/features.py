@@ -24,8 +24,8 @@ class CrossStates:
     keys: Sequence[Any]
     values: Sequence[Any]
     tokens: int  # S
-    visible: int  # of S: those behind them are of tiles that pad the image
-    number: int = 0  # of the image, among all that a tower has seen
+    visible: int  # of S: those after them belong to tiles that are padding
+    number: int = 0  # of the image, counted over all that a tower has encoded
 
     @property
     def nbytes(self) -> int:
@@ -37,9 +37,9 @@ class ImageFeatures:
     """One image's N features, in the order of their tokens."""
 
     rows: NDArray[np.float32]  # [N, hidden of the text model]
-    # Each [N, hidden]: what is added to hidden states behind text layers 0, 1, ...
+    # Each [N, hidden]: added to hidden states after text layers 0, 1, ...
     deep: tuple[NDArray[np.float32], ...] = ()
-    # Where layers attend to images: then there are no rows.
+    # For layers with cross-attention; there are no rows then.
     states: CrossStates | None = None
 
     @property
@@ -52,9 +52,9 @@ class ImageEncoder(Protocol):
     """A model's vision tower and projector."""
 
     def encode(self, bundle: Bundle) -> ImageFeatures:
-        """Return the features of an image; takes as long as a tower does.
+        """Return the features of an image, by a whole forward pass of the tower.
 
-        Raises ValueError for a bundle that is none of the model's.
+        Raises ValueError for a bundle that does not fit the model.
         """
         ...
 
@@ -63,20 +63,20 @@ class FeatureStore:
     """An LRU cache of features by images' keys, bounded in bytes."""
 
     def __init__(self, most: int) -> None:
-        """`most`: bytes of all features that are kept."""
+        """`most`: limit of the features' total size, in bytes."""
         self._most = most
         self._kept: OrderedDict[bytes, ImageFeatures] = OrderedDict()
         self.nbytes = 0
 
     def find(self, key: bytes) -> ImageFeatures | None:
-        """Return an image's features if they are kept; they count as used just now."""
+        """Return an image's features if cached, and mark them as the most recently used."""
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
         return found
 
     def keep(self, key: bytes, features: ImageFeatures) -> None:
-        """Keep an image's features; those that alone are too many are not kept at all."""
+        """Cache an image's features, unless they alone exceed the limit."""
         if features.nbytes > self._most or key in self._kept:
             return
         self._kept[key] = features

@@ -13,22 +13,22 @@ from tgi_trio.shard.placed_features import PlacedFeatures
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldImage:
-    """Features, and where they stand."""
+    """An image's features and their positions."""
 
     positions: NDArray[np.int64]  # [N] in the sequence, rising
     features: ImageFeatures
-    # Where layers attend to it: the position from which on no token sees it; None: there is none.
+    # For layers with cross-attention: from this position on, no token sees it; None: all do.
     until: int | None = None
 
     @property
     def end(self) -> int:
-        """Position behind the last feature."""
+        """Position after the last feature."""
         return int(self.positions[-1]) + 1 if len(self.positions) else 0
 
     def between(self, first: int, end: int) -> PlacedFeatures | None:
-        """Return those at positions `first` up to `end`, counted from `first`; views.
+        """Return the features at positions `first` up to `end`, relative to `first`, as views.
 
-        None where there are none, or layers attend to them.
+        None if there are none, or for layers with cross-attention.
         """
         own = self.features
         if own.states is not None:
@@ -37,9 +37,9 @@ class HeldImage:
 
 
 def place_features(parts: list[tuple[int, PlacedFeatures]]) -> PlacedFeatures | None:
-    """Return features of a step: each part's places are counted from a token of the step.
+    """Return the features of a step, from parts with places relative to a token of it.
 
-    `parts` in the order of the tokens. None where there are none.
+    `parts` are in the order of the tokens. None if there are no parts.
     """
     if not parts:
         return None

@@ -1,4 +1,4 @@
-"""Measures a vision tower's memory for the largest image that may come, with a black one."""
+"""Measures a vision tower's memory for the largest allowed image, with a black one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tgi_trio.shard.machine.device_memory import peak_bytes, reset_peak
 
 
 def make_largest(text: str) -> Bundle:
-    """Return the bundle of an image of the size that `ShardSettings.largest_image` says.
+    """Return the bundle of a black image of the size in `ShardSettings.largest_image`.
 
     Raises ModelLoadError as `PixelProcessor` does, and ValueError.
     """
@@ -28,10 +28,10 @@ def make_largest(text: str) -> Bundle:
 
 
 def measure_largest(encoder: ImageEncoder, settings: ShardSettings) -> int:
-    """Return the bytes that the largest image takes while a tower computes it; 0 on a CPU, whose
-    memory is not sized so closely.
+    """Return the bytes that a tower takes for the largest image; 0 on a CPU.
 
-    Raises ConfigurationError where the device has not as many.
+    On a CPU, memory is not budgeted so exactly. Raises ConfigurationError if the device has too
+    little.
     """
     name = choose_device(settings.device, settings.rank, settings.world_size)
     if name == CPU or not settings.largest_image:

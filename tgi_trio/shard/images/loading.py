@@ -1,6 +1,6 @@
 """Loads a model's vision tower, on the model's device and in a suitable dtype.
 
-torch and transformers are imported only for models with images, whatever backend computes the text.
+torch and transformers are imported only for models with images, whichever backend runs the text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
     """Load the tower of the model in `settings.model_path`.
 
-    `cores`: where it may compute on a CPU, whatever this thread is bound to by then. Raises
+    `cores`: where it may compute on a CPU, even if this thread has been pinned by then. Raises
     ModelLoadError as `find_family` and `load_tower` do.
     """
     config = read_config(settings.model_path)
@@ -33,8 +33,8 @@ def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
     on_cpu = device == CPU
     dtype = text_dtype = compute_dtype(settings.dtype, config, on_cpu=on_cpu)
     if on_cpu and not has_bfloat16(_CPU_INFO.read_text("utf-8", "replace")):
-        dtype = "float32"  # without instructions of its own bfloat16 takes six times as long
-    bound = os.sched_getaffinity(0) != cores  # to a core of the kernels' threads
+        dtype = "float32"  # without bfloat16 instructions, bfloat16 takes six times as long
+    bound = os.sched_getaffinity(0) != cores  # pinned to a core of the kernels' threads
     import torch
 
     from tgi_trio.shard.images.tower import load_tower
@@ -49,6 +49,6 @@ def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
 
 
 def has_bfloat16(cpu_info: str) -> bool:
-    """Return whether a processor multiplies bfloat16, by what /proc/cpuinfo says of it."""
+    """Return whether a processor has bfloat16 products, according to /proc/cpuinfo."""
     flags = (line for line in cpu_info.splitlines() if line.startswith(("flags", "Features")))
     return any(_BFLOAT16_FLAGS & set(line.split()) for line in flags)

@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 
-# Where the settings of an image processor are, and below which key; the first that is there.
+# Files of an image processor's settings, and the key in each; the first that exists counts.
 _FILES: Final = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
 _LEVELS: Final = 256  # values of a byte
 
 
 @dataclass(frozen=True, slots=True)
 class Normalising:
-    """Which number each value of a channel becomes."""
+    """Normalisation by table: the number for each byte of a channel."""
 
     table: NDArray[np.float32]  # [3, 256]
     by_pixel: bool = False  # see `ImageFamily`
 
     @classmethod
     def read(cls, folder: Path, halves: bool = False, by_pixel: bool = False) -> Normalising:
-        """Return what a model's folder says; raises ModelLoadError where that is not enough.
+        """Return the normalisation of a model's folder; raises ModelLoadError if incomplete.
 
-        `halves`: where both are asked for, every number on the way is the nearest bfloat16.
+        `halves`: if it both rescales and normalises, intermediate results are rounded to bfloat16.
         """
         settings = _read_settings(folder)
         rescales, normalises = (settings.get(f"do_{how}", True) for how in ("rescale", "normalize"))
@@ -50,9 +50,9 @@ class Normalising:
     def apply(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return pixels as float32 of the same shape.
 
-        Their channels are the third dimension from the end, or in patches [P, N] three runs of
-        each, or those of each pixel; where the same becomes of all three they may be anywhere.
-        Raises ValueError for pixels of another layout.
+        Channels are the third dimension from the end; in patches [P, N] they are three runs per
+        patch, or interleaved per pixel (`by_pixel`). If all three have the same table, any layout
+        will do. Raises ValueError for pixels of another layout.
         """
         if (self.table == self.table[0]).all():
             same: NDArray[np.float32] = self.table[0][pixels]

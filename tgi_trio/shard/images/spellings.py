@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-# Beginnings of tensors' names in transformers' class, and as older files may have them.
+# Prefixes of tensor names in transformers' classes, and the same in older files.
 _OLDER: Final = (
     ("vision_tower.", "vision_tower.vision_model."),
     ("language_model.", "language_model.model."),
 )
-# Words in them, and as files have all of these (LFM3-VL).
+# Parts of names in these classes, and in files that have all of the others (LFM3-VL).
 _WORDS: Final = (
     ("patch_embed.", "patchifier."),
     ("q_norm.", "q_layernorm."),
@@ -19,7 +19,7 @@ _WORDS: Final = (
 
 
 def spellings(name: str) -> Iterator[str]:
-    """Yield how a checkpoint may call a tensor that a family's class calls `name`."""
+    """Yield the possible names in a checkpoint of the tensor `name` of a transformers class."""
     names = [name]
     names += [old + name.removeprefix(new) for new, old in _OLDER if name.startswith(new)]
     reworded = name

@@ -1,7 +1,7 @@
-"""A vision tower and projector of transformers, with their own tensors only.
+"""A vision tower and projector of transformers, with their weights only.
 
 The family's class is built from its config on the meta device, its text model is removed, and the
-rest is filled from the checkpoint.
+remaining parameters are loaded from the checkpoint.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from tgi_trio.shard.images.spellings import spellings
 from tgi_trio.shard.machine.cores import running_on
 
 _PIXELS: Final = "pixel_values"
-_HEARING: Final = ("audio_tower", "embed_audio")  # of classes that hear as well
-_MASKS: Final = frozenset({"pixel_attention_mask"})  # of truth values; other companions are int64
+_HEARING: Final = ("audio_tower", "embed_audio")  # of classes with audio input as well
+# Booleans; other inputs beside the pixels are int64.
+_MASKS: Final = frozenset({"pixel_attention_mask"})
 
 
 class TorchTower:
-    """An `ImageEncoder`: see there."""
+    """An `ImageEncoder`."""
 
     def __init__(
         self,
@@ -48,10 +49,11 @@ class TorchTower:
         see: See | None = None,
         text_dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`model`: one of transformers' classes without its text. `cores`: where it may compute,
-        whatever this thread is bound to; empty: where this thread may. `projector`: as
-        `ImageFamily` has it. `see`: where layers attend to images, what makes what they read, in
-        `text_dtype`.
+        """`model`: a transformers class without its text model.
+
+        `cores`: where it may compute, even if this thread is pinned by then; if empty, where this
+        thread may. `projector`: as in `ImageFamily`. `see`: for cross-attention, computes keys and
+        values in `text_dtype`.
         """
         self._model = model
         self._project = getattr(model, projector) if projector else None
@@ -61,7 +63,7 @@ class TorchTower:
         self._cores = cores
         self._see = see
         self._text_dtype = text_dtype
-        self._seen = 0  # images, where layers attend to them
+        self._seen = 0  # images, counted for cross-attention
         reads = model.get_image_features if see is None else model.vision_model.forward
         self._taken = frozenset(inspect.signature(reads).parameters)
 
@@ -98,9 +100,9 @@ def load_tower(
     cores: Set[int] = frozenset(),
     text_dtype: torch.dtype = torch.float32,
 ) -> TorchTower:
-    """Return the tower of the model in `folder`, whose text computes in `text_dtype`.
+    """Return the tower of the model in `folder`, whose text is computed in `text_dtype`.
 
-    Raises ModelLoadError where transformers cannot build it, or a tensor of it is missing.
+    Raises ModelLoadError if transformers cannot build it, or if a tensor is missing.
     """
     family = IMAGE_FAMILIES[model_type]
     normalising = Normalising.read(folder, family.halves, family.by_pixel)
@@ -118,9 +120,9 @@ def load_tower(
 
 
 def _build(folder: Path, text_part: str) -> Any:
-    """Return a family's class without all but its sight, its tensors without memory.
+    """Return a family's class on the meta device, without its text and audio parts.
 
-    `text_part`: "" leaves it.
+    `text_part`: its attribute; if empty, the text remains.
     """
     from transformers import AutoConfig, AutoModel
 
@@ -139,7 +141,7 @@ def _build(folder: Path, text_part: str) -> Any:
 
 
 def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype) -> None:
-    """Give a model without memory the tensors of a checkpoint, and make what is in none."""
+    """Load a meta model's tensors from a checkpoint, and compute those that none has."""
     state = {}
     for name, wanted in model.state_dict().items():
         stored = next((each for each in spellings(name) if each in files.names), None)
@@ -153,16 +155,17 @@ def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype
     model.load_state_dict(state, strict=False, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-        parameter._is_hf_initialized = True  # what transformers makes by itself leaves them alone
+        # So that transformers' initialisation leaves them unchanged.
+        parameter._is_hf_initialized = True
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta:  # in no checkpoint: numbers of positions, frequencies
+            if buffer.is_meta:  # not in checkpoints: position numbers, frequencies
                 setattr(module, name, torch.empty_like(buffer, device=device))
     model.initialize_weights()
 
 
 def _bring_down(features: Any) -> NDArray[np.float32]:
-    """Return features as float32 [N, hidden]: a tensor or several, of any dimensions before."""
+    """Return features as float32 [N, hidden], from a tensor or several, with leading dimensions."""
     parts = [features] if isinstance(features, torch.Tensor) else list(features)
     joined = torch.cat([part.flatten(0, -2) for part in parts])
     found: NDArray[np.float32] = joined.float().cpu().numpy()
