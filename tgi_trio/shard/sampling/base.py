@@ -20,9 +20,9 @@ from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.sampling.truncation import Cuts, Floats, Ints, could_settle, truncate
 
-# How many of a row's best tokens to look at before looking at all: the first decides almost always.
+# Numbers of a row's best tokens to try before the whole row: the first nearly always suffices.
 WIDTHS = (64, 512)
-MOST_TIES = 64  # alternatives listed when more tie with the last one asked for
+MOST_TIES = 64  # alternatives listed when more tie with the last requested one
 AHEAD = "rows ahead"  # key in ShardSequence.state: the sequence with its guesses known
 _MOST_KEPT = 16  # lists of rows whose settings are kept
 
@@ -44,7 +44,7 @@ class RowSampler(Protocol):
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """What a list of rows asks for; kept while the list stays the same, as in most steps."""
+    """The settings of a list of rows; kept while the list stays the same, as in most steps."""
 
     rows: list[ShardSequence]
     vocab_size: int
@@ -54,9 +54,9 @@ class SamplingSettings:
     top_n: Ints  # [R]
     temperature: NDArray[np.float32] | None  # [R, 1]; None: all are 1
     floors: tuple[Ints, Floats]  # rows with min-p alone, and its logarithm
-    open: Ints  # rows without any other truncation
+    open: Ints  # rows without another truncation
     cut: Ints  # rows with one
-    cuts: Cuts  # theirs
+    cuts: Cuts  # of these rows
     watermark: list[tuple[int, ShardSequence]]
     repetition: list[tuple[int, ShardSequence]]
     counted: list[tuple[int, ShardSequence]]
@@ -101,7 +101,7 @@ class SamplingSettings:
 
 @dataclass
 class Choice:
-    """The outcome per row; filled in by way after way."""
+    """The outcome per row; each method fills in the rows that it decides."""
 
     token_ids: Ints  # [R]
     logprobs: Floats  # [R]
@@ -109,11 +109,11 @@ class Choice:
 
     @classmethod
     def of(cls, count: int) -> Choice:
-        """Return the outcome of rows that have none yet."""
+        """Return an empty outcome for `count` rows."""
         return cls(np.zeros(count, np.int64), np.zeros(count), [[] for _ in range(count)])
 
     def choices(self, faults: dict[int, str]) -> Choices:
-        """Return every row's token; rows in `faults` have chosen nothing."""
+        """Return every row's token; rows in `faults` get none."""
         counts = np.ones(len(self.token_ids), np.int64)
         token_ids, logprobs = self.token_ids, self.logprobs
         if faults:
@@ -126,7 +126,7 @@ class Choice:
 
 
 class SamplerBase:
-    """What a sampler keeps: the rows' settings here, a row's in `sequence.state["sampler"]`."""
+    """A sampler's state: the rows' settings here, a row's own in `sequence.state["sampler"]`."""
 
     def __init__(
         self,
@@ -137,21 +137,21 @@ class SamplerBase:
         grammars: processors.GrammarMasks | None = None,
         watermark: processors.Watermark | None = None,
     ) -> None:
-        """Without `grammars`, rows that have one fail; `watermark`: of rows that want one."""
+        """Without `grammars`, rows with one fail; `watermark` is for rows that request it."""
         self._vocab_size = vocab_size
         self._eos_ids = np.array(sorted(eos_ids), np.int64)
         self.grammars = grammars
         self._permutation = permutation
         self.watermark = watermark or processors.Watermark()
         self._rows: list[ShardSequence] = []  # of the last call
-        self._blocks: list[SamplingSettings] = []  # what they ask for
-        # The same of calls before: with guesses, the rows are now more and now fewer.
+        self._blocks: list[SamplingSettings] = []  # their settings
+        # The same for earlier calls: with guesses, the number of rows changes between steps.
         self._kept: dict[tuple[ShardSequence, ...], list[SamplingSettings]] = {}
 
     def prepare(self, sequence: ShardSequence | None) -> bool:
-        """Have what the sequence's choices need made ready; return whether it is.
+        """Prepare what the sequence's choices need; return whether it is ready.
 
-        None: what those of any sequence may need.
+        None: prepare what any sequence may need.
         """
         if self.grammars is None:
             return True
@@ -163,7 +163,7 @@ class SamplerBase:
         return self.grammars.prepare(sequence)
 
     def drop(self, sequence: ShardSequence) -> None:
-        """Forget the sequence."""
+        """Drop the sequence's state."""
         sequence.state.pop(processors.STATE, None)
         sequence.state.pop(AHEAD, None)
         if self.grammars is not None:
@@ -172,7 +172,7 @@ class SamplerBase:
         self._kept.clear()
 
     def _settings(self, rows: list[ShardSequence], size: int) -> list[SamplingSettings]:
-        """Return what the rows ask for, `size` rows at a time."""
+        """Return the rows' settings, `size` rows at a time."""
         if self._rows == rows:
             return self._blocks
         key = tuple(rows)
@@ -187,7 +187,7 @@ class SamplerBase:
         return blocks
 
     def _process(self, scores: processors.Scores, settings: SamplingSettings) -> dict[int, str]:
-        """Apply everything before the grammar masks; return faults by row."""
+        """Apply all processors before the grammar masks; return faults by row."""
         size = self._vocab_size
         faults: dict[int, str] = {}
         if settings.watermark:
@@ -208,9 +208,9 @@ class SamplerBase:
     def _masks(
         self, settings: SamplingSettings, width: int, faults: dict[int, str]
     ) -> NDArray[np.uint8] | None:
-        """Return the grammars' masks, `width` tokens wide at least; None without a grammar.
+        """Return the grammars' masks, for at least `width` tokens; None without a grammar.
 
-        Adds to `faults` the rows that have none.
+        Adds rows whose masks could not be computed to `faults`.
         """
         if not settings.grammar:
             return None
@@ -222,7 +222,7 @@ class SamplerBase:
 def uniforms(settings: SamplingSettings, draw: Draw = uniform) -> Floats:
     """Return every row's random number, a function of its seed and position: float64 [R].
 
-    `draw(seeds, positions)` gives the numbers, uint64 [R] each; all 0 where no row samples.
+    `draw(seeds, positions)` returns the numbers; both are uint64 [R]. If no row samples, all are 0.
     """
     if not settings.draws:
         return np.zeros(len(settings.rows))
@@ -238,11 +238,11 @@ def choose_among_best(
     numbers: Floats,
     choice: Choice,
 ) -> Ints:
-    """Choose for rows with a truncation, among their best candidates if those decide.
+    """Choose for rows with a truncation, if their best candidates suffice.
 
     `find(places, width)` returns scores and ids [places, width] of the best tokens of the rows
-    `settings.cut[places]`, best first. `totals` and `entropies` [cut] are those rows', `numbers`
-    [R] are every row's random number. Returns the places of rows that candidates do not decide.
+    `settings.cut[places]`, best first. `totals` and `entropies` [cut] are of those rows, `numbers`
+    [R] every row's random number. Returns the places of rows for which candidates do not suffice.
     """
     todo = np.arange(len(settings.cut))
     decided = np.zeros(len(settings.cut), np.bool_)

@@ -1,8 +1,8 @@
 """Verification of speculative decoding: compares each guess with the sampler's own choice.
 
-A guess is right if it is what the sampler chooses at its position, with penalties, grammar, seed
-and position as always. So the tokens are those of decoding one by one, sampled ones too, and a
-wrong guess costs nothing but its place in the step.
+A guess is right if the sampler chooses the same token at its position, with the usual penalties,
+grammar, seed and position. So the tokens are those of decoding one by one, sampled ones included,
+and a wrong guess costs only its place in the step.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def choose_tokens(
     starts = list(accumulate((1 + n for n in drafts), initial=0))
 
     def choose(some: ListLike[tuple[int, int]]) -> Choices:
-        """Choose after the first `ahead` guesses of a sequence, for some (sequence, ahead)."""
+        """Choose after the first `ahead` guesses of sequences, for some pairs (sequence, ahead)."""
         own = logits
         if len(some) < len(logits):
             own = logits[like_scores(logits, np.array([starts[i] + ahead for i, ahead in some]))]
         return sampler.choose(own, [_row_ahead(sequences[i], ahead) for i, ahead in some])
 
-    # In one go wherever a choice leaves nothing behind for the next one.
+    # In one call, as far as choices do not depend on state that earlier ones update.
     places = [
         (i, ahead)
         for i, count in enumerate(drafts)
@@ -79,12 +79,12 @@ def choose_tokens(
             found |= zip(missing, choose(missing).rows, strict=True)
         for i in going:
             more = found[i, ahead]
-            if more.fault is None:  # otherwise it comes again in the next step, for itself
+            if more.fault is None:  # otherwise the fault occurs again in the next step
                 results[i] = _join_results(results[i], more)
 
 
 def _keep_right(choices: Choices, sequences: list[ShardSequence], drafts: list[int]) -> Choices:
-    """Return of choices after every guess, one each, those after right ones alone."""
+    """From the choices after every guess, one each, return only those after right guesses."""
     ids, first = choices.token_ids.tolist(), 0
     counts: list[int] = []
     kept: list[int] = []
@@ -99,21 +99,21 @@ def _keep_right(choices: Choices, sequences: list[ShardSequence], drafts: list[i
 
 
 def _leaves_nothing(sequence: ShardSequence) -> bool:
-    """Whether neither counts of its tokens nor a grammar's matcher is kept between its choices."""
+    """Return whether choices need no state: neither token counts nor a grammar's matcher."""
     sampling = sequence.sampling
     penalties = (sampling.frequency_penalty, sampling.presence_penalty)
     return not (sampling.grammar or any(penalties) or sampling.repetition_penalty != 1.0)
 
 
 def _are_right(result: RowResult, sequence: ShardSequence, ahead: int, drafts: int) -> bool:
-    """Whether all of the first `ahead` guesses are there and right."""
+    """Return whether all of the first `ahead` guesses exist and are right."""
     if ahead > drafts or len(result.token_ids) < ahead:
         return False
     return result.token_ids[-1] == int(sequence.token_ids[sequence.length + ahead - 1])
 
 
 def _row_ahead(sequence: ShardSequence, ahead: int) -> ShardSequence:
-    """Return `extend_by_drafts`, the same row whenever asked: a sampler knows what it asks for."""
+    """Return `extend_by_drafts`, always the same object, since samplers keep rows' settings."""
     if ahead == 0:
         return sequence
     kept = sequence.state.get(AHEAD)
@@ -129,7 +129,7 @@ def _row_ahead(sequence: ShardSequence, ahead: int) -> ShardSequence:
 
 
 def extend_by_drafts(sequence: ShardSequence, ahead: int) -> ShardSequence:
-    """Return the sequence as it will be with `ahead` guesses known; its state is the same one."""
+    """Return the sequence as if `ahead` guesses were known tokens; the state is shared."""
     if ahead == 0:
         return sequence
     return replace(

@@ -1,4 +1,4 @@
-"""Sampling for encoder-decoder models: penalties look at the decoder's tokens alone."""
+"""Sampling for encoder-decoder models: penalties concern only the decoder's tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tgi_trio.shard.contract import Choices, ShardSequence
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.logits_processors import Scores
 
-_STATE = "decoder"  # our key in Sequence.state
+_STATE = "decoder"  # key in Sequence.state
 
 
 class DecoderSampler:
-    """Gives another sampler the decoder's tokens alone: the start token and the output so far."""
+    """Gives another sampler only the decoder's tokens: the start token and the output so far."""
 
     def __init__(self, sampler: RowSampler, start_token: int) -> None:
         self._sampler = sampler
@@ -31,7 +31,7 @@ class DecoderSampler:
         self._sampler.drop(sequence)
 
     def _decoder_side(self, row: ShardSequence) -> ShardSequence:
-        """Return the decoder's sequence, the same object at every step: start token, output."""
+        """Return the decoder's sequence, the same object at every step: start token and output."""
         said = row.token_ids[row.prompt_length : row.length]
         token_ids = np.concatenate(([self._start], said)).astype(np.int32)
         side = row.state.get(_STATE)

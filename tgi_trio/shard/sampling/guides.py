@@ -4,7 +4,7 @@ A grammar is compiled in a thread of low priority while its sequence is left out
 others are not delayed; llguidance releases the GIL meanwhile. The tokenizer is loaded there too,
 but only once the model is ready: for a large vocabulary that holds the GIL for a third of a second.
 Compiled grammars are cached; each sequence gets a copy. A sequence's state in its grammar is a
-function of its generated tokens, so a replayed sequence goes on where it was. Most tokens of a
+function of its generated tokens, so a replayed sequence continues where it was. Most tokens of a
 schema are forced: such runs are known in advance and need no mask. No torch in this file.
 """
 
@@ -35,21 +35,21 @@ _TEAM_ROWS = 32  # masks from which on other threads are woken; most masks take 
 
 
 class Guide:
-    """One sequence's place in its grammar."""
+    """The state of a sequence in its grammar."""
 
     def __init__(self, compiled: Future[LLMatcher]) -> None:
         self._compiled = compiled
         self._matcher: LLMatcher | None = None
         self._consumed = 0  # generated tokens that the matcher has seen
-        self._forced: list[int] = []  # the only ones that may follow these
+        self._forced: list[int] = []  # the only possible tokens after these
 
     @property
     def ready(self) -> bool:
-        """Return whether the compilation has ended, well or not."""
+        """Return whether the compilation has ended, with or without an error."""
         return self._compiled.done()
 
     def find_forced(self, sequence: ShardSequence) -> int | None:
-        """Return the only token that may follow, where that is known without the matcher."""
+        """Return the only possible next token, if it is known without the matcher."""
         ahead = sequence.length - sequence.prompt_length - self._consumed
         if not 0 <= ahead < len(self._forced):
             return None
@@ -59,8 +59,8 @@ class Guide:
     def matcher(self, sequence: ShardSequence) -> LLMatcher:
         """Return the matcher after the sequence's tokens; waits for the compilation.
 
-        They must continue what was given last, or be the beginning of it. Raises ValueError when
-        the grammar could not be compiled or does not allow them.
+        The tokens must continue those of the last call, or be a prefix of them. Raises ValueError
+        if the grammar could not be compiled, or does not allow them.
         """
         start = sequence.prompt_length + self._consumed
         if self._matcher is not None and sequence.length < start:
@@ -74,17 +74,17 @@ class Guide:
         return self._matcher
 
     def _take_back(self, matcher: LLMatcher, count: int) -> None:
-        """Take tokens back, or begin anew: llguidance cannot where a grammar counts tokens."""
+        """Roll tokens back, or begin anew: llguidance cannot if a grammar counts tokens."""
         if not matcher.rollback(count):
             self._matcher = None
 
     def rewind(self, sequence: ShardSequence) -> None:
-        """Take back tokens beyond the sequence's; they were guesses that the grammar allows."""
+        """Roll back tokens beyond the sequence's; they were guesses that the grammar allows."""
         if self._consumed > sequence.length - sequence.prompt_length:
             self.matcher(sequence)
 
     def look_ahead(self, matcher: LLMatcher) -> None:
-        """Remember what must follow; for where a mask has shown that a single token may."""
+        """Store the forced tokens, after a mask has shown that only one token is possible."""
         self._forced = matcher.compute_ff_tokens()
 
 
@@ -94,12 +94,12 @@ class Grammars:
     def __init__(self, load: Callable[[], LLTokenizer]) -> None:
         """`load`: called in a thread, by `start` or for the first grammar.
 
-        Where it raises ModelLoadError, sequences with a grammar fail by that, and nothing else.
+        If it raises ModelLoadError, only sequences with a grammar fail, with its message.
         """
         self._load = load
         self._tokenizer: Future[LLTokenizer] | None = None
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        # A thread begins where the one that starts it is pinned, which will be the first core.
+        # Threads inherit the affinity of their creator, which may be pinned to the first core.
         self._pool = ThreadPoolExecutor(
             _COMPILING,
             "grammar",
@@ -113,14 +113,14 @@ class Grammars:
         self._tokenizer = self._tokenizer or self._pool.submit(_load, self._load)
 
     def prepare(self, sequence: ShardSequence) -> bool:
-        """Have the sequence's grammar compiled; return whether that has ended."""
+        """Have the sequence's grammar compiled; return whether the compilation has ended."""
         return self._guide(sequence).ready
 
     def allowed(self, sequences: list[ShardSequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
-        """Return what may follow each sequence, and why those that have no mask have none.
+        """Return which tokens may follow each sequence, and the faults of sequences without a mask.
 
-        uint8 [S, bytes]: bit i % 8 of byte i // 8, the lowest first, is 1 if token i may follow;
-        a row without a mask has none. As wide as the tokenizer. The reasons by place.
+        uint8 [S, bytes], as wide as the tokenizer: bit i % 8 of byte i // 8, lowest first, is 1 if
+        token i may follow; rows without a mask are 0. Faults are by place.
         """
         faults: dict[int, str] = {}
         try:
@@ -162,7 +162,7 @@ class Grammars:
         self._guide(sequence).rewind(sequence)
 
     def drop(self, sequence: ShardSequence) -> None:
-        """Forget the sequence."""
+        """Drop the sequence's state."""
         sequence.state.pop(STATE, None)
 
     def _guide(self, sequence: ShardSequence) -> Guide:
@@ -172,7 +172,7 @@ class Grammars:
         return guide
 
     def _loading(self) -> Future[LLTokenizer]:
-        """Return the tokenizer, under way or there."""
+        """Return the tokenizer, loaded or still loading."""
         self.start()
         assert self._tokenizer is not None
         return self._tokenizer
@@ -182,11 +182,11 @@ class Grammars:
         return 4 * -(-self._loading().result().vocab_size // 32)
 
     def _compile(self, text: str) -> Future[LLMatcher]:
-        """Return the compilation of a grammar, under way or finished."""
+        """Return the compilation of a grammar, running or finished."""
         future = self._compiled.pop(text, None)
         if future is None:
-            # The router has checked the grammar in as many processes, each as slow as this thread:
-            # that keeps the pool's queue short.
+            # The router has checked the grammar before, in as many processes, each as slow as this
+            # thread: that keeps the pool's queue short.
             future = self._pool.submit(_compile, text, self._loading())
         self._compiled[text] = future
         if len(self._compiled) > _KEPT:
@@ -195,7 +195,7 @@ class Grammars:
 
 
 def _load(load: Callable[[], LLTokenizer]) -> LLTokenizer:
-    """Return the tokenizer; raises ValueError, after a word in the log, where it cannot be used."""
+    """Return the tokenizer; logs a warning and raises ValueError if it cannot be used."""
     try:
         with pause_collection():
             return load()

@@ -25,8 +25,8 @@ Scores: TypeAlias = Union["torch.Tensor", NDArray[np.float32]]
 STATE = "sampler"  # key in Sequence.state
 _WATERMARK_PRIME = 15485863  # TGI's; a detector must use the same
 
-# (seed, size, count) -> the first `count` of the ids below `size`, in the order that torch.randperm
-# gives them with a CPU's generator of that seed: whoever looks for a watermark takes the same.
+# (seed, size, count) -> the first `count` of the ids below `size`, in the order of torch.randperm
+# with a CPU generator of that seed, as detectors of watermarks use it.
 Permutation: TypeAlias = Callable[[int, int, int], NDArray[np.int64]]
 
 Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -44,10 +44,10 @@ class Watermark:
 
 
 class GrammarMasks(Protocol):
-    """What sampling needs of `guides.Grammars`."""
+    """The part of `guides.Grammars` that sampling needs."""
 
     def start(self) -> None:
-        """Begin with what the first grammar would have to wait for."""
+        """Begin what the first grammar would otherwise wait for."""
         ...
 
     def prepare(self, sequence: ShardSequence) -> bool: ...
@@ -55,13 +55,13 @@ class GrammarMasks(Protocol):
     def drop(self, sequence: ShardSequence) -> None: ...
 
     def allowed(self, sequences: list[ShardSequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
-        """Return masks [S, bytes of 8 tokens], a bit that is 1 may follow, and faults by place."""
+        """Return masks uint8 [S, bytes], a bit per token, 1 if allowed, and faults by place."""
         ...
 
     def rewind(self, sequence: ShardSequence) -> None:
-        """Forget tokens that `allowed` was shown beyond those of the sequence: they were guesses.
+        """Forget the tokens beyond the sequence's that `allowed` has read: they were guesses.
 
-        To be called before the sequence gets others in their place.
+        Must be called before the sequence gets other tokens in their place.
         """
         ...
 
@@ -71,14 +71,14 @@ class TokenCounts:
 
     def __init__(self, start: int) -> None:
         self._start = start
-        self._seen = start  # tokens of the sequence that are counted, or before the first that is
+        self._seen = start  # the sequence's tokens that are counted, or before `start`
         self._ids = np.empty(16, np.int64)  # distinct ids; the first len(_place) are real
         self._counts = np.empty(16, np.int64)
         self._place: dict[int, int] = {}
 
     def update(self, sequence: ShardSequence) -> Counts:
         """Return the distinct ids and their counts: int64 [U] each, valid until the next call."""
-        if self._seen > sequence.length:  # a step that had guessed ahead is repeated
+        if self._seen > sequence.length:  # a step with guesses is repeated
             self._seen, self._place = self._start, {}
         if self._seen < sequence.length:
             new = sequence.token_ids[self._seen : sequence.length]
@@ -102,7 +102,7 @@ class TokenCounts:
 
 @dataclass
 class RowState:
-    """What the processors remember of one sequence."""
+    """The processors' state of one sequence."""
 
     all: TokenCounts  # prompt and generated
     generated: TokenCounts
@@ -110,7 +110,7 @@ class RowState:
 
     @classmethod
     def of(cls, sequence: ShardSequence) -> RowState:
-        """Return the sequence's state, made at first use."""
+        """Return the sequence's state, created on first use."""
         state = sequence.state.get(STATE)
         if not isinstance(state, RowState):
             bias: dict[int, float] = {}
@@ -122,7 +122,7 @@ class RowState:
 
 
 def like_scores(scores: Scores, array: NDArray[Any]) -> Any:
-    """Return `array` as it can be used together with `scores`: as it is, or on their device."""
+    """Return `array` so that it can be used with `scores`: unchanged, or on their device."""
     if isinstance(scores, np.ndarray):
         return array
     import torch
@@ -139,7 +139,7 @@ class Entries:
         self._values: list[tuple[NDArray[Any] | float, ...]] = []
 
     def add(self, row: int, ids: NDArray[np.int64], *values: NDArray[Any] | float) -> None:
-        """Add distinct `ids` of one row; each value is one number or one per id."""
+        """Add distinct `ids` of one row; each value is a single number, or one per id."""
         self._rows.append(row)
         self._ids.append(ids)
         self._values.append(values)
@@ -166,7 +166,7 @@ def watermark(
     size: int,
     permutation: Permutation,
 ) -> None:
-    """Add `delta` to the green list, which is drawn anew after every token, seeded by it."""
+    """Add `delta` to the green list, which each new token seeds anew."""
     for row, sequence in rows:
         seed = watermark_seed(int(sequence.token_ids[sequence.length - 1]))
         green = permutation(seed, size, int(chosen.gamma * size))
@@ -179,7 +179,7 @@ def watermark_seed(last: int) -> int:
 
 
 def repetition(scores: Scores, rows: Iterable[tuple[int, ShardSequence]]) -> None:
-    """Divide (multiply, if negative) the score of every token present, prompt included."""
+    """Divide (multiply, if negative) the scores of all tokens that occur, prompt included."""
     entries = Entries()
     for row, sequence in rows:
         ids, _ = RowState.of(sequence).all.update(sequence)
@@ -188,10 +188,10 @@ def repetition(scores: Scores, rows: Iterable[tuple[int, ShardSequence]]) -> Non
 
 
 def frequency_and_presence(scores: Scores, rows: Iterable[tuple[int, ShardSequence]]) -> None:
-    """Subtract the frequency penalty by count and the presence penalty once.
+    """Subtract the frequency penalty times the count, and the presence penalty once.
 
-    OpenAI's formula (`absolute_penalties`) counts generated tokens; TGI's takes the share of the
-    token in prompt and generated text together. TGI pads that text to the batch's longest, so its
+    OpenAI's formula (`absolute_penalties`) counts generated tokens; TGI's takes the token's share
+    of prompt and generated text together. TGI pads that text to the longest in the batch, so its
     penalty depends on the other requests; here it is the sequence's own length.
     """
     entries = Entries()
@@ -226,7 +226,7 @@ def logit_bias(
 
 
 def forbid(scores: Scores, rows: list[int], ids: NDArray[np.int64]) -> None:
-    """Make the tokens `ids` impossible in `rows`."""
+    """Set the scores of tokens `ids` in `rows` to -inf."""
     at = like_scores(scores, np.array(rows))[:, None]
     scores[at, like_scores(scores, ids)] = -np.inf
 
@@ -234,9 +234,9 @@ def forbid(scores: Scores, rows: list[int], ids: NDArray[np.int64]) -> None:
 def masks(
     rows: list[tuple[int, ShardSequence]], grammars: GrammarMasks | None, size: int
 ) -> tuple[NDArray[np.uint8], dict[int, str]]:
-    """Return what each row's grammar allows of `size` tokens, and the rows that have no mask.
+    """Return which of `size` tokens each row's grammar allows, and faults of rows without masks.
 
-    uint8 [len(rows), bytes]: a bit per token, the lowest first, 1 where it may follow.
+    uint8 [len(rows), bytes]: a bit per token, lowest first, 1 if it may follow.
     """
     needed = -(-size // 8)
     if grammars is None:
@@ -251,7 +251,7 @@ def masks(
 def apply_masks(
     scores: Scores, rows: list[tuple[int, ShardSequence]], allowed: NDArray[np.uint8], size: int
 ) -> None:
-    """Make all but the allowed ones of the first `size` tokens impossible; see `masks`."""
+    """Set all but the allowed ones of the first `size` tokens to -inf; see `masks`."""
     if isinstance(scores, np.ndarray) or scores.device.type == "cpu":
         table = np.asarray(scores)  # the same memory; torch wakes its threads for every row
         forbidden = np.unpackbits(~allowed, axis=1, count=size, bitorder="little").view(np.bool_)

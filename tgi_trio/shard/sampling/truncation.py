@@ -1,10 +1,10 @@
 """Top-k, top-p, typical-p and min-p over each row's best candidates, and the choice among them.
 
-Sorting a whole vocabulary costs milliseconds per row, and almost always a few hundred of the best
-tokens decide. So a row is given by its best C tokens in order, together with the mass of the whole
-row. If these cannot decide (`settled` is False), the caller tries again with more, and finally with
-`wide_truncation`. All sums are in float64 from the best token on, row by row, so neither C nor the
-rest of the batch changes a row's outcome.
+Sorting a whole vocabulary takes milliseconds per row, and nearly always a few hundred of the best
+tokens suffice. So a row is represented by its best C tokens in order, and by the mass of the whole
+row. If these do not suffice (`settled` is False), the caller tries again with more, and finally
+with `wide_truncation`. All sums are in float64, from the best token on, row by row, so a row's
+outcome depends neither on C nor on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Cuts:
 
 @dataclass
 class Kept:
-    """What is left of R rows of C candidates."""
+    """The remaining candidates of R rows of C."""
 
     keep: Bools  # [R, C]
     mass: Floats  # [R, C] cumulative exp(score) of the kept candidates
-    settled: Bools  # [R] False: candidates beyond C might belong to it
+    settled: Bools  # [R] False: candidates beyond C might be kept as well
 
     @property
     def total(self) -> Floats:
@@ -64,7 +64,7 @@ class Kept:
         return places
 
     def draw(self, uniforms: Floats) -> Ints:
-        """Return the place each row's uniform number in [0, 1) falls on: int64 [R]."""
+        """Return the place that each row's uniform number in [0, 1) selects: int64 [R]."""
         # Rounding must not carry a target up to the total: no place would be above it.
         targets = np.minimum(uniforms * self.total, np.nextafter(self.total, 0.0))
         places: Ints = (self.mass > targets[:, None]).argmax(axis=1)
@@ -101,7 +101,7 @@ def truncate(scores: Floats, totals: Floats, entropies: Floats, cuts: Cuts, *, w
     if nucleus.any():
         kept = weights * keep
         mass = np.cumsum(kept, axis=1)
-        # A token goes when those before it already have the mass; the best one always stays.
+        # A token is dropped if those before it have the mass already; the best one always stays.
         beyond = mass - kept >= (cuts.top_p * totals)[:, None]
         beyond[:, 0] = False
         keep &= ~(beyond & nucleus[:, None])
@@ -129,10 +129,10 @@ def truncate(scores: Floats, totals: Floats, entropies: Floats, cuts: Cuts, *, w
 
 
 def could_settle(scores: Floats, totals: Floats, cuts: Cuts, width: int) -> Bools:
-    """Return for which rows `width` candidates might decide, known the fewer in `scores`: bool [R].
+    """Return for which rows `width` candidates might suffice, by the fewer in `scores`: bool [R].
 
-    They cannot where a mass is to be reached and all together are too light, the unknown ones
-    counted as if they were as heavy as the last one known. Arguments as for `truncate`.
+    They do not if they cannot reach the required mass, with each unknown one counted like the last
+    known one. Arguments as for `truncate`.
     """
     weights = np.exp(scores)
     most = weights.sum(axis=1) + (width - scores.shape[1]) * weights[:, -1]
