@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
-Rows: TypeAlias = Any  # [n, features], as the backend has them: an array, a tensor; + * [] work
-Ids: TypeAlias = Any  # int64 [n] of tokens, beside them
+# [n, features], in the backend's type, an array or a tensor, with operators +, * and [].
+Rows: TypeAlias = Any
+Ids: TypeAlias = Any  # int64 [n], tokens of such rows
 MODEL_HEAD = "head"  # role of the model's own head
 
 
 class Arithmetic(Protocol):
-    """Heads' weights by their roles (`HeadsSpec`), and the backend's operations on rows."""
+    """Heads' weights by role (`HeadsSpec`), and the backend's operations on rows."""
 
     def normalise(self, x: Rows) -> Rows:
         """Apply the model's final norm to rows."""

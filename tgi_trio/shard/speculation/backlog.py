@@ -1,8 +1,8 @@
-"""The hidden states that a drafter with a KV cache of its own has yet to read.
+"""Hidden states that a drafter with its own KV cache has not read yet.
 
-Such a drafter reads every token of every sequence once. A step without guesses only leaves a copy
-of its states here; they are read together as soon as something is guessed or too much has gathered.
-No torch in this file.
+Such a drafter reads every token of every sequence once. A step without guesses only adds a copy of
+its states here; they are read together before the next guesses, or if there are too many. No torch
+in this file.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan
 from tgi_trio.shard.speculation.drafter_plans import plan_rows
 from tgi_trio.shard.speculation.hidden import Pick
 
-MOST: Final = 512  # most tokens that gather, without those of the last step
+MOST: Final = 512  # limit of tokens to collect, without those of the last step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """The N tokens that are kept of one step."""
+    """The N tokens of one step that are kept."""
 
     rows: list[ShardSequence]
     row_of: NDArray[np.int64]  # [N]
     positions: NDArray[np.int64]  # [N]
-    following: NDArray[np.int64]  # [N] the token behind each
+    following: NDArray[np.int64]  # [N] the token after each
     states: Any  # [N, features]
 
 
 class Backlog:
-    """The states that a drafter has yet to read."""
+    """The states that a drafter has not read yet."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all states; for when the KV blocks for them are gone."""
+        """Drop all states, if the KV blocks for them no longer exist."""
         self._steps: list[_Step] = []
-        self._reached: dict[int, int] = {}  # sequence -> its last position that is here
+        self._reached: dict[int, int] = {}  # sequence -> its last position in the backlog
         self.size = 0  # tokens
         self.due = False  # whether the backlog must be read before more is kept
 
     def keep(self, plan: StepPlan, sampled: NDArray[np.intp], choices: Choices, pick: Pick) -> None:
-        """Keep a step's states, with the `choices` of its rows `sampled`, without wrong guesses.
+        """Keep a step's states, except those of wrong guesses; `choices` are for rows `sampled`.
 
         `pick`: returns a copy of the states [n, features] at places of the plan's tokens.
         """
@@ -89,18 +89,18 @@ class Backlog:
         self._reached.update(zip(owners, positions[lasts].tolist(), strict=True))
 
     def reaches(self, sequence: ShardSequence) -> bool:
-        """Return whether the state that chose the sequence's last known token is here."""
+        """Return whether the state that chose the sequence's last known token is in the backlog."""
         return self._reached.get(sequence.id) == sequence.length - 2
 
     def drop(self, sequence: ShardSequence) -> None:
-        """Note that a sequence has ended: its blocks may be another's after the next step."""
+        """Note that a sequence has ended: its blocks may be reused after the next step."""
         if sequence.id in self._reached:
             self.due = True
 
     def take(self, join: Any) -> tuple[StepPlan, Any]:
-        """Return the backlog as a plan, with its states [T, features], and forget it.
+        """Return the backlog as a plan, with its states [T, features], and clear it.
 
-        The plan's tokens are those that follow its positions. `join`: concatenates states.
+        The plan's tokens are those after its positions. `join`: concatenates states.
         """
         steps = self._steps
         self.clear()

@@ -41,7 +41,7 @@ class _Twin:
     guesses: tuple[int, ...] = ()
 
     def follow(self, sequence: ShardSequence) -> None:
-        """Copy the sequence's tokens and blocks; K and V from a wrong guess on are void."""
+        """Copy the sequence's tokens and blocks; K and V from a wrong guess on are invalid."""
         row = self.row
         for token in self.guesses:
             if self.place >= sequence.length or sequence.token_ids[self.place] != token:
@@ -59,14 +59,14 @@ _Asked: TypeAlias = tuple[DraftRow, _Twin, int]  # a row, its twin, and how many
 
 
 class ModelDrafter:
-    """A drafter with a draft model's runner, which it alone uses."""
+    """A drafter with a draft model's runner, which only the drafter uses."""
 
     def __init__(self, runner: Runner, most: int, eos_ids: Iterable[int], vocab_size: int) -> None:
         """`runner`: warmed up; `eos_ids`, `vocab_size`: the target model's."""
         self._runner = runner
         self._most = most
         self._eos_ids = frozenset(eos_ids)
-        self._known = min(vocab_size, runner.info.vocab_size)  # tokens that both have
+        self._known = min(vocab_size, runner.info.vocab_size)  # tokens that both models have
         self._longest = runner.info.max_positions
 
     def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
@@ -92,7 +92,7 @@ class ModelDrafter:
         return room and last < self._known
 
     def _catch_up(self, twins: Sequence[_Twin]) -> list[bool]:
-        """Compute a part of missing tokens; returns which twins lack only their last tokens."""
+        """Compute some of the missing tokens; return which twins lack only their last tokens."""
         left, ready = CATCH_UP, []
         parts: list[tuple[ShardSequence, int]] = []
         for twin in twins:
@@ -125,9 +125,9 @@ class ModelDrafter:
         return counts
 
     def _guess_ahead(self, chosen: Sequence[_Asked], plan: StepPlan) -> list[list[int]]:
-        """Return guesses of a runner that launches each step before the last one is read.
+        """Return guesses of a runner that launches each step before the previous one is read.
 
-        `plan`: the first step. Tokens behind an EOS are computed, but left out.
+        `plan`: the first step. Tokens after an EOS are computed, but dropped.
         """
         going = list(range(len(chosen)))
         launched: list[tuple[list[int], Pending]] = []
@@ -169,7 +169,7 @@ class ModelDrafter:
                     continue
                 guesses[i].append(token)
                 if len(guesses[i]) < count and row.length < len(row.token_ids):
-                    row.token_ids[row.length] = token  # behind the known ones, as guesses are
+                    row.token_ids[row.length] = token  # after the known ones, as guesses are
                     row.length += 1
                     row.remaining -= 1
                     still.append(i)

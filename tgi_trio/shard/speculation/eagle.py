@@ -63,7 +63,7 @@ class EagleReader:
         self.backlog.keep(plan, sampled, choices, pick)
 
     def read(self, sequences: Sequence[ShardSequence]) -> tuple[Rows, NDArray[np.int64]] | None:
-        """Read the backlog; returns states and best rows behind the last token of each sequence.
+        """Read the backlog; returns states and best rows after the last token of each sequence.
 
         None if the backlog is empty.
         """

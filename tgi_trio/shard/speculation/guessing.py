@@ -1,4 +1,4 @@
-"""Asks the drafter for a batch's guesses whenever guessing pays. No torch in this file."""
+"""Requests guesses for a batch from the drafter if they pay. No torch in this file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Guessing:
         if isinstance(drafter, FollowingDrafter) and drafter.follows:
             self._following = drafter
         self._clock = clock
-        self._drafting_ns = 0  # for the plan that is yet to be settled
+        self._drafting_ns = 0  # for the plan that has not been noted yet
         self._drafting_processor_ns = 0  # the same, of this thread's time on a processor
         self._rest = 0  # plans without guesses to come, since every sequence rests
         self._resting = 0  # number of these sequences
@@ -33,7 +33,7 @@ class Guessing:
     def draft(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
         """Return guesses as `Drafter.draft_rows` does, but none if they do not pay.
 
-        A drafter that has raised is not asked again.
+        A drafter that has raised is no longer used.
         """
         self._drafting_ns = self._drafting_processor_ns = 0
         if not rows or self._drafter is None or self._takes_rest(len(rows)):
@@ -43,7 +43,7 @@ class Guessing:
         began, processor = self._clock(), time.thread_time_ns()
         try:
             counts = self._drafter.draft_rows(rows, spare)
-        except Exception:  # whatever a backend raises: serving goes on without guesses
+        except Exception:  # any error of a backend: serving continues without guesses
             traceback.print_exc(file=sys.stderr)
             warn("what guesses has failed: tokens come one by one from now on")
             self._drafter = self._following = None
@@ -70,7 +70,7 @@ class Guessing:
         return self._following.follow(rows, spare)
 
     def is_resting(self, rows: int) -> bool:
-        """Return whether the next step of so many decodes gets no guesses."""
+        """Return whether the next step of `rows` decodes gets no guesses."""
         if self._drafter is None or (self._rest > 0 and self._resting == rows):
             return True
         return self.payoff.is_resting(rows)
@@ -108,7 +108,7 @@ class Guessing:
         )
 
     def _judge(self, plan: StepPlan, result: StepResult) -> None:
-        """Tell a drafter that cannot see it how many of its guesses were right."""
+        """Report to a drafter without access to results how many of its guesses were right."""
         if plan.drafts is None or self._following is None or result.raised:
             return
         drafts = plan.drafts if result.drafts is None else result.drafts

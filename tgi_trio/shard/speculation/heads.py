@@ -19,8 +19,7 @@ from tgi_trio.shard.speculation.sharing import share_room
 
 Guess = Callable[[Any, Arithmetic, Rows, Ids, int], list[Ids]]
 
-# How each kind guesses: int64 [n] `count` times behind the tokens [n] that `hidden` [n, features]
-# chose.
+# Kinds' functions: `count` times int64 [n], after tokens [n] that `hidden` [n, features] chose.
 GUESSES: Final[dict[type[HeadsSpec], Guess]] = {MedusaSpec: guess_medusa, MlpSpec: guess_mlp}
 
 
@@ -52,7 +51,7 @@ class HeadsDrafter:
     def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
         places = self._last.find_places(row.sequence for row in rows)
         ready = [row for row in rows if row.sequence.id in places]
-        # Heads guess all at once, and what they were wrong about says little of what comes next.
+        # Heads guess all at once, and wrong guesses predict little about the next ones.
         records = {
             row.sequence.id: judge_record(row.sequence, self._most, adapts=False) for row in ready
         }

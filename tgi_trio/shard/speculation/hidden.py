@@ -1,7 +1,7 @@
 """The hidden states that chose the last tokens: kept by runners, read by speculation heads.
 
-They are kept until the next step and read only if something is guessed, so a step without guesses
-costs no more. No torch in this file.
+They are kept until the next step and read only to guess, so a step without guesses costs no more.
+No torch in this file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Pick = Callable[[NDArray[np.int64]], Any]
 
 
 class LastStep:
-    """A runner's last step, as far as drafters need it."""
+    """A runner's last step, as drafters need it."""
 
     def __init__(self) -> None:
         self._kept: tuple[StepPlan, NDArray[np.intp], Choices, Pick] | None = None
@@ -28,22 +28,22 @@ class LastStep:
         """Keep a step: `choices` of its rows `sampled`.
 
         `pick`: returns a copy of the hidden states [n, features], before the final norm, at places
-        of the plan's flat list of tokens; asked before the next step.
+        of the plan's flat list of tokens; called before the next step.
         """
         self._kept = plan, sampled, choices, pick
 
     def keep_guesses(
         self, plan: StepPlan, sampled: NDArray[np.intp], choices: Choices, guesses: NDArray[Any]
     ) -> None:
-        """Keep a step of a runner that has guessed already: int64 [C, heads] behind every choice.
+        """Keep a step of a runner that has already guessed: int64 [C, heads] after every choice.
 
-        They take the hidden states' place: see `HeadsDrafter`.
+        They replace the hidden states: see `HeadsDrafter`.
         """
         firsts = choice_positions(plan, sampled)
         self.keep(plan, sampled, choices, lambda places: guesses[np.searchsorted(firsts, places)])
 
     def find_places(self, sequences: Iterable[ShardSequence]) -> dict[int, int]:
-        """Return where each sequence's last known token was chosen, by id, of those in the step."""
+        """Return the places, by id, where sequences' last tokens were chosen, if in the step."""
         if self._kept is None:
             return {}
         plan, sampled, choices, _ = self._kept
@@ -68,7 +68,7 @@ class LastStep:
         }
 
     def _find_one(self, sequences: Iterable[ShardSequence]) -> dict[int, int]:
-        """Return the same of a step in which one row was chosen for."""
+        """Return the same for a step in which only one row was sampled."""
         if self._kept is None:
             return {}
         plan, sampled, choices, _ = self._kept

@@ -1,6 +1,6 @@
-"""Guesses of Medusa heads: each predicts one token further, from the same hidden state.
+"""Guesses of Medusa heads, which all predict from the same hidden state, one token further each.
 
-They make one chain of each head's best token (no tree): on a CPU every row beyond a tile has its
+They make one chain of each head's best token, not a tree: on a CPU, every row beyond a tile has its
 full cost, and verification takes chains. "Medusa" (Cai and others 2024, arXiv 2401.10774).
 """
 
@@ -13,7 +13,7 @@ from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD, Arithmetic, Ids, R
 def guess_medusa(
     spec: MedusaSpec, a: Arithmetic, hidden: Rows, tokens: Ids, count: int
 ) -> list[Ids]:
-    """Return `count` guesses [n] behind `tokens` [n]; `hidden` [n, features] chose those."""
+    """Return `count` guesses [n] after `tokens` [n], which `hidden` [n, features] chose."""
     x = a.normalise(hidden)
     rows, size = x.shape
     first = a.silu(a.multiply("first", x))

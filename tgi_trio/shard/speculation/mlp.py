@@ -1,7 +1,7 @@
 """Guesses of an MLP speculator: each from the previous state and the previous token.
 
 "Accelerating production LLMs with combined token/embedding speculators" (Wertheimer and others
-2024, arXiv 2404.19124). It begins with the token that was chosen, sampled or not.
+2024, arXiv 2404.19124). The first token is the one that was chosen, sampled or not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tgi_trio.shard.speculation.arithmetic import Arithmetic, Ids, Rows
 
 
 def guess_mlp(spec: MlpSpec, a: Arithmetic, hidden: Rows, tokens: Ids, count: int) -> list[Ids]:
-    """Return `count` guesses [n] behind `tokens` [n]; `hidden` [n, features] chose those."""
+    """Return `count` guesses [n] after `tokens` [n], which `hidden` [n, features] chose."""
     kept = 0.5 ** (0.5 / spec.heads)
     fresh = math.sqrt((1 - kept**2) * (spec.inner / 2))
     state = a.normalise(hidden)

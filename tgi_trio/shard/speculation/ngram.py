@@ -1,4 +1,4 @@
-"""Guesses by n-gram look-up: what followed the last few tokens at their latest occurrence.
+"""Guesses by n-gram look-up: the tokens after the latest occurrence of the last few tokens.
 
 "Prompt lookup" (Saxena 2023): it costs nearly nothing, and is often right in code, quotations,
 lists and summaries. No torch in this file.
@@ -15,16 +15,16 @@ from tgi_trio.shard.speculation.record import Record, judge_record, record_of, w
 from tgi_trio.shard.speculation.sharing import share_drafts, share_room
 
 _STATE = "ngrams"  # key in Sequence.state
-_FOUND = "ngrams found"  # the same: its length when a runner last had guesses behind it
-_NEAR = 4  # tokens behind such a place in which there may be more
-_SIZES = (4, 3, 2)  # of the n-grams looked up, the most telling first
+_FOUND = "ngrams found"  # the sequence's length when a runner last had guesses for it
+_NEAR = 4  # number of tokens after that in which there may be more guesses
+_SIZES = (4, 3, 2)  # of the n-grams looked up, the longest first
 
 
 class NgramDrafter:
     """Guesses by the latest earlier occurrence of a sequence's last tokens."""
 
     def __init__(self, most: int, eos_ids: Iterable[int]) -> None:
-        """Guess `most` tokens a step and sequence at most; never an EOS or beyond."""
+        """Guess at most `most` tokens per step and sequence; never an EOS or beyond."""
         self._most = most
         self._eos_ids = frozenset(eos_ids)
 
@@ -32,14 +32,14 @@ class NgramDrafter:
         return share_drafts(rows, spare, trust=self.trust, draft=self.draft)
 
     def trust(self, sequence: ShardSequence) -> int:
-        """Return the guesses that a sequence's last ones have earned it, 0 while it rests."""
+        """Return the number of guesses that a sequence may have by its record, 0 while it rests."""
         return judge_record(sequence, self._most).allowed
 
     def draft(self, sequence: ShardSequence, room: int) -> int:
-        """Write guesses into `token_ids` behind the known tokens; return how many, at most `room`.
+        """Write guesses into `token_ids` after the known tokens; return how many, at most `room`.
 
-        Where the earlier occurrence reaches into the guesses, they repeat themselves. A sequence
-        whose last guesses were wrong gets fewer, and then none for ever longer: each takes a
+        If the earlier occurrence extends into the guesses, they repeat themselves. A sequence whose
+        last guesses were wrong gets fewer, then none for longer and longer, since each takes a
         place in the step.
         """
         record = judge_record(sequence, self._most)
@@ -50,30 +50,30 @@ class NgramDrafter:
         if source is None:
             return 0
         ids, most = sequence.token_ids, min(record.allowed, room)
-        # One by one: where the occurrence reaches into the guesses, each is read from those before.
+        # One by one: if the occurrence extends into the guesses, each is read from earlier ones.
         coming = (int(ids[source + i]) for i in range(most))
         return write_guesses(sequence, record, coming, most, self._eos_ids)
 
 
 class FollowingNgrams(NgramDrafter):
-    """The same where a runner looks n-grams up, too: by this rule, behind what it has chosen.
+    """The same for a runner that looks n-grams up as well, with this rule, after its choices.
 
-    A step that follows another before it is read has the runner's guesses, any other one those that
+    A step that follows another before that is read has the runner's guesses, other steps those that
     are found here. See `FollowingDrafter`.
     """
 
     follows = True
 
     def __init__(self, most: int, eos_ids: Iterable[int], last: LastStep) -> None:
-        """`last`: the runner's, with its guesses behind each choice, int64 [most], -1 for none."""
+        """`last`: the runner's, with its guesses after each choice, int64 [most], -1 for none."""
         super().__init__(most, eos_ids)
         self._last = last
 
     def follow(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
-        """Have room for guesses of those sequences that had any within their last tokens.
+        """Reserve room for guesses of sequences that had any within their last tokens.
 
-        What the runner will find nobody knows yet. Text that is said again is said for a while: who
-        had nothing to guess gets no places, which cost something, until something has been found.
+        It is not known yet what the runner will find. Repeated text tends to continue: a sequence
+        without guesses gets no places, which have a cost, until something has been found.
         """
         self._note_found(rows)
         asking, allowed = [], {}
@@ -91,7 +91,7 @@ class FollowingNgrams(NgramDrafter):
         self._record(sequence).note(count, right, self._most)
 
     def _note_found(self, rows: Sequence[DraftRow]) -> None:
-        """Note the sequences that the runner has guesses for behind their last token."""
+        """Note the sequences for which the runner has guesses after their last token."""
         places = self._last.find_places(row.sequence for row in rows)
         if not places:
             return
@@ -102,7 +102,7 @@ class FollowingNgrams(NgramDrafter):
                 row.sequence.state[_FOUND] = row.sequence.length
 
     def _is_near(self, sequence: ShardSequence) -> bool:
-        """Return whether something has been found to guess within its last tokens."""
+        """Return whether guesses have been found within a sequence's last tokens."""
         length = sequence.state.get(_FOUND)
         return isinstance(length, int) and sequence.length - length <= _NEAR
 
@@ -118,15 +118,15 @@ def _occurrences(sequence: ShardSequence) -> _Occurrences:
 
 
 class _Occurrences:
-    """Where each n-gram of one sequence was last met: n-gram -> the position that follows it."""
+    """The last occurrence of each n-gram of one sequence: n-gram -> the position after it."""
 
     def __init__(self) -> None:
         self._after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in _SIZES}
-        self._seen = 0  # n-grams within the first `_seen` tokens are in
+        self._seen = 0  # n-grams within the first `_seen` tokens are included
 
     def before(self, sequence: ShardSequence) -> int | None:
         """Return the position after the latest earlier occurrence of the longest known suffix."""
-        # All but the last token: the n-grams it ends are those that are looked up.
+        # All but the last token: n-grams that end with it are those to look up.
         end = sequence.length - 1
         start = max(0, self._seen - max(_SIZES) + 1)
         tokens = sequence.token_ids[start : end + 1].tolist()

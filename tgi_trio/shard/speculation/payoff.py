@@ -20,14 +20,15 @@ from typing import Final
 PROBES: Final = 2  # steps with guesses, none of them right, that end a trial
 TRIAL: Final = 3  # steps with guesses, some of them right, before they are evaluated
 PLAIN: Final = 3  # least steps without guesses for comparison
-REFRESH: Final = 96  # steps with guesses after which plain ones are measured anew
-EVERY: Final = 8  # after as many steps, guesses are evaluated once per as many: it takes time
+REFRESH: Final = 96  # steps with guesses after which plain ones are measured again
+# After this many steps, guesses are evaluated only once per as many, since that takes time.
+EVERY: Final = 8
 FIRST_REST: Final = 32  # least steps without guesses after a trial that did not pay
 LONGEST_REST: Final = 2048
 BELIEVED: Final = 16  # steps with guesses from which on the mean decides, without a margin
 SPENT: Final = 0.01  # largest share of the time until the next trial that a trial may cost
 _WINDOW: Final = 48  # latest steps of a kind that count
-_LATEST: Final = 8  # the quickest of so many latest steps is the time of such a step
+_LATEST: Final = 8  # the quickest of this many latest steps is the time of such a step
 _LEAST_GAIN: Final = 1.01  # least ratio of tokens a second with and without guesses
 
 
@@ -37,25 +38,25 @@ class _Measured:
 
     plain_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     drafted_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    # What guessing took for each of them, and before it without finding anything to guess.
+    # Time of guessing for each of them, with the preceding attempts that found nothing.
     drafting_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     owed_ns: int = 0
     tokens: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))  # of those drafted
-    right: bool = False  # a guess has been, since the last rest
+    right: bool = False  # whether a guess was right since the last rest
     rest: int = 0  # plans that still get no guesses
     failures: int = 0  # trials in a row that did not pay
     since_plain: int = 0  # steps with guesses since plain ones were measured
-    forced: int = 0  # plans without guesses that are to come, so that there are plain steps
+    forced: int = 0  # plans still to have no guesses, so that plain steps are measured
 
 
 class Payoff:
-    """The gains of guessing, by the number of rows that decode."""
+    """The gains of guessing, by the number of decoding rows."""
 
     def __init__(self) -> None:
         self._by_rows: defaultdict[int, _Measured] = defaultdict(_Measured)
 
     def allows(self, rows: int) -> bool:
-        """Return whether a step of so many rows is to have guesses; asked once for each."""
+        """Return whether a step of `rows` rows is to have guesses; called once per step."""
         found = self._by_rows[rows]
         if found.rest:
             found.rest -= 1
@@ -66,7 +67,7 @@ class Payoff:
         return True
 
     def is_resting(self, rows: int) -> bool:
-        """Return whether `allows` would say no; counts nothing."""
+        """Return whether `allows` would return False, without counting a step."""
         found = self._by_rows.get(rows)
         return found is not None and found.rest > 0
 
@@ -75,7 +76,7 @@ class Payoff:
     ) -> None:
         """Note a step of `rows` decodes: its tokens, its time, and the time of guessing for it.
 
-        If the drafter was asked and found nothing, its time is counted for the next guesses.
+        If the drafter found nothing to guess, its time is counted with the next guesses.
         """
         found = self._by_rows[rows]
         if took_ns <= 0:
@@ -109,7 +110,7 @@ class Payoff:
         return fmean(found.tokens) / _worth(rows, found)
 
     def _judge(self, rows: int, found: _Measured) -> None:
-        """Rest from guessing if it loses; of few steps, by more than the standard error."""
+        """Rest from guessing if it loses; with few steps, by more than the standard error."""
         worth, brought, steps = _worth(rows, found), fmean(found.tokens), len(found.tokens)
         doubt = _spread(found.tokens) / sqrt(steps) if steps < BELIEVED else 0.0
         if found.right and (brought + doubt) / worth >= _LEAST_GAIN:
@@ -133,7 +134,7 @@ def _worth(rows: int, found: _Measured) -> float:
 
 
 def _quickest(steps: deque[int]) -> int:
-    """Return the minimum of the latest ones."""
+    """Return the minimum of the latest times."""
     return min(islice(reversed(steps), _LATEST))
 
 

@@ -1,4 +1,4 @@
-"""A drafter's record of one sequence: how its last guesses did. No torch in this file."""
+"""A drafter's record of one sequence: how many last guesses were right. No torch in this file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 from tgi_trio.shard.contract import ShardSequence
 
 LONGEST_REST: Final = 30  # most steps without guesses after repeated wrong ones
-# The same for who does not adapt: a trial costs as much as all its guesses, which is more than a
-# plain step, and one in thirty would cost three hundredths.
+# The same without adaptation: a trial costs as much as all its guesses, which is more than a plain
+# step, so one in thirty would cost 3 %.
 LONGEST_DEAR_REST: Final = 126
 _STATE: Final = "guesses"  # key in ShardSequence.state
 
 
 class Record:
-    """How many guesses a sequence may have, given how its last ones did."""
+    """The number of guesses that a sequence may have, given how its last ones did."""
 
     def __init__(self, most: int, *, adapts: bool = True) -> None:
         """`adapts`: after wrong guesses there are fewer, instead of all or none."""
@@ -34,16 +34,17 @@ class Record:
         return 0 if self.rest else self._most
 
     def judge(self, known: list[int], limit: int) -> None:
-        """Compare the last guesses with the tokens that came in their place.
+        """Compare the last guesses with the tokens that were chosen in their place.
 
-        Twice as many, up to `limit`, after all were right, else those + 1. After the second
-        failure in a row it rests, and twice as long after each further one.
+        If all were right, twice as many are allowed next, up to `limit`; otherwise the number of
+        right ones + 1. After the second failure in a row the sequence rests, and twice as long
+        after each further one.
         """
         same = map(eq, self.guesses, known)
         self.note(len(self.guesses), sum(takewhile(bool, same)), limit)
 
     def note(self, count: int, right: int, limit: int) -> None:
-        """Do the same where it is known how many of the last guesses were right."""
+        """Do the same, given how many of the last guesses were right."""
         if self._adapts:
             self._most = min(limit, 2 * count if right == count else right + 1)
         self._failures = 0 if right else self._failures + 1
@@ -53,7 +54,7 @@ class Record:
 
 
 def record_of(sequence: ShardSequence, most: int, *, adapts: bool) -> Record:
-    """Return a sequence's record as it is; `most` guesses at a time."""
+    """Return a sequence's record without judging; `most` guesses at a time."""
     record = sequence.state.get(_STATE)
     if not isinstance(record, Record):
         record = sequence.state[_STATE] = Record(most, adapts=adapts)
@@ -76,10 +77,10 @@ def write_guesses(
     most: int,
     eos_ids: Collection[int],
 ) -> int:
-    """Write up to `most` guesses behind a sequence's known tokens; return how many they are.
+    """Write up to `most` guesses after a sequence's known tokens; return how many.
 
     Never an EOS or beyond, unless the sequence ignores it, nor beyond its buffer. `guesses` is
-    read one by one: each may depend on those that stand there already.
+    consumed one by one, since each may depend on those already written.
     """
     ids, length = sequence.token_ids, sequence.length
     count, coming = 0, iter(guesses)
@@ -94,9 +95,9 @@ def write_guesses(
 
 
 def take_rest(sequences: Iterable[ShardSequence]) -> int:
-    """Return how many steps all sequences still rest, and count these as rested.
+    """Return the number of steps that all sequences still rest, and subtract it from their rests.
 
-    0 where one does not rest, or has no record yet.
+    0 if a sequence does not rest, or has no record yet.
     """
     records = [sequence.state.get(_STATE) for sequence in sequences]
     known = [record for record in records if isinstance(record, Record)]

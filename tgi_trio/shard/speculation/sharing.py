@@ -14,10 +14,10 @@ def share_drafts(
     trust: Callable[[ShardSequence], int],
     draft: Callable[[ShardSequence, int], int],
 ) -> dict[int, int]:
-    """Have at most `spare` tokens guessed in all; return how many by place, of those with any.
+    """Have at most `spare` tokens guessed in all; return the numbers by place, without zeros.
 
-    In equal parts, those first whose guesses are worth most (`trust`); what one leaves goes to the
-    next. `draft`: guess for a sequence, up to so many tokens; returns how many.
+    Sequences get equal parts, those with the highest `trust` first; what one leaves goes to the
+    next. `draft`: guesses at most a given number of tokens for a sequence, and returns how many.
     """
     waiting = list(rows)
     if len(waiting) > 1:
@@ -34,9 +34,9 @@ def share_drafts(
 def share_room(
     rows: Sequence[DraftRow], spare: int, *, allowed: Callable[[ShardSequence], int]
 ) -> list[tuple[DraftRow, int]]:
-    """Return the rows that are to be guessed for, each with how many tokens; as `share_drafts`.
+    """Return the rows to guess for, with their numbers of tokens, divided as by `share_drafts`.
 
-    For those who guess for all rows at once. `allowed`: most tokens a sequence has earned.
+    For drafters that guess for all rows at once. `allowed`: a sequence's limit.
     """
     shared: list[tuple[DraftRow, int]] = []
 
