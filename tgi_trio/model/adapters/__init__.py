@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's format: what a folder says, and which linears of a model it changes.
+"""LoRA adapters in PEFT's format: a folder's contents, and the linears of a model that they change.
 
-Names and shapes alone; the numbers are read where they are computed with.
+Only names and shapes; the weights are read by the backends.
 """

@@ -1,9 +1,10 @@
-"""`adapter_config.json` of PEFT: what may be in it, and by how much an adapter's sums are scaled.
+"""`adapter_config.json` of PEFT: the allowed fields, and the scale of an adapter's products.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021: W + (alpha / r) B A; with
 rsLoRA (Kalajdzievski 2023) the factor is alpha / sqrt(r). Fields are those of peft 0.21's
-LoraConfig. What asks for more than such a sum (DoRA, modules saved whole, biases) can only be
-merged; `find_refused` names it, and fields that are not in these tables: nothing is passed over.
+LoraConfig. Adapters that need more than this sum (DoRA, modules saved whole, biases) can only be
+merged; `find_refused` returns these fields, and all that are not in the tables below, so that none
+is ignored.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from typing import Any, Final
 from tgi_trio.errors import ModelLoadError
 
 CONFIG: Final = "adapter_config.json"
-_LONGEST: Final = 1 << 20  # bytes of it
+_LONGEST: Final = 1 << 20  # bytes
 _MOST_PATTERNS: Final = 1000
-_MOST_REPEATS: Final = 4  # of a pattern; each may multiply the time by a name's length
+_MOST_REPEATS: Final = 4  # in a pattern; each may multiply the time by a name's length
 
-# What says nothing about the sum: the names of the tensors say what is adapted.
+# Fields that do not concern the sum: tensors' names show the adapted modules.
 _HARMLESS: Final = frozenset(
     "alpha_pattern auto_mapping base_model_name_or_path corda_config eva_config exclude_modules "
     "fan_in_fan_out inference_mode layers_pattern layers_to_transform loftq_config lora_alpha "
     "lora_dropout megatron_core peft_version qalora_group_size r rank_pattern revision "
     "runtime_config target_modules task_type use_rslora".split()
 )
-# What may only have these values.
+# Fields with the only values allowed.
 _ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     # the others change the base before training: the adapter fits that base alone
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
 }
-# What a merged adapter may have besides.
+# Further values that are allowed if the adapter is merged.
 _MERGED: Final[Mapping[str, tuple[object, ...]]] = {
     "bias": ("none", "all", "lora_only"),
     "use_dora": (True, False),
@@ -50,21 +51,21 @@ _NAMING: Final = frozenset({"modules_to_save", "trainable_token_indices"})  # ma
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """An adapter's configuration, as it was read."""
+    """An adapter's configuration as read."""
 
     folder: Path
     values: Mapping[str, Any]
 
     @property
     def base(self) -> str:
-        """The model that it says it was made for; "" where it does not say."""
+        """The model for which it was made, by its own account; "" if it is not named."""
         name = self.values.get("base_model_name_or_path")
         return name if isinstance(name, str) else ""
 
     def find_refused(self, *, merged: bool = False) -> list[str]:
-        """Return what asks for more than sums of products, as `name value`, in the file's order.
+        """Return fields that need more than sums of products, as `name value`, in the file's order.
 
-        `merged`: the adapter is to be merged into its base, which may be changed otherwise, too.
+        `merged`: the adapter is to be merged into its base, which also allows other changes.
         """
         return [
             f"{name} {value!r:.100}"
@@ -73,7 +74,7 @@ class AdapterConfig:
         ]
 
     def advise(self) -> str:
-        """Return what to do with an adapter that is not served beside others."""
+        """Return what to do with an adapter that cannot be served beside others."""
         if self.find_refused(merged=True):
             return (
                 "Merge it with PEFT (merge_and_unload, then save_pretrained) and serve that folder"
@@ -82,14 +83,14 @@ class AdapterConfig:
 
     @property
     def saved_modules(self) -> Sequence[str]:
-        """Modules that the adapter has whole: parts of their paths. Raises ModelLoadError."""
+        """Modules that the adapter contains whole: parts of their paths. Raises ModelLoadError."""
         names = self.values.get("modules_to_save") or []
         if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
             raise ModelLoadError(f"modules_to_save of {self.folder / CONFIG} is no list of names")
         return names
 
     def token_indices(self, module: str) -> Sequence[int]:
-        """Return which rows of an embedding or head the adapter has; raises ModelLoadError."""
+        """Return the rows of an embedding or head in the adapter; raises ModelLoadError."""
         found = self.values.get("trainable_token_indices")
         if isinstance(found, dict):
             named = [each for name, each in found.items() if f".{module}".endswith(f".{name}")]
@@ -102,20 +103,20 @@ class AdapterConfig:
         return found
 
     def rank(self, module: str) -> int:
-        """Return r of a module, by the pattern that names it; raises ModelLoadError."""
+        """Return r of a module, with regard to `rank_pattern`; raises ModelLoadError."""
         found = self._of_pattern("rank_pattern", module, self.values.get("r"))
         if found != int(found):
             raise ModelLoadError(f"{self.folder / CONFIG} gives {module} the rank {found}")
         return int(found)
 
     def scale(self, module: str) -> float:
-        """Return what B A of a module is multiplied with; raises ModelLoadError."""
+        """Return the factor of a module's B A; raises ModelLoadError."""
         alpha = self._of_pattern("alpha_pattern", module, self.values.get("lora_alpha"))
         rank = self.rank(module)
         return alpha / (math.sqrt(rank) if self.values.get("use_rslora") else rank)
 
     def _of_pattern(self, name: str, module: str, otherwise: Any) -> float:
-        """Return the first value of a pattern that names the module, as PEFT matches them."""
+        """Return the value of the first pattern that matches the module, with PEFT's rules."""
         for pattern, value in self._patterns[name]:
             if pattern.match(module):
                 otherwise = value
@@ -129,7 +130,7 @@ class AdapterConfig:
 
     @cached_property
     def _patterns(self) -> Mapping[str, Sequence[tuple[re.Pattern[str], Any]]]:
-        """What names modules, as PEFT matches them, and its values; raises ModelLoadError."""
+        """The patterns for modules' names, as in PEFT, with values; raises ModelLoadError."""
         return {name: self._compile(name) for name in ("rank_pattern", "alpha_pattern")}
 
     def _compile(self, name: str) -> list[tuple[re.Pattern[str], Any]]:
@@ -163,7 +164,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 
 
 def _may_be_slow(pattern: str) -> bool:
-    """Whether matching may take time that grows by more than a small power of a name's length."""
+    """Return whether the time of matching may exceed a small power of a name's length."""
     repeats = re.findall(r"[*+{]|(?<!\()\?", pattern)
     return len(repeats) > _MOST_REPEATS or re.search(r"\)[*+{]", pattern) is not None
 

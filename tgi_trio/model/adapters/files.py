@@ -1,4 +1,4 @@
-"""The tensors of an adapter, by what its header says: pairs of A and B, one for each module."""
+"""The tensors of an adapter, according to its header: a pair of A and B for each module."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tgi_trio.model.adapters.config import CONFIG, AdapterConfig, read_adapter_c
 from tgi_trio.model.checkpoint_files import StoredTensor, read_file_header
 
 WEIGHTS: Final = "adapter_model.safetensors"
-FLOATS: Final = ("F32", "F16", "BF16")  # dtypes of numbers that are served
-_LONGEST_HEADER: Final = 2 << 20  # bytes; parsing it holds up steps, and 2,000 tensors take 300 kB
+FLOATS: Final = ("F32", "F16", "BF16")  # supported dtypes
+_LONGEST_HEADER: Final = 2 << 20  # bytes; parsing it delays steps, and 2,000 tensors take 300 kB
 _PICKLE: Final = "adapter_model.bin"
-_NAMED: Final = 8  # tensors that a refusal lists
+_NAMED: Final = 8  # most tensors listed in an error message
 _HALF: Final = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What is added to one module's matrix [out, in]: B [out, r] times A [r, in], scaled."""
+    """The change of one module's matrix [out, in]: B [out, r] times A [r, in], scaled."""
 
-    module: str  # as the model names it: "model.layers.0.self_attn.q_proj"
+    module: str  # the model's name for it: "model.layers.0.self_attn.q_proj"
     a: StoredTensor
     b: StoredTensor
     names: tuple[str, str]  # of both in the file
@@ -37,7 +37,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter as its files describe it."""
+    """An adapter as described by its files."""
 
     config: AdapterConfig
     pairs: Mapping[str, Pair]  # by module
@@ -48,20 +48,20 @@ class Adapter:
 
     @property
     def files(self) -> tuple[Path, Path]:
-        """The files that say all about it."""
+        """The files that describe it completely."""
         return self.folder / CONFIG, self.folder / WEIGHTS
 
     @property
     def rank(self) -> int:
-        """The largest of all modules."""
+        """The largest rank of all modules."""
         return max(pair.rank for pair in self.pairs.values())
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read configuration and header of an adapter.
+    """Read an adapter's configuration and header.
 
-    Raises ModelLoadError for what is not served, naming it, and for a file that is damaged,
-    naming the tensor.
+    Raises ModelLoadError that names unsupported fields and tensors, and for a damaged file, with
+    the tensor's name.
     """
     if not (folder / CONFIG).is_file():
         raise ModelLoadError(f"{folder} is no folder of an adapter: it holds no {CONFIG}")

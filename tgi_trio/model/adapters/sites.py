@@ -1,8 +1,8 @@
-"""Which linears of a decoder an adapter changes: its modules, by the names of a model's matrices.
+"""The linears of a decoder that an adapter changes, found by the names of the model's matrices.
 
 A *site* is a linear as it is computed: query, key and value together, gate and up together. So a
-site may have several pairs (of three matrices of a checkpoint), or one pair for all of it (of one
-matrix that the checkpoint has fused).
+site may have several pairs, for matrices that the checkpoint stores separately, or one pair for all
+of it, if the checkpoint has fused them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.wrappers import text_name
 
 Role = Literal["qkv", "output", "inner", "down"]
-_NAMED: Final = 8  # modules that a refusal lists
+_NAMED: Final = 8  # most modules listed in an error message
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,17 +33,17 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLinear:
-    """A site that an adapter changes: which pair is of which of the linear's pieces."""
+    """A site that an adapter changes, with the pair of each of the linear's pieces."""
 
     linear: LinearRef
-    pairs: tuple[Pair | None, ...]  # one for each piece; None: it stays as it is
+    pairs: tuple[Pair | None, ...]  # one for each piece; None: it is unchanged
 
 
 def adaptable_linears(spec: DecoderSpec) -> Iterator[tuple[Site, LinearRef]]:
     """Yield the linears of a decoder that adapters may change, in the order of computation.
 
-    Not those of mixtures of experts, of mixers, of blocks that layers share, of layers that attend
-    to images, nor what lies around a compressed K and V.
+    Excluded are linears of mixtures of experts, of mixers, of blocks shared by layers, of layers
+    with cross-attention to images, and around latent attention.
     """
     for index in range(len(spec.layers)):
         refs = layer_refs(spec, index)
@@ -60,9 +60,9 @@ def adaptable_linears(spec: DecoderSpec) -> Iterator[tuple[Site, LinearRef]]:
 def map_adapter(
     adapter: Adapter, spec: DecoderSpec, max_rank: int | None = None
 ) -> Mapping[Site, AdaptedLinear]:
-    """Return what an adapter changes of a decoder.
+    """Return an adapter's changes of a decoder.
 
-    Raises ModelLoadError for modules that are not adapted here (all are named), for matrices of
+    Raises ModelLoadError for modules that cannot be adapted here (all are named), for matrices of
     another shape, and for a rank above `max_rank`.
     """
     if max_rank is not None and adapter.rank > max_rank:
@@ -77,7 +77,7 @@ def map_adapter(
         pairs = []
         for piece in linear.pieces:
             module = piece.matrix.name.removesuffix(".weight")
-            bare = module.removeprefix(spec.names.base)  # as an adapter of the bare model has it
+            bare = module.removeprefix(spec.names.base)  # name in an adapter of the bare model
             pair = named.get(module) or named.get(bare)
             pairs.append(pair)
             if pair is not None:
