@@ -1,4 +1,4 @@
-"""Checkpoints in other shapes made into safetensors: pickles converted, LoRA adapters merged.
+"""Converts checkpoints to safetensors: pickles, and bases with merged LoRA adapters.
 
-`child.py` is what the rest of the project calls; it runs the others in a process of their own.
+The rest of the project calls `child.py`, which runs the other files in a process of their own.
 """

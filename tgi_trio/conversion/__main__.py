@@ -1,7 +1,7 @@
 """`python -m tgi_trio.conversion convert FOLDER` or `merge ADAPTER BASE TARGET`: see `child.py`.
 
-Says on standard output what it is doing, line by line, and at the end of standard error in one
-paragraph why it could not be done; then it exits with 1.
+Logs its progress line by line to standard output. On failure, it writes the reason as one paragraph
+at the end of standard error, and exits with 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tgi_trio.errors import ModelLoadError
 
 
 def main(argv: list[str]) -> int:
-    """Do one job within the limits that `argv` gives: seconds of CPU time, bytes of memory."""
+    """Run one job within the limits in `argv`: seconds of CPU time, bytes of memory."""
     seconds, memory, job, *words = argv
     _limit(int(seconds), int(memory))
     folder, *others = map(Path, words)
@@ -41,12 +41,12 @@ def main(argv: list[str]) -> int:
 
 
 def say(line: str) -> None:
-    """Tell whoever started this process."""
+    """Report a line of progress to the parent process."""
     print(line, flush=True)
 
 
 def _limit(seconds: int, memory: int) -> None:
-    """Bound what a file made to do harm can take of the machine."""
+    """Limit the resources that a malicious file can use."""
     for kind, most in (
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, memory),

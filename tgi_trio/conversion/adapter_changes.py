@@ -1,8 +1,8 @@
-"""What an adapter makes of its base's tensors: the kinds of tensors in PEFT's files, and the sums.
+"""How an adapter changes its base's tensors: the kinds of tensors in PEFT's files, and the sums.
 
-LoRA (Hu et al. 2021): W + s B A with s = alpha / r, of rsLoRA alpha / sqrt(r). DoRA (Liu et al.
-2024): m (W + s B A) / |W + s B A|, where |.| is the norm of each output's weights. Names and
-layouts are those of peft 0.21: `_KINDS` lists them. All sums are made in float32.
+LoRA (Hu et al. 2021): W + s B A with s = alpha / r; with rsLoRA, s = alpha / sqrt(r). DoRA (Liu et
+al. 2024): m (W + s B A) / |W + s B A|, where |.| is the norm of each output's weights. Names and
+layouts are those of peft 0.21, see `_KINDS`. All sums are computed in float32.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Floats = NDArray[np.float32]
 
 
 class Kind(Enum):
-    """What a tensor of an adapter is to its module."""
+    """The role of an adapter's tensor in its module."""
 
     A = auto()  # [r, in]
     B = auto()  # [out, r]
-    ADDED_BIAS = auto()  # [out], of B; added to the module's bias, times s
+    ADDED_BIAS = auto()  # [out], B's bias; s times it is added to the module's bias
     EMBEDDING_A = auto()  # [r, tokens]
     EMBEDDING_B = auto()  # [width, r]
     MAGNITUDE = auto()  # [out], or [width] of an embedding: m of DoRA
-    ROWS = auto()  # [n, width]: whole rows of an embedding or head, for `trainable_token_indices`
-    WEIGHT = auto()  # takes the place of the base's
-    BIAS = auto()  # the same
+    ROWS = auto()  # [n, width]: whole rows of an embedding or head, from `trainable_token_indices`
+    WEIGHT = auto()  # replaces the base's weight
+    BIAS = auto()  # replaces the base's bias
 
 
 _KINDS: Final[Sequence[tuple[Kind, str]]] = (
@@ -50,13 +50,13 @@ _KINDS: Final[Sequence[tuple[Kind, str]]] = (
 _NAMES: Final = [
     (kind, re.compile(rf"(?:base_model\.model\.)?(.+?)\.{suffix}")) for kind, suffix in _KINDS
 ]
-# PEFT writes these whole, unasked, where an adapter changes them or their size.
+# PEFT writes these whole by itself if an adapter changes them or their size.
 _WRITTEN_WHOLE: Final = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterTensor:
-    """A tensor of an adapter, which is read when it is needed."""
+    """A tensor of an adapter, loaded when it is needed."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,31 +65,31 @@ class AdapterTensor:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an adapter makes of one module's weight, or of its bias."""
+    """The change of one module's weight, or of its bias."""
 
-    module: str  # as the adapter names it: "model.layers.0.self_attn.q_proj"
+    module: str  # the adapter's name for it: "model.layers.0.self_attn.q_proj"
     tensor: str  # "weight" or "bias"
     parts: Mapping[Kind, AdapterTensor]
     scale: float = 0.0  # s
-    rows: Sequence[int] = ()  # which tokens' rows ROWS has
+    rows: Sequence[int] = ()  # the tokens of ROWS
 
     @property
     def name(self) -> str:
-        """What the base would call the tensor."""
+        """The tensor's name in the base."""
         return f"{self.module}.{self.tensor}"
 
     @property
     def whole(self) -> AdapterTensor | None:
-        """What takes the place of the base's tensor."""
+        """The tensor that replaces the base's, if any."""
         return self.parts.get(Kind.WEIGHT if self.tensor == "weight" else Kind.BIAS)
 
     @property
     def adds(self) -> bool:
-        """Whether it has more than a whole tensor."""
+        """Whether there are other parts than a whole tensor."""
         return len(self.parts) > (self.whole is not None)
 
     def shape(self, base: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the result; raises ModelLoadError where the two do not fit."""
+        """Return the shape of the result; raises ModelLoadError if the two tensors do not fit."""
         whole = self.whole
         if whole is None:
             return base
@@ -98,17 +98,17 @@ class Change:
         return whole.shape
 
     def apply(self, base: Floats, transposed: bool) -> Floats:
-        """Return what becomes of the base's tensor.
+        """Return the changed tensor of the base.
 
-        `transposed`: matrices of linears are [in, out] there. Raises ModelLoadError where the
-        adapter's tensors do not fit it.
+        `transposed`: the base stores matrices of linears as [in, out]. Raises ModelLoadError if the
+        adapter's tensors do not fit the base's.
         """
         parts = self.parts
         self.shape(base.shape)
         total = base if self.whole is None else self.whole.load()
         if Kind.ADDED_BIAS in parts:
             total = self._add(total, np.float32(self.scale) * parts[Kind.ADDED_BIAS].load())
-        inputs = 1  # the axis of a linear's inputs, over which DoRA's norms go
+        inputs = 1  # axis of a linear's inputs, over which DoRA's norms are computed
         if Kind.A in parts:
             delta = self._product(parts[Kind.A], parts[Kind.B])
             square = total.shape == delta.shape
@@ -154,10 +154,10 @@ class Change:
 
 
 def find_changes(config: AdapterConfig, tensors: Iterator[AdapterTensor]) -> list[Change]:
-    """Return what an adapter's tensors change, each tensor of the base once.
+    """Return the changes by an adapter's tensors, at most one for each tensor of the base.
 
-    Raises ModelLoadError for tensors that its configuration does not speak of, for what it speaks
-    of and lacks, and for matrices that do not fit each other.
+    Raises ModelLoadError for tensors that its configuration does not announce, for announced
+    tensors that are missing, and for matrices that do not fit each other.
     """
     modules: dict[str, dict[Kind, AdapterTensor]] = {}
     for tensor in tensors:
@@ -179,7 +179,7 @@ def find_changes(config: AdapterConfig, tensors: Iterator[AdapterTensor]) -> lis
 
 
 def _classify(config: AdapterConfig, tensor: AdapterTensor) -> tuple[Kind, str]:
-    """Return what a tensor is, and of which module."""
+    """Return the kind of a tensor, and its module."""
     for kind, pattern in _NAMES:
         match = pattern.fullmatch(tensor.name)
         if match is not None and _is_announced(config, kind, match[1]):
@@ -188,7 +188,7 @@ def _classify(config: AdapterConfig, tensor: AdapterTensor) -> tuple[Kind, str]:
 
 
 def _is_announced(config: AdapterConfig, kind: Kind, module: str) -> bool:
-    """Whether the configuration says that there are such tensors."""
+    """Return whether the configuration announces tensors of this kind for the module."""
     values = config.values
     match kind:
         case Kind.MAGNITUDE:
@@ -210,14 +210,14 @@ def _is_announced(config: AdapterConfig, kind: Kind, module: str) -> bool:
 
 
 def _is_within(module: str, name: str) -> bool:
-    """Whether `name`, some components of a module's path, names the module or one around it."""
+    """Return whether `name`, components of a path, is the module or one that contains it."""
     return f".{name}." in f".{module}."
 
 
 def _changes(
     config: AdapterConfig, module: str, parts: Mapping[Kind, AdapterTensor]
 ) -> Iterator[Change]:
-    """Yield what becomes of a module's weight and of its bias."""
+    """Yield the changes of a module's weight and of its bias."""
     own = dict(parts)
     bias: dict[Kind, AdapterTensor] = {
         kind: own.pop(kind) for kind in (Kind.BIAS, Kind.ADDED_BIAS) if kind in own
@@ -256,7 +256,7 @@ def _check_pair(config: AdapterConfig, module: str, a: tuple[int, ...], b: tuple
 
 
 def explain_unmerged(config: AdapterConfig, what: str) -> str:
-    """Return why an adapter is not merged."""
+    """Return why an adapter cannot be merged."""
     return (
         f"{config.folder} cannot be merged because of {what}, which is not known here. Merge it "
         "with PEFT (merge_and_unload, then save_pretrained) and serve that folder"

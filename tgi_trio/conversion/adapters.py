@@ -1,7 +1,7 @@
-"""LoRA adapters given as models: which base they want, and where the two lie merged.
+"""LoRA adapters given as models: their bases, and the cache of merged models.
 
-A merged model is kept in a cache of our own, named by what it was made from: an adapter that is
-trained further is merged anew. No third-party import here.
+A merged model is cached under a name made from its sources, so that an adapter is merged again
+after further training. No third-party import here.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and no model."""
+    """Return whether a folder contains an adapter and no model."""
     return (folder / CONFIG).is_file() and not weights_of(folder)
 
 
 def base_of(adapter: Path) -> tuple[str, str | None]:
-    """Return name (folder or repository) and revision of the base; raises ModelLoadError."""
+    """Return the base's name (folder or repository) and revision; raises ModelLoadError."""
     try:
         config = json.loads((adapter / CONFIG).read_bytes())
         name, revision = config.get("base_model_name_or_path"), config.get("revision")
@@ -42,9 +42,9 @@ def base_of(adapter: Path) -> tuple[str, str | None]:
 
 
 def merge_model(adapter: Path, base: Path, cache: Path | None = None) -> Path:
-    """Return the folder of `base` with the adapter merged into it, made first where it is not.
+    """Return the folder of `base` with the adapter merged into it; merges them first if needed.
 
-    `cache`: where such folders lie. Raises ModelLoadError, naming what cannot be merged.
+    `cache`: the directory of such folders. Raises ModelLoadError that names what cannot be merged.
     """
     weights = next((adapter / name for name in _WEIGHTS if (adapter / name).is_file()), None)
     if weights is None:
@@ -66,7 +66,7 @@ def merge_model(adapter: Path, base: Path, cache: Path | None = None) -> Path:
 
 
 def _digest(*files: Path, base: Path) -> str:
-    """Return a name for what an adapter's content and a base's files give."""
+    """Return a name from the content of `files`, and paths, sizes and times of a base's files."""
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:

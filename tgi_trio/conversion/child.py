@@ -1,7 +1,7 @@
-"""Conversions as the rest of the project asks for them: in a process of their own, within limits.
+"""Conversions for the rest of the project, each in a process of its own, within limits.
 
-The process knows no secrets and is given no more CPU time and memory than weights of that size
-need, so that a file made to do harm costs a sentence. No third-party import here.
+The process gets no secrets, and no more CPU time and memory than weights of that size need, so a
+malicious file costs only an error message. No third-party import here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tgi_trio.errors import ModelLoadError
 log = logging.getLogger("tgi_trio.conversion")
 
 _SECONDS: Final = 120  # of CPU time, however small the files are
-_BYTES_PER_SECOND: Final = 20_000_000  # of CPU time at least; ten times that is usual
-_PATIENCE: Final = 10  # seconds of real time for one of CPU time: disks are slow, others wait first
-_MEMORY: Final = 2**32  # bytes, beside the files that are mapped
+_BYTES_PER_SECOND: Final = 20_000_000  # of CPU time, at least; ten times as many are usual
+_PATIENCE: Final = 10  # seconds per second of CPU time: disks are slow, other processes compete
+_MEMORY: Final = 2**32  # bytes, besides the mapped files
 _KEPT: Final = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 
 
 def convert(folder: Path, pickles: Iterable[Path]) -> None:
-    """Write a folder's pickles as safetensors beside them; raises ModelLoadError."""
+    """Convert a folder's pickles to safetensors files beside them; raises ModelLoadError."""
     _run(["convert", str(folder)], sum(path.stat().st_size for path in pickles))
 
 
@@ -41,9 +41,9 @@ def merge(adapter: Path, base: Path, target: Path) -> None:
 
 
 def _run(words: list[str], size: int) -> None:
-    """Do one job of `tgi_trio.conversion` over `size` bytes of weights."""
+    """Run one job of `tgi_trio.conversion` over `size` bytes of weights."""
     seconds = _SECONDS + size // _BYTES_PER_SECOND
-    # sources and targets are mapped as they are compared, one tensor may be in memory twice
+    # sources and targets are mapped to be compared, and one tensor may be in memory twice
     memory = _MEMORY + 4 * size
     argv = [sys.executable, "-m", "tgi_trio.conversion", str(seconds), str(memory), *words]
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
@@ -63,7 +63,7 @@ def _run(words: list[str], size: int) -> None:
 
 
 def _follow(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Log what a process says until it ends; return whether it ended in time."""
+    """Log a process's output until it ends; return whether it ended in time."""
     deadline, text = time.monotonic() + seconds, b""
     stdout = process.stdout
     while stdout is not None and (left := deadline - time.monotonic()) > 0:
@@ -74,13 +74,13 @@ def _follow(process: subprocess.Popen[bytes], seconds: float) -> bool:
         for line in lines:
             log.info("%s", line.decode(errors="replace"))
         if not data:
-            process.wait()  # it has closed its output, so it is at its end
+            process.wait()  # it has closed its output, so it is about to exit
             return True
     return False
 
 
 def _why(words: list[str], code: int, text: str, in_time: bool) -> str:
-    """Return what went wrong in one paragraph."""
+    """Return the reason for a failure, as one paragraph."""
     what = f"{words[1]} could not be " + ("merged" if words[0] == "merge" else "converted")
     if not in_time:
         return f"{what}: it took too long. Look at the disk and at what else this machine does"

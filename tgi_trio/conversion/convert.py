@@ -1,8 +1,8 @@
-"""A folder of pickles into safetensors beside them, without torch and without running anything.
+"""Converts a folder of pickles to safetensors beside them, without torch, without executing any.
 
-Every file is written, compared and named in a folder of its own first (`STAGING`); what is finished
-there is not done again when a conversion that was interrupted is started once more. All of it moves
-into the model's folder at the end.
+Every file is first written, compared and renamed in a staging folder (`STAGING`); after an
+interruption, the next conversion does not repeat the files that are finished there. At the end all
+of them are moved to the model's folder.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_values
 
 Say = Callable[[str], None]
-MOST_TIMES: Final = 4  # that a storage may be written: views of it may overlap, but fill no disk
+MOST_TIMES: Final = 4  # limit of a storage's copies: views may overlap, but must not fill the disk
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def convert_folder(folder: Path, say: Say) -> None:
-    """Convert a folder's pickles; `say` is told of every file.
+    """Convert a folder's pickles; calls `say` for every file.
 
-    Returns at once where nothing is due, after waiting for another process that is at it. Raises
-    ModelLoadError, and OSError when the folder cannot be written to.
+    Returns at once if there is nothing to convert, after waiting for another process's conversion.
+    Raises ModelLoadError, and OSError if the folder is not writable.
     """
     with _lock_folder(folder):
         if not conversion_due(folder):
@@ -73,7 +73,7 @@ def _convert(folder: Path, staging: Path, say: Say) -> None:
         raise ModelLoadError(f"{folder} holds two pickles that would become one file")
     tied = _is_tied(folder)
     where: dict[str, str] = {}  # tensor -> file
-    dropped: set[str] = set()  # names of tensors that are kept under another
+    dropped: set[str] = set()  # names of tensors that are stored under another
     total = 0
     for number, file in enumerate(files, 1):
         with open_torch_file(file) as source:
@@ -94,7 +94,7 @@ def _convert(folder: Path, staging: Path, say: Say) -> None:
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder against other conversions, waiting for one that is at it."""
+    """Lock the folder against other conversions, after waiting for a running one."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -104,7 +104,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _is_tied(folder: Path) -> bool:
-    """Whether a model needs a tensor that has two names only once; False says it needs both."""
+    """Return whether a model needs a tensor with two names only once; if not, it needs both."""
     try:
         config = read_values(folder)
     except ModelLoadError:
@@ -113,10 +113,10 @@ def _is_tied(folder: Path) -> bool:
 
 
 def _names(source: TorchFile, tied: bool) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return what to write, and the names left out with the name that stands for them.
+    """Return the tensors to write, and the omitted names with the names that replace them.
 
-    Of names of one tensor the first is kept: a state dict has modules in the order they were made,
-    embeddings before the heads that are tied to them.
+    Of a tensor's names the first is kept: a state dict has modules in the order of their creation,
+    embeddings before tied heads.
     """
     kept: dict[str, Tensor] = {}
     again: dict[str, str] = {}
@@ -163,7 +163,7 @@ def _bytes_of(source: TorchFile, tensor: Tensor) -> Iterator[Any]:
 
 
 def view_strided(source: TorchFile, tensor: Tensor) -> NDArray[Any]:
-    """Return a tensor, not an empty one, as it lies in the file: elements as unsigned numbers."""
+    """Return a non-empty tensor as stored: a strided view with elements as unsigned integers."""
     item = ITEM_SIZES[tensor.dtype]
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
     flat = np.frombuffer(source.data, _UNSIGNED[item], span, source.place(tensor))
@@ -188,10 +188,10 @@ def _check_index(folder: Path, found: Set[str]) -> None:
 
 
 def _publish(folder: Path, staging: Path, where: Mapping[str, str], total: int) -> None:
-    """Move what is finished to where it belongs, the index first.
+    """Move finished files to their places, the index first.
 
-    Whoever looks in between sees an index with files missing, or parts of another time: both are
-    taken for a conversion that is not finished.
+    In between, readers see an index with missing files, or parts of different conversions: both
+    count as an unfinished conversion.
     """
     if where:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}

@@ -1,4 +1,4 @@
-"""Numbers of a checkpoint as float32 and back; numpy has no bfloat16."""
+"""Converts numbers of a checkpoint to float32 and back; numpy has no bfloat16."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _QUIET_NAN: Final = np.uint16(0x7FC0)
 
 
 def widen(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-    """Return numbers given as unsigned integers of their size, e.g. uint16 for "BF16"."""
+    """Return numbers as float32, from unsigned integers of their size, e.g. uint16 for "BF16"."""
     if dtype == "F32":
         return raw.view(np.float32)
     if dtype == "F16":
@@ -21,11 +21,11 @@ def widen(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 
 def narrow(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
-    """Return float32 in another dtype, rounded to nearest, ties to even."""
+    """Return float32 converted to another dtype, rounded to nearest, ties to even."""
     if dtype == "F32":
         return values
     if dtype == "F16":
-        with np.errstate(over="ignore"):  # infinity says that it does not fit
+        with np.errstate(over="ignore"):  # overflow becomes infinity, which the caller detects
             return values.astype(np.float16)
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -1,8 +1,7 @@
-"""Which pickles of a model folder are its weights, and whether they still have to be converted.
+"""The pickles of a model folder that are its weights, and whether to convert them.
 
-What a conversion writes says in its metadata which file it was made from (`SOURCE`), with size and
-time: a pickle that changes later is converted again, and weights that came as safetensors are never
-touched.
+Converted files record their source in the metadata (`SOURCE`), with its size and time: a pickle
+that changes later is converted again, and original safetensors files are never touched.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 
-SOURCE: Final = "converted_from"  # key of the metadata
-STAGING: Final = ".converting"  # holds what a conversion has finished until all of it is
+SOURCE: Final = "converted_from"  # key in the metadata
+STAGING: Final = ".converting"  # holds a conversion's finished files until all are finished
 INDEX: Final = "pytorch_model.bin.index.json"
 NEW_INDEX: Final = "model.safetensors.index.json"
-_LONGEST_HEADER: Final = 100_000_000  # bytes; safetensors' own limit
+_LONGEST_HEADER: Final = 100_000_000  # bytes; the limit of safetensors
 _TOKENIZER: Final = (
     "tokenizer", "special_tokens_map", "added_tokens", "chat_template", "vocab.", "merges.",
 )  # fmt: skip
-# Pickles that lie beside weights; TGI leaves the first three out by these words.
+# Parts of the names of other pickles beside weights; TGI excludes the first three as well.
 _NO_WEIGHTS: Final = (
     "arguments", "args", "training", "optimizer", "scheduler", "rng_state", "scaler", "adapter_",
     "openvino", "medusa_",
@@ -30,22 +29,22 @@ _NO_WEIGHTS: Final = (
 
 
 def weights_of(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model; adapters may lie beside them."""
+    """Return the safetensors files of a model, without those of an adapter."""
     return sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("adapter_"))
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files of a folder's tokenizer, if it has one; the chat template is among them."""
+    """Return the files of a folder's tokenizer, if it has one, including the chat template."""
     found = [p for p in sorted(folder.iterdir()) if p.is_file() and p.name.startswith(_TOKENIZER)]
     return found if any(path.name.startswith("tokenizer") for path in found) else []
 
 
 def find_pickles(folder: Path, extensions: Sequence[str] = (".bin", ".pt")) -> list[Path]:
-    """Return the pickles that are a model's weights: those of the first extension that has any.
+    """Return the pickles of a model's weights, with the first extension that has any.
 
-    Heads that guess for another model are weights where there are no others.
+    A speculator's heads count as weights if there are no others.
 
-    Raises ModelLoadError when an index names files that are not there.
+    Raises ModelLoadError if an index names missing files.
     """
     if ".bin" in extensions and (folder / INDEX).is_file():
         return _list_indexed(folder)
@@ -55,7 +54,7 @@ def find_pickles(folder: Path, extensions: Sequence[str] = (".bin", ".pt")) -> l
         numbered = [p for p in found if p.stem.startswith("pytorch_model-")]
         if chosen := usual or numbered or found:
             return chosen
-    # Medusa's heads lie beside a model's weights, or are all there is.
+    # Medusa's heads are beside a model's weights, or without any.
     return sorted(folder.glob("medusa_lm_head.pt")) if ".pt" in extensions else []
 
 
@@ -76,9 +75,9 @@ def _list_indexed(folder: Path) -> list[Path]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Return an index of weights, tensor -> file; {} where there is none.
+    """Return an index of weights, tensor -> file; {} if there is none.
 
-    Raises ModelLoadError.
+    Raises ModelLoadError if it cannot be read.
     """
     try:
         table = json.loads(path.read_bytes())["weight_map"]
@@ -90,21 +89,21 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def target_name(pickle: Path) -> str:
-    """Return the name of what a pickle becomes, as transformers would call it."""
+    """Return the name of a pickle's converted file, which is transformers' name for it."""
     return f"{pickle.stem.removeprefix('pytorch_')}.safetensors"
 
 
 def identity(pickle: Path) -> str:
-    """Return what the metadata says of a source: name, bytes and time of its last change, in ns."""
+    """Return the metadata's text for a source: name, bytes and time of the last change in ns."""
     state = pickle.stat()
     return f"{pickle.name}:{state.st_size}:{state.st_mtime_ns}"
 
 
 def conversion_due(folder: Path) -> bool:
-    """Whether a folder's pickles are to be converted: never yet, not to the end, or anew."""
+    """Return whether to convert a folder's pickles: never converted, not completely, or changed."""
     sources = [_metadata(path).get(SOURCE) for path in weights_of(folder)]
     if not all(isinstance(source, str) for source in sources):
-        return False  # weights of their own are there
+        return False  # the folder has original safetensors files
     if not find_pickles(folder):
         return False
     if not sources or (folder / STAGING).is_dir():
@@ -118,7 +117,7 @@ def _has_changed(folder: Path, source: str) -> bool:
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    """Return a safetensors file's metadata; {} for a file that cannot be read as one."""
+    """Return a safetensors file's metadata; {} if it cannot be read."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -130,7 +129,7 @@ def _metadata(path: Path) -> dict[str, Any]:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files that a model is loaded from, safetensors or GGUF; raises ModelLoadError."""
+    """Return the files from which a model is loaded, safetensors or GGUF; raises ModelLoadError."""
     if index := read_index(folder / NEW_INDEX):
         return [folder / name for name in sorted(set(index.values()))]
     whole = folder / "model.safetensors"

@@ -1,8 +1,8 @@
-"""An adapter of PEFT merged into its base: LoRA and DoRA, embeddings, biases, modules saved whole.
+"""Merges an adapter of PEFT into its base: LoRA, DoRA, embeddings, biases, modules saved whole.
 
 Files are `adapter_config.json` and `adapter_model.safetensors` or `.bin`. `adapter_changes.py` has
-the sums, which are made in float32 and rounded once to the base's dtype; `merge_plan.py` says which
-of the base's tensors they are for.
+the sums, which are computed in float32 and rounded once, to the base's dtype; `merge_plan.py` finds
+the base's tensors for them.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import AdapterConfig, read_adapter_config
 from tgi_trio.model.config import read_config
 
-_TRANSPOSED: Final = ("gpt2", "openai-gpt")  # their Conv1D holds [in, out]
+_TRANSPOSED: Final = ("gpt2", "openai-gpt")  # their Conv1D has [in, out]
 _COPIED: Final = (".json", ".jinja", ".model", ".tiktoken", ".txt", ".py")
 
 
 def merge_adapter(adapter: Path, base: Path, target: Path, say: Callable[[str], None]) -> None:
-    """Write the folder `target`, which is not there: `base`, an adapter merged into its weights.
+    """Write `base` with an adapter merged into its weights to the new folder `target`.
 
-    Everything else is the base's, except for the tokenizer where the adapter has other tokens.
-    Raises ModelLoadError, naming what cannot be merged, and OSError.
+    Everything else is copied from the base, except the tokenizer if the adapter has other tokens.
+    Raises ModelLoadError that names what cannot be merged, and OSError.
     """
     config = read_config(base)
     if config.get("quantization_config"):
@@ -60,7 +60,7 @@ def merge_adapter(adapter: Path, base: Path, target: Path, say: Callable[[str], 
     with read_adapter(adapter) as (adapter_config, changes):
         files = [SafetensorsFile.open(path) for path in model_files(base)]
         shapes = {name: tuple(file.table[name]["shape"]) for file in files for name in file.table}
-        unties = not config.get("is_encoder_decoder")  # T5 scales what a head that is shared gets
+        unties = not config.get("is_encoder_decoder")  # T5 scales the input of a shared head
         plan = plan_merge(adapter_config, changes, shapes, unties=unties)
         transposed = bool(adapter_config.values.get("fan_in_fan_out"))
         transposed |= config.model_type in _TRANSPOSED
@@ -85,7 +85,7 @@ def merge_adapter(adapter: Path, base: Path, target: Path, say: Callable[[str], 
 
 
 def _merge_file(file: SafetensorsFile, plan: MergePlan, transposed: bool) -> Iterator[TensorEntry]:
-    """Yield the tensors of one of the base's files, and a new head beside its embedding."""
+    """Yield the tensors of one of the base's files, with a new head after its embedding."""
     for name in file.table:
         change = plan.changes.get(name)
         yield file.entry(name) if change is None else _merge_entry(file, name, change, transposed)
@@ -94,7 +94,7 @@ def _merge_file(file: SafetensorsFile, plan: MergePlan, transposed: bool) -> Ite
 
 
 def _copy_rest(base: Path, target: Path) -> None:
-    """Copy what lies beside a model's weights."""
+    """Copy the other files beside a model's weights."""
     for path in sorted(base.rglob("*.jinja")) + sorted(base.iterdir()):
         if path.is_file() and path.suffix in _COPIED and not path.name.endswith(".bin.index.json"):
             copy = target / path.relative_to(base)
@@ -103,7 +103,7 @@ def _copy_rest(base: Path, target: Path) -> None:
 
 
 def _rewrite_config(path: Path, plan: MergePlan) -> None:
-    """Have the configuration say how many tokens there are, and that the head is apart."""
+    """Write the number of tokens and an untied head to the configuration."""
     config = json.loads(path.read_bytes())
     text = config.get("text_config")
     for part in (config, *([text] if isinstance(text, dict) else [])):
@@ -115,7 +115,7 @@ def _rewrite_config(path: Path, plan: MergePlan) -> None:
 
 
 def _rewrite_index(path: Path, plan: MergePlan) -> None:
-    """Have the index say in which file a new head is."""
+    """Write a new head's file to the index."""
     if plan.head is None or plan.embedding is None or not path.is_file():
         return
     index = json.loads(path.read_bytes())
@@ -125,9 +125,9 @@ def _rewrite_index(path: Path, plan: MergePlan) -> None:
 
 @contextmanager
 def read_adapter(folder: Path) -> Iterator[tuple[AdapterConfig, list[Change]]]:
-    """Yield what an adapter changes, whose tensors can be read during the block.
+    """Yield an adapter's configuration and changes, whose tensors can be loaded during the block.
 
-    Raises ModelLoadError for what cannot be merged, naming it.
+    Raises ModelLoadError that names what cannot be merged.
     """
     config = read_adapter_config(folder)
     if refused := config.find_refused(merged=True):
@@ -157,7 +157,7 @@ def _load_torch(file: TorchFile, tensor: Tensor) -> Floats:
 def _merge_entry(
     file: SafetensorsFile, name: str, change: Change, transposed: bool, new_name: str | None = None
 ) -> TensorEntry:
-    """Return an entry whose bytes are what becomes of a tensor, made when they are written."""
+    """Return the entry of a changed tensor, which is computed as it is written."""
     entry = file.entry(name)
     if entry.dtype not in WIDENED:
         raise ModelLoadError(f"{name} of the base is {entry.dtype}: nothing can be added to it")

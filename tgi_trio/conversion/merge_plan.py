@@ -1,8 +1,8 @@
-"""Which tensors of a base an adapter changes, and whether its head can go on being its embedding.
+"""The base's tensors that an adapter changes, and whether head and embedding can remain tied.
 
-Many models have no head of their own: it *shares* the embedding's weights (`tie_word_embeddings`).
-PEFT lets an adapter change one of the two. The merged model computes what PEFT computes with the
-adapter beside the model, so it has a head of its own then.
+Many models have no separate head: it is *tied* to the embedding, whose weights it shares
+(`tie_word_embeddings`). PEFT lets an adapter change only one of the two. The merged model computes
+what PEFT computes with the adapter beside the model, so it then has a separate head.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import AdapterConfig
 
 _HEAD: Final = "lm_head"
-# Embeddings that a head may share, and what the head is called when it is apart.
+# Embeddings to which a head may be tied, and the name of a separate head.
 _HEADS: Final[Mapping[str, str]] = {
     "model.embed_tokens.weight": "lm_head.weight",
     "embed_tokens.weight": "lm_head.weight",
@@ -31,20 +31,20 @@ _HEADS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class NewHead:
-    """A head of its own for a base whose head is its embedding."""
+    """A separate head for a base with a tied one."""
 
     name: str
-    change: Change  # of the embedding's tensor as it is in the base
+    change: Change  # of the embedding's tensor in the base
 
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """What becomes of a base's tensors."""
+    """The changes of a base's tensors."""
 
-    changes: Mapping[str, Change]  # by the names of the base's tensors
-    embedding: str | None  # the name of its tensor
+    changes: Mapping[str, Change]  # by names of the base's tensors
+    embedding: str | None  # name of its tensor
     head: NewHead | None
-    tokens: int | None  # rows of the embedding, where there are others than before
+    tokens: int | None  # new number of the embedding's rows; None: as before
 
 
 def plan_merge(
@@ -54,10 +54,10 @@ def plan_merge(
     *,
     unties: bool,
 ) -> MergePlan:
-    """Return what becomes of a base with tensors of these `shapes`.
+    """Return the plan for a base with tensors of these `shapes`.
 
-    `unties`: the base's family may have a head of its own instead of its embedding. Raises
-    ModelLoadError for an adapter that was made for another base.
+    `unties`: the base's family may have a separate head. Raises ModelLoadError for an adapter that
+    was made for another base.
     """
     owners: dict[str, Change] = {}
     heads: list[Change] = []  # of a head that the base does not have
@@ -84,9 +84,9 @@ def plan_merge(
 
 
 def _find(wanted: str, names: Mapping[str, object]) -> str | None:
-    """Return a tensor of the base by the adapter's name for it.
+    """Return the base's name of a tensor, given the adapter's.
 
-    A checkpoint of a bare model leaves out the first part of every name, an adapter of one does.
+    Checkpoints of a bare model lack the first part of every name, and so do adapters of one.
     """
     short = wanted.partition(".")[2]
     if wanted in names or short in names:
@@ -98,18 +98,18 @@ def _find(wanted: str, names: Mapping[str, object]) -> str | None:
 def _untie(
     config: AdapterConfig, embedding: Change | None, head: Change | None, name: str
 ) -> NewHead | None:
-    """Return the head that a base without one needs, if both are not the same afterwards."""
+    """Return the head that a base with a tied one needs, if it differs from the embedding."""
     if head is None:
-        # Rows of single tokens are changed in both, which PEFT sees to.
+        # PEFT changes rows of single tokens in both.
         if embedding is None or set(embedding.parts) == {Kind.ROWS}:
             return None
-        # The head is what the embedding was before anything was added to it.
+        # The head has the embedding's weights without additions.
         whole = {} if embedding.whole is None or not embedding.adds else {
             Kind.WEIGHT: embedding.whole
         }  # fmt: skip
         return NewHead(name, replace(embedding, module=_HEAD, parts=whole, rows=()))
     if config.values.get("ensure_weight_tying"):
-        return None  # PEFT has trained one for both
+        return None  # PEFT has trained one change for both
     if embedding is not None and not (embedding.adds or head.adds):
         one, other = embedding.whole, head.whole
         if one is not None and other is not None and np.array_equal(one.load(), other.load()):
@@ -123,9 +123,9 @@ def _count_tokens(
     new: NewHead | None,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> int | None:
-    """Return how many tokens there are afterwards, None: as before.
+    """Return the new number of tokens, None: as before.
 
-    Raises ModelLoadError where embedding and head have not the same.
+    Raises ModelLoadError if embedding and head have different numbers.
     """
     if embedding is None:
         return None

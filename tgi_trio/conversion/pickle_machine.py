@@ -1,10 +1,10 @@
-"""A pickle interpreter that can build tensors' descriptions and nothing else.
+"""A pickle interpreter that builds descriptions of tensors, and nothing else.
 
-A pickle is a program: GLOBAL names any function of any module and REDUCE calls it. This one is
-never given to Python's unpickler. `pickletools.genops` splits it into opcodes, and the few that
-`torch.save` writes are carried out here. Names are looked up in a table of our own, nothing is
-imported and nothing is called but the builders below, so a file that wants more is refused by the
-name of what it wants.
+A pickle is a program: GLOBAL names any function of any module and REDUCE calls it. So pickles are
+never given to Python's unpickler. `pickletools.genops` splits them into opcodes, and the few that
+`torch.save` writes are executed here. Names are looked up in a fixed table; nothing is imported,
+and only the builders below are called. A file that requires more is rejected, with the name of what
+it requires.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tgi_trio.errors import ModelLoadError
 
 MOST_OPCODES: Final = 20_000_000  # a tensor takes about fifty
 
-# Storage classes, and dtypes of those that only say so beside an untyped storage -> safetensors'
-# names of the dtypes.
+# Storage classes, and dtypes of tensors with an untyped storage -> safetensors' names of the
+# dtypes.
 DTYPES: Final[Mapping[str, str]] = {
     "torch.DoubleStorage": "F64", "torch.FloatStorage": "F32", "torch.HalfStorage": "F16",
     "torch.BFloat16Storage": "BF16", "torch.LongStorage": "I64", "torch.IntStorage": "I32",
@@ -40,33 +40,33 @@ ITEM_SIZES: Final[Mapping[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What GLOBAL leaves on the stack: a name that is known, standing for nothing but itself."""
+    """Result of GLOBAL on the stack: a known name, which represents only itself."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class PickledStorage:
-    """What a persistent id stands for: a run of bytes elsewhere in the file."""
+    """The object of a persistent id: a byte range elsewhere in the file."""
 
     key: str
-    dtype: str  # of `ITEM_SIZES`; "" where the tensor says it
-    count: int  # elements, bytes where there is no dtype
+    dtype: str  # in `ITEM_SIZES`; "" if the tensor has it
+    count: int  # elements, or bytes without a dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor by its description: a strided view of a storage. Counts are elements."""
+    """The description of a tensor: a strided view of a storage. Counts are of elements."""
 
     storage: PickledStorage
-    dtype: str  # of `ITEM_SIZES`
+    dtype: str  # in `ITEM_SIZES`
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
 
 class _Mark:
-    """Delimits what an opcode takes from the stack."""
+    """Marks the beginning of an opcode's operands on the stack."""
 
 
 _MARK: Final = _Mark()
@@ -92,10 +92,10 @@ class _Machine:
 
 
 def run_pickle(stream: BinaryIO) -> Any:
-    """Return what the pickle at `stream`'s position describes; leaves the stream behind it.
+    """Return the object that a pickle describes; leaves `stream` after it.
 
-    Dicts, lists, tuples, texts, numbers, `PickledStorage` and `Tensor`. Raises ModelLoadError for
-    one that asks for anything else, naming it, or that is damaged.
+    Dicts, lists, tuples, strings, numbers, `PickledStorage` and `Tensor`. Raises ModelLoadError if
+    the pickle is damaged, or requires anything else, which it names.
     """
     machine = _Machine()
     try:
@@ -115,7 +115,7 @@ def run_pickle(stream: BinaryIO) -> Any:
     raise ModelLoadError("its pickle is damaged: it has no end")
 
 
-# ---- what the names stand for --------------------------------------------------------------
+# ---- builders ------------------------------------------------------------------------------
 
 
 def _whole(value: Any) -> int:
@@ -131,7 +131,7 @@ def _wholes(values: Any) -> tuple[int, ...]:
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Tensor:
-    """`_rebuild_tensor_v2`; `rest`: whether it needs a gradient, its hooks, what else it is."""
+    """`_rebuild_tensor_v2`; `rest`: whether it requires a gradient, hooks, and metadata."""
     if len(rest) > 2 and rest[2]:
         raise ModelLoadError("it holds a tensor that is conjugated or negated as it is read")
     if not isinstance(storage, PickledStorage) or not storage.dtype:
@@ -143,7 +143,7 @@ def _typed_tensor(
     storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any,
     metadata: Any = None,
 ) -> Tensor:  # fmt: skip
-    """`_rebuild_tensor_v3`: the dtype is the tensor's, the storage is bytes."""
+    """`_rebuild_tensor_v3`: the dtype is the tensor's, and the storage has bytes."""
     if metadata:
         raise ModelLoadError("it holds a tensor that is conjugated or negated as it is read")
     if not isinstance(storage, PickledStorage) or not isinstance(dtype, Name):
@@ -157,7 +157,7 @@ def _parameter(data: Any, *rest: Any) -> Any:
 
 
 def _ordered_dict(*items: Any) -> dict[Any, Any]:
-    if items:  # since Python 3 they are set one by one behind it
+    if items:  # since Python 3, items are set one by one afterwards
         raise ModelLoadError("it was written by Python 2: load and save it once more with torch")
     return {}
 
@@ -191,14 +191,14 @@ def _reduce(machine: _Machine, _: Any) -> None:
 
 
 def _build(machine: _Machine, _: Any) -> None:
-    """Attributes of a state dict (its modules' versions) say nothing about tensors."""
+    """Ignore attributes of a state dict (versions of its modules), which do not concern tensors."""
     machine.pop()
     if not isinstance(machine.stack[-1], dict):
         raise ValueError("something that is no dict is given attributes")
 
 
 def _persistent(machine: _Machine, _: Any) -> None:
-    """("storage", class, key, device, count); older files add what the storage is a view of."""
+    """("storage", class, key, device, count); older files add the storage of which it is a view."""
     found = machine.pop()
     if not isinstance(found, tuple) or len(found) not in (5, 6) or found[0] != "storage":
         raise ValueError("a persistent id is no storage")
@@ -215,7 +215,7 @@ def _persistent(machine: _Machine, _: Any) -> None:
 
 
 def _key(value: Any) -> Any:
-    # Texts and numbers alone: a hash of nested tuples recurses as deep as a file likes.
+    # Only strings and numbers: the hash of nested tuples recurses as deep as the file demands.
     if not isinstance(value, str | int):
         raise ValueError("a key is neither text nor number")
     return value
@@ -277,7 +277,7 @@ def _recall(machine: _Machine, argument: Any) -> None:
 
 
 def _nothing(machine: _Machine, _: Any) -> None:
-    """PROTO and FRAME only help a reader."""
+    """Do nothing: PROTO and FRAME only help a reader."""
 
 
 _OPCODES: Final[Mapping[str, Callable[[_Machine, Any], None]]] = {

@@ -1,6 +1,7 @@
-"""Safetensors files tensor by tensor, however large; written ones are whole or not there.
+"""Safetensors files, read and written tensor by tensor; a written file is complete or absent.
 
-The file is the length of the header (u64), the header as JSON and the tensors' bytes, without gaps.
+A file consists of the header's length (u64), the header as JSON and the tensors' bytes, without
+gaps.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tgi_trio.conversion.floats import WIDENED, widen
 from tgi_trio.conversion.pickle_machine import ITEM_SIZES
 from tgi_trio.errors import ModelLoadError
 
-PIECE: Final = 2**24  # bytes written and compared at a time
+PIECE: Final = 2**24  # bytes written and compared at once
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class TensorEntry:
     """A tensor to be written. `parts()` yields its bytes, little-endian and in row-major order."""
 
     name: str
-    dtype: str  # as safetensors names it
+    dtype: str  # safetensors' name for it
     shape: tuple[int, ...]
     size: int  # bytes
     parts: Callable[[], Iterable[Any]]  # buffers of bytes
@@ -37,10 +38,10 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything goes."""
+    """The contents of a file to be written."""
 
     entries: Sequence[TensorEntry]  # in the order of their bytes
-    header: bytes  # with its length in front
+    header: bytes  # preceded by its length
 
     @property
     def size(self) -> int:
@@ -50,16 +51,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """A file that is read, mapped."""
+    """A mapped file for reading."""
 
     path: Path
     table: Mapping[str, Any]  # name -> its entry of the header, in the order of the bytes
     data: mmap.mmap
-    start: int  # of the bytes
+    start: int  # of the tensors' bytes
 
     @classmethod
     def open(cls, path: Path) -> SafetensorsFile:
-        """Map a file that safetensors' own reader accepts; raises ModelLoadError."""
+        """Map a file that safetensors' reader accepts; raises ModelLoadError."""
         try:
             with safe_open(str(path), framework="np"), path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -72,14 +73,14 @@ class SafetensorsFile:
         return cls(path, dict(ordered), data, start)
 
     def entry(self, name: str) -> TensorEntry:
-        """Return a tensor as it is."""
+        """Return the entry of an unchanged tensor."""
         facts = self.table[name]
         size = facts["data_offsets"][1] - facts["data_offsets"][0]
         shape = tuple(facts["shape"])
         return TensorEntry(name, facts["dtype"], shape, size, lambda: [self._bytes(name)])
 
     def floats(self, name: str) -> NDArray[np.float32]:
-        """Return a tensor of floats as float32; raises ModelLoadError for one of anything else."""
+        """Return a floating-point tensor as float32; raises ModelLoadError for other dtypes."""
         facts = self.table[name]
         if facts["dtype"] not in WIDENED:
             raise ModelLoadError(f"{name!r} in {self.path} is {facts['dtype']}, no float")
@@ -93,7 +94,7 @@ class SafetensorsFile:
 
 
 def lay_out(entries: Iterable[TensorEntry], metadata: Mapping[str, str]) -> Layout:
-    """Return the layout of a file: larger elements first, so that all are aligned."""
+    """Return the layout of a file: larger dtypes first, so that all tensors are aligned."""
     ordered = sorted(entries, key=lambda entry: -ITEM_SIZES.get(entry.dtype, 1))
     table: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     at = 0
@@ -111,7 +112,7 @@ def lay_out(entries: Iterable[TensorEntry], metadata: Mapping[str, str]) -> Layo
 
 
 def is_written(path: Path, layout: Layout) -> bool:
-    """Whether a file that `write_safetensors` once finished is there, with this very layout."""
+    """Return whether a file with exactly this layout exists, as `write_safetensors` leaves it."""
     try:
         with path.open("rb") as file:
             begins = file.read(len(layout.header)) == layout.header
@@ -121,9 +122,9 @@ def is_written(path: Path, layout: Layout) -> bool:
 
 
 def write_safetensors(path: Path, layout: Layout) -> None:
-    """Write a file, read it back, compare, and only then give it its name.
+    """Write a file, read it back and compare it before it gets its name.
 
-    Raises ModelLoadError when what is on the disk is not what was written; OSError.
+    Raises ModelLoadError if the file on disk differs, and OSError.
     """
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
@@ -145,7 +146,7 @@ def _pieces(entry: TensorEntry) -> Iterator[memoryview]:
 
 
 def _verify(path: Path, layout: Layout) -> None:
-    """Compare a file with its layout, byte by byte, and have safetensors' own reader accept it."""
+    """Compare a file with its layout by bytes, and check that safetensors' reader accepts it."""
     wrong = f"{path} differs from what was written to it: look at the disk"
     if path.stat().st_size != layout.size:
         raise ModelLoadError(wrong)

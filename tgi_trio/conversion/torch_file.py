@@ -1,9 +1,9 @@
-"""What `torch.save` writes, read without torch: descriptions of tensors and where their bytes lie.
+"""Reads files of `torch.save` without torch: descriptions of tensors, and their bytes' offsets.
 
-Two formats. Since torch 1.6 an archive is a zip file with members `<name>/data.pkl`, the pickle,
-and `<name>/data/<key>`, the storages, none of them compressed. Before it was a sequence of pickles
-(magic number, version, machine, object, keys of the storages) with the storages behind them, each
-as its count (int64) and its elements.
+There are two formats. Since torch 1.6, a file is a zip archive with members `<name>/data.pkl`, the
+pickle, and `<name>/data/<key>`, the storages, all uncompressed. Before, it was a sequence of
+pickles (magic number, version, machine, object, keys of the storages), followed by the storages,
+each as its count (int64) and its elements.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _POINTER: Final = b"version https://git-lfs"
 
 @dataclass(frozen=True)
 class TorchFile:
-    """An open file. `start` of a storage is its place in `data`, in bytes."""
+    """An open file. `start` of a storage is its offset in `data`, in bytes."""
 
     path: Path
     tensors: Mapping[str, Tensor]  # by name, in the order of the state dict
     data: mmap.mmap
     start: Mapping[str, int]
-    stored_bytes: int  # of all storages; overlapping ones count once
+    stored_bytes: int  # of all storages; overlaps count once
 
     def place(self, tensor: Tensor) -> int:
-        """Return where the first element of a tensor lies in `data`."""
+        """Return the offset of a tensor's first element in `data`."""
         return self.start[tensor.storage.key] + tensor.offset * ITEM_SIZES[tensor.dtype]
 
 
 @contextmanager
 def open_torch_file(path: Path) -> Iterator[TorchFile]:
-    """Map a file written by `torch.save`; nothing in it is run.
+    """Map a file written by `torch.save`; nothing in it is executed.
 
-    Raises ModelLoadError for one that holds anything but tensors by name, or whose tensors do not
-    lie in it.
+    Raises ModelLoadError for a file that contains anything but tensors by name, or tensors whose
+    bytes it lacks.
     """
     with ExitStack() as held:
         try:
@@ -58,7 +58,7 @@ def open_torch_file(path: Path) -> Iterator[TorchFile]:
                 raise ModelLoadError("it is empty")
             if file.read(len(_POINTER)) == _POINTER:
                 raise ModelLoadError("it is a Git LFS pointer, not the file: run git lfs pull")
-            # not closed here: numpy's views of it may outlive an error
+            # not closed here: views by numpy may remain after an error
             data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
             read = _read_zip if zipfile.is_zipfile(file) else _read_sequence
             value, start, sizes = read(file, data)
@@ -102,7 +102,7 @@ def _read_zip(file: BinaryIO, data: mmap.mmap) -> Found:
 
 
 def _begin(member: zipfile.ZipInfo, data: mmap.mmap) -> int:
-    """Return where a member's bytes begin."""
+    """Return the offset of a member's bytes."""
     at, size = member.header_offset, member.file_size
     if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
         raise ModelLoadError(f"{member.filename} is compressed or encrypted in its archive")
@@ -144,7 +144,7 @@ def _read_sequence(file: BinaryIO, data: mmap.mmap) -> Found:
 
 
 def _state_dict(value: Any) -> dict[str, Tensor]:
-    """Return the named tensors; raises ModelLoadError naming what is none."""
+    """Return the tensors by name; raises ModelLoadError that names anything else."""
     if isinstance(value, dict) and isinstance(value.get("state_dict"), dict):
         value = value["state_dict"]  # trainers wrap it
     if not isinstance(value, dict):
@@ -157,7 +157,7 @@ def _state_dict(value: Any) -> dict[str, Tensor]:
 
 
 def _check(name: str, tensor: Tensor, sizes: Mapping[str, int]) -> None:
-    """Raise ModelLoadError unless every element lies in the tensor's storage."""
+    """Raise ModelLoadError unless every element is within the tensor's storage."""
     storage, item = tensor.storage, ITEM_SIZES[tensor.dtype]
     size = sizes.get(storage.key)
     if size is None:
