@@ -23,9 +23,9 @@ class Run:
 class Stage:
     """A rank's place in a pipeline of `size` stages, each of `width` ranks with successive numbers.
 
-    Rank 0 chooses tokens, so its stage is the last; what it plans reaches the first one beside it.
-    Where a stage has several ranks, each has a part of every layer (tensor parallelism), and hidden
-    states go from each to its counterpart in the next stage.
+    Rank 0 chooses tokens, so its stage is the last; the first stage receives its plans. If a stage
+    has several ranks, each has a portion of every layer (tensor parallelism), and hidden states are
+    sent from each to its counterpart in the next stage.
     """
 
     rank: int
@@ -39,12 +39,12 @@ class Stage:
 
     @property
     def number(self) -> int:
-        """Its stage's place among ranks: 0 is the last stage, 1 the first."""
+        """The number of its stage in the order of ranks: 0 is the last stage, 1 the first."""
         return self.rank // self.width
 
     @property
     def place(self) -> int:
-        """Its place among the ranks of its stage."""
+        """The number of the rank within its stage."""
         return self.rank % self.width
 
     @property
