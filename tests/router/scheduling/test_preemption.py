@@ -122,6 +122,27 @@ def test_priorities_decide_who_gives_way() -> None:
     assert pair.tokens == {1: expected(6, 30), 2: expected(7, 30)}
 
 
+@pytest.mark.parametrize("crash", [False, True])
+def test_who_gave_way_to_more_urgent_ones_is_not_starved(crash: bool) -> None:
+    """Two of them are always there, younger ones too; what was begun goes on and ends."""
+    pair = growing(blocks=11, patience=5)
+    pair.scheduler.add(0, request(6, 30, priority=5), 0.0)
+    pair.step()
+    urgent = 0
+    while 0 not in pair.finished and urgent < 50:
+        while urgent - len(pair.finished) < 2:
+            urgent += 1
+            pair.scheduler.add(urgent, request(7, 30), pair.now)
+        pair.step()
+        if crash and urgent == 4:
+            crash = False
+            pair.scheduler.shard_lost(pair.now)
+            pair.shard = ModelShard(4)
+    assert pair.scheduler.counters["preempted"] > 0
+    assert 0 in pair.finished and len(pair.finished) <= 12
+    assert pair.tokens[0] == expected(6, 30)
+
+
 @pytest.mark.parametrize("prefix_caching", [False, True])
 def test_a_cache_ten_times_too_small_serves_everyone(prefix_caching: bool) -> None:
     """40 requests of up to 40 tokens need about 400 blocks; there are 40, then 11."""

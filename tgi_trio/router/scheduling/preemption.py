@@ -5,6 +5,9 @@ neither free blocks nor evictable prefixes are left, the youngest member is pree
 come back with the acknowledgement, and it is recomputed later from its prompt and its generated
 tokens. No sequence is preempted for a younger one. If there is no younger one, a sequence pauses
 with its blocks until an older one ends. So the oldest always advances, and every sequence ends.
+
+A sequence of a lower priority counts as younger. It ends all the same: after a while the queue owes
+it a turn, and it has their priority from then on.
 """
 
 from __future__ import annotations

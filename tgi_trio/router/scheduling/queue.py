@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import TypeAlias
@@ -26,7 +26,8 @@ class WaitingQueue:
 
     Sequences that are late (`TtftTarget`) come after those that can still be in time. Neither
     lateness nor priorities starve a sequence: after `patience` admissions more than it would have
-    waited for in order of arrival, it is owed a turn.
+    waited for in order of arrival, it is owed a turn. From then on it has the priority of those
+    that have passed it, or their like would take its blocks again at once.
     """
 
     def __init__(self, limits: SchedulingLimits, ttft_target: TtftTarget) -> None:
@@ -34,11 +35,14 @@ class WaitingQueue:
         self._ttft_target = ttft_target
         self._keys: list[Key] = []  # parallel to _sequences; sorted, no two alike
         self._sequences: list[Sequence] = []
-        # In order of arrival: those that were never on the shard and are owed no turn, and among
-        # these those that are in time.
+        # In order of arrival, without those that are owed a turn: those that were on the shard
+        # before, those that never were, and among the latter those that are in time.
+        self._returning: OrderedDict[int, Sequence] = OrderedDict()
         self._patient: OrderedDict[int, Sequence] = OrderedDict()
         self._in_time: OrderedDict[int, Sequence] = OrderedDict()
         self._admissions = 0
+        # Priorities of the last admissions: of all that can have passed one that is owed a turn.
+        self._admitted: deque[int] = deque(maxlen=limits.patience)
         self.tokens = 0  # known tokens of all waiting sequences
         self.version = 0  # changes with every change
 
@@ -63,6 +67,8 @@ class WaitingQueue:
         """Insert `sequence` in order."""
         if sequence.order or sequence.emitted:
             sequence.rank = Rank.RETURNING
+            sequence.turn = self._admissions  # in order of arrival it would be the next
+            self._returning[sequence.id] = sequence
         else:
             sequence.turn = self._admissions + len(self._sequences)
             self._patient[sequence.id] = self._in_time[sequence.id] = sequence
@@ -71,8 +77,11 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Remove `sequence`. Raises KeyError if it is not here."""
         self._take(sequence)
-        self._patient.pop(sequence.id, None)
-        self._in_time.pop(sequence.id, None)
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        for waiting in (self._returning, self._patient, self._in_time):
+            waiting.pop(sequence.id, None)
 
     def _take(self, sequence: Sequence) -> None:
         at = bisect_left(self._keys, self.key(sequence))
@@ -86,6 +95,7 @@ class WaitingQueue:
         """Remove `sequence`, which is being admitted. Raises KeyError if it is not here."""
         self.remove(sequence)
         self._admissions += 1
+        self._admitted.append(sequence.priority)
 
     def rank(self, now: float) -> None:
         """Re-rank the sequences that are late by now, or are owed a turn."""
@@ -94,8 +104,9 @@ class WaitingQueue:
             del self._in_time[first.id]
             self._move(first, Rank.LATE)
         owed = self._admissions - self._limits.patience
-        while self._patient and (first := next(iter(self._patient.values()))).turn < owed:
-            self._move(first, Rank.OWED)
+        for waiting in (self._returning, self._patient):
+            while waiting and (first := next(iter(waiting.values()))).turn < owed:
+                self._move(first, Rank.OWED)
 
     def _insert(self, sequence: Sequence) -> None:
         key = self.key(sequence)
@@ -108,16 +119,18 @@ class WaitingQueue:
     def _move(self, sequence: Sequence, rank: Rank) -> None:
         self._take(sequence)
         sequence.rank = rank
-        self._insert(sequence)
         if rank is Rank.OWED:
-            del self._patient[sequence.id]
-            self._in_time.pop(sequence.id, None)
+            self._forget(sequence)
+            sequence.priority = min((sequence.priority, *self._admitted))
+        self._insert(sequence)
 
     def check(self) -> None:
         """Raise AssertionError if order or accounting is wrong."""
         ranks = {s.id: s.rank for s in self._sequences}
         if self._patient.keys() != {id for id, rank in ranks.items() if rank >= Rank.IN_TIME}:
             raise AssertionError("turns are kept for others than those that may be passed")
+        if self._returning.keys() != {id for id, rank in ranks.items() if rank is Rank.RETURNING}:
+            raise AssertionError("others return than are said to")
         if self._in_time.keys() != {id for id, rank in ranks.items() if rank is Rank.IN_TIME}:
             raise AssertionError("others are in time than are said to be")
         keys = [self.key(sequence) for sequence in self._sequences]

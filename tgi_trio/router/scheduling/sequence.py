@@ -73,7 +73,7 @@ class Sequence:
         self.id = id
         self.request = request
         self.state = SequenceState.WAITING
-        self.priority = request.priority
+        self.priority = request.priority  # lower goes first; the queue lowers it
         self.arrival = arrival  # number in order of arrival
         self.order = 0  # number in order of first admission, from 1; kept when preempted
         self.deadline = request.deadline
@@ -93,7 +93,7 @@ class Sequence:
         self.emitted_at_death = 0  # generated tokens at the last of them
         # Set by the queue.
         self.rank = Rank.IN_TIME
-        self.turn = 0  # admissions before its own in order of arrival
+        self.turn = 0  # admissions before its own in order of arrival, or of its return
         # Set by admission and growth.
         self.skipped = 0  # how often a later request was admitted before this one
         self.short_at = -1  # it did not fit: up to so many available blocks it is not tried again
