@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import textwrap
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from typing import NoReturn
@@ -13,7 +15,8 @@ from typing import NoReturn
 import pytest
 
 from tests.warm_start import start_warm
-from tgi_trio.shard.numba_backend.machine_code import store
+from tgi_trio.shard.numba_backend.machine_code import entry, store
+from tgi_trio.shard.numba_backend.machine_code.entry import Entry
 from tgi_trio.shard.numba_backend.machine_code.locks import held
 
 
@@ -133,3 +136,20 @@ def test_nobody_is_waited_for_without_end(tmp_path: Path) -> None:
         assert (first, second) == (True, False)
     with held(tmp_path / "lock", patience=0.0) as third:
         assert third
+
+
+def test_threads_that_open_a_kernel_at_once_have_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each had its own, of which one was kept: steps jumped to code that had been freed."""
+    meeting = threading.Barrier(2)
+
+    def open_slowly(*_: object) -> object:
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(0.2)  # until another is here as well, if it can be
+        return object()
+
+    monkeypatch.setattr(entry, "find_or_make", lambda *_: b"")
+    monkeypatch.setattr(entry, "open_object", open_slowly)
+    kernel = Entry("of_no_module", "of_this_test", 1)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: kernel.open(), range(2))
+    assert first is second

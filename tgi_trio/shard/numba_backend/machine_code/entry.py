@@ -8,6 +8,7 @@ compiled.
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeAlias
@@ -39,7 +40,8 @@ class Entry:
         It stays loaded for the life of the process, since tables of operations hold its address.
         Raises what the compiler raises for lack of instructions.
         """
-        return _open(self, choice)
+        with _OPENING:
+            return _open(self, choice)
 
     def is_kept(self, choice: Choice = None) -> bool:
         """Return whether it is in the store; only looks for the file."""
@@ -58,6 +60,11 @@ class Entry:
     def file_name(self, choice: Choice) -> str:
         """Return the name of its file in the store."""
         return file_name(f"{self.module}.{self.function}", choice)
+
+
+# Threads that open a kernel at the same time would each load it, and the cache would keep one: the
+# others' code would be freed while tables of operations have its address.
+_OPENING: Final = threading.Lock()
 
 
 @cache
