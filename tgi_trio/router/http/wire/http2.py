@@ -164,13 +164,15 @@ class Http2Transport(AsgiTransport):
         return 0 if buffer is None else len(buffer.buffer)
 
     async def wait_flushed(self) -> bool:
-        buffer = self._protocol.stream_buffers.get(self._id)
-        if buffer is None or len(buffer.buffer) <= _WINDOW:
-            return True
-        with trio.move_on_after(self.send_timeout):
-            await buffer.drain()
-            return True
-        return False
+        buffer, unsent = self._protocol.stream_buffers.get(self._id), self._unsent()
+        while buffer is not None and unsent > _WINDOW:
+            with trio.move_on_after(self.send_timeout):
+                await buffer.drain()
+                return True
+            before, unsent = unsent, self._unsent()
+            if unsent == before:
+                return False
+        return True
 
     async def abort(self) -> None:
         h2 = self._protocol.connection
