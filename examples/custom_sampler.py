@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 from tgi_trio import demo
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
-from tgi_trio.shard.contract import Choices, Runner, ShardSequence
+from tgi_trio.shard.contract import Choices, ShardSequence
+from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner

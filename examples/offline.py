@@ -20,8 +20,9 @@ from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Runner, ShardSequence
+from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.runner import Runner
 
 STEP_TOKENS = 256  # prompt tokens computed in a step at most
 MAX_ROWS = 16  # prompts at once

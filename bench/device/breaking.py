@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tgi_trio.shard.contract import Pending, StepPlan
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.runner import Pending
 
 _STEP_S = 0.01  # of a dry run, as of a device: streams that take no time never run together
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.shard import process
-from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.runner import Runner
 
 
 def load(options: dict[str, Any], settings: ShardSettings) -> Runner:

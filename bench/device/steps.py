@@ -24,9 +24,10 @@ from bench.device.timing import Timer
 from bench.device.warm_up import timed_warm_up
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.contract import BLOCK_SIZE, Pending, StepPlan
+from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.machine.accelerator import synchronize
+from tgi_trio.shard.runner import Pending
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     StepKind,
 )

@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import Pending, StepPlan, StepResult
+from tgi_trio.shard.contract import StepPlan, StepResult
+from tgi_trio.shard.runner import Pending
 
 
 class Step(NamedTuple):

@@ -37,9 +37,9 @@ from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.step_columns import Moved
+from tgi_trio.shard.runner import Runner
 from tools.demo.entries import load_heldout
 from tools.demo.markup import ASSISTANT, BEGIN, END, USER
 

@@ -19,14 +19,16 @@ from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard import process
 from tgi_trio.shard.contract import (
     Choices,
-    Computed,
-    Pending,
-    Runner,
     ShardSequence,
     StepPlan,
     StepResult,
 )
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
+from tgi_trio.shard.runner import (
+    Computed,
+    Pending,
+    Runner,
+)
 
 VOCAB = 256
 TOKEN = 97

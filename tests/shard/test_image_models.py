@@ -27,7 +27,7 @@ from tests.shard.image_support import (
 )
 from tests.shard.numba_backend.numba_support import cpu_runner
 from tests.shard.torch_backend.models_support import GreedyRecorder, load
-from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.runner import Runner
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 pytestmark = pytest.mark.usefixtures("one_thread")

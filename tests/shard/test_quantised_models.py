@@ -44,7 +44,7 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
-from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.runner import Runner
 
 Make = Callable[..., Path]
 Loaded = tuple[Runner, GreedyRecorder]

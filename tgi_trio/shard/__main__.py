@@ -25,13 +25,13 @@ from tgi_trio.model.image_rules import image_rules
 from tgi_trio.shard import process
 from tgi_trio.shard.ahead import tasks_ahead
 from tgi_trio.shard.checkpoint.readahead import reading_ahead
-from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop.image_queue import ImageQueue, ImageSource
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
 from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.machine.openmp import openmp_settings
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 from tgi_trio.shard.ranks.pipeline import PipelineRunner
+from tgi_trio.shard.runner import Runner
 
 if TYPE_CHECKING:
     from tgi_trio.shard.torch_backend.models.decoder import Ranks

@@ -21,9 +21,9 @@ from tgi_trio.model.kernel_fit import unserved
 from tgi_trio.model.quantised.recognise import check_stated
 from tgi_trio.model.speculators.recognise import find_kind
 from tgi_trio.shard.adapters.room import KeepsRoom, largest_adapter
-from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.machine.device import CPU, graph_sizes, limit_memory
 from tgi_trio.shard.ranks.follower import NoSampler
+from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.speculation.drafted_runner import DraftedRunner, LeavesRoom
 
 if TYPE_CHECKING:

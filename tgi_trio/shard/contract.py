@@ -1,8 +1,8 @@
 """The contract of a step: what a backend is given, and what it returns.
 
 Prefill chunks, decodes and guessed tokens are all the same here: a row with some query tokens at
-given positions. Every backend (torch, CPU kernels, CUDA) takes a `StepPlan` and returns a
-`StepResult`; the worker's loop knows nothing else about it. No torch in this file.
+given positions. Every backend (`runner.py`) takes a `StepPlan` and returns a `StepResult`. No torch
+in this file.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.errors import PeerError
 from tgi_trio.ipc.messages import SamplingParameters, StateGrant
 from tgi_trio.ipc.startup import BLOCK_SIZE as BLOCK_SIZE
-from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
-from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.alternatives import Alternatives, Listed
 from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.placed_features import PlacedFeatures
@@ -267,133 +263,3 @@ class StepResult:
         for i, values in self.prompts.items():
             rows[i].prompt_logprobs, rows[i].prompt_tops = values.logprobs, values.tops
         return rows
-
-
-class Pending(Protocol):
-    """A step that has been launched."""
-
-    def proceed(self) -> None:
-        """Launch what depends on the previous step's tokens, which the sequences have by now.
-
-        Call it once that step has been settled; otherwise `result` does it. Raises what launching
-        raises.
-        """
-        ...
-
-    def result(self) -> StepResult:
-        """Wait for the step and return what it chose. Raises what computing it has raised."""
-        ...
-
-
-@dataclass(slots=True)
-class Computed:
-    """A step of a runner that computes at once: nothing is left to wait for."""
-
-    found: StepResult
-
-    def proceed(self) -> None:
-        return None
-
-    def result(self) -> StepResult:
-        return self.found
-
-
-class DraftRow(NamedTuple):
-    """A sequence that decodes in a step, and may be guessed for."""
-
-    place: int  # among the step's rows
-    sequence: ShardSequence
-    room: int  # most tokens that may be guessed
-
-
-class Drafter(Protocol):
-    """Guesses the next tokens of sequences; `speculation/` has a file for each kind."""
-
-    def draft_rows(self, rows: ListLike[DraftRow], spare: int) -> dict[int, int]:
-        """Write guesses into `token_ids`, after the known tokens, at most `spare` in all.
-
-        Returns how many each row got, by place, for the rows that got any.
-        """
-        ...
-
-
-@runtime_checkable
-class FollowingDrafter(Drafter, Protocol):
-    """One whose guesses the runner makes on the device: the next step may follow unread ones."""
-
-    @property
-    def follows(self) -> bool:
-        """Whether the runner does so here; if not, the other methods are never called."""
-        ...
-
-    def follow(self, rows: ListLike[DraftRow], spare: int) -> dict[int, int]:
-        """Return how many guesses rows get, by place, in a step whose last tokens are unknown."""
-        ...
-
-    def judge(self, sequence: ShardSequence, count: int, right: int) -> None:
-        """Note how many of a sequence's `count` guesses in a step were right."""
-        ...
-
-
-class Runner(Protocol):
-    """A model that can step. `step` must leave sequences untouched: the worker moves them."""
-
-    @property
-    def info(self) -> ShardInfo: ...
-
-    @property
-    def adapters(self) -> AdapterHost | None:
-        """What loads adapters; None where none are served."""
-        ...
-
-    def warm_up(self, request: WarmupRequest) -> WarmupResult:
-        """Run the largest step, size and allocate the KV cache."""
-        ...
-
-    def launch(self, plan: StepPlan) -> Pending:
-        """Begin to compute the plan's tokens, to write their K and V, and to choose next tokens.
-
-        A runner that computes at once returns `Computed(self.step(plan))`.
-        """
-        ...
-
-    def runs_ahead(self, plan: StepPlan) -> bool:
-        """Return whether the step after `plan` may be launched before `plan` has been read.
-
-        Then `plan` itself may be launched with tokens that only the runner knows
-        (`StepPlan.inputs`). For a plan with guesses, or before one (`StepPlan.leads`), the runner
-        must judge guesses, move rows by those that were right (`StepPlan.moves`), and guess.
-        """
-        ...
-
-    def step(self, plan: StepPlan) -> StepResult:
-        """Compute a plan, and return what was chosen."""
-        ...
-
-    def drafter(self, most: int) -> Drafter | None:
-        """Return the drafter of the model, for up to `most` guesses a row (`--speculate`)."""
-        ...
-
-    def prepare(self, sequence: ShardSequence | None) -> bool:
-        """Start what a sequence with a grammar needs before its first step; return if it is ready.
-
-        Called before every step until it is; the sequence sits them out. None, once the model is
-        ready: start what the first such sequence would have to wait for.
-        """
-        ...
-
-    def drop(self, sequence: ShardSequence) -> None:
-        """Free whatever is held for `sequence`."""
-        ...
-
-    def prove_sound(self) -> None:
-        """Compute a made-up token with the whole model, and choose the next; after `warm_up` only.
-
-        Raises whatever a broken device raises, RuntimeError where nothing but NaN comes out. Does
-        not affect any sequence.
-        """
-        ...
-
-
-class GroupBroken(PeerError):
-    """A step failed on this rank: the others may be in the middle of it, so the group ends."""

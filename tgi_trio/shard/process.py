@@ -14,11 +14,11 @@ from tgi_trio.ipc.channel import ChannelSpec
 from tgi_trio.ipc.death import start_shard_end
 from tgi_trio.ipc.tcp import TcpShardEnd, TcpSpec
 from tgi_trio.settings.records import ShardOptions
-from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop import worker
 from tgi_trio.shard.loop.image_queue import ImageSource
 from tgi_trio.shard.loop_channel import Channel
 from tgi_trio.shard.ranks import follower
+from tgi_trio.shard.runner import Runner
 
 
 def serve(

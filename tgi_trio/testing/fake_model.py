@@ -24,15 +24,17 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
-    Computed,
-    Drafter,
-    Pending,
     RowResult,
     ShardSequence,
     StepPlan,
     StepResult,
 )
 from tgi_trio.shard.plan_parts import fill_inputs
+from tgi_trio.shard.runner import (
+    Computed,
+    Drafter,
+    Pending,
+)
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 
 CRASH_EXIT_CODE = 70

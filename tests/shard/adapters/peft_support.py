@@ -13,7 +13,8 @@ import torch
 from tests.shard.torch_backend.models_support import Golden, GreedyRecorder, generated
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.shard.adapter_host import AnnouncingHost
-from tgi_trio.shard.contract import Runner, ShardSequence
+from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.runner import Runner
 
 
 def write_adapter(base: Path, folder: Path, *, seed: int = 0, **config: Any) -> Path:

@@ -30,7 +30,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
 from tgi_trio.errors import ConfigurationError, TgiTrioError  # noqa: E402
 from tgi_trio.ipc.adapters import AdapterOrder  # noqa: E402
 from tgi_trio.ipc.messages import PrefillRow  # noqa: E402
-from tgi_trio.shard.contract import Runner  # noqa: E402
+from tgi_trio.shard.runner import Runner  # noqa: E402
 from tgi_trio.shard.torch_backend.adapters import device_adapters  # noqa: E402
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402

@@ -24,7 +24,7 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.gguf.folder import gguf_folder
-from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

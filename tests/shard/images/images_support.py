@@ -29,11 +29,12 @@ from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, gene
 from tgi_trio.ipc.images import ALIGNMENT, ArenaPlace, ImageArena, SequenceImage, write_bundle
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.model.image_rules import ImageRules
-from tgi_trio.shard.contract import Drafter, Runner, ShardSequence
+from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.images.features import Bundle, ImageEncoder, ImageFeatures
 from tgi_trio.shard.images.tower import TorchTower
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.image_queue import ImageQueue
+from tgi_trio.shard.runner import Drafter, Runner
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 NEW = 6

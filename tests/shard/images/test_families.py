@@ -16,7 +16,7 @@ from tests.shard.images.pictures import CROSSED, END, FAMILIES, Prompt, picture
 from tests.shard.numba_backend.numba_support import cpu_runner
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated, load
 from tgi_trio.ipc.messages import StateGrant
-from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

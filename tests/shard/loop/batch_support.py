@@ -5,10 +5,15 @@ from __future__ import annotations
 from tests.shard.loop.scripted_router import BLOCK
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.messages import StepReport, decode_step
-from tgi_trio.shard.contract import Drafter, RowResult, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    RowResult,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.step_columns import Moved
 from tgi_trio.shard.reply_frames import StepFrames
+from tgi_trio.shard.runner import Drafter
 
 EOS = 2
 BUDGET = 10**6

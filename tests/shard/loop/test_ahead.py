@@ -16,7 +16,8 @@ from tests.shard.loop.scripted_router import (
     row,
 )
 from tgi_trio.ipc.messages import StateGrant
-from tgi_trio.shard.contract import DraftRow, Pending, StepPlan, StepResult
+from tgi_trio.shard.contract import StepPlan, StepResult
+from tgi_trio.shard.runner import DraftRow, Pending
 from tgi_trio.shard.speculation.payoff import Payoff
 from tgi_trio.testing.fake_model import FakeRunner
 

@@ -9,9 +9,15 @@ import pytest
 from tests.shard.loop.batch_support import BUDGET, EOS, advance, answer, new_batch, step
 from tests.shard.loop.scripted_router import BLOCK, row
 from tgi_trio.ipc.messages import ExtendRow, Fault, Finish
-from tgi_trio.shard.contract import DraftRow, RowResult, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    RowResult,
+    ShardSequence,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.plan_parts import slice_plan
+from tgi_trio.shard.runner import DraftRow
 from tgi_trio.shard.speculation.sharing import share_drafts
 
 

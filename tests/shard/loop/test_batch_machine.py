@@ -13,7 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.shard.loop.batch_support import EOS, advance, answer, new_batch
 from tests.shard.loop.scripted_router import BLOCK, row
 from tgi_trio.ipc.messages import ExtendRow, Finish
-from tgi_trio.shard.contract import RowResult, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    RowResult,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.loop.batch import Batch
 
 

@@ -15,9 +15,10 @@ import pytest
 from tests.shard.moved_tokens import tokens_of
 from tgi_trio.ipc.messages import PrefillRow, StateGrant
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.contract import DraftRow, StepPlan
+from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.plan_parts import slice_plan
+from tgi_trio.shard.runner import DraftRow
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings, continuation, next_token
 
 SETTINGS = FakeSettings(block_size=4, blocks=64, state_slots=12, vocab_size=100)

@@ -10,8 +10,14 @@ import pytest
 from tests.shard.loop.batch_support import BUDGET, new_batch
 from tests.shard.loop.scripted_router import BLOCK, row
 from tgi_trio.ipc.messages import ExtendRow
-from tgi_trio.shard.contract import DraftRow, RowResult, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    RowResult,
+    ShardSequence,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.plan_parts import fill_inputs
+from tgi_trio.shard.runner import DraftRow
 from tgi_trio.shard.speculation.payoff import Payoff
 
 MOST = 3

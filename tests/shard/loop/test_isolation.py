@@ -22,7 +22,8 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Runner, ShardSequence
+from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.runner import Runner
 from tgi_trio.testing.checkpoints import poison_token
 
 POISON, NEW = 77, 20

@@ -16,9 +16,10 @@ from tests.shard.loop.batch_support import BUDGET, new_batch
 from tests.shard.loop.scripted_router import BLOCK, row
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.contract import GroupBroken, Pending, StepPlan, StepResult
+from tgi_trio.shard.contract import StepPlan, StepResult
 from tgi_trio.shard.loop.retries import compute, try_launch, try_proceed
 from tgi_trio.shard.loop.soundness import RunnerBroken
+from tgi_trio.shard.runner import GroupBroken, Pending
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
 
 BAD = 66

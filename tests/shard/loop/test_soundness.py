@@ -18,8 +18,8 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop.soundness import PROOF_TOKENS, RunnerBroken, prove_sound
+from tgi_trio.shard.runner import Runner
 
 PROMPTS = prompts(7)[4:]
 NEW = 12

@@ -20,7 +20,11 @@ from tests.shard.loop.scripted_router import (
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import StateGrant
-from tgi_trio.shard.contract import RowResult, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    RowResult,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.loop.soundness import IN_A_ROW, RunnerBroken
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
 from tgi_trio.testing.fake_shard import FakeShard

@@ -17,10 +17,6 @@ from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
-    Computed,
-    Drafter,
-    Pending,
-    Runner,
     ShardSequence,
     StepPlan,
     StepResult,
@@ -32,6 +28,12 @@ from tgi_trio.shard.ranks.follower import NoSampler
 from tgi_trio.shard.ranks.neighbours import Neighbours
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
 from tgi_trio.shard.ranks.portions import Portions
+from tgi_trio.shard.runner import (
+    Computed,
+    Drafter,
+    Pending,
+    Runner,
+)
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 

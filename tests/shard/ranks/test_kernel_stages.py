@@ -25,11 +25,11 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.shard import backend
-from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.machine.cores import share_cores
 from tgi_trio.shard.numba_backend import loading
 from tgi_trio.shard.numba_backend.loading import load
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.runner import Runner
 
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,9 +11,14 @@ import pytest
 from tests.shard.torch_backend.models_support import plan, sequence
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
-from tgi_trio.shard.contract import Choices, GroupBroken, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    Choices,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.ranks import follower
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
+from tgi_trio.shard.runner import GroupBroken
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
 
 REQUEST = WarmupRequest(64, 256, 4, 256)

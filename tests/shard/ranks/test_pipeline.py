@@ -6,9 +6,14 @@ import pytest
 
 from tests.shard.torch_backend.models_support import plan, sequence
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.contract import GroupBroken, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    ShardSequence,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.ranks.leader import Followers
 from tgi_trio.shard.ranks.pipeline import PipelineRunner
+from tgi_trio.shard.runner import GroupBroken
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
 
 

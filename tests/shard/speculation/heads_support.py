@@ -18,8 +18,12 @@ from transformers import AutoModelForCausalLM
 from tests.shard.moved_tokens import tokens_of
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.contract import Drafter, DraftRow, Runner
 from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.runner import (
+    Drafter,
+    DraftRow,
+    Runner,
+)
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 BLOCK = 16

@@ -16,7 +16,7 @@ from tgi_trio.model.facts import read_model_facts
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import DRAFTED, resolve
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.speculation.draft_model import CATCH_UP
 from tgi_trio.start_checks import check_start
 from tgi_trio.testing.checkpoints import make_checkpoint

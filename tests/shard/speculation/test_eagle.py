@@ -13,7 +13,7 @@ from tests.shard.speculation.heads_support import Watched, answer, counting_mode
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.speculation.backlog import MOST
 from tgi_trio.testing.checkpoints import make_checkpoint
 

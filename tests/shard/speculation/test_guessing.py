@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from tests.shard.torch_backend.models_support import sequence
-from tgi_trio.shard.contract import Choices, DraftRow, PlanCounts, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    Choices,
+    PlanCounts,
+    StepPlan,
+    StepResult,
+)
+from tgi_trio.shard.runner import DraftRow
 from tgi_trio.shard.speculation.guessing import Guessing
 from tgi_trio.shard.speculation.payoff import FIRST_REST, TRIAL
 from tgi_trio.shard.speculation.record import judge_record, take_rest

@@ -28,7 +28,7 @@ from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.speculators.recognise import read_heads
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Drafter, Runner
+from tgi_trio.shard.runner import Drafter, Runner
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 HIDDEN, VOCAB = 64, 512

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.shard.torch_backend.models_support import plan, sequence
-from tgi_trio.shard.contract import Choices, DraftRow
+from tgi_trio.shard.contract import Choices
+from tgi_trio.shard.runner import DraftRow
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.ngram import FollowingNgrams, NgramDrafter
 from tgi_trio.shard.speculation.record import LONGEST_REST

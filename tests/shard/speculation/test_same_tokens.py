@@ -23,7 +23,7 @@ from tests.shard.torch_backend.models_support import GreedyRecorder
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.speculation.drafted_runner import DraftedRunner
 from tgi_trio.testing.checkpoints import make_checkpoint
 

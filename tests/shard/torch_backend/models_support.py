@@ -21,7 +21,13 @@ from tgi_trio.ipc.messages import SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.families.registry import FAMILIES
-from tgi_trio.shard.contract import Choices, RowResult, Runner, ShardSequence, StepPlan
+from tgi_trio.shard.contract import (
+    Choices,
+    RowResult,
+    ShardSequence,
+    StepPlan,
+)
+from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 

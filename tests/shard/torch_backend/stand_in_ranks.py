@@ -16,10 +16,11 @@ from tests.shard.torch_backend.stand_in_support import REQUEST
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
-from tgi_trio.shard.contract import Pending, Runner, StepPlan, StepResult
+from tgi_trio.shard.contract import StepPlan, StepResult
 from tgi_trio.shard.ranks import follower
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
+from tgi_trio.shard.runner import Pending, Runner
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.stand_in_device import StandInDevice

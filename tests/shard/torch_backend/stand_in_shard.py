@@ -18,8 +18,8 @@ from tgi_trio.ipc.channel import ShardEnd
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.settings.records import ShardOptions
-from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop import worker
+from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.stand_in_device import StandInDevice
 from tgi_trio.testing.stand_in_driver import Counts

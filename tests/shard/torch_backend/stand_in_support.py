@@ -21,15 +21,17 @@ from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import (
-    Drafter,
-    DraftRow,
-    Pending,
-    Runner,
     ShardSequence,
     StepPlan,
     StepResult,
 )
 from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.runner import (
+    Drafter,
+    DraftRow,
+    Pending,
+    Runner,
+)
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks
 from tgi_trio.shard.speculation.sharing import share_drafts
 from tgi_trio.shard.torch_backend.attention import paged

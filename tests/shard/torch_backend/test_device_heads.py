@@ -16,7 +16,8 @@ from tests.shard.speculation.heads_support import HEADS, Watched, medusa, mlp_sp
 from tests.shard.torch_backend.device_kinds import KINDS, REPLAYS, SMALL
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import prompts
-from tgi_trio.shard.contract import Pending, Runner, StepPlan, StepResult
+from tgi_trio.shard.contract import StepPlan, StepResult
+from tgi_trio.shard.runner import Pending, Runner
 from tgi_trio.shard.speculation.draft_model import ModelDrafter
 from tgi_trio.shard.speculation.payoff import Payoff
 from tgi_trio.shard.torch_backend.guessing.device_drafting import DeviceDrafting

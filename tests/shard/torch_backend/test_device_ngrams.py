@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.shard.torch_backend.interpreter import need_triton
-from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.speculation.payoff import Payoff
 
 need_triton()

@@ -26,7 +26,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     small_device,
     start,
 )
-from tgi_trio.shard.contract import GroupBroken  # noqa: E402
+from tgi_trio.shard.runner import GroupBroken  # noqa: E402
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402

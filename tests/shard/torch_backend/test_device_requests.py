@@ -22,7 +22,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     small_device,
     start,
 )
-from tgi_trio.shard.contract import Runner  # noqa: E402
+from tgi_trio.shard.runner import Runner  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(3, longest=20)

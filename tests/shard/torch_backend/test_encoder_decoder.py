@@ -29,7 +29,8 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.contract import Runner, ShardSequence
+from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.torch_backend.models.t5 import T5, _DistanceBias
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler

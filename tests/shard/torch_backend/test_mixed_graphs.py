@@ -25,7 +25,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     small_device,
     start,
 )
-from tgi_trio.shard.contract import Runner  # noqa: E402
+from tgi_trio.shard.runner import Runner  # noqa: E402
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import Graph  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402

@@ -24,8 +24,9 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.contract import Runner, ShardSequence, StepResult
+from tgi_trio.shard.contract import ShardSequence, StepResult
 from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner

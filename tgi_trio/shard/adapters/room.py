@@ -9,7 +9,7 @@ from tgi_trio.model.adapters.sites import adaptable_linears
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.runner import Runner
 
 # Rounding of what is computed with: the kernels have whole panels, and allocations whole pages.
 _PACKED: Final = 1.25

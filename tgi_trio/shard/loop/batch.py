@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import ExtendRow, PrefillRow
 from tgi_trio.shard.contract import (
-    Drafter,
-    DraftRow,
     PlanCounts,
     ShardSequence,
     StepPlan,
@@ -35,6 +33,7 @@ from tgi_trio.shard.loop.steady import SteadyDecode
 from tgi_trio.shard.loop.step_columns import Moved
 from tgi_trio.shard.loop.token_shares import share_budget
 from tgi_trio.shard.prompt_geometry import PromptGeometry
+from tgi_trio.shard.runner import Drafter, DraftRow
 from tgi_trio.shard.speculation.guessing import Guessing
 
 _SPARE_TOKENS = 256  # room for new tokens in a sequence's buffer; doubled when it is used up

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tgi_trio.shard.contract import Pending, StepPlan
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.runner import Pending
 
 
 @dataclass(slots=True)

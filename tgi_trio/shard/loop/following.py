@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import DraftRow, PlanCounts, StepPlan
+from tgi_trio.shard.contract import PlanCounts, StepPlan
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
+from tgi_trio.shard.runner import DraftRow
 
 # Given rows and how many tokens may be guessed in all: how many each gets, by place.
 Share = Callable[[list[DraftRow], int], dict[int, int]]

@@ -11,9 +11,18 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from tgi_trio.shard.contract import Choices, GroupBroken, Pending, Runner, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    Choices,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.loop.soundness import RunnerBroken, prove_sound
 from tgi_trio.shard.plan_parts import fill_inputs, slice_plan
+from tgi_trio.shard.runner import (
+    GroupBroken,
+    Pending,
+    Runner,
+)
 
 
 def try_launch(runner: Runner, plan: StepPlan) -> Pending | None:

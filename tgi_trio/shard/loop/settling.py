@@ -9,7 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import Fault, Finish
-from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    Choices,
+    ShardSequence,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
 from tgi_trio.shard.loop.step_columns import Moved, MovedRows, to_columns, to_columns_of_all
 

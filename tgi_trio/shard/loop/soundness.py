@@ -23,7 +23,12 @@ import numpy as np
 
 from tgi_trio.errors import PeerError, TgiTrioError
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.contract import Runner, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    ShardSequence,
+    StepPlan,
+    StepResult,
+)
+from tgi_trio.shard.runner import Runner
 
 IN_A_ROW: Final = 8  # steps of one row that raise, without one in between that does not
 PROOF_TOKENS: Final = 4  # ids that are tried: a sound checkpoint may hold NaN for one of them

@@ -12,7 +12,11 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import PlanCounts, ShardSequence, StepPlan
+from tgi_trio.shard.contract import (
+    PlanCounts,
+    ShardSequence,
+    StepPlan,
+)
 from tgi_trio.shard.loop.row_table import RowTable
 
 _Number = TypeVar("_Number", np.int32, np.int64)

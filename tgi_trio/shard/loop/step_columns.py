@@ -13,7 +13,11 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import Fault
 from tgi_trio.shard.alternatives import Listed
-from tgi_trio.shard.contract import Choices, PromptValues, ShardSequence
+from tgi_trio.shard.contract import (
+    Choices,
+    PromptValues,
+    ShardSequence,
+)
 
 Columns = dict[str, NDArray[Any]]
 

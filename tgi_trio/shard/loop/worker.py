@@ -33,11 +33,7 @@ from tgi_trio.ipc.startup import (
     encode_warmup_reply,
 )
 from tgi_trio.settings.records import ShardOptions
-from tgi_trio.shard.contract import (
-    Runner,
-    ShardSequence,
-    StepPlan,
-)
+from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.loop.adapter_loader import AdapterLoader
 from tgi_trio.shard.loop.batch import Batch
@@ -48,6 +44,7 @@ from tgi_trio.shard.loop.retries import compute, try_launch, try_proceed
 from tgi_trio.shard.loop.soundness import Judge, prove_sound
 from tgi_trio.shard.loop_channel import BEAT_S, Channel
 from tgi_trio.shard.plan_parts import fill_inputs
+from tgi_trio.shard.runner import Runner
 
 # Looking up a member of an enumeration takes as long as ten calls that do nothing.
 _PREFILL, _DECODE, _REPLYING = Phase.PREFILL, Phase.DECODE, Phase.REPLYING

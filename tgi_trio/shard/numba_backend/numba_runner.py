@@ -17,9 +17,6 @@ from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
     BLOCK_SIZE,
     Choices,
-    Computed,
-    Drafter,
-    Pending,
     PromptValues,
     ShardSequence,
     StepPlan,
@@ -32,6 +29,11 @@ from tgi_trio.shard.numba_backend.eagle import KernelEagle
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
 from tgi_trio.shard.numba_backend.heads import KernelArithmetic, LoadedHeads
 from tgi_trio.shard.plan_parts import prompt_spans
+from tgi_trio.shard.runner import (
+    Computed,
+    Drafter,
+    Pending,
+)
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.eagle import EagleDrafter, EagleReader

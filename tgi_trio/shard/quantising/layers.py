@@ -17,7 +17,11 @@ from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Checkpoint
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
-from tgi_trio.shard.contract import BLOCK_SIZE, ShardSequence, StepPlan
+from tgi_trio.shard.contract import (
+    BLOCK_SIZE,
+    ShardSequence,
+    StepPlan,
+)
 from tgi_trio.shard.quantising.solver import Gram
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache

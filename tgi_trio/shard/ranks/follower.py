@@ -14,11 +14,12 @@ from tgi_trio.ipc.adapters import decode_adapter
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Kind, Phase
 from tgi_trio.ipc.startup import Hello, decode_warmup, encode_hello
-from tgi_trio.shard.contract import Choices, Pending, Runner, ShardSequence
+from tgi_trio.shard.contract import Choices, ShardSequence
 from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.loop_channel import BEAT_S, Channel
 from tgi_trio.shard.ranks.followed_adapters import FollowedAdapters
 from tgi_trio.shard.ranks.plan_frames import decode_plan
+from tgi_trio.shard.runner import Pending, Runner
 
 if TYPE_CHECKING:
     from tgi_trio.shard.sampling.logits_processors import Scores

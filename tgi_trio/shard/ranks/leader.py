@@ -28,10 +28,6 @@ from tgi_trio.ipc.startup import (
 from tgi_trio.ipc.tcp import TcpSpec, tcp_leader_end
 from tgi_trio.shard.adapter_host import AdapterHost, LoadedAdapter
 from tgi_trio.shard.contract import (
-    Drafter,
-    GroupBroken,
-    Pending,
-    Runner,
     ShardSequence,
     StepPlan,
     StepResult,
@@ -39,6 +35,12 @@ from tgi_trio.shard.contract import (
 from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.ranks.plan_frames import encode_plan
+from tgi_trio.shard.runner import (
+    Drafter,
+    GroupBroken,
+    Pending,
+    Runner,
+)
 
 
 class Followers:

@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from tgi_trio.shard.contract import Pending, Runner, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    ShardSequence,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner, failing_together
+from tgi_trio.shard.runner import Pending, Runner
 
 
 @dataclass(slots=True)

@@ -15,7 +15,12 @@ from operator import eq
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import Choices, RowResult, ShardSequence, StepPlan
+from tgi_trio.shard.contract import (
+    Choices,
+    RowResult,
+    ShardSequence,
+    StepPlan,
+)
 from tgi_trio.shard.sampling.base import AHEAD, RowSampler
 from tgi_trio.shard.sampling.logits_processors import Scores, like_scores
 

@@ -13,7 +13,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan
+from tgi_trio.shard.contract import (
+    Choices,
+    ShardSequence,
+    StepPlan,
+)
 from tgi_trio.shard.speculation.drafter_plans import plan_rows
 from tgi_trio.shard.speculation.hidden import Pick
 

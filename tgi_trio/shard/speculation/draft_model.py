@@ -17,12 +17,14 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from tgi_trio.shard.contract import (
-    DraftRow,
-    Pending,
     RowResult,
-    Runner,
     ShardSequence,
     StepPlan,
+)
+from tgi_trio.shard.runner import (
+    DraftRow,
+    Pending,
+    Runner,
 )
 from tgi_trio.shard.speculation.drafter_plans import plan_rows
 from tgi_trio.shard.speculation.record import Record, judge_record, write_guesses

@@ -7,7 +7,16 @@ from typing import Protocol, runtime_checkable
 
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard.adapter_host import AdapterHost
-from tgi_trio.shard.contract import Drafter, Pending, Runner, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    ShardSequence,
+    StepPlan,
+    StepResult,
+)
+from tgi_trio.shard.runner import (
+    Drafter,
+    Pending,
+    Runner,
+)
 from tgi_trio.shard.speculation.draft_model import CATCH_UP, ModelDrafter
 
 

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import BLOCK_SIZE, ShardSequence, StepPlan
+from tgi_trio.shard.contract import (
+    BLOCK_SIZE,
+    ShardSequence,
+    StepPlan,
+)
 
 
 def plan_rows(

@@ -15,7 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.speculators.spec import EagleSpec
-from tgi_trio.shard.contract import Choices, DraftRow, ShardSequence, StepPlan
+from tgi_trio.shard.contract import (
+    Choices,
+    ShardSequence,
+    StepPlan,
+)
+from tgi_trio.shard.runner import DraftRow
 from tgi_trio.shard.speculation.arithmetic import Rows
 from tgi_trio.shard.speculation.backlog import MOST, Backlog
 from tgi_trio.shard.speculation.drafter_plans import plan_rows

@@ -8,7 +8,12 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from tgi_trio.ipc.shard_output import warn
-from tgi_trio.shard.contract import Drafter, DraftRow, FollowingDrafter, StepPlan, StepResult
+from tgi_trio.shard.contract import StepPlan, StepResult
+from tgi_trio.shard.runner import (
+    Drafter,
+    DraftRow,
+    FollowingDrafter,
+)
 from tgi_trio.shard.speculation.payoff import Payoff
 from tgi_trio.shard.speculation.record import take_rest
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.speculators.spec import HeadsSpec, MedusaSpec, MlpSpec
-from tgi_trio.shard.contract import DraftRow, ShardSequence
+from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.runner import DraftRow
 from tgi_trio.shard.speculation.arithmetic import Arithmetic, Ids, Rows
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.medusa import guess_medusa

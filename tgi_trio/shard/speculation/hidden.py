@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan
+from tgi_trio.shard.contract import (
+    Choices,
+    ShardSequence,
+    StepPlan,
+)
 from tgi_trio.shard.sampling.choosing import choice_positions
 
 Pick = Callable[[NDArray[np.int64]], Any]

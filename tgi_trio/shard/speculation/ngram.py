@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from tgi_trio.shard.contract import DraftRow, ShardSequence
+from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.runner import DraftRow
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.record import Record, judge_record, record_of, write_guesses
 from tgi_trio.shard.speculation.sharing import share_drafts, share_room

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tgi_trio.shard.contract import DraftRow, ShardSequence
+from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.runner import DraftRow
 
 
 def share_drafts(

@@ -32,9 +32,9 @@ from tgi_trio.model.tensors import decoder_matrices
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding
-from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.machine.cores import sensible_threads
 from tgi_trio.shard.machine.dtypes import compute_dtype
+from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark

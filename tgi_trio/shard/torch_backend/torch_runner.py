@@ -18,9 +18,6 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
     Choices,
-    Computed,
-    Drafter,
-    Pending,
     ShardSequence,
     StepPlan,
     StepResult,
@@ -31,6 +28,11 @@ from tgi_trio.shard.machine.device import name_device
 from tgi_trio.shard.machine.device_memory import free_bytes
 from tgi_trio.shard.machine.kv_sizing import longest_sequence, size_cache
 from tgi_trio.shard.plan_parts import first_lengths
+from tgi_trio.shard.runner import (
+    Computed,
+    Drafter,
+    Pending,
+)
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.eagle import EagleDrafter, EagleReader

@@ -22,9 +22,9 @@ from tgi_trio.ipc.messages import PrefillRow, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import DraftRow, Runner
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.plan_parts import slice_plan
+from tgi_trio.shard.runner import DraftRow, Runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 Checkpoint = Callable[..., Path]

@@ -29,8 +29,6 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.own_code import own_code, runnable_code
 from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
-    Computed,
-    Pending,
     RowResult,
     ShardSequence,
     StepPlan,
@@ -41,6 +39,7 @@ from tgi_trio.shard.machine.device import name_device
 from tgi_trio.shard.machine.device_memory import free_bytes
 from tgi_trio.shard.machine.kv_sizing import size_cache
 from tgi_trio.shard.plan_parts import cut_plan, prompt_span, slice_plan
+from tgi_trio.shard.runner import Computed, Pending
 from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.torch_backend.fallback.modes import ExecutionMode
 from tgi_trio.shard.torch_backend.fallback.probe import choose_way

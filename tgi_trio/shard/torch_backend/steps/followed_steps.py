@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    Choices,
+    ShardSequence,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.machine.accelerator import record_event
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
