@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -97,36 +98,51 @@ async def test_a_connection_waits_longer_for_another_request_than_for_a_head(pat
         assert (await kept.get("/info")).status == 200
 
 
-async def test_the_longest_idle_connection_makes_room_for_another_client(caplog):
-    acceptor = Acceptor(3)
+async def until_still(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens by itself while the clock stands still."""
+    while not condition():
+        await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+async def test_the_longest_idle_connection_makes_room_for_another_client(mock_clock, caplog):
+    acceptor = Acceptor(4)
     async with served(running=False, acceptor=acceptor) as server:
-        clients = [await server.connect() for _ in range(3)]
-        asked, oldest, used_again = clients
-        for client in (oldest, used_again):
+        asked, used, oldest, silent = [await server.connect() for _ in range(4)]
+        for client in (used, oldest):
             assert (await client.get("/info")).status == 200
         await asked.send("POST", "/generate", {"inputs": "x"})
-        await until(lambda: bool(server.engine.live))
-        assert (await oldest.get("/info")).status == 200
-        fourth = await server.connect()
-        assert (await fourth.get("/info")).status == 200
-        assert await used_again.stream.receive_some(10) == b"", "it had been idle for longest"
-        assert (await oldest.get("/info")).status == 200
-        fifth = await server.connect()
-        assert (await fifth.get("/info")).status == 200
-        assert await fourth.stream.receive_some(10) == b""
-        # Nobody is idle now: a client waits, and that is said.
-        for client in (oldest, fifth):
-            await client.send("POST", "/generate", {"inputs": "x"})
-        await until(lambda: len(server.engine.live) == 3)
+        await until_still(lambda: bool(server.engine.live))
+        assert (await used.get("/info")).status == 200
+        mock_clock.jump(2)
+        for gone in (silent, oldest, used):
+            another = await server.connect()
+            assert (await another.get("/info")).status == 200
+            assert await gone.stream.receive_some(10) == b"", "it has waited longest"
+            await another.send("POST", "/generate", {"inputs": "x"})
+        await until_still(lambda: len(server.engine.live) == 4)
         assert not caplog.messages
-        sixth = await server.connect()
-        await sixth.send("GET", "/info")
-        await until(lambda: "no connection can be accepted beside 3" in caplog.text)
+        # Nobody waits for a request now: a client waits, and that is said.
+        waiting = await server.connect()
+        await waiting.send("GET", "/info")
+        await until_still(lambda: "no connection can be accepted beside 4" in caplog.text)
         while server.engine.live:
             server.engine.step()
-        assert (await sixth.answer()).status == 200
-        for client in (asked, oldest, fifth):
-            assert (await client.answer()).json()["generated_text"] == "Hello world"
+        assert (await asked.answer()).json()["generated_text"] == "Hello world"
+        mock_clock.jump(2)
+        assert (await waiting.answer()).status == 200
+
+
+async def test_who_has_just_connected_is_not_closed_for_another_client(mock_clock, caplog):
+    acceptor = Acceptor(2)
+    async with served(acceptor=acceptor) as server:
+        first, second = [await server.connect() for _ in range(2)]
+        third = await server.connect()
+        await third.send("GET", "/info")
+        await until_still(lambda: "no connection can be accepted beside 2" in caplog.text)
+        assert (await first.get("/info")).status == 200
+        assert (await second.get("/info")).status == 200
+        mock_clock.jump(2)
+        assert (await third.answer()).status == 200
 
 
 async def test_a_request_under_way_is_not_idle(patient_clock):

@@ -117,7 +117,7 @@ class Connection:
             except OSError:
                 return  # disconnected already
             async with trio.open_nursery() as self._nursery:
-                self.idle_watch.expect_head()
+                self.idle_watch.begin()
                 self._nursery.start_soon(self.idle_watch.run)
                 await speak(self)
                 self.idle_watch.end()

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import trio
 
+# Seconds that a connection has to wait before it may be closed for another client: whoever has just
+# connected, or has just had an answer, may be about to send a request.
+_LEAST_WAIT: Final = 1.0
+
 
 class IdleConnections:
-    """The connections that wait for another request, the longest waiting first."""
+    """The connections that wait for a request, the longest waiting first."""
 
     def __init__(self) -> None:
-        self._watches: dict[IdleWatch, None] = {}
+        self._watches: dict[IdleWatch, float] = {}  # since when (trio clock)
 
     def add(self, watch: IdleWatch) -> None:
         """Record that a connection waits from now on."""
         self._watches.pop(watch, None)
-        self._watches[watch] = None
+        self._watches[watch] = trio.current_time()
 
     def discard(self, watch: IdleWatch) -> None:
         """Record that a connection does not wait any more, if it did."""
         self._watches.pop(watch, None)
 
     def close_oldest(self) -> bool:
-        """Close the connection that has waited longest; return whether there was one.
+        """Close the connection that has waited longest, if for a second; return whether it has.
 
         A request that arrives before its task runs is still served.
         """
-        watch = next(iter(self._watches), None)
-        if watch is None:
+        watch, since = next(iter(self._watches.items()), (None, math.inf))
+        if watch is None or since + _LEAST_WAIT > trio.current_time():
             return False
         self.discard(watch)
         watch.close_soon()
@@ -53,7 +58,7 @@ class IdleWatch:
     ) -> None:
         """`hang_up` closes the connection; `draining` is set when the server shuts down.
 
-        `waiting`: the list of connections that wait for another request. Seconds:
+        `waiting`: the list of connections that wait for a request. Seconds:
         `keep_alive_timeout` between requests, `head_timeout` as in ConnectionLimits.
         """
         self._hang_up = hang_up
@@ -66,13 +71,18 @@ class IdleWatch:
         self._scope = trio.CancelScope()  # of the watch's current wait
         self._ended = False
 
+    def begin(self) -> None:
+        """Record that the connection has begun: its first request is due."""
+        self.expect_head()
+        self._waiting.add(self)
+
     def idle(self) -> None:
         """Record that the connection is idle from now on."""
         self._deadline = trio.current_time() + self._keep_alive_timeout
         self._waiting.add(self)
 
     def expect_head(self) -> None:
-        """Record that a request's head has begun, or the first is due. Idempotent until `idle`."""
+        """Record that a request's head has begun. Idempotent until `idle`."""
         self._deadline = min(self._deadline, trio.current_time() + self._head_timeout)
         self._waiting.discard(self)
 
