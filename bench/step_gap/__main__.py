@@ -158,15 +158,7 @@ async def router(streams: int, step_ms: float, seconds: float) -> Reading:
             try:
                 while engine.scheduler.batch_size < streams:
                     await trio.sleep(0.05)
-                await trio.sleep(min(SECONDS_TO_SETTLE, seconds))
-                metrics.gaps.clear()
-                before, began = metrics.value("tgi_batch_inference_count"), trio.current_time()
-                await trio.sleep(seconds)
-                with trio.move_on_after(PATIENCE_S):
-                    while not metrics.gaps:
-                        await trio.sleep(0.05)
-                gaps, measured = list(metrics.gaps), trio.current_time() - began
-                steps = metrics.value("tgi_batch_inference_count") - before
+                found = await read_gaps(metrics, streams, seconds)
             finally:
                 sink.kill()
                 sink.communicate()
@@ -174,7 +166,20 @@ async def router(streams: int, step_ms: float, seconds: float) -> Reading:
             supervisor.stop()
             await front.closed.wait()
             await supervisor.ended.wait()
-    return Reading(gaps, steps * streams / measured)
+    return found
+
+
+async def read_gaps(metrics: GapMetrics, streams: int, seconds: float) -> Reading:
+    """Return what the metrics observe in `seconds`, once the streams have settled."""
+    await trio.sleep(min(SECONDS_TO_SETTLE, seconds))
+    metrics.gaps.clear()
+    before, began = metrics.value("tgi_batch_inference_count"), trio.current_time()
+    await trio.sleep(seconds)
+    with trio.move_on_after(PATIENCE_S):
+        while not metrics.gaps:
+            await trio.sleep(0.05)
+    steps = metrics.value("tgi_batch_inference_count") - before
+    return Reading(list(metrics.gaps), steps * streams / (trio.current_time() - began))
 
 
 def stretch(settings: Any) -> Any:

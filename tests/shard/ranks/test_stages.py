@@ -108,15 +108,17 @@ LEFT_BEHIND = {"layer_types": ["mamba", "mamba", "attention"]}
         ("granitemoehybrid", LEFT_BEHIND),
     ],
 )
+@pytest.mark.parametrize("ranks", [2, 4], ids=["of a rank", "of two ranks"])
 def test_two_stages_say_what_one_process_says(
-    checkpoint: Checkpoint, family: str, overrides: dict[str, Any]
+    checkpoint: Checkpoint, family: str, overrides: dict[str, Any], ranks: int
 ) -> None:
+    """Also where the ranks of a stage divide its layers."""
     folder, recorder, rows = (
         checkpoint(family, **overrides),
         GreedyRecorder(),
         sequences(prompts(8)[4:], shuffle=3, new=6),
     )
-    with ranks_of(folder, 2, recorder, pipeline_stages=2) as runner:
+    with ranks_of(folder, ranks, recorder, pipeline_stages=2) as runner:
         runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
         run(runner, rows, chunk=20, joins=2)
     golden = Golden(folder)
@@ -131,20 +133,6 @@ def test_each_rank_of_a_stage_goes_on_with_its_counterpart() -> None:
     assert [each.place for each in every] == [0, 1] * 4
     assert [each.after for each in every] == [2, 3, 4, 5, 6, 7, 0, 1]
     assert all(every[each.before].after == each.rank for each in every)
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "granitemoehybrid", "qwen3_moe"])
-def test_stages_whose_layers_are_divided_say_what_one_process_says(
-    checkpoint: Checkpoint, family: str
-) -> None:
-    recorder, rows = GreedyRecorder(), sequences(prompts(8)[4:], shuffle=3, new=6)
-    folder = checkpoint(family)
-    with ranks_of(folder, 4, recorder, pipeline_stages=2) as runner:
-        runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
-        run(runner, rows, chunk=20, joins=2)
-    golden = Golden(folder)
-    for row in rows:
-        assert_greedy(golden, recorder, row, TOLERANCES.get(family, 1e-4))
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,10 @@ class ServerSettings:
     longest_head: int = LONGEST_HEAD  # bytes; for HTTP/2 hypercorn has a limit of its own
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
+    def open_certificate(self) -> Certificate | None:
+        """Read the certificate, if TLS is served; raises ConfigurationError."""
+        return None if self.certfile is None else Certificate(self.certfile, self.keyfile)
+
 
 def listen(addresses: Sequence[str], backlog: int = 4096) -> list[socket.socket]:
     """Bind and listen on each of `addresses`, in the form of `sockets.bind`.
@@ -78,12 +82,9 @@ async def serve(
     """
     draining, date = trio.Event(), DateHeader()
     http2 = Http2Server(log, date)
-    waiting = IdleConnections()
-    acceptor = acceptor or Acceptor()
-    acceptor.make_room = waiting.close_oldest
-    certificate = None
-    if settings.certfile is not None:
-        certificate = Certificate(settings.certfile, settings.keyfile)
+    idle, acceptor = IdleConnections(), acceptor or Acceptor()
+    acceptor.make_room = idle.close_oldest
+    certificate = settings.open_certificate()
     live: set[Connection] = set()
 
     async def speak(connection: Connection) -> None:
@@ -96,7 +97,7 @@ async def serve(
     async def handle(tcp: trio.SocketStream) -> None:
         stream = _secured(tcp, certificate)
         connection = Connection(
-            stream, settings.limits, settings.keep_alive_timeout, draining, waiting
+            stream, settings.limits, settings.keep_alive_timeout, draining, idle
         )
         live.add(connection)
         try:
