@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import gc
 import os
 import subprocess
 import sys
@@ -16,7 +14,6 @@ from trio.testing import MockClock
 
 from tests.ipc.conftest import attach_here
 from tgi_trio.errors import CorruptRing, PeerGone, ProtocolMismatch, RingFull
-from tgi_trio.ipc import endpoints as endpoints_module
 from tgi_trio.ipc import layout
 from tgi_trio.ipc.channel import ChannelSpec, Endpoints, LeaderEnd, ShardEnd
 from tgi_trio.ipc.fence import Ordering
@@ -376,29 +373,3 @@ async def test_a_reader_that_dies_leaves_a_full_ring_and_a_named_death(
             with pytest.raises(RingFull, match=rf"rank 3 \(pid {child.pid}, .* step 3\)"):
                 await router.send(bytes(500), 0.01)
             router.check()
-
-
-def test_running_out_of_descriptors_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints_module, "_new_bell", no_descriptor)
-    before = descriptors()
-    with pytest.raises(OSError, match="open files"):
-        Endpoints.create(0, 1)
-    assert descriptors() == before
-
-
-def descriptors() -> set[str]:
-    """Return this process's descriptors, but for those of garbage that other tests have left."""
-    gc.collect()
-    return set(os.listdir("/proc/self/fd"))
-
-
-def no_descriptor() -> int:
-    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
-def test_closing_endpoints_closes_every_descriptor() -> None:
-    before = descriptors()
-    with Endpoints.create(0, 1) as endpoints:
-        endpoints.release_child_ends()
-    del endpoints  # a mapping has a descriptor of its own, and lives as long as its views
-    assert descriptors() == before

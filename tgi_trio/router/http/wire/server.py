@@ -75,10 +75,9 @@ async def serve(
 ) -> None:
     """Serve the ASGI `app` until `shutdown` is set and every response has ended.
 
-    Reports its addresses through `task_status`. `acceptor` limits and counts connected clients; it
-    is given a way to close idle connections for others. After `graceful_timeout`, `on_grace_end`
-    may end what is still running; connections that do not end then are reset. Raises
-    ConfigurationError if the certificate cannot be used.
+    Reports its addresses through `task_status`. `acceptor` limits and counts clients, and is given
+    a way to close idle ones for others. After `graceful_timeout`, `on_grace_end` may end what still
+    runs; others are reset then. Raises ConfigurationError if the certificate cannot be used.
     """
     draining, date = trio.Event(), DateHeader()
     http2 = Http2Server(log, date)
