@@ -92,8 +92,11 @@ def _start_logging(invocation: Invocation) -> None:
         log.info("%s", note)
 
 
-def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
-    """Serve until told to stop; `shard` gives another command line for shard processes."""
+def serve(invocation: Invocation, shard: ShardArgv | None = None, stop_timeout: float = 5.0) -> int:
+    """Serve until told to stop; `shard` gives another command line for shard processes.
+
+    `stop_timeout`: seconds that they have to exit when told to.
+    """
     # Imported here: `--help` and mistakes in flags answer at once.
     from tgi_trio.ipc.litmus import partner_ahead
     from tgi_trio.ipc.waiting import waiting_shards
@@ -103,7 +106,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
         options = invocation.options
         count, kind = (0, "") if shard else _likely_shards(options)
         with waiting_shards(count, kind) as waiting, partner_ahead():
-            return _serve(invocation, shard, waiting)
+            return _serve(invocation, shard, waiting, stop_timeout)
     finally:
         gc.enable()
 
@@ -122,7 +125,9 @@ def _likely_shards(options: Options) -> tuple[int, str]:
     return max(0, min(count, os.cpu_count() or 1)), kind
 
 
-def _serve(invocation: Invocation, shard: ShardArgv | None, waiting: WaitingShards) -> int:
+def _serve(
+    invocation: Invocation, shard: ShardArgv | None, waiting: WaitingShards, stop_timeout: float
+) -> int:
     import logging
 
     from tgi_trio.cli.files import check_cluster_secret, check_key_file, check_tokenizer_config
@@ -175,7 +180,7 @@ def _serve(invocation: Invocation, shard: ShardArgv | None, waiting: WaitingShar
         for warning in check_start(settings):
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")
-        launcher = Launcher(settings, listeners, timeline, shard, waiting)
+        launcher = Launcher(settings, listeners, timeline, shard, waiting, stop_timeout)
         run_to_its_end(launcher.run)
     return 0
 

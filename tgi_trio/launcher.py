@@ -37,7 +37,7 @@ from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.shard_calls import ShardCalls
 from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
-from tgi_trio.router.shards.supervisor import Started, Supervisor, Watch
+from tgi_trio.router.shards.supervisor import STOP_TIMEOUT, Started, Supervisor, Watch
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.settings.cluster_secret import read_cluster_secret
@@ -169,10 +169,12 @@ class Launcher:
         timeline: Timeline,
         argv: ShardArgv | None = None,
         waiting: WaitingShards | None = None,
+        stop_timeout: float = STOP_TIMEOUT,
     ) -> None:
         """`argv`: returns a shard's command line; None: that of a shard which serves a model.
 
-        `waiting`: pre-started processes for the first shards.
+        `waiting`: pre-started processes for the first shards; `stop_timeout`: seconds that a shard
+        has to exit when told to.
         """
         self._settings = settings
         self._listeners = listeners
@@ -207,7 +209,7 @@ class Launcher:
                 max_batch_total_tokens=settings.max_batch_total_tokens,
                 max_images=settings.max_images_per_prompt if self._image_model else 0,
             ),
-            watch=Watch(settings.stall_timeout, settings.shard_restart_limit),
+            watch=Watch(settings.stall_timeout, settings.shard_restart_limit, stop_timeout),
             on_move=self._note_start,
             adapters=self._adapters,
             gather=None if self._ranks is None else self._ranks.wait_for_all,

@@ -21,7 +21,6 @@ from bench.device.models import values_of
 from bench.harness.checkpoints import tensor_sizes
 from tgi_trio.__main__ import serve
 from tgi_trio.cli.parser import parse
-from tgi_trio.router.shards import supervisor
 from tgi_trio.testing.checkpoints import make_tokenizer
 
 _STOP_S: Final = 60.0  # until a shard is killed that was told to end: it has figures to write
@@ -61,12 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve; raises what the server raises."""
     options, *flags = sys.argv[1:] if argv is None else argv
 
-    supervisor.STOP_TIMEOUT = _STOP_S
-
     def random_shard(spec: str, settings: str) -> list[str]:
         return [sys.executable, "-m", "bench.device.random_shard", spec, options, settings]
 
-    return serve(parse(flags, os.environ), random_shard)
+    return serve(parse(flags, os.environ), random_shard, _STOP_S)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from typing import Final
 
 from tgi_trio.__main__ import serve
 from tgi_trio.cli.parser import parse
-from tgi_trio.router.shards import supervisor
 from tools.walk.calls import noting_calls
 
 _STOP_S: Final = 60.0  # until a shard is killed that was told to end: it has its calls to write
@@ -21,13 +20,12 @@ _STOP_S: Final = 60.0  # until a shard is killed that was told to end: it has it
 def main(arguments: list[str]) -> int:
     """Serve; the calls are in FOLDER afterwards."""
     folder, *flags = arguments
-    supervisor.STOP_TIMEOUT = _STOP_S
 
     def traced_shard(spec: str, settings: str) -> list[str]:
         return [sys.executable, "-m", "tools.walk.traced_shard", folder, spec, settings]
 
     with noting_calls(Path(folder) / "router.json"):
-        return serve(parse(flags, os.environ), traced_shard)
+        return serve(parse(flags, os.environ), traced_shard, _STOP_S)
 
 
 if __name__ == "__main__":

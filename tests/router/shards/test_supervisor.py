@@ -48,13 +48,15 @@ class FakeArgv:
         return [sys.executable, "-m", "tgi_trio.testing.fake_shard", spec, text]
 
 
-def make_supervisor(argv: FakeArgv, stall: float = 60.0, limit: int = 5) -> Supervisor:
+def make_supervisor(
+    argv: FakeArgv, stall: float = 60.0, limit: int = 5, stop: float = 5.0
+) -> Supervisor:
     metrics = Metrics(max_input_tokens=4096, max_total_tokens=4096)
     return Supervisor(
         metrics,
         LocalGroup.starter(argv, ShardSettings(model_path=Path("unused"))),
         WarmupRequest(512, 4096, 64, 0),
-        watch=Watch(stall, limit),
+        watch=Watch(stall, limit, stop),
     )
 
 
@@ -378,6 +380,20 @@ async def test_a_first_process_that_the_machine_refuses_ends_the_start() -> None
     with pytest.raises(ShardCannotStart, match=r"cannot be started: .* temporarily unavailable"):
         await supervisor.run()
     assert supervisor.ended.is_set() and supervisor.state is ShardState.GONE
+
+
+@pytest.mark.trio
+async def test_a_shard_that_does_not_exit_is_killed_after_the_time_it_has() -> None:
+    supervisor = make_supervisor(FakeArgv(), stop=0.2)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(supervisor.run)
+        (pid,) = supervisor.pids
+        os.kill(pid, signal.SIGSTOP)
+        supervisor.stop()
+        await supervisor.ended.wait()
+    assert supervisor._trouble == "did not exit within 0.2 s of being told to; killed"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 @pytest.mark.trio

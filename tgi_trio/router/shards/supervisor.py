@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the engine comes in while the first shards load
 
 log = logging.getLogger(__name__)
 
-STOP_TIMEOUT = 5.0  # seconds a shard gets to finish its step and exit when told to
+STOP_TIMEOUT: Final = 5.0  # seconds a shard gets to finish its step and exit when told to
 STABLE_AFTER = 60.0  # seconds of life after which earlier crashes are forgotten
 BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the n-th restart in a row
 
@@ -49,6 +49,7 @@ class Watch:
 
     stall_timeout: float = 60.0  # seconds without heartbeat, or without a step while it has work
     restart_limit: int = 5  # consecutive crashes after which it gives up
+    stop_timeout: float = STOP_TIMEOUT
 
 
 @dataclass(slots=True)
@@ -265,8 +266,9 @@ class Supervisor:
             nursery.cancel_scope.cancel()
         self._move(ShardEvent.DRAIN, "shutting down")
         end.try_send(encode(Kind.SHUTDOWN, {"command": 0}, {}))
-        await trio.sleep(STOP_TIMEOUT)  # its death ends this wait
-        self._trouble = f"did not exit within {STOP_TIMEOUT:g} s of being told to; killed"
+        limit = self._watch.stop_timeout
+        await trio.sleep(limit)  # its death ends this wait
+        self._trouble = f"did not exit within {limit:g} s of being told to; killed"
 
     async def _serve(self, end: CommandChannel) -> None:
         from tgi_trio.router.engine.shard_link import ShardLink  # loaded with the engine
