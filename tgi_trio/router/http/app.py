@@ -10,7 +10,6 @@ dictionary; `HttpSettings.shortcut` switches it off.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException
 
+from tgi_trio.router.http.account import RequestAccount
 from tgi_trio.router.http.bodies import Body, PacedBody, WholeBody
 from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.dispatch import (
@@ -66,10 +66,7 @@ from tgi_trio.router.http.wire.transport import (
     Transport,
 )
 from tgi_trio.router.pace import LoopPace
-from tgi_trio.router.request import Timings
-from tgi_trio.router.telemetry.metric_table import ROUTES as ROUTE_NAMES
-from tgi_trio.router.telemetry.request_stats import RequestStats
-from tgi_trio.router.telemetry.tracing import RequestSpan, Tracer
+from tgi_trio.router.telemetry.tracing import Tracer
 
 ROUTES: tuple[Route, ...] = (
     *native.ROUTES,
@@ -86,10 +83,7 @@ ROUTES: tuple[Route, ...] = (
     *ui.ROUTES,
 )
 
-access = logging.getLogger("tgi_trio.access")  # one line per request, at INFO
-
 _SCOPE_KEY = "tgi_trio.request"
-COUNTED = frozenset(ROUTE_NAMES)
 
 
 class HttpRequest(TrioASGIHTTPConnection):
@@ -107,14 +101,11 @@ class HttpRequest(TrioASGIHTTPConnection):
         super().__init__(app, scope)
         self.resources = ExitStack()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.request_id = app.request_ids.name(self.headers)
-        self.began = trio.current_time()
-        self.generations: list[Timings] = []
-        self.all_stats: list[RequestStats] = []
+        self.account = RequestAccount(app.request_ids.name(self.headers), self.headers)
         self._route: Route | None = None  # the one that answers
         self._left = False
         # One scope for both things that end a request early: a slow body, and the client leaving.
-        self._serving = trio.CancelScope(deadline=self.began + app.http.body_timeout)
+        self._serving = trio.CancelScope(deadline=self.account.began + app.http.body_timeout)
 
     async def __call__(self, receive: Receive, send: Send) -> None:
         """Serve the request."""
@@ -134,7 +125,7 @@ class HttpRequest(TrioASGIHTTPConnection):
                 await self._transmit(send, await self._find_reply(send))
             if self._serving.cancelled_caught and self._route is not None and not self._left:
                 await self._transmit(
-                    send, to_rejection(too_slow(), self._route.dialect, self.request_id)
+                    send, to_rejection(too_slow(), self._route.dialect, self.account.request_id)
                 )
 
     async def _find_reply(self, send: Send) -> Reply:
@@ -172,12 +163,12 @@ class HttpRequest(TrioASGIHTTPConnection):
             headers=self.headers,
             body=cut.body,
             cut=cut,
-            request_id=self.request_id,
-            received=self.began,
+            request_id=self.account.request_id,
+            received=self.account.began,
             resources=self.resources,
             path=path or {},
-            generations=self.generations,
-            all_stats=self.all_stats,
+            generations=self.account.generations,
+            all_stats=self.account.all_stats,
             turns=self.app.turns,
         )
 
@@ -242,51 +233,8 @@ class HttpRequest(TrioASGIHTTPConnection):
         try:
             await self._send_reply(send, reply)
         finally:
-            self._count(reply.status)
-            if access.isEnabledFor(logging.INFO) or self.app.tracer is not None:
-                self._log_and_trace(reply.status)
-
-    def _count(self, status: int) -> None:
-        """Count the answer to a POST by its route; pages and probes are not counted."""
-        route, metrics = self._route, self.app.engine.metrics
-        if route is None or route.method != "POST":
-            return
-        name = route.path if route.path in COUNTED else "other"
-        metrics.inc("tgi_route_requests", route=name)
-        if status >= 400 or self._failed:
-            metrics.inc("tgi_route_errors", route=name)
-        metrics.observe("tgi_route_duration", trio.current_time() - self.began, route=name)
-
-    @property
-    def _failed(self) -> bool:
-        """Whether a generation has ended, and not well."""
-        ended = sum(each.finished is not None for each in self.generations)
-        return ended > len(self.all_stats)
-
-    def _log_and_trace(self, status: int) -> None:
-        """Write the request's line of the access log, and the trace of a POST."""
-        scope, client, ended = self.scope, self.scope.get("client"), trio.current_time()
-        cost = RequestStats.sum(self.all_stats).fields() if self.all_stats else {}
-        extra = {
-            "request_id": self.request_id,
-            "client": client[0] if client else "local",
-            "seconds": round(ended - self.began, 6),
-            **cost,
-        }
-        if self.app.tracer is not None and scope["method"] == "POST":
-            span = RequestSpan(
-                method=scope["method"],
-                path=scope["path"],
-                status=status,
-                headers=self.headers,
-                began=self.began,
-                ended=ended,
-                generations=self.generations,
-                attributes={"request_id": self.request_id, **cost},
-                failed=self._failed,
-            )
-            extra["trace_id"] = self.app.tracer.record(span)
-        access.info("%s %s %d", scope["method"], scope["path"], status, extra=extra)
+            metrics, tracer = self.app.engine.metrics, self.app.tracer
+            self.account.close(self.scope, self._route, reply.status, metrics, tracer)
 
     async def _send_reply(self, send: Send, reply: Reply) -> None:
         transport, body = self.transport, reply.body
@@ -315,7 +263,7 @@ class HttpRequest(TrioASGIHTTPConnection):
         if reply.content_type:
             headers.insert(0, (b"content-type", reply.content_type))
         headers += self.app.cors.headers(self.headers)
-        headers.append((b"x-request-id", self.request_id.encode("latin-1")))
+        headers.append((b"x-request-id", self.account.request_id.encode("latin-1")))
         return headers
 
 
@@ -384,14 +332,14 @@ def _current_request() -> HttpRequest:
 async def _http_error(error: HTTPException) -> Response:
     """Answer what no route answers."""
     allowed = [value for name, value in error.get_headers() if name.lower() == "allow"]
-    id = _current_request().request_id
+    id = _current_request().account.request_id
     reply = unrouted(error.code or 500, request.method, request.path, id, ",".join(allowed))
     return wrap_reply(reply)
 
 
 async def _answer_defect(error: Exception) -> Response:
     """Answer what failed between the routes and Quart, which leaves it to us to log that."""
-    request_id = _current_request().request_id
+    request_id = _current_request().account.request_id
     log_defect(request_id, error)
     problem = internal(request_id)
     return wrap_reply(Reply(problem.body(), problem.status))
