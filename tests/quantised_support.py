@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,44 @@ def store_int8(strategy: str) -> Store:
             f"{module}.weight_scale": torch.from_numpy(scales),
         }
         return tensors, codes * spread
+
+    return store
+
+
+def store_exl2(*groups: tuple[int, int]) -> Store:
+    """As exllamav2 stores a matrix: inputs in another order, in groups with bits of their own.
+
+    `groups`: bits and inputs of each, over and over; the last may have fewer inputs.
+    """
+
+    def store(module: str, weight: Array) -> tuple[Tensors, Array]:
+        outputs, inputs = weight.shape
+        rows = np.zeros((inputs, -(-outputs // 32) * 32), np.float64)  # outputs are padded
+        places = np.random.default_rng(inputs).permutation(inputs)  # where each input is stored
+        rows[places, :outputs] = weight.T
+        words: list[torch.Tensor] = []
+        exact, steps, largest, pairs, first = np.empty_like(rows), [], [], [], 0
+        for bits, count in cycle(groups):
+            half, own = 1 << (bits - 1), rows[first : first + count]
+            scales = np.maximum(np.abs(own).max(0), 1e-6) / half
+            largest.append(np.float16(scales.max() * 1.01))
+            steps.append(np.clip(np.ceil(np.sqrt(scales / largest[-1]) * 16), 1, 16))
+            scales = (steps[-1] / 16) ** 2 * np.float64(largest[-1])
+            codes = np.clip(np.round(own / scales) + half, 0, 2 * half - 1).astype(np.int64)
+            exact[first : first + count] = (codes - half) * scales
+            pairs += [bits, sum(map(len, words))]
+            words.append(pack_bits(codes, bits))
+            first += len(own)
+            if first == inputs:
+                break
+        tensors = {
+            f"{module}.q_weight": torch.cat(words),
+            f"{module}.q_scale": pack_bits(np.array(steps, np.int64).T - 1, 4).T.contiguous(),
+            f"{module}.q_scale_max": torch.from_numpy(np.array(largest)),
+            f"{module}.q_groups": torch.tensor(pairs, dtype=torch.int16),
+            f"{module}.q_invperm": torch.from_numpy(places.astype(np.int32)),
+        }
+        return tensors, exact[places, :outputs].T.astype(np.float32)
 
     return store
 

@@ -41,6 +41,17 @@ def marlin(module: str, rows: int, columns: int) -> Changes:
     }
 
 
+def exl2(module: str, rows: int, columns: int) -> Changes:
+    groups = columns // 32
+    return {
+        f"{module}.q_weight": ("I32", (columns // 8, rows)),
+        f"{module}.q_scale": ("I32", (groups, rows // 8)),
+        f"{module}.q_scale_max": ("F16", (groups,)),
+        f"{module}.q_groups": ("I16", (2 * groups,)),
+        f"{module}.q_invperm": ("I32", (columns,)),
+    }
+
+
 def packed(module: str, rows: int, columns: int) -> Changes:
     return {
         f"{module}.weight_packed": ("I32", (rows, columns // 8)),
@@ -108,6 +119,7 @@ FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
         marlin,
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "is_marlin_format": True},
     ),
+    "exl2": (exl2, {"quant_method": "exl2", "version": "0.1.8", "bits": 4.25, "head_bits": 6}),
     "packed": (packed, describe_compressed("pack-quantized", "group", 4, group_size=32)),
     "int8": (int8, describe_compressed("int-quantized", "channel", 8)),
     "fp8": (fp8, describe_compressed("float-quantized", "tensor", 8)),

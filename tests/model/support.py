@@ -26,7 +26,16 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
 }
-BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "I32": 4, "U32": 4}  # others: 1
+BYTES = {
+    "F32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "F64": 8,
+    "I64": 8,
+    "I32": 4,
+    "U32": 4,
+    "I16": 2,
+}  # others: 1
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Changes, str]] = {
         quantised({"weight": ("F8_E4M3", (2, 2)), "weight_scale": ("F32", (2, 1))}),
         "fbgemm_fp8",
     ),
-    "exl2": (
-        {"quant_method": "exl2", "bits": 4.0},
-        quantised({"q_weight": I32, "q_scale": I32, "q_groups": I32, "q_invperm": I32}),
-        "exl2, 4.0 bits",
+    "exl3": (
+        {"quant_method": "exl3", "bits": 4.0},
+        quantised({"trellis": ("I16", (2, 2, 4)), "suh": F16, "svh": F16}),
+        "exl3, 4.0 bits",
     ),
 }
 
@@ -133,10 +133,10 @@ def test_files_beside_the_config_tell_of_a_format(
 
 
 def test_what_is_refused_for_good_comes_with_advice(tmp_path: Path) -> None:
-    said, changes, _ = FORMATS["exl2"]
+    said, changes, _ = FORMATS["exl3"]
     make_folder(tmp_path, LLAMA, changes)
     write_json(tmp_path, LLAMA | {"quantization_config": said})
-    with pytest.raises(ModelLoadError, match=r"exllamav2 makes its files from the original model"):
+    with pytest.raises(ModelLoadError, match=r"exllamav3 makes its files from the original model"):
         check(tmp_path)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.model.support import Asked
 from tests.quantised_support import (
@@ -21,6 +24,7 @@ from tests.quantised_support import (
     real_checkpoint,
     store_awq,
     store_bytes,
+    store_exl2,
     store_fp8,
     store_gptq,
     store_int8,
@@ -44,6 +48,7 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.runner import Runner
 
 Make = Callable[..., Path]
@@ -168,6 +173,8 @@ STORED: dict[str, tuple[Store, dict[str, Any]]] = {
     "nf4": (store_table("nf4", 64), describe_bitsandbytes("nf4")),
     "nf4, double": (store_table("nf4", 32, nested=5), describe_bitsandbytes("nf4")),
     "fp4 over rows": (store_table("fp4", 48), describe_bitsandbytes("fp4")),
+    "exl2": (store_exl2((6, 32), (5, 64), (4, 32), (3, 32)), {"quant_method": "exl2", "bits": 4.3}),
+    "exl2, 4 bits": (store_exl2((4, 64)), {"quant_method": "exl2", "bits": 4.0}),
     "awq": (store_awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32}),
 }
 
@@ -195,6 +202,7 @@ def test_tokens_of_what_is_packed_here(
     ("family", "stored"),
     [
         ("mixtral", "gptq 4 bits"),  # experts
+        ("mixtral", "exl2"),
         ("phi3", "gptq 4 bits"),  # matrices that hold several
         ("deepseek_v3", "fp8 of DeepSeek"),  # a latent
     ],
@@ -271,3 +279,70 @@ def test_bfloat16_of_quantised_weights(checkpoint: Make, tmp_path: Path) -> None
         run(runner, [sequence(0, prompt, tables([prompt], new=NEW)[0], NEW)])
         found.append(recorder.logits(0))
     assert torch.equal(*found)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], **said: Any) -> None:
+    """Change a checkpoint's tensors, and what its config.json says."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | said))
+
+
+def check_tokens(folder: Path) -> None:
+    """The tokens are those of the weights in the folder `plain` beside it."""
+    assert check_model(read_config(folder), Asked()) == []
+    golden, some = Golden(folder / "plain"), prompts(3)
+    blocks = tables(some, new=NEW)
+    rows = [sequence(i, prompt, blocks[i], NEW) for i, prompt in enumerate(some)]
+    with by_torch(folder) as (runner, recorder):
+        run(runner, rows)
+        for row in rows:
+            assert_greedy(golden, recorder, row, tolerance=2e-4)
+
+
+def test_exl2_divides_matrices_that_families_have_in_one(checkpoint: Make, tmp_path: Path) -> None:
+    source = shutil.copytree(checkpoint("phi3", **FITTING["phi3"]), tmp_path / "source")
+    whole = {"self_attn.qkv_proj": ("q", "k", "v"), "mlp.gate_up_proj": ("gate", "up")}
+    spec = decoder_spec(read_config(source))
+    assert spec is not None
+    sizes = {"q": spec.heads * spec.head_dim, "k": spec.kv_heads * spec.head_dim}
+    sizes |= {"v": sizes["k"], "gate": spec.mlp_width, "up": spec.mlp_width}
+
+    def divide(tensors: dict[str, torch.Tensor]) -> None:
+        for layer, (name, parts) in itertools.product(range(len(spec.layers)), whole.items()):
+            place = f"model.layers.{layer}.{name}.weight"
+            rows = tensors.pop(place).split([sizes[part] for part in parts])
+            for part, own in zip(parts, rows, strict=True):
+                tensors[place.replace(name.split(".")[1], f"{part}_proj")] = own.contiguous()
+
+    def join(tensors: dict[str, torch.Tensor]) -> None:
+        for layer, (name, parts) in itertools.product(range(len(spec.layers)), whole.items()):
+            place = f"model.layers.{layer}.{name}.weight"
+            own = [place.replace(name.split(".")[1], f"{part}_proj") for part in parts]
+            tensors[place] = torch.cat([tensors.pop(each) for each in own])
+
+    rewrite(source, divide)
+    folder = quantise(source, tmp_path / "q", *STORED["exl2"])
+    rewrite(folder / "plain", join)
+    check_tokens(folder)
+
+
+def test_exl2_has_a_head_of_its_own_where_the_model_has_a_tied_one(
+    checkpoint: Make, tmp_path: Path
+) -> None:
+    source = shutil.copytree(
+        checkpoint("llama", **FITTING["llama"], tie_word_embeddings=True), tmp_path / "source"
+    )
+    assert json.loads((source / "config.json").read_text())["tie_word_embeddings"]
+
+    def copy_head(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    rewrite(source, copy_head)
+    store, said = STORED["exl2"]
+    endings = ("_proj.weight", "lm_head.weight")
+    folder = quantise(source, tmp_path / "q", store, said, endings=endings)
+    rewrite(folder / "plain", lambda _: None, tie_word_embeddings=False)
+    check_tokens(folder)

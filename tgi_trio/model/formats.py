@@ -65,7 +65,7 @@ _PIECES: Final = (
 
 # What helps with a format that is refused, by its method's name.
 _ADVICE: Final = {
-    "exl2": " exllamav2 makes its files from the original model, so that is where to start from.",
+    "exl3": " exllamav3 makes its files from the original model, so that is where to start from.",
 }
 _A_PIECE: Final = re.compile(f"(?:{'|'.join(ending for ending, _ in _PIECES)})$")
 

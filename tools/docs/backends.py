@@ -25,7 +25,7 @@ at the borders that the last column names; a cut anywhere else makes numbers of 
 # What stores weights so -> where inputs can be cut.
 OF_FORMATS: Final = {
     "affine": ("GPTQ, AWQ, Marlin, compressed-tensors", "groups of inputs"),
-    "affine in any order": ("GPTQ and compressed-tensors in act-order", "words of codes"),
+    "affine in any order": ("GPTQ and compressed-tensors in act-order, EXL2", "words of codes"),
     "int8": ("compressed-tensors, bitsandbytes", "none: outputs have a scale"),
     "table": ("bitsandbytes NF4 and FP4, MXFP4, compressed-tensors", "blocks of inputs"),
     "e4m3": ("FP8, MXFP8, compressed-tensors, ModelOpt", "blocks of inputs, if there are any"),

@@ -187,7 +187,7 @@ backends, over ranks and in mixtures of experts; not by T5 and models of `transf
 
 {formats}
 Where a checkpoint rounds activations as well (w8a8, FP8, NVFP4), ours are not rounded unless
-`--activations 8` asks for it. Refused with what to do instead: EXL2.
+`--activations 8` asks for it. Refused with what to do instead: EXL3.
 
 They are held to files that compressed-tensors, bitsandbytes and auto-round make as the tests run
 (`tests/shard/test_made_by_tools.py`), to files that those, gptqmodel, ModelOpt and vLLM's packers
@@ -239,6 +239,13 @@ _READ = (
         "`fp8`",
         "e4m3 with scales of blocks (DeepSeek), of the tensor or of outputs",
         "e5m2",
+    ),
+    (
+        "EXL2",
+        "`exl2`",
+        "2 to 8 bits, mixed within matrices; what exllamav2 has divided, and its heads of tied "
+        "models. A matrix with codes of more than 4 bits keeps them in 8",
+        "",
     ),
     ("MXFP4", "`mxfp4`", "the experts of gpt-oss: e2m1, 32 inputs with a power of two", ""),
 )

@@ -26,6 +26,7 @@ from tests.quantised_support import (
     pack_gptq,
     random_rounded,
     store_bytes,
+    store_exl2,
     store_fp8,
     store_int8,
     store_mxfp8,
@@ -109,6 +110,11 @@ def fp8(strategy: str, group: int, **said: Any) -> Case:
     return stored(store_fp8(strategy), said, group)
 
 
+def exl2(bits: int, group: int, *groups: tuple[int, int]) -> Case:
+    """Groups of bits and inputs, whose codes have the widest's or 8 bits."""
+    return stored(store_exl2(*groups), {"quant_method": "exl2", "bits": 4.25}, group, bits)
+
+
 def table(kind: str, size: int, nested: int = 0) -> Case:
     store = store_table(kind, size, nested=nested)
     return stored(store, describe_bitsandbytes(kind), size, bits=4)
@@ -127,6 +133,13 @@ CASES: dict[str, Callable[[], Case]] = {
     "awq": lambda: awq(32),
     "marlin": lambda: marlin("grouped", 32),
     "marlin, one group": lambda: marlin("whole", COLUMNS),
+    "exl2, 4 bits": lambda: exl2(4, 32, (4, 32)),
+    "exl2, 8 bits": lambda: exl2(8, 64, (8, 64)),
+    "exl2, 3 bits, one group": lambda: exl2(3, 128, (3, 128)),
+    "exl2, 2 to 6 bits": lambda: exl2(8, 32, (6, 32), (5, 32), (3, 32), (2, 32)),
+    "exl2, 2 and 4 bits": lambda: exl2(4, 64, (4, 64), (2, 64)),
+    "exl2, groups of two sizes": lambda: exl2(8, 32, (5, 64), (4, 32), (4, 32)),
+    "exl2, a short last group": lambda: exl2(4, 96, (4, 96), (3, 32)),
     "packed, 4 bits": lambda: packed(4, 32),
     "packed, 4 bits, symmetric": lambda: packed(4, 64, symmetric=True),
     "packed, 4 bits, acts": lambda: packed(4, 32, shuffled=True),
@@ -270,6 +283,45 @@ def test_numbers_that_cannot_be_are_refused_by_name(tmp_path: Path, damage: str)
     change(case.tensors)
     with pytest.raises(ModelLoadError, match=message):
         open_matrix(tmp_path, case).dequantised()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "place", "value", "message"),
+    [
+        ("q_groups", 0, 7, "'a.q_groups' in .* a group of 7 bits in words 0 to 6; EXL2 has 2, 3"),
+        ("q_groups", 1, 1, "a group of 6 bits in words 1 to 6"),
+        ("q_groups", 3, 4, "a group of 6 bits in words 0 to 4"),
+        ("q_groups", 6, 4, "a group of 4 bits in words 14 to 16"),
+        ("q_invperm", 3, 128, "'a.q_invperm' in .* puts two inputs at one place, or one nowhere"),
+        ("q_scale_max", 1, np.nan, "'a.q_scale_max' in .* holds a scale that is infinite"),
+    ],
+)
+def test_what_describes_exl2_is_checked(
+    tmp_path: Path, tensor: str, place: int, value: float, message: str
+) -> None:
+    case = CASES["exl2, 2 to 6 bits"]()
+    case.tensors[f"a.{tensor}"][place] = value
+    with pytest.raises(ModelLoadError, match=message):
+        open_matrix(tmp_path, case).dequantised()
+
+
+def test_exl2_describes_all_inputs_of_a_matrix(tmp_path: Path) -> None:
+    case = CASES["exl2, 2 to 6 bits"]()
+    case.tensors["a.q_weight"] = case.tensors["a.q_weight"][:-2]
+    case.tensors["a.q_groups"] = case.tensors["a.q_groups"][:-2]
+    for role in ("q_scale", "q_scale_max"):
+        case.tensors[f"a.{role}"] = case.tensors[f"a.{role}"][:-1]
+    with pytest.raises(ModelLoadError, match="groups of 96 inputs in all, of a matrix that"):
+        open_matrix(tmp_path, case)
+
+
+def test_outputs_that_exl2_has_padded(tmp_path: Path) -> None:
+    weight = np.random.default_rng(3).standard_normal((37, COLUMNS), np.float32)
+    tensors, exact = store_exl2((5, 64), (3, 32))("a", weight)
+    assert tensors["a.q_weight"].shape[1] == 64
+    matrix = open_matrix(tmp_path, Case({"quant_method": "exl2"}, tensors, exact, 8, 32))
+    np.testing.assert_array_equal(matrix.dequantised(), exact)
+    np.testing.assert_array_equal(matrix.rows(slice(30, 37)).dequantised(), exact[30:])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -30,7 +30,7 @@ from tgi_trio.model.families import (
     state_spaces,
     zamba,
 )
-from tgi_trio.model.families.told_by_files import fit_checkpoint
+from tgi_trio.model.families.told_by_files import fit_checkpoint, fit_exl2
 from tgi_trio.model.spec import DecoderSpec
 
 SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
@@ -152,4 +152,6 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec | None:
             f"{config.folder / 'config.json'} cannot be right for model type "
             f"{config.model_type!r}: {error}."
         ) from error
-    return fit_checkpoint(config, spec) if spec is not None and config.wraps_text else spec
+    if spec is not None and config.wraps_text:
+        spec = fit_checkpoint(config, spec)
+    return None if spec is None else fit_exl2(config, spec)

@@ -28,6 +28,27 @@ def fit_checkpoint(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
     return spec
 
 
+def fit_exl2(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
+    """Return `spec` adapted to a checkpoint of exllamav2's, or unchanged: it is another's.
+
+    exllamav2 divides fused matrices, and quantises a head of its own where config.json says that
+    the head is tied.
+    """
+    said = config.get("quantization_config")
+    if not isinstance(said, dict) or said.get("quant_method") != "exl2":
+        return spec
+    try:
+        stored = stored_names(config.folder)
+    except ModelLoadError:
+        return spec
+    names, layer = spec.names, spec.names.layer.format(0)
+    if f"{layer}{names.query}.q_weight" in stored:
+        spec = replace(spec, qkv_layout="separate", names=replace(spec.names, qkv=""))
+    if f"{layer}{names.gate}.q_weight" in stored:
+        spec = replace(spec, names=replace(spec.names, gate_up=""))
+    return replace(spec, tied_head=spec.tied_head and f"{names.head}.q_weight" not in stored)
+
+
 def name_layers(config: ModelConfig, layer: int, choices: Sequence[Names]) -> Names:
     """Return the first of `choices` whose norm after attention the checkpoint has in a layer.
 

@@ -13,6 +13,7 @@ from tgi_trio.model.gguf.files import read_model
 from tgi_trio.model.quantised.awq_layout import read_awq_layout
 from tgi_trio.model.quantised.bitsandbytes_layout import read_bitsandbytes_layout
 from tgi_trio.model.quantised.compressed_layout import read_compressed_layout
+from tgi_trio.model.quantised.exl2_layout import read_exl2_layout
 from tgi_trio.model.quantised.fp8_layout import read_fp8_layout
 from tgi_trio.model.quantised.gptq_layout import read_gptq_layout
 from tgi_trio.model.quantised.layout import MatrixLayout
@@ -25,7 +26,7 @@ MADE_AT_LOAD: Final = (
     *("eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8"),
     *("int4", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k"),
 )
-# Values for checkpoints, one for each format; of the last nothing is read.
+# Values for checkpoints, one for each format.
 WORDS: Final = (
     "gguf",
     "gptq",
@@ -51,6 +52,7 @@ _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
     "mxfp4": read_mxfp4_layout,
     "marlin": read_marlin_layout,
     "modelopt": read_modelopt_layout,
+    "exl2": read_exl2_layout,
 }
 
 

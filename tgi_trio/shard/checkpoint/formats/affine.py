@@ -28,20 +28,19 @@ class AffineSource(QuantisedSource):
         tensors: Sequence[RawTensor],
         *,
         bits: int,
-        groups: int,
         group: int,
-        order: RawTensor | None = None,
+        order: NDArray[np.int64] | None = None,
         packed: int = 1,
     ) -> None:
-        """`group`: inputs of each of `groups`; the last may have fewer. `packed`: inputs per word.
+        """`group`: inputs of each group; the last may have fewer. `packed`: inputs per word.
 
-        `order`: int32 [inputs], the group of each input, if groups are not contiguous. Raises
-        ModelLoadError for an unknown group.
+        `order` [inputs]: the group of each input, if groups may not be contiguous.
         """
         super().__init__(shape, tensors)
         self.bits = bits
         self.group = group
-        self._order = None if order is None else _read_order(order, groups, group, shape[1])
+        contiguous = order is None or np.array_equal(order, np.arange(shape[1]) // group)
+        self._order = None if contiguous else order
         if self._order is not None:
             self.coding = "affine in any order"
         self.step = packed if self._order is not None else math.lcm(packed, group)
@@ -105,14 +104,17 @@ class AffineSource(QuantisedSource):
         return np.arange(columns.start, columns.stop) // self.group
 
 
-def _read_order(
-    tensor: RawTensor, groups: int, group: int, inputs: int
-) -> NDArray[np.int64] | None:
-    """Return the group of each input, or None if groups turn out to be contiguous."""
+def read_order(tensor: RawTensor | None, groups: int) -> NDArray[np.int64] | None:
+    """Return the group of each input from int32 [inputs]; None: there is no such tensor.
+
+    Raises ModelLoadError for a group that is not one of `groups`.
+    """
+    if tensor is None:
+        return None
     order = tensor.data.view(np.int32).astype(np.int64)
     if order.size and (order.min() < 0 or order.max() >= groups):
         raise ModelLoadError(
             f"Tensor {tensor.name!r} in {tensor.file.path} puts an input into group "
             f"{order.max() if order.max() >= groups else order.min()} of {groups}."
         )
-    return None if np.array_equal(order, np.arange(inputs) // group) else order
+    return order

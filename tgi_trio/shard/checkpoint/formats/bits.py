@@ -16,9 +16,9 @@ def view_words(tensor: RawTensor) -> NDArray[np.uint32]:
 def unpack(words: NDArray[np.uint32] | NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Return codes [rows, n * 32 / bits] from words [rows, n], or n * 8 / bits from bytes.
 
-    For 3 bits there must be 32-bit words, and `n` a multiple of three.
+    For 3, 5 and 6 bits there must be 32-bit words, and `n` a multiple of the bits.
     """
-    if bits == 3:
+    if 8 % bits:
         return _unpack_across(words.view(np.uint32), bits)
     packed = np.ascontiguousarray(words).view(np.uint8)  # lowest byte first
     each = 8 // bits

@@ -10,6 +10,7 @@ from tgi_trio.model.formats import find_announcement, unread_format
 from tgi_trio.model.quantised.awq_layout import AwqLayout
 from tgi_trio.model.quantised.bitsandbytes_layout import BitsandbytesLayout
 from tgi_trio.model.quantised.compressed_layout import CompressedLayout
+from tgi_trio.model.quantised.exl2_layout import Exl2Layout
 from tgi_trio.model.quantised.fp8_layout import Fp8Layout
 from tgi_trio.model.quantised.gptq_layout import GptqLayout
 from tgi_trio.model.quantised.layout import MatrixLayout
@@ -21,6 +22,7 @@ from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.formats.awq import AwqSource
 from tgi_trio.shard.checkpoint.formats.bitsandbytes import open_bitsandbytes
 from tgi_trio.shard.checkpoint.formats.compressed_tensors import open_compressed
+from tgi_trio.shard.checkpoint.formats.exl2 import Exl2Source
 from tgi_trio.shard.checkpoint.formats.fp8 import open_fp8
 from tgi_trio.shard.checkpoint.formats.gguf import GgufFormat
 from tgi_trio.shard.checkpoint.formats.gptq import GptqSource
@@ -62,6 +64,8 @@ def _reader(layout: MatrixLayout) -> Open:
             return partial(MarlinSource, layout)
         case Mxfp4Layout():
             return Mxfp4Source
+        case Exl2Layout():
+            return Exl2Source
         case ModeloptLayout():
             return open_modelopt
     raise ValueError(f"nothing reads {layout.name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tgi_trio.shard.checkpoint.container import RawTensor
-from tgi_trio.shard.checkpoint.formats.affine import AffineSource
+from tgi_trio.shard.checkpoint.formats.affine import AffineSource, read_order
 from tgi_trio.shard.checkpoint.formats.bits import view_words
 from tgi_trio.shard.checkpoint.formats.plain import view_numbers
 from tgi_trio.shard.checkpoint.formats.quantised_matrix import check_finite
@@ -33,9 +33,8 @@ class GroupedSource(AffineSource):
             shape,
             tuple(parts.values()),
             bits=bits,
-            groups=parts["scales"].shape[0],
             group=shape[1] if group == -1 else group,
-            order=parts.get("groups"),
+            order=read_order(parts.get("groups"), parts["scales"].shape[0]),
             packed=packed,
         )
         self._words = view_words(parts["codes"])

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.checkpoint.container import RawTensor
-from tgi_trio.shard.checkpoint.formats.affine import AffineSource, Codes
+from tgi_trio.shard.checkpoint.formats.affine import AffineSource, Codes, read_order
 from tgi_trio.shard.checkpoint.formats.plain import view_numbers
 from tgi_trio.shard.checkpoint.formats.quantised_matrix import check_finite
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
@@ -37,9 +37,8 @@ class GridSource(AffineSource):
             shape,
             tuple(parts.values()),
             bits=bits,
-            groups=self._grid[1],
             group=columns,
-            order=parts.get("groups"),
+            order=read_order(parts.get("groups"), self._grid[1]),
             packed=packed,
         )
         self._codes = parts["codes"]
