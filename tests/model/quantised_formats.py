@@ -76,6 +76,14 @@ def fp8(module: str, rows: int, columns: int) -> Changes:
     }
 
 
+def fbgemm(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight": ("F8_E4M3", (rows, columns)),
+        f"{module}.weight_scale": ("F32", (rows, 1)),
+        f"{module}.input_scale_ub": ("F32", (1,)),
+    }
+
+
 def blocks(module: str, rows: int, columns: int) -> Changes:
     return {
         f"{module}.weight": ("F8_E4M3", (rows, columns)),
@@ -110,10 +118,19 @@ def modelopt(module: str, rows: int, columns: int) -> Changes:
 
 
 # Not of every matrix.
-OPTIONAL = ("input_global_scale", "g_idx", "weight_zero_point", "input_scale", "weight_format")
+OPTIONAL = (
+    *("input_global_scale", "g_idx", "weight_zero_point", "weight_format"),
+    *("input_scale", "input_scale_ub"),
+)
 SIXTEEN = {"type": "float", "group_size": 16}
 FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32}),
+    "auto-round": (
+        gptq,
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4}
+        | {"group_size": 32, "sym": True, "data_type": "int"},
+    ),
+    "fbgemm": (fbgemm, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32}),
     "marlin": (
         marlin,

@@ -47,11 +47,6 @@ FORMATS: dict[str, tuple[dict[str, Any], Changes, str]] = {
         quantised({"weight_qdata": I32, "weight_scale": F16}),
         "torchao",
     ),
-    "fbgemm": (
-        {"quant_method": "fbgemm_fp8"},
-        quantised({"weight": ("F8_E4M3", (2, 2)), "weight_scale": ("F32", (2, 1))}),
-        "fbgemm_fp8",
-    ),
     "exl3": (
         {"quant_method": "exl3", "bits": 4.0},
         quantised({"trellis": ("I16", (2, 2, 4)), "suh": F16, "svh": F16}),

@@ -20,6 +20,7 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
+from tgi_trio.model.quantised.auto_round_layout import read_auto_round_layout
 from tgi_trio.model.quantised.recognise import MADE_AT_LOAD, WORDS, find_made
 from tgi_trio.settings import records
 
@@ -135,6 +136,43 @@ def test_older_files_beside_the_config(
     assert check(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("gptq", {"dynamic": {"+:.*q_proj": {"bits": 8}}}), ("auto-round", {"extra_config": {Q: {}}})],
+)
+def test_modules_may_differ_in_bits_and_groups_where_a_file_says_so(
+    tmp_path: Path, name: str, said: dict[str, Any]
+) -> None:
+    """They are what their tensors show: `dynamic` and `extra_config` have patterns of names."""
+    other: Changes = {
+        f"{Q}.qweight": ("I32", (16, 64)),
+        f"{Q}.qzeros": ("I32", (1, 16)),
+        f"{Q}.scales": ("F16", (1, 64)),
+    }
+    make(tmp_path, name, other, said)
+    assert check(tmp_path) == []
+    make(tmp_path, name, other)
+    with pytest.raises(ModelLoadError, match=r"q_proj.qweight' in .* has shape \[16, 64\], but"):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "less_one"),
+    [
+        ("auto_round:auto_gptq", "gptq", True),
+        ("auto_round:gptq:exllamav2", "gptq", True),
+        ("auto_round", "gptq", False),
+        ("auto_round:gptqmodel", "gptq", False),
+        ("autoround:exllamav2", "gptq", False),
+        ("auto_round:auto_awq", "awq", None),
+    ],
+)
+def test_forms_of_auto_round(form: str, name: str, less_one: bool | None) -> None:
+    layout = read_auto_round_layout("config.json", {"packing_format": form, "group_size": 32})
+    assert layout.name == name
+    assert getattr(layout, "zeros_less_one", None) is less_one
+
+
 def weights(form: str = "pack-quantized", **said: Any) -> dict[str, Any]:
     """Return a description with other weights."""
     settings: dict[str, Any] = {"strategy": "group", "num_bits": 4, "group_size": 32} | said
@@ -162,6 +200,9 @@ GROUP = {
         ("gptq", {"checkpoint_format": "bitblas"}, "in the form 'bitblas'"),
         ("gptq", {"pack_dtype": "int16"}, "pack_dtype 'int16'"),
         ("gptq", {"checkpoint_format": "marlin_24"}, "in the form 'marlin_24'; read are gptq, gp"),
+        ("auto-round", {"packing_format": "auto_round:fp8_static"}, "form 'auto_round:fp8_static'"),
+        ("auto-round", {"data_type": "mx_fp"}, "AutoRound's weights are of type 'mx_fp'"),
+        ("auto-round", {"bits": 5}, "GPTQ with 5 bits"),
         ("marlin", {"bits": 8}, "Marlin's order with 8 bits"),
         ("marlin", {"group_size": 48}, "cannot be stored in Marlin's order in groups of 48"),
         ("fp8", {"format": "nvfp4-pack-quantized"} | GROUP, "says nvfp4-pack-quantized with"),

@@ -202,8 +202,16 @@ _READ = (
     (
         "GPTQ",
         "`gptq`",
-        "2, 3, 4, 8 bits, any group size, versions 1 and 2, in act-order or not",
-        "other orders of packing than int32's; settings that differ by module",
+        "2, 3, 4, 8 bits, any group size, versions 1 and 2, in act-order or not; modules that "
+        "differ (`dynamic`)",
+        "other orders of packing than int32's",
+    ),
+    (
+        "AutoRound",
+        "`gptq`, `awq`",
+        "weights in GPTQ's forms or AWQ's (`packing_format`), modules that differ "
+        "(`extra_config`)",
+        "FP8, MXFP4 and NVFP4 under its name: llm-compressor's are read",
     ),
     (
         "Marlin",
@@ -237,7 +245,8 @@ _READ = (
     (
         "FP8",
         "`fp8`",
-        "e4m3 with scales of blocks (DeepSeek), of the tensor or of outputs",
+        "e4m3 with scales of blocks (DeepSeek), of the tensor or of outputs; FBGEMM's "
+        "(`fbgemm_fp8`)",
         "e5m2",
     ),
     (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 from tgi_trio.shard.checkpoint.taken_apart import take_apart
 
 ROWS, COLUMNS = 96, 128
+GPTQ_OF_4_BITS = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 MODELOPT = {"quant_method": "modelopt"}
 
 
@@ -130,6 +131,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "gptq, 4 bits, acts": lambda: gptq(4, 16, shuffled=True),
     "gptq, 4 bits, no order": lambda: gptq(4, 32, order=False),
     "gptq, 8 bits": lambda: gptq(8, 128),
+    "gptq, modules that differ": lambda: replace(
+        gptq(3, 32), said=GPTQ_OF_4_BITS | {"dynamic": {r"+:a": {"bits": 3, "group_size": 32}}}
+    ),
     "awq": lambda: awq(32),
     "marlin": lambda: marlin("grouped", 32),
     "marlin, one group": lambda: marlin("whole", COLUMNS),

@@ -44,8 +44,9 @@ class Fp8Layout:
         return (
             Part("codes", matrix.name, (E4M3,), ((matrix.rows, matrix.columns),)),
             Part("scales", name, FLOATS, shapes),
-            # Of activations, which are not quantised that way here.
+            # Of activations, which are not quantised that way here; the second is FBGEMM's.
             Part("inputs", f"{module}.input_scale", FLOATS, ONE, needed=False),
+            Part("bound", f"{module}.input_scale_ub", FLOATS, ONE, needed=False),
         )
 
 

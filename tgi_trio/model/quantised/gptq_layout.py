@@ -29,21 +29,32 @@ class GptqLayout:
     bits: int
     group: int  # inputs that share a scale, unless a tensor lists groups; -1: all
     zeros_less_one: bool  # the first version stores zero points minus one
+    mixed: bool = False  # modules may have other bits and groups, which their tensors show
 
     name = "gptq"
+
+    def own_settings(self, columns: int, words: int, groups: int) -> tuple[int, int]:
+        """Return the bits and the group of a matrix with so many inputs, words and groups."""
+        shown = [bits for bits in _BITS if count_words(columns, bits) == words]
+        if not self.mixed or not shown or not groups or columns % groups:
+            return self.bits, self.group
+        return shown[0], columns // groups
 
     def parts(self, matrix: MatrixRef, tensors: Headers) -> Sequence[Part]:
         module = split_name(matrix.name)
         if module is None or f"{module}.qweight" not in tensors:
             return ()
-        rows, columns, bits = matrix.rows, matrix.columns, self.bits
+        rows, columns = matrix.rows, matrix.columns
+        words, stored = tensors[f"{module}.qweight"].shape[:1], tensors.get(f"{module}.scales")
+        groups = stored.shape[0] if stored and stored.shape else 0
+        bits, group = self.own_settings(columns, words[0] if words else 0, groups)
         unit = 32 if bits == 3 else 32 // bits  # codes that fill whole words
         if rows % unit or columns % unit:
             raise ModelLoadError(
                 f"{matrix.name!r} of {rows} x {columns} cannot be stored as GPTQ in {bits} bits: "
                 f"{unit} codes fill whole words."
             )
-        groups = count_groups(matrix, self.group)
+        groups = count_groups(matrix, group)
         return (
             Part("codes", f"{module}.qweight", ("I32",), ((count_words(columns, bits), rows),)),
             Part("zeros", f"{module}.qzeros", ("I32",), ((groups, count_words(rows, bits)),)),
@@ -66,4 +77,4 @@ def read_gptq_layout(where: str, said: Mapping[str, Any]) -> GptqLayout:
         raise ModelLoadError(
             f"{where} says pack_dtype {said['pack_dtype']!r}; GPTQ is read from int32."
         )
-    return GptqLayout(bits, group, zeros_less_one=form == "gptq")
+    return GptqLayout(bits, group, form == "gptq", mixed=bool(said.get("dynamic")))

@@ -10,6 +10,7 @@ from tgi_trio.model.checkpoint_tensors import gguf_files
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import find_announcement
 from tgi_trio.model.gguf.files import read_model
+from tgi_trio.model.quantised.auto_round_layout import read_auto_round_layout
 from tgi_trio.model.quantised.awq_layout import read_awq_layout
 from tgi_trio.model.quantised.bitsandbytes_layout import read_bitsandbytes_layout
 from tgi_trio.model.quantised.compressed_layout import read_compressed_layout
@@ -53,6 +54,9 @@ _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
     "marlin": read_marlin_layout,
     "modelopt": read_modelopt_layout,
     "exl2": read_exl2_layout,
+    "auto-round": read_auto_round_layout,
+    "intel/auto-round": read_auto_round_layout,  # until its version 0.3
+    "fbgemm_fp8": read_fp8_layout,
 }
 
 

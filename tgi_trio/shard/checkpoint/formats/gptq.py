@@ -19,8 +19,9 @@ class GptqSource(GroupedSource):
     def __init__(
         self, layout: GptqLayout, shape: tuple[int, int], parts: Mapping[str, RawTensor]
     ) -> None:
-        bits = layout.bits
-        super().__init__(shape, parts, bits=bits, group=layout.group, packed=_codes_together(bits))
+        words, groups = parts["codes"].shape[0], parts["scales"].shape[0]
+        bits, group = layout.own_settings(shape[1], words, groups)
+        super().__init__(shape, parts, bits=bits, group=group, packed=_codes_together(bits))
         self._zeros = view_words(parts["zeros"])
         self._less_one = layout.zeros_less_one
 
