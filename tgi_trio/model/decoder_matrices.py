@@ -10,6 +10,7 @@ from typing import Final
 
 from tgi_trio.model.claims import ANY, Claims
 from tgi_trio.model.crossing_matrices import crossing_refs
+from tgi_trio.model.latent_matrices import index_refs, latent_qkv, latent_refs
 from tgi_trio.model.matrices import (
     LinearPiece,
     LinearRef,
@@ -27,24 +28,26 @@ from tgi_trio.model.matrices import (
 from tgi_trio.model.matrix_roles import (
     AttentionRefs,
     ExpertsRefs,
-    IndexRefs,
-    LatentRefs,
     LayerRefs,
     MlpRefs,
     OuterRefs,
 )
 from tgi_trio.model.mixer_matrices import mixer_refs
-from tgi_trio.model.mlp_matrices import beside_refs, dense_mlp_refs, experts_refs, layer_matrix
+from tgi_trio.model.mlp_matrices import (
+    beside_refs,
+    dense_mlp_refs,
+    experts_refs,
+    layer_matrix,
+    norm_ref,
+)
 from tgi_trio.model.shared_matrices import shared_refs
-from tgi_trio.model.spec import DecoderSpec, IndexSpec, LatentSpec, LayerSpec
+from tgi_trio.model.spec import DecoderSpec, LayerSpec
 from tgi_trio.model.stream_matrices import (
     layer_streams_refs,
     own_input_refs,
     own_inputs_refs,
     streams_refs,
 )
-
-_LATENT_EPS = 1e-6  # of the norms of compressed queries and latents, whatever that of the layers is
 
 # The names that are read below, which backends need not claim.
 NAMES: Final[Claims] = {
@@ -143,8 +146,8 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
     return OuterRefs(
         embedding=_vocabulary(spec, table, added[0]),
         positions=positions,
-        embedding_norm=_norm(spec, "", names.embedding_norm, hidden),
-        final_norm=_norm(spec, "", names.final_norm, hidden),
+        embedding_norm=norm_ref(spec, "", names.embedding_norm, hidden),
+        final_norm=norm_ref(spec, "", names.final_norm, hidden),
         head=_vocabulary(spec, head, added[1]),
         own_inputs=own_inputs_refs(spec, spec.own_inputs) if spec.own_inputs else None,
         streams=streams_refs(spec, spec.streams) if spec.streams else None,
@@ -183,7 +186,7 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
             mlp = dense_mlp_refs(spec, block, layer.mlp_width or spec.mlp_width)
 
     def norm(name: str, there: bool, size: int = hidden) -> NormRef | None:
-        return _norm(spec, block, name, size) if there else None
+        return norm_ref(spec, block, name, size) if there else None
 
     mixes = layer.attends or mixer is not None or layer.crosses is not None
     return LayerRefs(
@@ -215,10 +218,10 @@ def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRef
     )
     query_norm, key_norm = _query_key_norms(spec, prefix, layer)
     return AttentionRefs(
-        qkv=_latent_qkv(spec, prefix, latent, index) if latent else _qkv(spec, prefix, layer),
+        qkv=latent_qkv(spec, prefix, latent, index) if latent else _qkv(spec, prefix, layer),
         output=split_inputs(output, run_of("heads", spec.heads, value_dim)),
-        latent=_latent(spec, prefix, latent) if latent else None,
-        index=_index(spec, prefix, latent, index) if latent and index else None,
+        latent=latent_refs(spec, prefix, latent) if latent else None,
+        index=index_refs(spec, prefix, latent, index) if latent and index else None,
         query_norm=query_norm,
         key_norm=key_norm,
         sinks=VectorRef(prefix + names.sinks, spec.heads) if names.sinks and layer.sinks else None,
@@ -301,8 +304,8 @@ def _query_key_norms(
         return None, None
     if spec.query_key_norm == "whole":
         return (
-            _norm(spec, prefix, names.query_norm, spec.heads * size),
-            _norm(spec, prefix, names.key_norm, spec.kv_heads * size),
+            norm_ref(spec, prefix, names.query_norm, spec.heads * size),
+            norm_ref(spec, prefix, names.key_norm, spec.kv_heads * size),
         )
     query, key = prefix + names.query_norm, prefix + names.key_norm
     biases = (f"{query}.bias", f"{key}.bias") if spec.query_key_norm_bias else ("", "")
@@ -310,72 +313,3 @@ def _query_key_norms(
     if layer.reads_layer is not None:
         return query_norm, None
     return query_norm, NormRef(f"{key}.weight", biases[1], size, spec.norm_eps)
-
-
-def _latent_qkv(
-    spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexSpec | None
-) -> LinearRef:
-    """Return the rows of queries or their compression, of the latent, and of the rotated key.
-
-    With an index, those of its key and of its heads' weights follow.
-    """
-    names, hidden, size = spec.names, spec.hidden_size, latent.plain_dim + latent.rotary_dim
-    if latent.query_rank:
-        rank = latent.query_rank
-        query = layer_matrix(spec, prefix + names.query_down, rank, hidden, bias=latent.bias)
-        units = whole_units(rank)
-    else:
-        query = layer_matrix(spec, prefix + names.query, spec.heads * size, hidden)
-        units = run_of("heads", spec.heads, size)
-    width = latent.rank + latent.rotary_dim
-    down = layer_matrix(spec, prefix + names.latent_down, width, hidden, bias=latent.bias)
-    inputs = whole_units(hidden)
-    pieces = [LinearPiece(query, units, inputs), LinearPiece(down, whole_units(width), inputs)]
-    if index is not None:
-        for name, rows in ((names.index_key, index.dim), (names.index_weights, index.heads)):
-            own = layer_matrix(spec, prefix + name, rows, hidden)
-            pieces.append(LinearPiece(own, whole_units(rows), inputs))
-    return LinearRef(tuple(pieces))
-
-
-def _index(spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexSpec) -> IndexRefs:
-    names, key = spec.names, prefix + spec.names.index_norm
-    up = layer_matrix(spec, prefix + names.index_query, index.heads * index.dim, latent.query_rank)
-    return IndexRefs(
-        query_up=whole_linear(up),
-        key_norm=NormRef(f"{key}.weight", f"{key}.bias", index.dim, _LATENT_EPS),
-    )
-
-
-def _latent(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LatentRefs:
-    names, heads = spec.names, spec.heads
-    query_up = query_norm = None
-    if rank := latent.query_rank:
-        size = latent.plain_dim + latent.rotary_dim
-        matrix = layer_matrix(spec, prefix + names.query_up, heads * size, rank)
-        query_up = split_outputs(matrix, "heads", size)
-        query_norm = _norm(spec, prefix, names.query_norm, rank, _LATENT_EPS)
-    each = latent.plain_dim + latent.value_dim
-    latent_norm = _norm(spec, prefix, names.latent_norm, latent.rank, _LATENT_EPS)
-    if latent_norm is None:
-        raise ValueError(f"{spec.family}: names lack latent_norm")
-    return LatentRefs(
-        query_up=query_up,
-        query_norm=query_norm,
-        latent_norm=latent_norm,
-        up=split_outputs(
-            layer_matrix(spec, prefix + names.latent_up, heads * each, latent.rank), "heads", each
-        ),
-    )
-
-
-# --- parts ----------------------------------------------------------------------------------------
-
-
-def _norm(spec: DecoderSpec, prefix: str, name: str, size: int, eps: float = 0.0) -> NormRef | None:
-    """Return a norm of the family's kind; `eps` 0: the family's."""
-    if not name:
-        return None
-    weight = f"{prefix}{name}.weight" if spec.norm_weight else ""
-    bias = f"{prefix}{name}.bias" if spec.norm_bias else ""
-    return NormRef(weight, bias, size, eps or spec.norm_eps)

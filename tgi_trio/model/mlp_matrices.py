@@ -32,6 +32,17 @@ def layer_matrix(
     return MatrixRef(f"{path}.weight", rows, columns, name, spec.transposed)
 
 
+def norm_ref(
+    spec: DecoderSpec, prefix: str, name: str, size: int, eps: float = 0.0
+) -> NormRef | None:
+    """Return a norm of the family's kind; `eps` 0: the family's."""
+    if not name:
+        return None
+    weight = f"{prefix}{name}.weight" if spec.norm_weight else ""
+    bias = f"{prefix}{name}.bias" if spec.norm_bias else ""
+    return NormRef(weight, bias, size, eps or spec.norm_eps)
+
+
 def dense_mlp_refs(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
     """Return the dense MLP of the layer at `prefix`, with `width` inner features."""
     names, hidden, biased = spec.names, spec.hidden_size, spec.mlp_bias

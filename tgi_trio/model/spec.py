@@ -5,16 +5,20 @@ No torch in this file, since every backend reads it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from tgi_trio.model.attention_spec import Blind as Blind
+from tgi_trio.model.attention_spec import Crossing as Crossing
+from tgi_trio.model.attention_spec import HeadSizes as HeadSizes
+from tgi_trio.model.attention_spec import IndexSpec as IndexSpec
+from tgi_trio.model.attention_spec import LatentSpec as LatentSpec
+from tgi_trio.model.attention_spec import QueryScale as QueryScale
+from tgi_trio.model.attention_spec import RotaryKind as RotaryKind
+from tgi_trio.model.attention_spec import RotarySpec as RotarySpec
 from tgi_trio.model.mixers import Mixer
 
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
-RotaryKind = Literal[
-    "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "divided"
-]
-
 # Norms of queries and keys.
 #   head:  every head separately
 #   whole: all heads of a token together
@@ -32,12 +36,6 @@ QkvLayout = Literal["separate", "stacked", "grouped"]
 #   halves: [inputs, outputs], all gates, then all ups
 #   rows:   [outputs, inputs], all gates, then all ups
 GateUpLayout = Literal["turns", "halves", "rows"]
-
-# What cross-attention layers do for a token without an image before it.
-#   reads all: it attends to all images of its prompt, and the MLP adds 0; if the prompt has
-#              no images, the layer adds nothing at all
-#   feeds:     it attends to nothing, and the MLP adds its result as for all tokens
-Blind = Literal["reads all", "feeds"]
 
 # How a token chooses its experts, see `torch_backend/layers/routing.py`.
 Routing = Literal[
@@ -133,36 +131,6 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryScale:
-    """Scaling of queries by their position.
-
-    They are multiplied by 1 + beta * log(1 + floor((position + offset) / step)). Source: Llama 4
-    (Meta 2025), which counts positions from 1 there; Ministral 3, from 0.
-    """
-
-    beta: float
-    step: int  # positions
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RotarySpec:
-    """A rotary embedding. `parameters`: those of the scaling, named as in config.json."""
-
-    dim: int  # leading dimensions of a head that are rotated; 0: only `query_scale` may apply
-    theta: float = 10000.0
-    kind: RotaryKind = "default"
-    interleaved: bool = False  # pairs are neighbours (GPT-J) rather than half a head apart
-    max_positions: int = 0
-    # For images, whose tokens have three positions: pairs of dimensions rotated by a token's time,
-    # row and column, in runs of these lengths. (): all by one position.
-    sections: tuple[int, ...] = ()
-    sections_alternate: bool = False  # axes alternate pair by pair instead, up to their lengths
-    parameters: dict[str, Any] = field(default_factory=dict, hash=False)
-    query_scale: QueryScale | None = None  # for all dimensions of a query
-
-
-@dataclass(frozen=True, slots=True)
 class ExpertsSpec:
     """A mixture of experts in place of a dense MLP."""
 
@@ -205,27 +173,6 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class LatentSpec:
-    """Latent attention: all heads' keys and values come from one small vector (DeepSeek-V2)."""
-
-    rank: int  # of that vector, the latent
-    query_rank: int  # of the compressed query; 0 = queries are not compressed
-    plain_dim: int  # dimensions of a query or key that come from the latent
-    rotary_dim: int  # and those that are rotated; all heads share their key
-    value_dim: int
-    bias: bool = False  # of the compressing linears
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSizes:
-    """The heads of a layer, if they differ from those in `DecoderSpec`."""
-
-    kv_heads: int
-    dim: int  # of a query and of a key
-    value_dim: int
-
-
-@dataclass(frozen=True, slots=True)
 class OwnInputsSpec:
     """Per-layer embeddings: every layer embeds each token itself (Gemma 3n, Google 2025).
 
@@ -235,20 +182,6 @@ class OwnInputsSpec:
     width: int
     rows: int  # of the table; other token ids get the first row
     image_token: int  # whose row an image's tokens get
-
-
-@dataclass(frozen=True, slots=True)
-class IndexSpec:
-    """Sparse attention: a token attends to the preceding tokens that an index scores best.
-
-    Source: DeepSeek-V3.2 (2025), section 2.1: the lightning indexer. A score is the weighted sum
-    over heads of the positive part of query . key; all heads share a token's index key.
-    """
-
-    heads: int
-    dim: int  # of a query and of the key
-    most: int  # tokens that are attended to
-    rotary: RotarySpec  # of their leading dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,20 +210,6 @@ class SharedBlock:
     use: int  # the number of this use, among those of all blocks
     rank: int  # of what is added to gates and ups
     attention_rank: int  # the same for queries, keys and values; 0: none
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """Cross-attention to a prompt's images, which have no positions among the tokens.
-
-    Results of attention and MLP are multiplied by tanh of a gate. Sources: Flamingo (Alayrac,
-    others 2022), section 2.2; Llama 3.2 Vision (Meta 2024); IDEFICS (Laurençon, others 2023).
-    """
-
-    blind: Blind
-    together: bool  # a token attends to all adjacent images before it; else to the last one
-    gate_shape: tuple[int, ...]
-    query_norm: bool  # for each head; keys have one as well
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,77 @@
+"""The matrices of latent attention, and of an index over latents."""
+
+from __future__ import annotations
+
+from tgi_trio.model.matrices import (
+    LinearPiece,
+    LinearRef,
+    NormRef,
+    run_of,
+    split_outputs,
+    whole_linear,
+    whole_units,
+)
+from tgi_trio.model.matrix_roles import IndexRefs, LatentRefs
+from tgi_trio.model.mlp_matrices import layer_matrix, norm_ref
+from tgi_trio.model.spec import DecoderSpec, IndexSpec, LatentSpec
+
+_LATENT_EPS = 1e-6  # of the norms of compressed queries and latents, whatever that of the layers is
+
+
+def latent_qkv(
+    spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexSpec | None
+) -> LinearRef:
+    """Return the rows of queries or their compression, of the latent, and of the rotated key.
+
+    With an index, those of its key and of its heads' weights follow.
+    """
+    names, hidden, size = spec.names, spec.hidden_size, latent.plain_dim + latent.rotary_dim
+    if latent.query_rank:
+        rank = latent.query_rank
+        query = layer_matrix(spec, prefix + names.query_down, rank, hidden, bias=latent.bias)
+        units = whole_units(rank)
+    else:
+        query = layer_matrix(spec, prefix + names.query, spec.heads * size, hidden)
+        units = run_of("heads", spec.heads, size)
+    width = latent.rank + latent.rotary_dim
+    down = layer_matrix(spec, prefix + names.latent_down, width, hidden, bias=latent.bias)
+    inputs = whole_units(hidden)
+    pieces = [LinearPiece(query, units, inputs), LinearPiece(down, whole_units(width), inputs)]
+    if index is not None:
+        for name, rows in ((names.index_key, index.dim), (names.index_weights, index.heads)):
+            own = layer_matrix(spec, prefix + name, rows, hidden)
+            pieces.append(LinearPiece(own, whole_units(rows), inputs))
+    return LinearRef(tuple(pieces))
+
+
+def index_refs(spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexSpec) -> IndexRefs:
+    """Return what follows an index's first projection in the layer at `prefix`."""
+    names, key = spec.names, prefix + spec.names.index_norm
+    up = layer_matrix(spec, prefix + names.index_query, index.heads * index.dim, latent.query_rank)
+    return IndexRefs(
+        query_up=whole_linear(up),
+        key_norm=NormRef(f"{key}.weight", f"{key}.bias", index.dim, _LATENT_EPS),
+    )
+
+
+def latent_refs(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LatentRefs:
+    """Return what follows the first projection in the layer at `prefix`."""
+    names, heads = spec.names, spec.heads
+    query_up = query_norm = None
+    if rank := latent.query_rank:
+        size = latent.plain_dim + latent.rotary_dim
+        matrix = layer_matrix(spec, prefix + names.query_up, heads * size, rank)
+        query_up = split_outputs(matrix, "heads", size)
+        query_norm = norm_ref(spec, prefix, names.query_norm, rank, _LATENT_EPS)
+    each = latent.plain_dim + latent.value_dim
+    latent_norm = norm_ref(spec, prefix, names.latent_norm, latent.rank, _LATENT_EPS)
+    if latent_norm is None:
+        raise ValueError(f"{spec.family}: names lack latent_norm")
+    return LatentRefs(
+        query_up=query_up,
+        query_norm=query_norm,
+        latent_norm=latent_norm,
+        up=split_outputs(
+            layer_matrix(spec, prefix + names.latent_up, heads * each, latent.rank), "heads", each
+        ),
+    )
