@@ -14,8 +14,8 @@ import pytest
 from tests.model.support import LLAMA, Asked, make_folder, write_json, write_safetensors
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model import decoder_fit
-from tgi_trio.model.check import check_model
-from tgi_trio.model.config import RopeScaling, read_config
+from tgi_trio.model.check import check_kv_cache, check_model, model_spec
+from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
 from tgi_trio.model.transformers_types import text_types
 
 F32 = ("F32", (2, 2))
@@ -183,6 +183,12 @@ def test_a_type_of_transformers(tmp_path: Path) -> None:
             check(tmp_path, **asked)
     with pytest.raises(ConfigurationError, match=r"--kv-cache-dtype fp8_e5m2 .* 'codegen'"):
         check(tmp_path, kv_cache_dtype="fp8_e5m2")
+
+
+def test_what_compressed_keys_are_made_of_is_not_rounded() -> None:
+    config = ModelConfig(Path(), "deepseek_v4", None, 8, 64, (), {"num_hidden_layers": 3})
+    with pytest.raises(ConfigurationError, match=r"fp8_e5m2 rounds .* 'deepseek_v4' keeps beside"):
+        check_kv_cache(config, model_spec(config), "fp8_e5m2")
 
 
 def test_the_types_of_transformers_are_those_it_imports() -> None:

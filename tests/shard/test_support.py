@@ -25,10 +25,12 @@ from tgi_trio.model.mixers import (
     ShortConvolution,
 )
 from tgi_trio.model.spec import (
+    CompressionSpec,
     Crossing,
     DecoderSpec,
     ExpertsSpec,
     HeadSizes,
+    HyperSpec,
     IndexSpec,
     LatentSpec,
     LayerSpec,
@@ -37,16 +39,19 @@ from tgi_trio.model.spec import (
     QueryScale,
     RotarySpec,
     SharedBlock,
+    SharedKeySpec,
     StreamsSpec,
 )
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 
 RECORDS = (
+    CompressionSpec,
     Crossing,
     DecoderSpec,
     ExpertsSpec,
     HeadSizes,
+    HyperSpec,
     IndexSpec,
     LatentSpec,
     LayerSpec,
@@ -55,6 +60,7 @@ RECORDS = (
     QueryScale,
     RotarySpec,
     SharedBlock,
+    SharedKeySpec,
     StreamsSpec,
     ShortConvolution,
     DeltaRule,

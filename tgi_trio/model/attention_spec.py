@@ -85,6 +85,44 @@ class IndexSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedKeySpec:
+    """Attention of all heads to one key per token, which is its value as well.
+
+    Source: DeepSeek-V4 (2026), section 2.3. Queries come from a compressed one; each head is
+    normalised without weights. The trailing dimensions of a head are rotated, and those of its
+    result back. The heads' results are projected group by group, then all together.
+    """
+
+    query_rank: int  # of the compressed query
+    groups: int  # of heads
+    group_rank: int  # of a group's projected results
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionSpec:
+    """Keys of whole runs of tokens, to which a layer attends beside those in its window.
+
+    Source: DeepSeek-V4 (2026), sections 2.3.1 and 2.3.2. Such a key, an *entry*, is a mean of a
+    run's projected tokens, with weights for each dimension. A token attends to the entries of the
+    runs that end with it or before it.
+    """
+
+    rate: int  # tokens of a run
+    # An entry is a mean over the preceding run as well, of other projections of its tokens.
+    overlaps: bool
+    index: IndexSpec | None  # selects entries, by entries of its own; None: all are attended to
+
+    def width(self, dim: int) -> int:
+        """Return the numbers of a token's projection for entries of `dim`."""
+        return 2 * dim if self.overlaps else dim
+
+    def kept(self, dim: int) -> int:
+        """Return the numbers that are kept of a token, beside its key of `dim`."""
+        own = self.width(dim) + (self.width(self.index.dim) if self.index else 0)
+        return 2 * own  # what is averaged, and weights
+
+
+@dataclass(frozen=True, slots=True)
 class Crossing:
     """Cross-attention to a prompt's images, which have no positions among the tokens.
 

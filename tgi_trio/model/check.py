@@ -23,6 +23,7 @@ from tgi_trio.model.formats import (
     SERVED_DTYPES,
     check_dtypes,
     check_format,
+    check_tables,
     refuse_pieces,
 )
 from tgi_trio.model.gguf.block_types import has_scales
@@ -106,8 +107,8 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
             check_split(spec, parts)
     if serving.rope is not None:
         check_rotary(config, spec)
-    if serving.kv_cache_dtype is not None and not isinstance(spec, DecoderSpec):
-        raise ConfigurationError(kv_refusal(config, serving.kv_cache_dtype))
+    if serving.kv_cache_dtype is not None:
+        check_kv_cache(config, spec, serving.kv_cache_dtype)
     if serving.activations == 8 and not isinstance(spec, DecoderSpec):
         raise ConfigurationError(activations_refusal(config))
     if serving.cpu_backend == "numba":
@@ -249,7 +250,9 @@ def _check_claims(
         shapes.pop(name, None)
     known = shapes.keys() | needed.keys()
     unread = tensors.keys() - known - stored.parts
-    check_dtypes({name: tensors[name] for name in known & tensors.keys()})
+    tables = {name.removeprefix(base) for name in claims.integers}
+    check_dtypes({name: tensors[name] for name in (known & tensors.keys()) - tables})
+    check_tables({name: tensors[name] for name in tables & tensors.keys()})
     # Before missing tensors, since the weight of a quantised matrix is missing as well.
     refuse_pieces(tensors, (name for name in unread if not is_harmless(name, config)))
     if missing := sorted(needed.keys() - tensors.keys()):
@@ -346,9 +349,16 @@ def activations_refusal(config: ModelConfig) -> str:
     )
 
 
-def kv_refusal(config: ModelConfig, asked: str) -> str:
-    """Return the refusal of an 8-bit KV cache for a model that cannot have one."""
-    return (
-        f"--kv-cache-dtype {asked} is for the models of the generic decoder, and model type "
-        f"{config.model_type!r} is none of them: leave it out."
-    )
+def check_kv_cache(config: ModelConfig, spec: DecoderSpec | T5Spec | None, asked: str) -> None:
+    """Raise ConfigurationError if a model cannot have an 8-bit KV cache."""
+    if not isinstance(spec, DecoderSpec):
+        raise ConfigurationError(
+            f"--kv-cache-dtype {asked} is for the models of the generic decoder, and model type "
+            f"{config.model_type!r} is none of them: leave it out."
+        )
+    if any(layer.compression for layer in spec.layers):
+        raise ConfigurationError(
+            f"--kv-cache-dtype {asked} rounds keys and values, and model type "
+            f"{config.model_type!r} keeps beside them what its compressed keys are made of: leave "
+            "it out."
+        )

@@ -10,6 +10,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.files import find_gguf
 from tgi_trio.model.gguf.tensors import read_gguf_tensors
+from tgi_trio.model.other_names import rename_family
 from tgi_trio.model.stacked_experts import flatten_vectors, split_experts
 from tgi_trio.model.wrappers import rename_text
 
@@ -17,7 +18,7 @@ SUFFIXES: Final = (".safetensors", ".gguf")  # of weight files
 
 
 def read_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
-    """Return every tensor of a model by name: experts separately, a composite's text renamed.
+    """Return every tensor of a model by our name: experts are separate tensors.
 
     Raises ModelLoadError as `read_headers`, `split_experts` and `read_gguf_tensors` do.
     """
@@ -28,6 +29,7 @@ def read_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
         return tensors
     if config.wraps_text:
         tensors = rename_text(tensors)
+    tensors = rename_family(tensors, spec.family)
     return flatten_vectors(split_experts(tensors, spec), spec)
 
 

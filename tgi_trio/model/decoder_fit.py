@@ -110,6 +110,18 @@ CLAIMS: Final[Claims] = {
     "IndexSpec.dim": ANY,
     "IndexSpec.most": ANY,
     "IndexSpec.rotary": ANY,
+    "DecoderSpec.shared_key": ANY,
+    "SharedKeySpec.query_rank": ANY,
+    "SharedKeySpec.groups": ANY,
+    "SharedKeySpec.group_rank": ANY,
+    "LayerSpec.compression": ANY,
+    "CompressionSpec.rate": ANY,
+    "CompressionSpec.overlaps": ANY,
+    "CompressionSpec.index": ANY,
+    "DecoderSpec.hyper": ANY,
+    "HyperSpec.count": ANY,
+    "HyperSpec.iterations": ANY,
+    "HyperSpec.eps": ANY,
     "LayerSpec.scale": ANY,
     "LayerSpec.window": ANY,
     "LayerSpec.chunk": ANY,
@@ -177,7 +189,7 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.latent_width": ANY,
     "ExpertsSpec.routing": only(
         *("softmax", "biased-softmax", "sparse-mixer", "grouped-softmax"),
-        *("grouped-sigmoid", "sigmoid"),
+        *("grouped-sigmoid", "sigmoid", "sqrt-softplus"),
         refusal="routing {!r} to experts is not known",
     ),
     "ExpertsSpec.jitter": ANY,
@@ -191,6 +203,8 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.biased": ANY,
     "ExpertsSpec.weighs_inputs": ANY,
     "ExpertsSpec.limit": ANY,
+    "ExpertsSpec.raised": ANY,
+    "ExpertsSpec.by_token": ANY,
 }
 
 

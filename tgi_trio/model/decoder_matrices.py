@@ -40,9 +40,12 @@ from tgi_trio.model.mlp_matrices import (
     layer_matrix,
     norm_ref,
 )
+from tgi_trio.model.shared_key_matrices import shared_key_qkv, shared_key_refs
 from tgi_trio.model.shared_matrices import shared_refs
 from tgi_trio.model.spec import DecoderSpec, LayerSpec
 from tgi_trio.model.stream_matrices import (
+    last_hyper_refs,
+    layer_hyper_refs,
     layer_streams_refs,
     own_input_refs,
     own_inputs_refs,
@@ -100,6 +103,13 @@ NAMES: Final[Claims] = {
     "Names.index_key": ANY,
     "Names.index_norm": ANY,
     "Names.index_weights": ANY,
+    "Names.output_down": ANY,
+    "Names.compressor": ANY,
+    "Names.index_compressor": ANY,
+    "Names.expert_table": ANY,
+    "Names.attention_streams": ANY,
+    "Names.mlp_streams": ANY,
+    "Names.last_streams": ANY,
     "Names.mixer": ANY,
     "Names.layer_scale": ANY,
     "Names.beside_norm": ANY,
@@ -151,6 +161,7 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
         head=_vocabulary(spec, head, added[1]),
         own_inputs=own_inputs_refs(spec, spec.own_inputs) if spec.own_inputs else None,
         streams=streams_refs(spec, spec.streams) if spec.streams else None,
+        hyper=last_hyper_refs(spec, spec.hyper) if spec.hyper else None,
     )
 
 
@@ -203,6 +214,7 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         scale=VectorRef(prefix + names.layer_scale, 1) if names.layer_scale else None,
         shared=shared_refs(spec, shared, prefix, block) if shared else None,
         crossing=crossing_refs(spec, layer.crosses, prefix) if layer.crosses else None,
+        hyper=layer_hyper_refs(spec, prefix, spec.hyper) if spec.hyper else None,
     )
 
 
@@ -211,6 +223,21 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
 
 def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRefs:
     names, latent = spec.names, spec.latent
+    sinks = VectorRef(prefix + names.sinks, spec.heads) if names.sinks and layer.sinks else None
+    if spec.shared_key is not None:
+        shared = spec.shared_key
+        width = shared.groups * shared.group_rank
+        output = layer_matrix(spec, prefix + names.output, spec.hidden_size, width)
+        return AttentionRefs(
+            qkv=shared_key_qkv(spec, prefix, shared, layer),
+            output=split_inputs(output, run_of("outputs", shared.groups, shared.group_rank)),
+            latent=None,
+            index=None,
+            query_norm=None,
+            key_norm=None,
+            sinks=sinks,
+            shared_key=shared_key_refs(spec, prefix, shared, layer),
+        )
     index = spec.index if layer.chooses else None
     value_dim = latent.value_dim if latent else spec.sizes(layer).value_dim
     output = layer_matrix(
@@ -224,7 +251,7 @@ def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRef
         index=index_refs(spec, prefix, latent, index) if latent and index else None,
         query_norm=query_norm,
         key_norm=key_norm,
-        sinks=VectorRef(prefix + names.sinks, spec.heads) if names.sinks and layer.sinks else None,
+        sinks=sinks,
     )
 
 

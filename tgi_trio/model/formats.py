@@ -27,6 +27,7 @@ SERVED: Final = (
 # Dtypes of indices and masks, which transformers' models may have among their tensors. No format
 # stores weights in them.
 INDEX_DTYPES: Final = frozenset({"I64", "BOOL"})
+TABLE_DTYPES: Final = {"I64": "int64", "I32": "int32"}  # of tables that a model reads
 
 # Keys of config.json that describe a format. compressed-tensors used the second, MLX the third.
 _CONFIG_KEYS: Final = ("quantization_config", "compression_config", "quantization")
@@ -125,6 +126,16 @@ def check_dtypes(tensors: Mapping[str, StoredTensor], more: Collection[str] = fr
             f"Tensor {name!r} in {tensor.file} is of type {tensor.dtype}{format_of}, which "
             f"nothing here reads. {SERVED}"
         )
+
+
+def check_tables(tensors: Mapping[str, StoredTensor]) -> None:
+    """Raise ModelLoadError for a table of whole numbers in another dtype."""
+    for name, tensor in sorted(tensors.items()):
+        if tensor.dtype not in TABLE_DTYPES:
+            raise ModelLoadError(
+                f"Tensor {name!r} in {tensor.file} is of type {tensor.dtype}, but a table of whole "
+                f"numbers is {' or '.join(TABLE_DTYPES)}."
+            )
 
 
 def refuse_pieces(tensors: Mapping[str, StoredTensor], names: Iterable[str]) -> None:

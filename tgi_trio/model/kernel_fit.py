@@ -54,6 +54,12 @@ CLAIMS: Final[Claims] = {
     "IndexSpec.dim": ANY,
     "IndexSpec.most": ANY,
     "IndexSpec.rotary": ANY,
+    "DecoderSpec.shared_key": only(None, refusal="all heads share one key, which is their value"),
+    "LayerSpec.compression": ANY,  # part of what is refused, like the next ones
+    **{f"SharedKeySpec.{name}": ANY for name in ("query_rank", "groups", "group_rank")},
+    **{f"CompressionSpec.{name}": ANY for name in ("rate", "overlaps", "index")},
+    "DecoderSpec.hyper": only(None, refusal="layers are between several hidden states"),
+    **{f"HyperSpec.{name}": ANY for name in ("count", "iterations", "eps")},
     "DecoderSpec.latent": ANY,
     "LatentSpec.rank": _LATENTS,
     "LatentSpec.query_rank": _LATENTS,
@@ -185,6 +191,8 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.biased": ANY,
     "ExpertsSpec.weighs_inputs": ANY,
     "ExpertsSpec.limit": ANY,
+    "ExpertsSpec.raised": only(True, refusal="gates and ups of experts have limits alone"),
+    "ExpertsSpec.by_token": only(False, refusal="a table has the experts of tokens"),
     "Names.sinks": ANY,
     "DecoderSpec.position_rows": ANY,
     "DecoderSpec.position_offset": ANY,  # of learned positions

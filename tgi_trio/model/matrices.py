@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 # What ranks split, see `split.py`; "whole": every rank has all of it.
-Split = Literal["whole", "heads", "kv_heads", "mlp", "channels", "groups", "vocabulary"]
+Split = Literal["whole", "heads", "kv_heads", "mlp", "channels", "groups", "outputs", "vocabulary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,7 @@ class TensorRef:
     shape: tuple[int, ...]
     units: Units  # how ranks split one of its dimensions
     axis: int = 0  # that dimension
+    integers: bool = False
 
 
 def every_unit(units: Units) -> slice:

@@ -30,6 +30,7 @@ class ExpertsRefs:
 
     router: LinearRef
     choice_bias: VectorRef | None  # added to the experts' scores only for the choice
+    table: TensorRef | None  # [vocabulary, per_token], see `ExpertsSpec.by_token`
     experts: tuple[MlpRefs, ...]
     shared: MlpRefs | None
     shared_router: LinearRef | None
@@ -90,6 +91,23 @@ class LayerStreamsRefs:
 
 
 @dataclass(frozen=True, slots=True)
+class HyperRefs:
+    """The weights of a hyper-connection, or of the sum after the last layer."""
+
+    mix: TensorRef  # [weights, count * hidden]
+    base: TensorRef  # [weights]
+    scale: TensorRef  # of each kind of weights
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHyperRefs:
+    """The hyper-connections of a layer."""
+
+    attention: HyperRefs
+    mlp: HyperRefs
+
+
+@dataclass(frozen=True, slots=True)
 class LatentRefs:
     """What follows the first projection in latent attention."""
 
@@ -108,10 +126,32 @@ class IndexRefs:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressorRefs:
+    """How entries are made of projected tokens."""
+
+    bias: TensorRef  # [rate, width], added to the projected weights of a run
+    norm: NormRef
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKeyRefs:
+    """What follows the first projection in attention to one key per token."""
+
+    query_norm: NormRef
+    query_up: LinearRef
+    key_norm: NormRef
+    output_down: LinearRef  # rows of each group, which read the group's heads alone
+    compressor: CompressorRefs | None
+    index_compressor: CompressorRefs | None
+    index_query: LinearRef | None
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionRefs:
     """The attention of a layer. Norms are None if the family has none there."""
 
-    # Query, key and value heads; with latents, the compressed forms, then those of an index.
+    # Query, key and value heads; with latents, the compressed forms, then those of an index; with
+    # one key per token, a compressed query, the key, then what compressors and an index read.
     qkv: LinearRef
     output: LinearRef
     latent: LatentRefs | None
@@ -120,6 +160,7 @@ class AttentionRefs:
     query_norm: NormRef | None
     key_norm: NormRef | None
     sinks: VectorRef | None  # of heads, see `AttentionLayer.sinks`
+    shared_key: SharedKeyRefs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +289,7 @@ class LayerRefs:
     scale: VectorRef | None = None  # [1]
     shared: SharedRefs | None = None  # then `attention` and `mlp` belong to several layers
     crossing: CrossingRefs | None = None  # then there is no `attention`
+    hyper: LayerHyperRefs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,3 +303,4 @@ class OuterRefs:
     head: LinearRef  # the embedding's matrix if the head is tied
     own_inputs: OwnInputsRefs | None = None
     streams: StreamsRefs | None = None
+    hyper: HyperRefs | None = None

@@ -9,6 +9,7 @@ from tgi_trio.model.matrices import (
     LinearRef,
     MatrixRef,
     NormRef,
+    TensorRef,
     VectorRef,
     run_of,
     split_inputs,
@@ -72,11 +73,17 @@ def experts_refs(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> Expert
         if names.shared_router:
             matrix = MatrixRef(f"{prefix}{names.shared_router}.weight", 1, hidden)
             shared_router = whole_linear(matrix)
-    choice_bias = names.choice_bias
+    choice_bias = "" if experts.by_token else names.choice_bias
+    table = None
+    if experts.by_token:
+        shape = (spec.vocab_size, experts.per_token)
+        whole = whole_units(spec.vocab_size)
+        table = TensorRef(prefix + names.expert_table, shape, whole, integers=True)
     router = layer_matrix(spec, prefix + names.router, experts.count, hidden, bias=experts.biased)
     return ExpertsRefs(
         router=whole_linear(router),
         choice_bias=VectorRef(prefix + choice_bias, experts.count) if choice_bias else None,
+        table=table,
         experts=tuple(
             _routed_expert(spec, prefix + names.experts, experts, index)
             for index in range(experts.count)

@@ -47,6 +47,8 @@ def _unsolved_part(spec: DecoderSpec) -> str | None:
         return "layers that keep a state per sequence"
     if any(layer.crosses for layer in spec.layers):
         return "layers that attend to images"
+    if spec.shared_key is not None:
+        return "attention to one key per token"
     if spec.index is not None:
         return "an index that chooses what tokens attend to"
     if any(layer.reads_layer is not None for layer in spec.layers):

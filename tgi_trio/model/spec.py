@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tgi_trio.model.attention_spec import Blind as Blind
+from tgi_trio.model.attention_spec import CompressionSpec as CompressionSpec
 from tgi_trio.model.attention_spec import Crossing as Crossing
 from tgi_trio.model.attention_spec import HeadSizes as HeadSizes
 from tgi_trio.model.attention_spec import IndexSpec as IndexSpec
@@ -16,6 +17,7 @@ from tgi_trio.model.attention_spec import LatentSpec as LatentSpec
 from tgi_trio.model.attention_spec import QueryScale as QueryScale
 from tgi_trio.model.attention_spec import RotaryKind as RotaryKind
 from tgi_trio.model.attention_spec import RotarySpec as RotarySpec
+from tgi_trio.model.attention_spec import SharedKeySpec as SharedKeySpec
 from tgi_trio.model.mixers import Mixer
 
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
@@ -39,7 +41,13 @@ GateUpLayout = Literal["turns", "halves", "rows"]
 
 # How a token chooses its experts, see `torch_backend/layers/routing.py`.
 Routing = Literal[
-    "softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid", "sigmoid"
+    "softmax",
+    "biased-softmax",
+    "sparse-mixer",
+    "grouped-softmax",
+    "grouped-sigmoid",
+    "sigmoid",
+    "sqrt-softplus",
 ]
 
 
@@ -114,6 +122,15 @@ class Names:
     index_key: str = ""
     index_norm: str = ""  # of its key
     index_weights: str = ""  # of its heads
+    # See `SharedKeySpec`; the key's names are `key` and `key_norm`, the last linear's is `output`.
+    output_down: str = ""
+    compressor: str = ""  # see `CompressionSpec`; the prefix of its parts, like the next
+    index_compressor: str = ""
+    expert_table: str = ""  # see `ExpertsSpec.by_token`; the complete name
+    # See `HyperSpec`; prefixes.
+    attention_streams: str = ""
+    mlp_streams: str = ""
+    last_streams: str = ""
     # See `StreamsSpec`; "{}": number of a stream, where the second stream is 0.
     streams_in: str = ""
     streams_out: str = ""
@@ -154,6 +171,8 @@ class ExpertsSpec:
     biased: bool = False  # router and experts have biases
     weighs_inputs: bool = False  # weights multiply the experts' inputs, not their results
     limit: float = 0.0  # bounds of gate and up, see `layers/gating.py`; 0: none
+    raised: bool = True  # with a limit, 1 is added to ups, and the shared expert has no limit
+    by_token: bool = False  # a table has each token's experts; the router weights them alone
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible numbers."""
@@ -182,6 +201,20 @@ class OwnInputsSpec:
     width: int
     rows: int  # of the table; other token ids get the first row
     image_token: int  # whose row an image's tokens get
+
+
+@dataclass(frozen=True, slots=True)
+class HyperSpec:
+    """Several hidden states of a token, mixed before and after attention and MLP.
+
+    Source: manifold-constrained hyper-connections (Xie and others 2026). Both read a sum of the
+    states, and their result is added to each; sums and a mixture of the states have weights that
+    are computed from all of them. Those of the mixture are made doubly stochastic.
+    """
+
+    count: int
+    iterations: int  # of Sinkhorn and Knopp's algorithm
+    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +271,7 @@ class LayerSpec:
     beside: bool = False  # experts are beside an MLP, not in place of it
     names: Names | None = None  # of its weights, if they differ from those of other layers
     shared: SharedBlock | None = None  # its attention and MLP
+    compression: CompressionSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +337,14 @@ class DecoderSpec:
     value_scale: float = 1.0
     own_inputs: OwnInputsSpec | None = None
     streams: StreamsSpec | None = None
+    # Then kv_heads is 1, and sizes of layers include what they keep of tokens for entries.
+    shared_key: SharedKeySpec | None = None
+    hyper: HyperSpec | None = None
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether values are kept beside keys, not as parts of them."""
+        return self.latent is None and self.shared_key is None
 
     def sizes(self, layer: LayerSpec) -> HeadSizes:
         """Return the sizes of a layer's heads."""

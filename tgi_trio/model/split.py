@@ -63,6 +63,8 @@ def unit_share(units: Units, rank: int, ranks: int) -> slice:
             return even_share(count, "channels", rank, ranks)
         case "groups":
             return _shared_heads(count, "groups of heads", rank, ranks)
+        case "outputs":
+            return even_share(count, "groups of heads", rank, ranks)
         case "vocabulary":
             before, whole = units.within or (0, count)
             share = block_share(whole, rank, ranks)
@@ -122,6 +124,8 @@ def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
         for mixer in {layer.mixer for layer in spec.layers if layer.mixer}:
             for units in mixer_units(mixer):
                 unit_share(units, 0, ranks)
+        if spec.shared_key is not None:
+            even_share(spec.shared_key.groups, "groups of heads", 0, ranks)
         check_gates(spec, ranks)
     for width in sorted(widths):
         even_share(width, "MLP columns", 0, ranks)

@@ -117,7 +117,7 @@ def check_stages(spec: DecoderSpec | T5Spec, stages: int) -> None:
     needs_more = any(
         each.reads_layer is not None or each.shared or each.crosses for each in spec.layers
     )
-    if spec.streams or spec.own_inputs or needs_more:
+    if spec.streams or spec.hyper or spec.own_inputs or needs_more:
         raise ModelLoadError(
             f"Model type {spec.family!r} has layers that need more of others than a hidden state, "
             "so it is not cut into stages; use --num-shard without --pipeline-stages."

@@ -6,12 +6,21 @@ from tgi_trio.model.matrices import (
     LinearRef,
     MatrixRef,
     NormRef,
+    TensorRef,
     VectorRef,
     split_outputs,
     whole_linear,
+    whole_units,
 )
-from tgi_trio.model.matrix_roles import LayerStreamsRefs, OwnInputRefs, OwnInputsRefs, StreamsRefs
-from tgi_trio.model.spec import DecoderSpec, OwnInputsSpec, StreamsSpec
+from tgi_trio.model.matrix_roles import (
+    HyperRefs,
+    LayerHyperRefs,
+    LayerStreamsRefs,
+    OwnInputRefs,
+    OwnInputsRefs,
+    StreamsRefs,
+)
+from tgi_trio.model.spec import DecoderSpec, HyperSpec, OwnInputsSpec, StreamsSpec
 
 
 def own_inputs_refs(spec: DecoderSpec, own: OwnInputsSpec) -> OwnInputsRefs:
@@ -58,6 +67,29 @@ def layer_streams_refs(spec: DecoderSpec, prefix: str, streams: StreamsSpec) -> 
         detour_down=_whole(f"{detour}linear_left", rank, hidden),
         detour_up=_whole(f"{detour}linear_right", hidden, rank),
         detour_norm=_norm(spec, f"{detour}post_laurel_norm", hidden),
+    )
+
+
+def layer_hyper_refs(spec: DecoderSpec, prefix: str, hyper: HyperSpec) -> LayerHyperRefs:
+    """Return the hyper-connections of the layer at `prefix`."""
+    names, weights = spec.names, (2 + hyper.count) * hyper.count
+    return LayerHyperRefs(
+        attention=_hyper(spec, prefix + names.attention_streams, hyper, weights, 3),
+        mlp=_hyper(spec, prefix + names.mlp_streams, hyper, weights, 3),
+    )
+
+
+def last_hyper_refs(spec: DecoderSpec, hyper: HyperSpec) -> HyperRefs:
+    """Return the weights of the sum of the hidden states after the last layer."""
+    return _hyper(spec, spec.names.last_streams, hyper, hyper.count, 1)
+
+
+def _hyper(spec: DecoderSpec, place: str, hyper: HyperSpec, weights: int, kinds: int) -> HyperRefs:
+    shape = (weights, hyper.count * spec.hidden_size)
+    return HyperRefs(
+        mix=TensorRef(f"{place}fn", shape, whole_units(weights)),
+        base=TensorRef(f"{place}base", (weights,), whole_units(weights)),
+        scale=TensorRef(f"{place}scale", (kinds,), whole_units(kinds)),
     )
 
 

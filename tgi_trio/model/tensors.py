@@ -30,6 +30,7 @@ class TensorClaims:
     needed: Mapping[str, Shape]
     known: Mapping[str, Shape | None]  # None: never read
     base: str = ""  # prefix that is missing in all names in checkpoints of the bare model
+    integers: frozenset[str] = frozenset()  # those of `needed` that hold whole numbers
 
 
 def decoder_claims(spec: DecoderSpec) -> TensorClaims:
@@ -39,7 +40,10 @@ def decoder_claims(spec: DecoderSpec) -> TensorClaims:
     known = {f"{names.head}.weight": None} if spec.tied_head else {}
     known |= dict.fromkeys(_unread_heads(spec))
     scales = (name for i in range(len(spec.layers)) for part in kv_scales(spec, i) for name in part)
-    return TensorClaims(dict(_decoder(spec)), known | dict.fromkeys(scales), names.base)
+    tables = (part.name for part in _parts(spec) if isinstance(part, TensorRef) and part.integers)
+    return TensorClaims(
+        dict(_decoder(spec)), known | dict.fromkeys(scales), names.base, frozenset(tables)
+    )
 
 
 def _unread_heads(spec: DecoderSpec) -> Iterator[str]:

@@ -207,6 +207,8 @@ _SCALES = (
     "router.scale",
     "per_expert_scale",
     "output_scale",
+    "hc.scale",
+    "hc_scale",
 )  # near one, as norms are
 # Parts of names of tensors that are filled like embeddings.
 _EMBEDDINGS = ("emb", "wte", "wpe")
@@ -328,6 +330,11 @@ def fill_parameters(model: Any, seed: int, minus_one: bool) -> None:
         if isinstance(module, torch.nn.Embedding)
     }
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("tid2eid"):  # each token's experts, which differ
+                count = model.config.n_routed_experts
+                drawn = torch.rand(len(buffer), count, generator=generator).argsort(dim=-1)
+                buffer.copy_(drawn[:, : buffer.shape[1]])
         biases = (pair for pair in model.named_buffers() if pair[0].endswith(_FILLED))
         for name, parameter in (*model.named_parameters(), *biases):
             embedding = name in tables or any(part in name for part in _EMBEDDINGS)

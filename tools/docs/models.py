@@ -72,6 +72,19 @@ DeepSeek V3.2 and GLM 5 attend to those tokens alone that an index scores best
 they do. Torch computes it, on a GPU as well, without recorded graphs. The index is computed in the
 model's dtype, as `transformers` does, not in 8 bits behind a Hadamard transform.
 
+DeepSeek V4's heads all attend to one key per token, which is its value as well, in a window, and to
+*entries*, means of runs of 4 or 128 tokens; of the former an index selects those that a token
+attends to (`torch_backend/attention/compressed.py`). What entries are made of is kept by token in
+the pages, behind its key, and an entry takes the place of numbers of its last token: prefixes,
+wrong guesses and preempted sequences need nothing of their own, for six times the memory of the
+keys alone in layers with an index, three times in the others. An 8-bit cache is refused. A token
+has several hidden states, of which attention and experts read a sum (hyper-connections,
+`layers/hyper.py`); in the first layers its experts are those of a table, by its id. Torch computes
+it, on a GPU as well, without recorded graphs. The names of published files are read as well as
+those that `save_pretrained` writes (`model/other_names.py`); layers that guess further tokens are
+left unread. Other scores of experts than the published ones, biases in the shared expert and
+rotation by length run through transformers.
+
 Layers that keep a state per sequence (short convolutions, delta rules, Mamba of both kinds, RG-LRU:
 `torch_backend/states/`) stand in the place of attention, beside it (Falcon H1), or alone: Mamba,
 Mamba 2 and Falcon Mamba keep no K and V at all, so that their memory is all slots. The CPU
@@ -144,7 +157,7 @@ checkpoints' is, whether its file's was or not. Of a model that sees, its file h
 chunks of Llama 4, and how it scales queries, are those of the published models; layers that guess
 the token after the next are left unread. Qwen 3.5's value heads lie in another order than in its
 checkpoints, and are computed in it: ranks hold the last matrix of its delta rules as plain numbers.
-Of the newer families these are not read: DeepSeek V3.2 and GLM 5, Hunyuan 3, OLMo hybrid,
+Of the newer families these are not read: DeepSeek V3.2 and V4, GLM 5, Hunyuan 3, OLMo hybrid,
 RecurrentGemma, LFM3; GPT-J and OPT, llama.cpp does not write.
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its

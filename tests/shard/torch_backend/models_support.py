@@ -44,7 +44,17 @@ IMAGED = {"idefics"}  # tested beside images: `tests/shard/images`
 ALONE = sorted(FAMILIES.keys() - RENAMED - INNER - IMAGED)  # the others
 # Of attention alone, tested as a batch runs them: `test_newer_families.py`.
 NEWER = (
-    *("apertus", "arcee", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "glm4"),
+    *(
+        "apertus",
+        "arcee",
+        "deepseek_v32",
+        "deepseek_v4",
+        "dots1",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "exaone4",
+        "glm4",
+    ),
     *("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granitemoe", "hunyuan_v1_dense"),
     *("hunyuan_v1_moe", "hy_v3", "llama4_text", "minimax_m2", "ministral3", "mistral4"),
     *("nemotron", "seed_oss", "smollm3"),

@@ -80,6 +80,20 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("deepseek_v3", {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True}),
     ("deepseek_v3", {"rope_parameters": SHARPER}),
     ("deepseek_v32", {"index_topk": 512}),  # more than there is
+    (
+        "deepseek_v4",
+        {
+            "index_topk": 512,
+            "sliding_window": 20,
+            "hc_mult": 2,
+            "hc_sinkhorn_iters": 3,
+            "o_groups": 4,
+            "rope_parameters": None,
+            "tie_word_embeddings": True,
+            "mlp_layer_types": ["moe", "hash_moe", "hash_moe", "moe"],
+            "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"] * 2,
+        },
+    ),
     ("glm_moe_dsa", {"rope_parameters": SHARPER, "indexer_types": ["full", "shared", "shared"]}),
     (  # attention and an MLP alone
         "granitemoehybrid",
@@ -223,6 +237,36 @@ def test_olmo_hybrid_as_the_hub_has_it(checkpoint: Checkpoint, tmp_path: Path) -
         tensors |= {name: part.clone() for name, part in zip(names, parts, strict=True)}
     save_file(tensors, folder / "model.safetensors")
     _check_against(folder, Golden(original))
+
+
+def test_deepseek_v4_as_the_hub_has_it(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Without the model's prefix, with another name of a norm, and with layers that guess."""
+    original = checkpoint("deepseek_v4")
+    folder = Path(shutil.copytree(original, tmp_path / "hub"))
+    changes = {
+        "embed_tokens.": "embed.",
+        "hc_head.hc_": "hc_head_",
+        ".attn.norm.": ".attn.kv_norm.",
+    }
+    tensors = {"mtp.0.norm.weight": torch.ones(64)}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        name = name.removeprefix("model.")
+        for saved, published in changes.items():
+            name = name.replace(saved, published)
+        tensors[name] = tensor
+    assert {"embed.weight", "head.weight", "hc_head_fn"} < tensors.keys()
+    save_file(tensors, folder / "model.safetensors")
+    _check_against(folder, Golden(original))
+
+
+def test_deepseek_v4_by_the_names_of_its_modules(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """The experts of a layer are one tensor then."""
+    original = checkpoint("deepseek_v4")
+    folder = Path(shutil.copytree(original, tmp_path / "own"))
+    golden = Golden(original)
+    golden.model.save_pretrained(folder, save_original_format=False)
+    assert "model.layers.1.mlp.experts.gate_up_proj" in load_file(folder / "model.safetensors")
+    _check_against(folder, golden)
 
 
 @pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=lambda v: str(v)[:60])

@@ -43,15 +43,16 @@ def adaptable_linears(spec: DecoderSpec) -> Iterator[tuple[Site, LinearRef]]:
     """Yield the linears of a decoder that adapters may change, in the order of computation.
 
     Excluded are linears of mixtures of experts, of mixers, of blocks shared by layers, of layers
-    with cross-attention to images, and around latent attention.
+    with cross-attention to images, around latent attention, and of attention to one key per token.
     """
     for index in range(len(spec.layers)):
         refs = layer_refs(spec, index)
         if refs.shared is not None or refs.crossing is not None:
             continue
-        if refs.attention is not None and refs.attention.latent is None:
-            yield Site(index, "qkv"), refs.attention.qkv
-            yield Site(index, "output"), refs.attention.output
+        attention = refs.attention
+        if attention is not None and attention.latent is None and attention.shared_key is None:
+            yield Site(index, "qkv"), attention.qkv
+            yield Site(index, "output"), attention.output
         if isinstance(refs.mlp, MlpRefs):
             yield Site(index, "inner"), refs.mlp.inner
             yield Site(index, "down"), refs.mlp.down

@@ -579,3 +579,24 @@ LFM2_MOE = replace(
     expert_up="w3",
     expert_down="w2",
 )
+
+DEEPSEEK_V4 = replace(
+    DEEPSEEK_V3,
+    query_norm="self_attn.q_a_norm",
+    key="self_attn.kv_proj",
+    key_norm="self_attn.kv_norm",
+    output_down="self_attn.o_a_proj",
+    output="self_attn.o_b_proj",
+    sinks="self_attn.sinks",
+    latent_down="",
+    latent_norm="",
+    latent_up="",
+    compressor="self_attn.compressor.",
+    index_compressor="self_attn.compressor.indexer.",
+    index_query="self_attn.compressor.indexer.q_b_proj",
+    index_weights="self_attn.compressor.indexer.scorer.weights_proj",
+    expert_table="mlp.gate.tid2eid",
+    attention_streams="attn_hc.",
+    mlp_streams="ffn_hc.",
+    last_streams="model.hc_head.hc_",
+)

@@ -13,6 +13,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import (
     balanced,
+    compressed,
     convolutions,
     crossings,
     deepseek,
@@ -68,6 +69,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "deepseek_v3": deepseek.deepseek_v3,
     "deepseek_v32": sparse.deepseek_v32,
     "glm_moe_dsa": sparse.glm_moe_dsa,
+    "deepseek_v4": compressed.deepseek_v4,
     "glm4": glm.glm4,
     "glm4_moe": glm.glm4_moe,
     "glm4_moe_lite": glm.glm4_moe_lite,

@@ -8,10 +8,12 @@ from types import TracebackType
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_tensors import gguf_files, read_tensors
 from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.formats import TABLE_DTYPES
 from tgi_trio.model.matrices import LinearRef, Share, TensorRef
 from tgi_trio.shard.checkpoint.container import Container, find_tensor
 from tgi_trio.shard.checkpoint.formats.choose import choose_format
@@ -91,6 +93,11 @@ class Checkpoint:
         tensor = find_tensor(self._container, name.removeprefix(self._base), shape)
         kind = number_type(tensor)
         return unchanged(to_float32(tensor.take().view(kind)), tensor.change).reshape(shape)
+
+    def table(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
+        """Return a copy of a tensor of whole numbers; raises ModelLoadError as `vector` does."""
+        tensor = find_tensor(self._container, name.removeprefix(self._base), shape)
+        return tensor.take().view(TABLE_DTYPES[tensor.dtype]).reshape(shape).astype(np.int64)
 
     def number(self, names: Iterable[str]) -> float | None:
         """Return the only number in the first of these tensors that exists; None: there is none.

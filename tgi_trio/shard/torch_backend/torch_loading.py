@@ -16,9 +16,9 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.check import (
     activations_refusal,
     check_checkpoint,
+    check_kv_cache,
     check_rotary,
     heads_refusal,
-    kv_refusal,
     model_spec,
     rounding_refusal,
     split_refusal,
@@ -135,7 +135,7 @@ def _refuse_what_decoders_have(
     if heads:
         raise ConfigurationError(heads_refusal(config))
     if settings.kv_cache_dtype is not None:
-        raise ConfigurationError(kv_refusal(config, settings.kv_cache_dtype))
+        check_kv_cache(config, None, settings.kv_cache_dtype)
 
 
 def _make_sampler(

@@ -154,6 +154,10 @@ class WeightSource:
         """Return a `cut` of a small tensor [*shape] in `dtype` (the source's own)."""
         return self._place(self._checkpoint.array(name, shape)[cut], dtype or self.dtype)
 
+    def table(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a tensor of whole numbers, int64."""
+        return torch.from_numpy(self._checkpoint.table(name, shape)).to(self.device)
+
     def kv_scales(self, names: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[float, float]:
         """Return the scales of 8-bit keys and values, 1 if the checkpoint has none.
 

@@ -127,7 +127,8 @@ def wrap_linears(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> No
         attention = layer.attention
         if layer.shared is not None:
             continue
-        if attention is not None and attention.latent is None:
+        plain = attention is not None and not attention.latent and not attention.shared_key
+        if attention is not None and plain:
             attention.qkv = wrap(Site(index, "qkv"), attention.qkv)
             attention.output = wrap(Site(index, "output"), attention.output)
         if isinstance(layer.mlp, DenseMlp):

@@ -137,7 +137,7 @@ def _choose(layer: AttentionLayer, asked: IndexQueries, batch: IndexedBatch) -> 
         heads, device = asked.queries.shape[1], asked.queries.device
         batch.groups += (
             _group(batch.plan, rows, tokens, layer.most, device)
-            for rows, tokens in _split(batch.plan, heads)
+            for rows, tokens in split_tokens(batch.plan, batch.plan.context_lengths, heads)
         )
     slots = batch.slots[:, None].repeat(1, layer.most)
     hidden = torch.ones_like(slots, dtype=torch.bool)
@@ -153,20 +153,22 @@ def _choose(layer: AttentionLayer, asked: IndexQueries, batch: IndexedBatch) -> 
     return _Choice(slots, hidden)
 
 
-def _split(plan: StepPlan, heads: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield (rows, their tokens) to be scored together."""
-    starts = plan.query_starts.astype(np.int64)
-    counts, contexts = np.diff(starts), plan.context_lengths.astype(np.int64)
+def split_tokens(
+    plan: StepPlan, keys: NDArray[np.signedinteger], heads: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield (rows, their tokens) to be scored together; `keys` [rows]: of a token, at most."""
+    starts, keys = plan.query_starts.astype(np.int64), keys.astype(np.int64)
+    counts = np.diff(starts)
     decodes = np.flatnonzero(counts == 1)
-    decodes = decodes[np.argsort(-contexts[decodes], kind="stable")]
+    decodes = decodes[np.argsort(-keys[decodes], kind="stable")]
     while len(decodes):
-        longest = int(contexts[decodes[0]])
-        alike = int((contexts[decodes] * 2 >= longest).sum())
+        longest = int(keys[decodes[0]])
+        alike = int((keys[decodes] * 2 >= longest).sum())
         taken = max(1, min(alike, _SCORES // (longest * heads)))
         yield decodes[:taken], starts[decodes[:taken]]
         decodes = decodes[taken:]
     for row in np.flatnonzero(counts > 1):
-        size = max(1, _SCORES // (int(contexts[row]) * heads))
+        size = max(1, _SCORES // (int(keys[row]) * heads))
         for first in range(int(starts[row]), int(starts[row + 1]), size):
             yield np.array([row]), np.arange(first, min(first + size, int(starts[row + 1])))
 

@@ -27,19 +27,21 @@ _BLOCK = 1024
 class Gate:
     """act(gate) * up of the two halves that a gated MLP projects.
 
-    With a `limit` (gpt-oss), gates are clamped from above and ups on both sides, and 1 is added to
-    the ups: act(min(gate, limit)) * (clamp(up) + 1).
+    With a `limit`, gates are clamped from above and ups on both sides; where the ups are `raised`
+    (gpt-oss), 1 is added to them: act(min(gate, limit)) * (clamp(up) + 1).
     """
 
     act: Activation
     limit: float = 0.0  # 0: none
     paired: bool = False  # gates and ups alternate; otherwise all gates come first
     scale: float = 1.0  # of gates, applied first
+    raised: bool = True
 
     @property
     def kernel(self) -> str:
         """The activation's name in `kernels/fused.py`; "" if it is not there."""
-        return _KERNELS.get(self.act, "") if self.scale == 1.0 else ""
+        there = self.scale == 1.0 and (self.raised or not self.limit)
+        return _KERNELS.get(self.act, "") if there else ""
 
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for `inner` [T, 2 width]."""
@@ -53,7 +55,8 @@ class Gate:
         if self.scale != 1.0:
             gate = gate * self.scale
         if self.limit:
-            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit) + 1
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+            up = up + 1 if self.raised else up
         opened: torch.Tensor = self.act(gate) * up
         return opened
 

@@ -13,7 +13,7 @@ from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.routing import route
+from tgi_trio.shard.torch_backend.layers.routing import route, weigh
 from tgi_trio.shard.torch_backend.torch_device import has_triton
 
 if TYPE_CHECKING:  # it imports Triton
@@ -60,7 +60,7 @@ class ExpertsMlp:
 
     __slots__ = (
         *("choice_bias", "entry", "exit", "expert_scale", "experts", "grouped", "router"),
-        *("mlp_bytes", "shared", "shared_router", "spec"),
+        *("mlp_bytes", "shared", "shared_router", "spec", "table"),
     )
 
     def __init__(
@@ -75,11 +75,13 @@ class ExpertsMlp:
         expert_scale: torch.Tensor | None = None,
         entry: Linear | None = None,
         exit: Linear | None = None,
+        table: torch.Tensor | None = None,
     ) -> None:
         """`router`: scores are computed in its dtype; `choice_bias`: as for `route`.
 
         `expert_scale`: float32 [experts], factors of the experts' weights. `entry` and `exit`:
         projections before and after the routed experts, but not the shared one (Nemotron 3).
+        `table`: int64 [vocabulary, per_token], each token's experts (`ExpertsSpec.by_token`).
         """
         self.spec = spec
         self.router = router
@@ -90,16 +92,26 @@ class ExpertsMlp:
         self.expert_scale = expert_scale
         self.entry = entry
         self.exit = exit
+        self.table = table
         # On a device it replaces `experts` and, where possible, `shared`.
         self.grouped: GroupedExperts | None = None
         every = [*experts, *([] if shared is None else [shared])]
         self.mlp_bytes = sum(mlp.nbytes() for mlp in every)
 
-    def __call__(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
-        """Map [T, hidden] to [T, hidden]; `routed_by`: the router's input, if it is not `x`."""
+    def __call__(
+        self,
+        x: torch.Tensor,
+        routed_by: torch.Tensor | None = None,
+        ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Map [T, hidden] to [T, hidden].
+
+        `routed_by`: the router's input, if it is not `x`; `ids`: the tokens, int64 [T], for a
+        `table`.
+        """
         asking, doors = x if routed_by is None else routed_by, self._doors(x)
         shared = None if self.shared is None else self.shared(x)
-        out = self._routed(x if self.entry is None else self.entry(x), asking, doors)
+        out = self._routed(x if self.entry is None else self.entry(x), asking, doors, ids)
         if self.exit is not None:
             out = self.exit(out)
         if shared is None:
@@ -123,13 +135,23 @@ class ExpertsMlp:
         return None if self.shared_router is None else self.shared_router(x)
 
     def _routed(
-        self, x: torch.Tensor, asking: torch.Tensor, doors: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        asking: torch.Tensor,
+        doors: torch.Tensor | None,
+        ids: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the output of routed experts, and of shared ones that are grouped with them."""
         if self.grouped is not None:
             return self.grouped(x, self.grouped.ask(asking, self.router, x.dtype), doors)
         logits = self.router(asking.to(self.router.weight.dtype))
-        weights, chosen = route(logits, self.spec, self.choice_bias)
+        if self.table is None:
+            weights, chosen = route(logits, self.spec, self.choice_bias)
+        else:
+            if ids is None:
+                raise ValueError("a table has the experts of tokens, whose ids are not given")
+            chosen = self.table.index_select(0, ids)
+            weights = weigh(logits, self.spec, chosen)
         if self.expert_scale is not None:
             weights = weights * self.expert_scale[chosen]
         return self._one_by_one(x, weights.to(x.dtype), chosen)
@@ -165,6 +187,8 @@ class ExpertsMlp:
             return True
         if self.spec.weighs_inputs or self.expert_scale is not None:
             return False  # the kernels weight outputs, and by the router alone
+        if self.spec.routing == "sqrt-softplus":  # which the kernels do not have
+            return False
         first = self.experts[0]
         if not runs_kernels(first.up.weight.device) or not has_triton():
             return False
@@ -188,7 +212,8 @@ class ExpertsMlp:
 
     def nbytes(self) -> int:
         parts = [self.router, self.shared_router, self.entry, self.exit]
-        return self.mlp_bytes + sum(part.nbytes() for part in parts if part is not None)
+        table = 0 if self.table is None else self.table.nbytes
+        return self.mlp_bytes + table + sum(part.nbytes() for part in parts if part is not None)
 
 
 def cut_mlp(mlp: DenseMlp, width: int) -> list[DenseMlp]:

@@ -125,6 +125,11 @@ class Rotary:
         rotated: torch.Tensor = x * cos + swapped * sin
         return rotated
 
+    def apply_last(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Rotate the trailing `dim` dimensions of `x` [T, heads, head_dim]."""
+        plain, turned = x.split((x.shape[-1] - self.spec.dim, self.spec.dim), dim=-1)
+        return torch.cat((plain, self.apply(turned, cos, sin)), dim=-1)
+
     def _scale(self, lengths: torch.Tensor) -> torch.Tensor | float | None:
         """Return the factor of cosines and sines: a number, or [T, 1]; None: 1."""
         if self.spec.kind == "longrope" and self.long_scale != self.scale:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.nn import functional
 
 from tgi_trio.model.spec import ExpertsSpec, Routing
 
@@ -16,7 +17,8 @@ Router = Callable[[torch.Tensor, ExpertsSpec, torch.Tensor | None], ChosenExpert
 def route(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> ChosenExperts:
     """Return each token's weights and experts, by the method of the model family (`spec`).
 
-    `logits`: [T, experts]; `bias`: float32 [experts], for "biased-softmax" and "grouped-sigmoid".
+    `logits`: [T, experts]; `bias`: float32 [experts], for "biased-softmax", "grouped-sigmoid" and
+    "sqrt-softplus".
     """
     return _ROUTERS[spec.routing](logits.float(), spec, bias)
 
@@ -98,6 +100,29 @@ def _sigmoid(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None)
     return best.sigmoid(), chosen
 
 
+def _sqrt_softplus(
+    logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None
+) -> ChosenExperts:
+    """The best experts by the square root of softplus (DeepSeek-V4), `bias` as for V3."""
+    odds = functional.softplus(logits).sqrt()
+    scores = odds if bias is None else odds + bias
+    chosen = scores.topk(spec.per_token, dim=-1).indices
+    return _share(odds.gather(-1, chosen), spec), chosen
+
+
+def weigh(logits: torch.Tensor, spec: ExpertsSpec, chosen: torch.Tensor) -> torch.Tensor:
+    """Return the weights [T, per_token] of experts that tokens have, whatever their logits are.
+
+    By "sqrt-softplus"; `logits`: [T, experts], `chosen`: int64 [T, per_token].
+    """
+    return _share(functional.softplus(logits.float()).sqrt().gather(-1, chosen), spec)
+
+
+def _share(odds: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
+    """Return weights that add up to `spec.scale`."""
+    return odds / (odds.sum(dim=-1, keepdim=True) + 1e-20) * spec.scale
+
+
 def _of_best_groups(
     scores: torch.Tensor, best: torch.Tensor, spec: ExpertsSpec, other: float
 ) -> torch.Tensor:
@@ -114,4 +139,5 @@ _ROUTERS: dict[Routing, Router] = {
     "grouped-softmax": _grouped_softmax,
     "grouped-sigmoid": _grouped_sigmoid,
     "sigmoid": _sigmoid,
+    "sqrt-softplus": _sqrt_softplus,
 }

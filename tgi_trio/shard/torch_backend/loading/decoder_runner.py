@@ -11,6 +11,7 @@ from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import TorchAdapters
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
+from tgi_trio.shard.torch_backend.attention.compressed import CompressedAttention
 from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
@@ -85,6 +86,8 @@ def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> Atten
     """Return the attention backend; `eight_bits`: whether K and V are of 8 bits."""
     if model.spec.index:
         return IndexedAttention()
+    if model.spec.shared_key:
+        return CompressedAttention()
     return choose_attention(
         target.device,
         target.dtype,

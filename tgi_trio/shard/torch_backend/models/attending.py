@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.torch_backend.attention.compressed import CompressedBatch, attend_shared_key
 from tgi_trio.shard.torch_backend.attention.indexed import attend_indexed
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
@@ -18,6 +19,7 @@ from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.shared_key import SharedKey
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.layer import Attention
 
@@ -70,6 +72,9 @@ class Attending:
         batch: Any,
     ) -> torch.Tensor:
         """Return this rank's partial sum of attention's output, given the output of `layer.qkv`."""
+        if layer.shared_key is not None:
+            attended = self._attend_shared_key(layer, layer.shared_key, qkv, tables, batch)
+            return layer.output(layer.shared_key.group(attended))
         gate = None
         if self._spec.gated_attention or self._spec.gated_heads:
             width = layer.shape.heads * (layer.shape.head_dim if self._spec.gated_attention else 1)
@@ -105,6 +110,28 @@ class Attending:
         if rotary.spec.query_scale is None:
             return attention.attend_latents(layer.shape, qkv, latent, rotary, table, batch)
         return attend_latents_apart(attention, layer.shape, qkv, latent, rotary, table, batch)
+
+    def _attend_shared_key(
+        self,
+        layer: Attention,
+        shared: SharedKey,
+        qkv: torch.Tensor,
+        tables: RotaryTables,
+        batch: CompressedBatch,
+    ) -> torch.Tensor:
+        """Return attention [T, heads, dim] to one key per token, and to entries.
+
+        Values are rotated as keys are, so the sum of values is rotated back.
+        """
+        turn, table = self._rotaries[layer.rotary], tables[layer.rotary]
+        parts, entries = shared.split(qkv), shared.entries
+        parts.key = turn.apply_last(parts.key[:, None], table.cos, table.sin)[:, 0]
+        query = turn.apply_last(shared.queries(parts.compressed), table.cos, table.sin)
+        asked = None
+        if entries is not None and entries.index is not None and parts.weights is not None:
+            asked = entries.index.ask(parts.compressed, parts.weights, turn, table)
+        found = attend_shared_key(layer.shape, query, parts, asked, entries, turn, batch)
+        return turn.apply_last(found, table.cos, -table.sin)
 
     def _normalise_whole(
         self, layer: Attention, query_norm: Norm, key_norm: Norm, qkv: torch.Tensor

@@ -6,16 +6,33 @@ from collections.abc import Sequence
 
 import torch
 
-from tgi_trio.model.matrix_roles import AttentionRefs, CrossingRefs, IndexRefs, LatentRefs
-from tgi_trio.model.spec import DecoderSpec, IndexSpec, LatentSpec, LayerSpec, RotarySpec
+from tgi_trio.model.matrix_roles import (
+    AttentionRefs,
+    CompressorRefs,
+    CrossingRefs,
+    IndexRefs,
+    LatentRefs,
+    SharedKeyRefs,
+)
+from tgi_trio.model.spec import (
+    CompressionSpec,
+    DecoderSpec,
+    IndexSpec,
+    LatentSpec,
+    LayerSpec,
+    RotarySpec,
+    SharedKeySpec,
+)
 from tgi_trio.model.split import check_gates, even_share, kv_head_share
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.layers.compressor import Compressor
 from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention, CrossLayer
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.shared_key import Entries, EntryIndex, SharedKey
 from tgi_trio.shard.torch_backend.models.layer import Attention
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
 from tgi_trio.shard.torch_backend.weights import WeightSource
@@ -51,6 +68,7 @@ class AttentionLoader(WeightLoader):
             head_norm_bias=head_norm_bias,
             value_dim=self.spec.sizes(layer).value_dim,
             keys_as_values=layer.keys_as_values,
+            shared_key=self._shared_key(layer, refs.shared_key, self.spec.shared_key),
         )
 
     def attention_shape(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> AttentionLayer:
@@ -62,6 +80,7 @@ class AttentionLoader(WeightLoader):
             slopes = slopes.to(self.source.device)
         key_scale, value_scale = self.source.kv_scales(kv_scales(spec, index))
         sizes, kept_by = spec.sizes(layer), layer.reads_layer
+        index_spec = layer.compression.index if layer.compression else spec.index
         kv_heads = kv_head_share(spec, sizes.kv_heads, self.source.rank, self.source.world_size)
         before = spec.layers[self.run.start : index if kept_by is None else kept_by]
         return AttentionLayer(
@@ -76,10 +95,10 @@ class AttentionLoader(WeightLoader):
             soft_cap=spec.attention_soft_cap,
             slopes=slopes,
             # Latents are kept once, as keys.
-            kv_scales=(key_scale, key_scale if spec.latent else value_scale),
+            kv_scales=(key_scale, value_scale if spec.keeps_values else key_scale),
             value_dim=spec.latent.rank if spec.latent else 0,
             reads_only=kept_by is not None,
-            most=spec.index.most if spec.index else 0,
+            most=index_spec.most if index_spec else 0,
             sinks=sinks,
         )
 
@@ -123,6 +142,46 @@ class AttentionLoader(WeightLoader):
             key_norm=Norm("layer", weight, bias, refs.key_norm.eps, index.dim),
             rotary=self._rotary(index.rotary),
         )
+
+    def _shared_key(
+        self, layer: LayerSpec, refs: SharedKeyRefs | None, shared: SharedKeySpec | None
+    ) -> SharedKey | None:
+        """Return what is around a layer's attention to one key per token; None if it has another.
+
+        Entries and their index are the same on every rank.
+        """
+        if refs is None or shared is None:
+            return None
+        spec, inputs = self.spec, self.spec.heads * self.spec.head_dim // shared.groups
+        return SharedKey(
+            dim=spec.head_dim,
+            eps=spec.norm_eps,
+            query_norm=self.norm(refs.query_norm),
+            query_up=self.linear(refs.query_up),
+            key_norm=self.norm(refs.key_norm),
+            output_down=self.weight(refs.output_down).view(-1, shared.group_rank, inputs),
+            entries=self._entries(refs, layer.compression),
+        )
+
+    def _entries(self, refs: SharedKeyRefs, compression: CompressionSpec | None) -> Entries | None:
+        if compression is None or refs.compressor is None:
+            return None
+        index = None
+        spec = compression.index
+        if spec and refs.index_query and refs.index_compressor:
+            index = EntryIndex(
+                spec.heads,
+                self.linear(refs.index_query),
+                self._compressor(refs.index_compressor, spec.dim, compression),
+            )
+        own = self._compressor(refs.compressor, self.spec.head_dim, compression)
+        return Entries(compression, own, index)
+
+    def _compressor(
+        self, refs: CompressorRefs, dim: int, compression: CompressionSpec
+    ) -> Compressor:
+        bias = self.tensor(refs.bias, torch.float32)
+        return Compressor(dim, compression.overlaps, bias, self.norm(refs.norm))
 
     def _head_norms(
         self, layer: LayerSpec, refs: AttentionRefs, shape: AttentionLayer

@@ -15,6 +15,7 @@ from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project, project_normed
+from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
@@ -30,6 +31,7 @@ from tgi_trio.shard.torch_backend.models.attending import Attending, RotaryTable
 from tgi_trio.shard.torch_backend.models.beginning import Begin, Beginning, Begun
 from tgi_trio.shard.torch_backend.models.crossing import cross, look
 from tgi_trio.shard.torch_backend.models.feeding import feed_forward, leave_layer
+from tgi_trio.shard.torch_backend.models.hyper_connected import run_hyper_connected
 from tgi_trio.shard.torch_backend.models.layer import Layer
 from tgi_trio.shard.torch_backend.models.projections import (
     Sums,
@@ -75,6 +77,7 @@ class Decoder:
         ranks: Ranks | None = None,
         own_inputs: OwnInputs | None = None,
         streams: Streams | None = None,
+        hyper: HyperEnds | None = None,
     ) -> None:
         """`vocabulary`: the tokens whose rows `embedding` and `head` have; None: all."""
         self.spec = spec
@@ -89,6 +92,7 @@ class Decoder:
         self.ranks = ranks
         self.own_inputs = own_inputs
         self.streams = streams
+        self.hyper = hyper
         plain = ranks is None and positions is None and embedding_norm is None
         self.beginning = Beginning(embedding, spec.embedding_scale, rotaries if plain else ())
         self.taps: tuple[int, ...] = ()  # layers whose inputs `forward` returns as well
@@ -110,7 +114,7 @@ class Decoder:
             for own in attending
             if not own.shape.reads_only
         ]
-        return KVShape.of(sizes, same=self.spec.latent is not None)
+        return KVShape.of(sizes, same=not self.spec.keeps_values)
 
     @property
     def state_shapes(self) -> StateShapes:
@@ -147,7 +151,8 @@ class Decoder:
     @property
     def attends_in_kernels(self) -> bool:
         """Whether kernels support what every layer sees; else plain torch computes attention."""
-        return self.spec.index is None and all(layer.chunk == 0 for layer in self.spec.layers)
+        plain = self.spec.index is None and self.spec.shared_key is None
+        return plain and all(layer.chunk == 0 for layer in self.spec.layers)
 
     @property
     def capturable(self) -> bool:
@@ -193,7 +198,9 @@ class Decoder:
         if self.own_inputs is not None:
             ids = token_ids if features is None else self.own_inputs.hide(token_ids, features)
             own = self.own_inputs.of(ids, x, self.ranks)
-        return self.run_layers(x, tables, attention, batch, states, features=features, own=own)
+        return self.run_layers(
+            x, tables, attention, batch, states, features=features, own=own, ids=token_ids
+        )
 
     def begin(
         self, token_ids: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor
@@ -225,17 +232,21 @@ class Decoder:
         *,
         features: StepFeatures | None = None,
         own: torch.Tensor | None = None,
+        ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the output of all layers for the input `x` [T, hidden]; the rest as in `forward`.
 
-        `own` [layers, T, width]: the layers' own embeddings of the tokens, if they have such.
+        `own` [layers, T, width]: the layers' own embeddings of the tokens, if they have such;
+        `ids` int64 [T]: the tokens, for layers with tables of their experts.
         """
+
+        def mix(index: int, normed: torch.Tensor) -> torch.Tensor:
+            return self._mix(index, normed, tables, attention, batch, states)
+
         if self.streams is not None and own is not None:
-
-            def mix(index: int, normed: torch.Tensor) -> torch.Tensor:
-                return self._mix(index, normed, tables, attention, batch, states)
-
             return run_streamed(self.streams, self.layers, x, own, mix, self._all_reduce)
+        if self.hyper is not None:
+            return run_hyper_connected(self.hyper, self.layers, x, ids, mix, self._all_reduce)
         first = x
         addends: Addends | None = None
         tapped: dict[int, torch.Tensor] = {}
@@ -289,8 +300,8 @@ class Decoder:
             total += self.head.nbytes()
         if self.own_inputs is not None:
             total += self.own_inputs.nbytes()
-        if self.streams is not None:
-            total += self.streams.nbytes()
+        for ends in (self.streams, self.hyper):
+            total += 0 if ends is None else ends.nbytes()
         return total + (self.positions.nbytes if self.positions is not None else 0)
 
     def _layer(

@@ -14,6 +14,8 @@ from tgi_trio.model.matrices import run_of
 from tgi_trio.model.matrix_roles import (
     BesideRefs,
     ExpertsRefs,
+    HyperRefs,
+    LayerHyperRefs,
     LayerRefs,
     LayerStreamsRefs,
     LowRankRefs,
@@ -26,6 +28,7 @@ from tgi_trio.model.matrix_roles import (
 from tgi_trio.model.spec import (
     DecoderSpec,
     ExpertsSpec,
+    HyperSpec,
     LayerSpec,
     OwnInputsSpec,
     SharedBlock,
@@ -34,6 +37,12 @@ from tgi_trio.model.spec import (
 from tgi_trio.model.stages import Stage, check_stages
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation, activation
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
+from tgi_trio.shard.torch_backend.layers.hyper import (
+    HyperConnection,
+    HyperEnds,
+    HyperWeights,
+    LayerHyper,
+)
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
@@ -119,6 +128,7 @@ class DecoderLoader(AttentionLoader):
             ranks=self.ranks,
             own_inputs=self.own_inputs(outer.own_inputs, spec.own_inputs),
             streams=self.streams(outer.streams),
+            hyper=self.hyper_ends(outer.hyper, spec.hyper),
         )
 
     def vocabulary(self) -> slice:
@@ -217,6 +227,7 @@ class DecoderLoader(AttentionLoader):
             scale=self.source.vector(refs.scale.name, 1) if refs.scale else None,
             shared=self.shared_use(refs.shared),
             crossing=self.crossing(index, layer, refs.crossing),
+            hyper=self.layer_hyper(refs.hyper, self.spec.hyper),
         )
 
     def block(
@@ -300,6 +311,21 @@ class DecoderLoader(AttentionLoader):
             detour_up=self.linear(refs.detour_up),
             detour_norm=self.norm(refs.detour_norm),
         )
+
+    def hyper_ends(self, refs: HyperRefs | None, spec: HyperSpec | None) -> HyperEnds | None:
+        return None if refs is None or spec is None else HyperEnds(spec, self._hyper(refs))
+
+    def layer_hyper(self, refs: LayerHyperRefs | None, spec: HyperSpec | None) -> LayerHyper | None:
+        if refs is None or spec is None:
+            return None
+        parts = (HyperConnection(spec, self._hyper(each)) for each in (refs.attention, refs.mlp))
+        return LayerHyper(*parts)
+
+    def _hyper(self, refs: HyperRefs) -> HyperWeights:
+        mix, base, scale = (
+            self.tensor(ref, torch.float32) for ref in (refs.mix, refs.base, refs.scale)
+        )
+        return HyperWeights(mix, base, scale, self.spec.norm_eps)
 
     def mlp(self, refs: MlpRefs | ExpertsRefs, layer: LayerSpec) -> Mlp:
         if isinstance(refs, MlpRefs):

@@ -9,6 +9,7 @@ import torch
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention
+from tgi_trio.shard.torch_backend.layers.hyper import LayerHyper
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -16,6 +17,7 @@ from tgi_trio.shard.torch_backend.layers.mlp import Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
 from tgi_trio.shard.torch_backend.layers.shared_block import SharedUse
+from tgi_trio.shard.torch_backend.layers.shared_key import SharedKey
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams
 from tgi_trio.shard.torch_backend.states.steps import MixerLayer
 
@@ -36,17 +38,19 @@ class Attention:
     head_norm_bias: torch.Tensor | None
     value_dim: int  # of each value in the cache
     keys_as_values: bool  # see `HeadSteps`
+    shared_key: SharedKey | None = None  # then `qkv` has what it projects
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
         self.qkv.pack()
         self.output.pack()
-        for part in (self.latent, self.index):
+        for part in (self.latent, self.index, self.shared_key):
             if part is not None:
                 part.pack()
 
     def nbytes(self) -> int:
-        parts = [self.qkv, self.latent, self.index, self.output, self.query_norm, self.key_norm]
+        around = [self.latent, self.index, self.shared_key, self.query_norm, self.key_norm]
+        parts = [self.qkv, self.output, *around]
         plain = [self.head_norm, self.head_norm_bias]
         return sum(p.nbytes() for p in parts if p) + sum(t.nbytes for t in plain if t is not None)
 
@@ -68,11 +72,15 @@ class Layer:
     scale: torch.Tensor | None = None  # [1]: multiplies the layer's output
     shared: SharedUse | None = None  # then attention and MLP are a block that several layers share
     crossing: CrossAttention | None = None  # to images; then there is no other attention
+    hyper: LayerHyper | None = None
 
     def _around(
         self,
-    ) -> tuple[ExpertsBeside | OwnInput | LayerStreams | SharedUse | CrossAttention | None, ...]:
-        return self.beside, self.own_input, self.streams, self.shared, self.crossing
+    ) -> tuple[
+        ExpertsBeside | OwnInput | LayerStreams | SharedUse | CrossAttention | LayerHyper | None,
+        ...,
+    ]:
+        return self.beside, self.own_input, self.streams, self.shared, self.crossing, self.hyper
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tgi_trio.model.matrices import VectorRef
 from tgi_trio.model.matrix_roles import BesideRefs, ExpertsRefs, MlpRefs
 from tgi_trio.model.spec import ExpertsSpec
@@ -19,13 +21,15 @@ def load_dense_mlp(
     act: Activation | None,
     limit: float = 0.0,
     scale: float = 1.0,
+    *,
+    raised: bool = True,
 ) -> DenseMlp:
     """Return a dense MLP, or one expert; `act` None: a learned one; the rest as for `Gate`."""
     if act is None:
         parts = (loader.source.vector(part.name, part.size) for part in refs.learned)
         act = Xielu.of(*parts)
     if refs.gated:
-        act = Gate(act, limit, refs.paired, scale)
+        act = Gate(act, limit, refs.paired, scale, raised)
     return DenseMlp(loader.linear(refs.inner), loader.linear(refs.down), act)
 
 
@@ -39,20 +43,23 @@ def load_experts(
     """Return a mixture of experts; `scale`: multiplies each expert's routing weight."""
     choice_bias = None
     router = loader.weight(refs.router)
-    if spec.routing in ("grouped-softmax", "grouped-sigmoid", "biased-softmax"):
+    if spec.routing in ("grouped-softmax", "grouped-sigmoid", "biased-softmax", "sqrt-softplus"):
         router = router.float()  # DeepSeek and ERNIE compute odds in float32 throughout
     if refs.choice_bias is not None:
         choice_bias = loader.vector(refs.choice_bias)
+    one = partial(load_dense_mlp, loader, act=act, limit=spec.limit, raised=spec.raised)
+    shared = partial(load_dense_mlp, loader, act=act) if spec.raised else one
     return ExpertsMlp(
         spec,
         router=Linear(router, loader.bias(refs.router)),
         choice_bias=choice_bias,
-        experts=[load_dense_mlp(loader, expert, act, spec.limit) for expert in refs.experts],
-        shared=load_dense_mlp(loader, refs.shared, act) if refs.shared else None,
+        experts=[one(expert) for expert in refs.experts],
+        shared=None if refs.shared is None else shared(refs.shared),
         shared_router=loader.linear(refs.shared_router) if refs.shared_router else None,
         expert_scale=loader.vector(scale) if scale else None,
         entry=loader.linear(refs.entry) if refs.entry else None,
         exit=loader.linear(refs.exit) if refs.exit else None,
+        table=loader.source.table(refs.table.name, refs.table.shape) if refs.table else None,
     )
 
 

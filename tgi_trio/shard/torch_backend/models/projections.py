@@ -70,6 +70,7 @@ def list_head_projections(
     for i, layer in enumerate(layers):
         own = layer.attention
         if own is not None and sums.attends_alone(layer):
-            if own.latent is None and not own.query_norm and not own.key_norm:
+            plain = own.latent is None and own.shared_key is None
+            if plain and not own.query_norm and not own.key_norm:
                 yield HeadProjection(own.qkv, layer.attention_norm, steps[i]), before
             before = sums.of_mlp(layer, own.qkv.weight)

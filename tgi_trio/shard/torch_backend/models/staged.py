@@ -50,9 +50,12 @@ class StagedDecoder(Decoder):
         *,
         features: StepFeatures | None = None,
         own: torch.Tensor | None = None,
+        ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the output of this stage's layers for `x`; send it to the next stage, if any."""
-        hidden = super().run_layers(x, tables, attention, batch, states, features=features, own=own)
+        hidden = super().run_layers(
+            x, tables, attention, batch, states, features=features, own=own, ids=ids
+        )
         if not self.stage.is_last:
             self._neighbours.send(hidden, self.stage.after)
         return hidden

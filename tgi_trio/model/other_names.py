@@ -1,0 +1,55 @@
+"""Names of tensors in a family's published files that differ from those in `families/names.py`.
+
+The latter are transformers' names of its modules; transformers renames tensors when it reads a
+file, and some again when it writes one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+# By family: what is replaced in each name, one after another.
+_DEEPSEEK_V4: Final = (
+    (r"^embed\.", "embed_tokens."),
+    (r"^head\.", "lm_head."),
+    (r"^hc_head_(fn|base|scale)$", r"hc_head.hc_\1"),
+    (r"\.attn\.", ".self_attn."),
+    (r"\.ffn\.", ".mlp."),
+    (r"\.self_attn\.indexer\.compressor\.", ".self_attn.compressor.indexer."),
+    (r"\.self_attn\.indexer\.weights_proj\.", ".self_attn.compressor.indexer.scorer.weights_proj."),
+    (r"\.self_attn\.indexer\.wq_b\.", ".self_attn.compressor.indexer.q_b_proj."),
+    (r"\.hc_(attn|ffn)_(fn|base|scale)$", r".\1_hc.\2"),
+    (r"\.attn_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"\.attn_sink$", ".sinks"),
+    (r"\.ape$", ".position_bias"),
+    (r"\.(self_attn|compressor|indexer)\.norm\.", r".\1.kv_norm."),
+    (r"\.self_attn\.q_norm\.", ".self_attn.q_a_norm."),
+    (r"\.wq_([ab])\.", r".q_\1_proj."),
+    (r"\.wkv\.", ".kv_proj."),
+    (r"\.wgate\.", ".gate_proj."),
+    (r"\.wo_([ab])\.", r".o_\1_proj."),
+    (r"\.mlp\.gate\.bias$", ".mlp.gate.e_score_correction_bias"),
+    (r"\.(shared_experts|experts\.\d+)\.w1\.", r".\1.gate_proj."),
+    (r"\.(shared_experts|experts\.\d+)\.w2\.", r".\1.down_proj."),
+    (r"\.(shared_experts|experts\.\d+)\.w3\.", r".\1.up_proj."),
+    (r"(?<!_hc)\.scale$", ".weight_scale_inv"),
+)
+_FAMILIES: Final[Mapping[str, Sequence[tuple[re.Pattern[str], str]]]] = {
+    "deepseek_v4": [(re.compile(found), name) for found, name in _DEEPSEEK_V4],
+}
+
+
+def rename_family(tensors: Mapping[str, T], family: str) -> dict[str, T]:
+    """Return a checkpoint's tensors by the names of `families/names.py`."""
+    changes = _FAMILIES.get(family, ())
+    renamed = {}
+    for name, stored in tensors.items():
+        for found, other in changes:
+            name = found.sub(other, name)
+        renamed[name] = stored
+    return renamed

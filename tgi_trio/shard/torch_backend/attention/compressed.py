@@ -1,0 +1,285 @@
+"""Attention to the keys of a window and to entries, keys of whole runs of tokens, in plain torch.
+
+In the cache, a token's key is followed by what entries are made of. As soon as a run's last token
+is there, its entry is made, and takes the place of numbers of that token that nobody reads
+afterwards (`Compressor.last`). So everything is kept by token: what is kept of a prefix serves any
+sequence that begins with it, a wrong guess is overwritten by what is computed in its place, and a
+sequence needs no state.
+
+Tokens attend together as in `indexed.py`: decodes of several rows, or several tokens of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.attention.indexed import split_tokens
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.torch_backend.layers.index import IndexQueries, choose_best, score_keys
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.shared_key import Entries, Projected
+
+_GATHERED = 1 << 15  # entries of several tokens gathered at a time
+_READ = 1 << 12  # tokens that are read at a time for entries
+
+
+@dataclass(slots=True)
+class _Runs:
+    """The runs of tokens that end in a step."""
+
+    slots: torch.Tensor  # int64 [C], of each run's last token
+    starts: torch.Tensor  # int64 [C], the position of the first
+    tokens: torch.Tensor  # int64 [C, tokens], slots of what each entry is made of
+    missing: torch.Tensor  # bool [C, tokens]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Places of the cache that tokens of a group see."""
+
+    slots: torch.Tensor  # int64 [rows, keys]
+    hidden: torch.Tensor  # bool [rows, tokens of a row, keys]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Tokens that attend together: as many of each of some rows."""
+
+    tokens: torch.Tensor  # int64 [rows * each]
+    own: torch.Tensor  # int64 [rows, 1]: the slot of a token of each row
+    window: _Seen
+    entries: _Seen | None  # None: there is none yet
+
+
+@dataclass(slots=True)
+class CompressedBatch(ReferenceBatch):
+    """A plan, prepared; the parts are made by the first layer that needs them."""
+
+    runs: dict[tuple[int, bool], _Runs | None] = field(default_factory=dict)
+    groups: dict[tuple[int, int], list[_Group]] = field(default_factory=dict)
+
+
+class CompressedAttention(ReferenceAttention):
+    """Plain torch; see `attend_shared_key`."""
+
+    def prepare(self, plan: StepPlan, cache: KVCache) -> CompressedBatch:
+        return CompressedBatch(cache, plan, torch.from_numpy(plan.kv_slots).to(cache.key.device))
+
+
+def attend_shared_key(
+    layer: AttentionLayer,
+    query: torch.Tensor,
+    projected: Projected,
+    asked: IndexQueries | None,
+    entries: Entries | None,
+    turning: Rotary,
+    batch: CompressedBatch,
+) -> torch.Tensor:
+    """Return attention [T, heads, dim] of queries [T, heads, dim], after writing to the cache.
+
+    `projected`: with its key rotated; `asked`: of an index, if there is one; `turning`: the
+    rotation of entries.
+    """
+    kept = torch.cat((projected.key, projected.kept), dim=-1)[:, None]
+    batch.cache.write(layer.index, batch.slots, kept, kept)
+    keys = batch.cache.key_slots[layer.index][:, 0]
+    dim = query.shape[-1]
+    if entries is not None:
+        _make_entries(entries, keys, dim, turning, batch)
+    out = torch.empty_like(query)
+    for group in _groups(layer, entries, batch):
+        out[group.tokens] = _attend(layer, query, asked, entries, keys, group)
+    return out
+
+
+# --- entries --------------------------------------------------------------------------------------
+
+
+def _make_entries(
+    entries: Entries, keys: torch.Tensor, dim: int, turning: Rotary, batch: CompressedBatch
+) -> None:
+    """Write the entries of the runs that end in a step to `keys` [slots, numbers].
+
+    `dim`: of a token's key, which what is kept for entries follows.
+    """
+    spec = entries.spec
+    kind = spec.rate, spec.overlaps
+    if kind not in batch.runs:
+        batch.runs[kind] = _find_runs(batch.plan, *kind, keys.device)
+    if (runs := batch.runs[kind]) is None:
+        return
+    table = turning.table(runs.starts, runs.starts + 1, keys.dtype)
+    size = max(1, _READ // runs.tokens.shape[1])
+    for first in range(0, len(runs.slots), size):
+        some = slice(first, first + size)
+        kept = keys.index_select(0, runs.tokens[some].flatten())
+        kept = kept.unflatten(0, (-1, runs.tokens.shape[1]))
+        begin = dim
+        for own in entries.compressors():
+            part = kept[..., begin : begin + 2 * own.width]
+            made = own.compress(part, runs.missing[some])[:, None]
+            made = turning.apply_last(made, table.cos[some], table.sin[some])[:, 0]
+            place = slice(begin + own.last.start, begin + own.last.stop)
+            keys[:, place].index_copy_(0, runs.slots[some], made)
+            begin += 2 * own.width
+
+
+def _find_runs(plan: StepPlan, rate: int, overlaps: bool, device: torch.device) -> _Runs | None:
+    """Return the runs of `rate` tokens that end in a step, None if none does."""
+    ends = np.flatnonzero((plan.positions + 1) % rate == 0)
+    if not len(ends):
+        return None
+    rows = np.searchsorted(plan.query_starts, ends, side="right") - 1
+    last = plan.positions[ends][:, None].astype(np.int64)
+    places = last - np.arange((2 if overlaps else 1) * rate)[::-1]
+    missing, own = places < 0, plan.kv_slots[ends]
+    slots = np.where(missing, own[:, None], _slots(plan, rows, places))
+    parts = own, last[:, 0] + 1 - rate, slots, missing
+    return _Runs(*(torch.from_numpy(part).to(device) for part in parts))
+
+
+def _slots(plan: StepPlan, rows: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the slots of positions [rows, N]; any slot for those that a row does not have."""
+    widest = plan.block_tables.shape[1] - 1
+    blocks = np.clip(places // BLOCK_SIZE, 0, widest)
+    tables = plan.block_tables[rows].astype(np.int64)
+    return np.take_along_axis(tables, blocks, axis=1) * BLOCK_SIZE + places % BLOCK_SIZE
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+def _groups(layer: AttentionLayer, entries: Entries | None, batch: CompressedBatch) -> list[_Group]:
+    rate = entries.spec.rate if entries else 0
+    most = entries.spec.index.most if entries and entries.spec.index else 0
+    if (rate, most) not in batch.groups:
+        made = _make_groups(layer, rate, most, batch)
+        batch.groups[rate, most] = list(made)
+    return batch.groups[rate, most]
+
+
+def _make_groups(
+    layer: AttentionLayer, rate: int, most: int, batch: CompressedBatch
+) -> Iterator[_Group]:
+    plan, device = batch.plan, batch.slots.device
+    keys = plan.context_lengths.astype(np.int64)
+    keys = layer.window + (keys // rate if rate else 0 * keys)
+    for rows, tokens in split_tokens(plan, keys, layer.heads):
+        size = max(1, _GATHERED // most) if most else len(tokens)
+        for first in range(0, len(tokens), size):
+            some = tokens[first : first + size]
+            own = rows if len(rows) == 1 else rows[first : first + size]
+            yield _group(plan, own, some, layer.window, rate, device)
+
+
+def _group(
+    plan: StepPlan,
+    rows: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    window: int,
+    rate: int,
+    device: torch.device,
+) -> _Group:
+    """Return a group of as many tokens of each row; with `rate` 0 there are no entries."""
+    places = plan.positions[tokens].astype(np.int64).reshape(len(rows), -1)
+    each = places.shape[1]
+    own = plan.kv_slots[tokens].reshape(len(rows), -1)[:, :1]
+    near = places[:, :1] - window + 1 + np.arange(window + each - 1)
+    seen, asking = near[:, None, :], places[:, :, None]
+    hidden = (seen < 0) | (seen > asking) | (seen <= asking - window)
+    slots = np.where(near < 0, own, _slots(plan, rows, near))
+    entries = None
+    count = int(places.max() + 1) // rate if rate else 0
+    if count:
+        ends = np.broadcast_to(np.arange(1, count + 1) * rate - 1, (len(rows), count))
+        unmade = ends[:, None, :] > asking
+        reached = ends <= places[:, -1:]
+        far = np.where(reached, _slots(plan, rows, ends), own)
+        entries = _Seen(*(torch.from_numpy(part).to(device) for part in (far, unmade)))
+    return _Group(
+        torch.from_numpy(tokens).to(device),
+        torch.from_numpy(own).to(device),
+        _Seen(torch.from_numpy(slots).to(device), torch.from_numpy(hidden).to(device)),
+        entries,
+    )
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def _attend(
+    layer: AttentionLayer,
+    query: torch.Tensor,
+    asked: IndexQueries | None,
+    entries: Entries | None,
+    keys: torch.Tensor,
+    group: _Group,
+) -> torch.Tensor:
+    """Return attention [tokens, heads, dim] of a group's tokens."""
+    rows, each = group.window.hidden.shape[:2]
+    query = query.index_select(0, group.tokens)
+    heads, dim = query.shape[1:]
+    parts = [(keys[:, :dim], group.window.slots, group.window.hidden)]
+    if entries is not None and group.entries is not None:
+        place = entries.compressor.last
+        made = keys[:, dim + place.start : dim + place.stop]
+        slots, hidden = group.entries.slots, group.entries.hidden
+        if asked is not None and entries.index and slots.shape[1] > layer.most:
+            slots, hidden = _choose(layer, asked, entries, keys[:, dim:], group)
+        parts.append((made, slots, hidden))
+    found, scores = [], []
+    for source, slots, hidden in parts:  # slots: [rows, keys], or of each token [rows * each, keys]
+        key = source.index_select(0, slots.flatten()).view(*slots.shape, dim)
+        score = torch.matmul(query.view(len(slots), -1, dim), key.transpose(1, 2))
+        score = score.view(rows, each, heads, -1) * layer.scale
+        scores.append(score.masked_fill(hidden.unsqueeze(2), float("-inf")))
+        found.append(key)
+    if layer.sinks is not None:
+        sinks = layer.sinks.to(query.dtype).view(1, 1, -1, 1)
+        scores.append(sinks.expand(rows, each, -1, -1))
+    weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1, dtype=torch.float32)
+    weights = weights.to(query.dtype)
+    out, begin = torch.zeros_like(query), 0
+    for key in found:
+        own = weights[..., begin : begin + key.shape[1]].reshape(len(key), -1, key.shape[1])
+        out += torch.matmul(own, key).view(query.shape)
+        begin += key.shape[1]
+    return out
+
+
+def _choose(
+    layer: AttentionLayer,
+    asked: IndexQueries,
+    entries: Entries,
+    kept: torch.Tensor,
+    group: _Group,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the slots [tokens, most] of the entries that an index selects for each token.
+
+    And which of them are hidden, bool [rows, tokens of a row, most]. `kept`: [slots, numbers],
+    what the cache has behind a token's key.
+    """
+    seen, index = group.entries, entries.index
+    assert seen is not None and index is not None
+    rows, each, count = seen.hidden.shape
+    begin = 2 * entries.compressor.width + index.compressor.last.start
+    made = kept[:, begin : begin + index.compressor.dim]
+    made = made.index_select(0, seen.slots.flatten()).view(rows, count, -1)
+    own = IndexQueries(
+        *(of.index_select(0, group.tokens).unflatten(0, (rows, each)) for of in asked)
+    )
+    scores = score_keys(own, made).masked_fill(seen.hidden, float("-inf"))
+    best = choose_best(scores.flatten(0, 1), layer.most)
+    hidden = seen.hidden.flatten(0, 1).gather(1, best)
+    slots = seen.slots.repeat_interleave(each, dim=0).gather(1, best)
+    # Hidden places have weight zero, but NaN times zero is NaN: use a token's own slot there.
+    slots = torch.where(hidden, group.own.repeat_interleave(each, dim=0), slots)
+    return slots, hidden.unflatten(0, (rows, each))

@@ -1,0 +1,116 @@
+"""Several hidden states of a token, mixed around attention and MLP: hyper-connections.
+
+Sources: Xie and others 2026 (manifold-constrained hyper-connections); transformers' DeepSeek V4.
+Weights are computed in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from tgi_trio.model.spec import HyperSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HyperWeights:
+    """Computes the weights of a token's hidden states from all of them."""
+
+    mix: torch.Tensor  # float32 [weights, count * hidden], as are all
+    base: torch.Tensor  # [weights]
+    scale: torch.Tensor  # [kinds of weights]
+    eps: float  # of the norm before the mixture
+
+    def of(self, streams: torch.Tensor) -> torch.Tensor:
+        """Return the weights [T, weights] of `streams` [T, count, hidden], not scaled yet."""
+        flat = streams.flatten(1).float()
+        flat = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.eps)
+        return functional.linear(flat, self.mix)
+
+    def nbytes(self) -> int:
+        return self.mix.nbytes + self.base.nbytes + self.scale.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HyperConnection:
+    """The hyper-connection around a layer's attention, or around its MLP."""
+
+    spec: HyperSpec
+    weights: HyperWeights
+
+    def enter(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what the part reads of `streams` [T, count, hidden], and what `leave` needs.
+
+        That is [T, hidden]; the weights [T, count] of the part's result in each stream; and the
+        mixture [T, count, count], to each stream (last) from each.
+        """
+        spec, (sums, adds, mixes) = self.spec, self.weights.scale
+        count = spec.count
+        parts = self.weights.of(streams).split((count, count, count * count), dim=-1)
+        bases = self.weights.base.split((count, count, count * count))
+        pre = torch.sigmoid(parts[0] * sums + bases[0]) + spec.eps
+        post = 2 * torch.sigmoid(parts[1] * adds + bases[1])
+        mixture = (parts[2] * mixes + bases[2]).unflatten(-1, (count, count))
+        mixture = balance(torch.softmax(mixture, dim=-1) + spec.eps, spec)
+        return _add_up(pre, streams), post, mixture
+
+    @staticmethod
+    def leave(
+        streams: torch.Tensor, found: torch.Tensor, post: torch.Tensor, mixture: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the streams [T, count, hidden] after a part, whose result is `found`."""
+        kept = torch.matmul(mixture.to(streams.dtype).transpose(-1, -2), streams)
+        return post.to(streams.dtype).unsqueeze(-1) * found.unsqueeze(-2) + kept
+
+    def nbytes(self) -> int:
+        return self.weights.nbytes()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerHyper:
+    """The hyper-connections of a layer."""
+
+    attention: HyperConnection
+    mlp: HyperConnection
+
+    def pack(self) -> None:
+        """Do nothing: the weights are small."""
+
+    def nbytes(self) -> int:
+        return self.attention.nbytes() + self.mlp.nbytes()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HyperEnds:
+    """What makes streams of the embedding, and the last hidden state of streams."""
+
+    spec: HyperSpec
+    weights: HyperWeights
+
+    def split(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the streams [T, count, hidden] of `x` [T, hidden], which is each of them."""
+        return x.unsqueeze(1).expand(-1, self.spec.count, -1).contiguous()
+
+    def join(self, streams: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum [T, hidden] of `streams` [T, count, hidden]."""
+        own = self.weights
+        pre = torch.sigmoid(own.of(streams) * own.scale + own.base) + self.spec.eps
+        return _add_up(pre, streams)
+
+    def nbytes(self) -> int:
+        return self.weights.nbytes()
+
+
+def balance(mixture: torch.Tensor, spec: HyperSpec) -> torch.Tensor:
+    """Return `mixture` [T, count, count] with rows and columns that add up to one (Sinkhorn)."""
+    mixture = mixture / (mixture.sum(dim=-2, keepdim=True) + spec.eps)
+    for _ in range(spec.iterations - 1):
+        mixture = mixture / (mixture.sum(dim=-1, keepdim=True) + spec.eps)
+        mixture = mixture / (mixture.sum(dim=-2, keepdim=True) + spec.eps)
+    return mixture
+
+
+def _add_up(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
+    return (weights.unsqueeze(-1) * streams).sum(dim=1).to(streams.dtype)

@@ -1,0 +1,123 @@
+"""Attention of all heads to one key per token, which is its value as well (`SharedKeySpec`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tgi_trio.model.spec import CompressionSpec
+from tgi_trio.shard.torch_backend.layers.compressor import Compressor
+from tgi_trio.shard.torch_backend.layers.index import IndexQueries
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EntryIndex:
+    """A layer's index, which selects among entries by entries of its own."""
+
+    heads: int
+    query_up: Linear
+    compressor: Compressor
+
+    def ask(
+        self, compressed: torch.Tensor, weights: torch.Tensor, turn: Rotary, table: RotaryTable
+    ) -> IndexQueries:
+        """Return the queries; `compressed` [T, query_rank] is normalised; `weights` [T, heads]."""
+        queries = self.query_up(compressed).view(len(compressed), self.heads, -1)
+        queries = turn.apply_last(queries, table.cos, table.sin)
+        return IndexQueries(queries.float(), weights.float())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """What makes a layer's entries and selects among them."""
+
+    spec: CompressionSpec
+    compressor: Compressor
+    index: EntryIndex | None
+
+    def compressors(self) -> list[Compressor]:
+        """Return what reads the numbers that are kept of a token, in their order."""
+        return [self.compressor, *([] if self.index is None else [self.index.compressor])]
+
+
+class Projected:
+    """What the first projection yields for a step's tokens."""
+
+    __slots__ = ("compressed", "kept", "key", "weights")
+
+    def __init__(
+        self,
+        compressed: torch.Tensor,
+        key: torch.Tensor,
+        kept: torch.Tensor,
+        weights: torch.Tensor | None,
+    ) -> None:
+        self.compressed = compressed  # [T, query_rank]
+        self.key = key  # [T, dim]
+        self.kept = kept  # [T, numbers], for entries
+        self.weights = weights  # [T, heads] of an index
+
+
+class SharedKey:
+    """The parts of a layer around attention to one key per token, on one rank."""
+
+    __slots__ = ("dim", "entries", "eps", "key_norm", "output_down", "query_norm", "query_up")
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        eps: float,
+        query_norm: Norm,
+        query_up: Linear,
+        key_norm: Norm,
+        output_down: torch.Tensor,
+        entries: Entries | None,
+    ) -> None:
+        """`dim`, `eps`: of a head and its norm; `output_down`: [groups, rank, inputs]."""
+        self.dim = dim
+        self.eps = eps
+        self.query_norm = query_norm
+        self.query_up = query_up
+        self.key_norm = key_norm
+        self.output_down = output_down
+        self.entries = entries
+
+    def split(self, qkv: torch.Tensor) -> Projected:
+        """Return the parts of the first projection [T, outputs]."""
+        rank, index = self.query_norm.shape[0], self.entries.index if self.entries else None
+        heads = index.heads if index else 0
+        kept = qkv.shape[-1] - rank - self.dim - heads
+        compressed, key, kept_of, weights = qkv.split((rank, self.dim, kept, heads), dim=-1)
+        return Projected(
+            self.query_norm(compressed), self.key_norm(key), kept_of, weights if index else None
+        )
+
+    def queries(self, compressed: torch.Tensor) -> torch.Tensor:
+        """Return queries [T, heads, dim], not rotated yet, of `Projected.compressed`."""
+        queries = self.query_up(compressed).view(len(compressed), -1, self.dim)
+        square = queries.float().square().mean(-1, keepdim=True)
+        return queries * torch.rsqrt(square + self.eps).to(queries.dtype)
+
+    def group(self, attended: torch.Tensor) -> torch.Tensor:
+        """Return [T, groups * rank] of the heads' results [T, heads, dim]."""
+        groups = len(self.output_down)
+        by_group = attended.reshape(len(attended), groups, -1).transpose(0, 1)
+        return torch.bmm(by_group, self.output_down.transpose(1, 2)).transpose(0, 1).flatten(1)
+
+    def pack(self) -> None:
+        self.query_up.pack()
+        if self.entries is not None and self.entries.index is not None:
+            self.entries.index.query_up.pack()
+
+    def nbytes(self) -> int:
+        parts = [self.query_norm.nbytes(), self.query_up.nbytes(), self.key_norm.nbytes()]
+        if self.entries is not None:
+            parts += [each.nbytes() for each in self.entries.compressors()]
+            if self.entries.index is not None:
+                parts.append(self.entries.index.query_up.nbytes())
+        return sum(parts) + self.output_down.nbytes

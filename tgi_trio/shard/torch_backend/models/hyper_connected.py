@@ -1,0 +1,40 @@
+"""Layers between several hidden states of a token, of which they read a sum (`HyperSpec`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds
+from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
+from tgi_trio.shard.torch_backend.models.layer import Layer
+
+Mix = Callable[[int, torch.Tensor], torch.Tensor]  # attention of a layer
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+def run_hyper_connected(
+    ends: HyperEnds,
+    layers: Sequence[Layer],
+    x: torch.Tensor,
+    ids: torch.Tensor | None,
+    mix: Mix,
+    reduce: Reduce,
+) -> torch.Tensor:
+    """Return the output of all layers for the input `x` [T, hidden]; `ids`: its tokens, int64 [T].
+
+    `mix` and `reduce`: the decoder's attention and sum over ranks.
+    """
+    streams = ends.split(x)
+    for index, layer in enumerate(layers):
+        hyper, mlp = layer.hyper, layer.mlp
+        before, inner = layer.attention_norm, layer.mlp_norm
+        assert hyper is not None and mlp is not None and before is not None and inner is not None
+        read, post, mixture = hyper.attention.enter(streams)
+        streams = hyper.attention.leave(streams, mix(index, before(read)), post, mixture)
+        read, post, mixture = hyper.mlp.enter(streams)
+        normed = inner(read)
+        found = mlp(normed, ids=ids) if isinstance(mlp, ExpertsMlp) else mlp(normed)
+        streams = hyper.mlp.leave(streams, reduce(found), post, mixture)
+    return ends.join(streams)
