@@ -278,6 +278,37 @@ def store_mxfp8(module: str, weight: Array) -> tuple[Tensors, Array]:
     return tensors, exact.reshape(rows, columns)
 
 
+def store_powers(module: str, weight: Array, scale: str = "weight_scale_inv") -> Any:
+    """Store as DeepSeek V4 does: FP8 by blocks, with powers of two."""
+    scales, _ = scale_blocks(weight, 448, BLOCKS["block"])
+    exponents = np.ceil(np.log2(scales))
+    rows, columns = BLOCKS["block"]
+    spread = np.repeat(np.repeat(np.exp2(exponents), rows, 0), columns, 1)
+    spread = spread[: weight.shape[0], : weight.shape[1]]
+    codes = torch.from_numpy(weight / spread).to(torch.float8_e4m3fn)
+    tensors = {f"{module}.weight": codes, f"{module}.{scale}": _as_exponents(exponents)}
+    return tensors, codes.float().numpy() * spread
+
+
+def store_pairs(module: str, weight: Array, scale: str = "weight_scale_inv") -> Any:
+    """Store as DeepSeek V4 does its experts: e2m1 in signed bytes, a power for each 32 inputs."""
+    rows, columns = weight.shape
+    runs = weight.reshape(rows, -1, 32)
+    exponents = np.ceil(np.log2(np.abs(runs).max(-1) / 6))
+    sizes = np.abs(runs) / np.exp2(exponents)[..., None]
+    codes = np.abs(sizes[..., None] - E2M1).argmin(-1).astype(np.uint8)
+    exact = np.sign(runs) * E2M1[codes] * np.exp2(exponents)[..., None]
+    codes |= (runs < 0).astype(np.uint8) << 3
+    codes = codes.reshape(rows, columns)
+    packed = torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).view(np.int8))
+    tensors = {f"{module}.weight": packed, f"{module}.{scale}": _as_exponents(exponents)}
+    return tensors, exact.reshape(rows, columns)
+
+
+def _as_exponents(exponents: Array) -> torch.Tensor:
+    return torch.from_numpy((exponents + 127).astype(np.uint8)).view(torch.float8_e8m0fnu)
+
+
 def store_bytes(module: str, weight: Array) -> tuple[Tensors, Array]:
     """Store as bitsandbytes does in 8 bits: the largest of each output is 127."""
     largest = np.abs(weight).max(1)

@@ -29,6 +29,8 @@ from tests.quantised_support import (
     store_gptq,
     store_int8,
     store_packed,
+    store_pairs,
+    store_powers,
     store_table,
 )
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
@@ -43,6 +45,7 @@ from tests.shard.torch_backend.models_support import (
     prompts,
     run,
     sequence,
+    sequences,
     tables,
 )
 from tgi_trio.ipc.startup import WarmupRequest
@@ -218,6 +221,26 @@ def test_other_families(
         run(runner, rows)
         for row in rows:
             assert_greedy(golden, recorder, row, tolerance=2e-4)
+
+
+def test_deepseek_v4_as_it_is_published(checkpoint: Make, tmp_path: Path) -> None:
+    """FP8 with powers of two, experts of 4 bits, and what compressors read as it was."""
+
+    def store(module: str, weight: Any) -> Any:
+        own = store_pairs if ".experts." in module else store_powers
+        return own(module, weight, "scale")
+
+    attention = (f".attn.{name}.weight" for name in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b"))
+    endings = (".w1.weight", ".w2.weight", ".w3.weight", ".indexer.wq_b.weight", *attention)
+    said = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [24, 40]}
+    said |= {"scale_fmt": "ue8m0", "expert_dtype": "fp4", "activation_scheme": "dynamic"}
+    folder = quantise(checkpoint("deepseek_v4"), tmp_path / "q", store, said, endings=endings)
+    assert check_model(read_config(folder), Asked()) == []
+    golden, rows = Golden(folder / "plain"), sequences(prompts(6)[3:], new=NEW)
+    runner, recorder = load(folder)
+    run(runner, rows, chunk=20, joins=2)
+    for row in rows:
+        assert_greedy(golden, recorder, row, tolerance=2e-4)
 
 
 def test_layers_side_by_side_of_which_one_sorts_its_inputs(

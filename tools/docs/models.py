@@ -258,8 +258,8 @@ _READ = (
     (
         "FP8",
         "`fp8`",
-        "e4m3 with scales of blocks (DeepSeek), of the tensor or of outputs; FBGEMM's "
-        "(`fbgemm_fp8`)",
+        "e4m3 with scales of blocks (DeepSeek), powers of two as well (DeepSeek V4, whose experts "
+        "are MXFP4), of the tensor or of outputs; FBGEMM's (`fbgemm_fp8`)",
         "e5m2",
     ),
     (

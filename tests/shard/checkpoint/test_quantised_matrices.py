@@ -31,6 +31,8 @@ from tests.quantised_support import (
     store_int8,
     store_mxfp8,
     store_nvfp4,
+    store_pairs,
+    store_powers,
     store_table,
 )
 from tgi_trio.errors import ModelLoadError
@@ -45,6 +47,7 @@ from tgi_trio.shard.checkpoint.taken_apart import take_apart
 ROWS, COLUMNS = 96, 128
 GPTQ_OF_4_BITS = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 MODELOPT = {"quant_method": "modelopt"}
+DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [24, 40]}
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "fp4, uneven, double": lambda: table("fp4", 100, nested=3),
     "nvfp4": lambda: stored(store_nvfp4, MODELOPT | {"quant_algo": "NVFP4"}, 16, bits=4),
     "mxfp8": lambda: stored(store_mxfp8, MODELOPT | {"quant_algo": "MXFP8"}, 32),
+    "fp8 by block, powers of two, uneven": lambda: stored(store_powers, DEEPSEEK, 40),
+    "fp8, experts of 4 bits": lambda: stored(store_pairs, DEEPSEEK, 32, bits=4),
     "fp8 by tensor": lambda: fp8("tensor", 128),
     "fp8 by channel": lambda: fp8("channel", 128),
     "fp8 by block, uneven": lambda: fp8("block", 40, block_structure=[24, 40]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tgi_trio.model.matrices import MatrixRef
@@ -34,6 +34,12 @@ def mxfp4_parts(matrix: MatrixRef, codes: str, exponents: str) -> tuple[Part, ..
         Part("codes", codes, ("U8",), ((rows, groups, _BYTES), (rows, groups * _BYTES))),
         Part(EXPONENTS, exponents, EXPONENT_DTYPES, ((rows, groups),)),
     )
+
+
+def packed_mxfp4_parts(matrix: MatrixRef, codes: str, exponents: str) -> tuple[Part, ...]:
+    """Return the same for codes in signed bytes, as DeepSeek V4's experts have them."""
+    packed, scales = mxfp4_parts(matrix, codes, exponents)
+    return replace(packed, dtypes=("I8", *packed.dtypes)), scales
 
 
 def read_mxfp4_layout(where: str, said: Mapping[str, Any]) -> Mxfp4Layout:

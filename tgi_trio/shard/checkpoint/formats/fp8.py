@@ -8,8 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.quantised.fp8_layout import Fp8Layout
+from tgi_trio.model.quantised.fp8_layout import E4M3, Fp8Layout
+from tgi_trio.model.quantised.layout import EXPONENTS
 from tgi_trio.shard.checkpoint.container import RawTensor
+from tgi_trio.shard.checkpoint.formats.mxfp4 import Mxfp4Source, powers_of_two
+from tgi_trio.shard.checkpoint.formats.quantised_matrix import QuantisedSource
 from tgi_trio.shard.checkpoint.formats.scale_grid import GridSource
 from tgi_trio.shard.checkpoint.numbers import Floats
 
@@ -39,9 +42,21 @@ class Fp8Source(GridSource):
         return E4M3_NUMBERS[self.codes(rows, columns)]
 
 
+class Fp8PowersSource(Fp8Source):
+    """The same, whose scales are powers of two: their exponents, uint8."""
+
+    def scales(self, rows: slice) -> Floats:
+        exponents = self._scales.data.reshape(self._grid)[self._lines(rows)]
+        return powers_of_two(self._scales, exponents)
+
+
 def open_fp8(
     layout: Fp8Layout, shape: tuple[int, int], parts: Mapping[str, RawTensor]
-) -> Fp8Source:
+) -> QuantisedSource:
     """Return a matrix; without blocks in its layout, it has one scale, or one per output."""
-    one = parts["scales"].shape in ((), (1,), (1, 1))
-    return Fp8Source(shape, parts, block=layout.block or ((-1, -1) if one else (1, -1)))
+    if parts["codes"].dtype != E4M3:
+        return Mxfp4Source(shape, parts)
+    kind = Fp8Source if "scales" in parts else Fp8PowersSource
+    scales = parts["scales" if "scales" in parts else EXPONENTS]
+    block = layout.block or ((-1, -1) if scales.shape in ((), (1,), (1, 1)) else (1, -1))
+    return kind(shape, {"codes": parts["codes"], "scales": scales}, block=block)
