@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.indexed import split_tokens
+from tgi_trio.shard.torch_backend.attention.index_groups import split_tokens
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache

@@ -9,18 +9,16 @@ in one batched operation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 
 from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.attention.index_groups import ScoredGroup, group_tokens
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.index import (
     IndexQueries,
     TokenIndex,
@@ -31,7 +29,6 @@ from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 
 _GATHERED = 1 << 15  # latents gathered at a time
-_SCORES = 1 << 22  # products of query heads and keys computed at a time
 
 
 @dataclass(slots=True)
@@ -43,20 +40,11 @@ class _Choice:
 
 
 @dataclass(slots=True)
-class _Group:
-    """Tokens that are scored together: decodes of several rows, or several tokens of one row."""
-
-    tokens: torch.Tensor  # int64 [N]
-    reach: torch.Tensor  # int64 [N, 1]: the last position that each sees
-    places: torch.Tensor  # int64 [rows, keys]: the slots of each row's first keys
-
-
-@dataclass(slots=True)
 class IndexedBatch(ReferenceBatch):
     """A plan, prepared."""
 
     choice: _Choice | None = None  # of the last layer that has an index
-    groups: list[_Group] = field(default_factory=list)  # of all tokens; made by the first layer
+    groups: list[ScoredGroup] = field(default_factory=list)  # made by the first layer
 
 
 class IndexedAttention(ReferenceAttention):
@@ -135,10 +123,7 @@ def _choose(layer: AttentionLayer, asked: IndexQueries, batch: IndexedBatch) -> 
     """Return the tokens to which each token of a step attends."""
     if not batch.groups:
         heads, device = asked.queries.shape[1], asked.queries.device
-        batch.groups += (
-            _group(batch.plan, rows, tokens, layer.most, device)
-            for rows, tokens in split_tokens(batch.plan, batch.plan.context_lengths, heads)
-        )
+        batch.groups += group_tokens(batch.plan, heads, layer.most, device)
     slots = batch.slots[:, None].repeat(1, layer.most)
     hidden = torch.ones_like(slots, dtype=torch.bool)
     for group in batch.groups:
@@ -153,51 +138,8 @@ def _choose(layer: AttentionLayer, asked: IndexQueries, batch: IndexedBatch) -> 
     return _Choice(slots, hidden)
 
 
-def split_tokens(
-    plan: StepPlan, keys: NDArray[np.signedinteger], heads: int
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield (rows, their tokens) to be scored together; `keys` [rows]: of a token, at most."""
-    starts, keys = plan.query_starts.astype(np.int64), keys.astype(np.int64)
-    counts = np.diff(starts)
-    decodes = np.flatnonzero(counts == 1)
-    decodes = decodes[np.argsort(-keys[decodes], kind="stable")]
-    while len(decodes):
-        longest = int(keys[decodes[0]])
-        alike = int((keys[decodes] * 2 >= longest).sum())
-        taken = max(1, min(alike, _SCORES // (longest * heads)))
-        yield decodes[:taken], starts[decodes[:taken]]
-        decodes = decodes[taken:]
-    for row in np.flatnonzero(counts > 1):
-        size = max(1, _SCORES // (int(keys[row]) * heads))
-        for first in range(int(starts[row]), int(starts[row + 1]), size):
-            yield np.array([row]), np.arange(first, min(first + size, int(starts[row + 1])))
-
-
-def _group(
-    plan: StepPlan,
-    rows: NDArray[np.int64],
-    tokens: NDArray[np.int64],
-    most: int,
-    device: torch.device,
-) -> _Group:
-    keys = max(int(plan.context_lengths[rows].max()), most)
-    return _Group(
-        torch.from_numpy(tokens).to(device),
-        torch.from_numpy(plan.positions[tokens][:, None]).to(device),
-        _places(plan, rows, keys).to(device),
-    )
-
-
-def _places(plan: StepPlan, rows: NDArray[np.int64], keys: int) -> torch.Tensor:
-    """Return the slots of the first `keys` tokens of each row, int64 [rows, keys]."""
-    blocks = plan.block_tables[rows].astype(np.int64)
-    blocks = np.pad(blocks, ((0, 0), (0, max(0, -(-keys // BLOCK_SIZE) - blocks.shape[1]))))
-    slots = blocks[:, :, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)
-    return torch.from_numpy(slots.reshape(len(rows), -1)[:, :keys].copy())
-
-
 def _score(
-    layer: AttentionLayer, asked: IndexQueries, cache: KVCache, group: _Group
+    layer: AttentionLayer, asked: IndexQueries, cache: KVCache, group: ScoredGroup
 ) -> torch.Tensor:
     """Return the scores of a group's keys, float32 [tokens, keys]."""
     queries, weights = (of.index_select(0, group.tokens) for of in asked)
