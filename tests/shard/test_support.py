@@ -15,6 +15,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model import decoder_fit, kernel_fit
 from tgi_trio.model.activation_names import PLAIN
+from tgi_trio.model.block_index import BlockIndexSpec
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
 from tgi_trio.model.mixers import (
     DeltaRule,
@@ -46,6 +47,7 @@ from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 
 RECORDS = (
+    BlockIndexSpec,
     CompressionSpec,
     Crossing,
     DecoderSpec,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from tgi_trio.model.block_index_matrices import block_index_pieces, block_index_refs
 from tgi_trio.model.claims import ANY, Claims
 from tgi_trio.model.crossing_matrices import crossing_refs
 from tgi_trio.model.latent_matrices import index_refs, latent_qkv, latent_refs
@@ -91,6 +92,7 @@ NAMES: Final[Claims] = {
     "Names.expert_gate_up": ANY,
     "Names.expert_down": ANY,
     "Names.shared_expert": ANY,
+    "Names.shared_gate_up": ANY,
     "Names.expert_entry": ANY,
     "Names.expert_exit": ANY,
     "Names.shared_router": ANY,
@@ -100,6 +102,7 @@ NAMES: Final[Claims] = {
     "Names.latent_norm": ANY,
     "Names.latent_up": ANY,
     "Names.index_query": ANY,
+    "Names.index_query_norm": ANY,
     "Names.index_key": ANY,
     "Names.index_norm": ANY,
     "Names.index_weights": ANY,
@@ -249,6 +252,7 @@ def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRef
         output=split_inputs(output, run_of("heads", spec.heads, value_dim)),
         latent=latent_refs(spec, prefix, latent) if latent else None,
         index=index_refs(spec, prefix, latent, index) if latent and index else None,
+        blocks=block_index_refs(spec, prefix, layer.blocks) if layer.blocks else None,
         query_norm=query_norm,
         key_norm=key_norm,
         sinks=sinks,
@@ -261,7 +265,7 @@ def _attention_inputs(spec: DecoderSpec, layer: LayerSpec) -> int:
 
 
 def _qkv(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> LinearRef:
-    """Return the rows of query, key and value heads, and of gates if there are any.
+    """Return the rows of query, key and value heads, of gates and a block index if there are any.
 
     If K and V are another layer's there are only queries; if values are the keys there are no
     values.
@@ -294,9 +298,10 @@ def _qkv(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> LinearRef:
         matrices = [*matrices, layer_matrix(spec, prefix + names.head_gate, heads, hidden)]
         units = [*units, run_of("heads", heads)]
     pairs = zip(matrices, units, strict=True)
-    return LinearRef(
-        tuple(LinearPiece(matrix, rows, whole_units(hidden)) for matrix, rows in pairs)
-    )
+    pieces = [LinearPiece(matrix, rows, whole_units(hidden)) for matrix, rows in pairs]
+    if layer.blocks is not None:
+        pieces += block_index_pieces(spec, prefix, layer.blocks, kv_heads)
+    return LinearRef(tuple(pieces))
 
 
 def _stacked_units(spec: DecoderSpec) -> list[Units]:

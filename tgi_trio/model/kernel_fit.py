@@ -49,6 +49,12 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.layers": ANY,
     "DecoderSpec.names": ANY,
     "DecoderSpec.index": only(None, refusal="an index chooses what tokens attend to"),
+    "LayerSpec.blocks": only(None, refusal="an index chooses the blocks that tokens attend to"),
+    "BlockIndexSpec.dim": ANY,
+    "BlockIndexSpec.size": ANY,
+    "BlockIndexSpec.most": ANY,
+    "BlockIndexSpec.local": ANY,
+    "DecoderSpec.mlp_limit": only(0.0, refusal="gates of dense MLPs are limited"),
     "LayerSpec.chooses": ANY,  # part of what is refused, like the next ones
     "IndexSpec.heads": ANY,
     "IndexSpec.dim": ANY,

@@ -126,6 +126,14 @@ class IndexRefs:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockIndexRefs:
+    """The norms of a block index, whose queries and key are in `qkv`."""
+
+    query_norm: NormRef
+    key_norm: NormRef
+
+
+@dataclass(frozen=True, slots=True)
 class CompressorRefs:
     """How entries are made of projected tokens."""
 
@@ -161,6 +169,7 @@ class AttentionRefs:
     key_norm: NormRef | None
     sinks: VectorRef | None  # of heads, see `AttentionLayer.sinks`
     shared_key: SharedKeyRefs | None = None
+    blocks: BlockIndexRefs | None = None
 
 
 @dataclass(frozen=True, slots=True)

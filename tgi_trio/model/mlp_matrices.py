@@ -50,8 +50,7 @@ def dense_mlp_refs(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
     columns = run_of("mlp", width)
     if names.gate_up:
         both = layer_matrix(spec, prefix + names.gate_up, 2 * width, hidden, bias=biased)
-        units = (columns, run_of("mlp", width, first=width))
-        inner = LinearRef(tuple(LinearPiece(both, half, whole_units(hidden)) for half in units))
+        inner = _halves(both, width)
     else:
         parts = [names.gate, names.up] if spec.gated else [names.up]
         matrices = [layer_matrix(spec, prefix + part, width, hidden, bias=biased) for part in parts]
@@ -117,8 +116,13 @@ def _shared_expert(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
     if not spec.names.shared_expert:
         return dense_mlp_refs(spec, prefix, spec.mlp_width)
     gate, up, down = _SHARED_EXPERT
+    place = prefix + spec.names.shared_expert
+    if whole := spec.names.shared_gate_up:
+        both = layer_matrix(spec, place + whole, 2 * width, spec.hidden_size)
+        outer = layer_matrix(spec, place + down, spec.hidden_size, width)
+        return MlpRefs(_halves(both, width), split_inputs(outer, run_of("mlp", width)), gated=True)
     own = (gate if spec.gated else "", up, down)
-    return _expert(spec, prefix + spec.names.shared_expert, own, width)
+    return _expert(spec, place, own, width)
 
 
 def _expert(
@@ -142,12 +146,15 @@ def _fused_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec) -> MlpRef
     inner = MatrixRef(gate_up, 2 * width, hidden, biases[0], transposed=lies != "rows")
     outer = MatrixRef(down, hidden, width, biases[1], transposed=lies != "rows")
     columns = run_of("mlp", width)
-    if lies == "turns":
-        rows = split_outputs(inner, "mlp", 2)
-    else:
-        halves = (columns, run_of("mlp", width, first=width))
-        rows = LinearRef(tuple(LinearPiece(inner, half, whole_units(hidden)) for half in halves))
+    rows = split_outputs(inner, "mlp", 2) if lies == "turns" else _halves(inner, width)
     return MlpRefs(rows, split_inputs(outer, columns), gated=True, paired=lies == "turns")
+
+
+def _halves(both: MatrixRef, width: int) -> LinearRef:
+    """Return the rows of a matrix that has `width` gates, then as many ups."""
+    halves = (run_of("mlp", width), run_of("mlp", width, first=width))
+    inputs = whole_units(both.columns)
+    return LinearRef(tuple(LinearPiece(both, half, inputs) for half in halves))
 
 
 def _stacked_expert(

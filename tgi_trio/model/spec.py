@@ -18,6 +18,7 @@ from tgi_trio.model.attention_spec import QueryScale as QueryScale
 from tgi_trio.model.attention_spec import RotaryKind as RotaryKind
 from tgi_trio.model.attention_spec import RotarySpec as RotarySpec
 from tgi_trio.model.attention_spec import SharedKeySpec as SharedKeySpec
+from tgi_trio.model.block_index import BlockIndexSpec
 from tgi_trio.model.mixers import Mixer
 
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
@@ -96,6 +97,7 @@ class Names:
     expert_gate_up: str = ""  # instead of both; the complete name, see `stacked_experts.py`
     expert_down: str = ""
     shared_expert: str = ""
+    shared_gate_up: str = ""  # in it, gate rows, then up rows, in one tensor
     expert_entry: str = ""  # compresses tokens for experts, see `ExpertsSpec.latent_width`
     expert_exit: str = ""  # and expands their results
     shared_router: str = ""
@@ -118,7 +120,8 @@ class Names:
     own_gate: str = ""
     own_up: str = ""
     own_post_norm: str = ""
-    index_query: str = ""  # of an index, from compressed queries
+    index_query: str = ""  # of an index, from compressed queries if there are such
+    index_query_norm: str = ""
     index_key: str = ""
     index_norm: str = ""  # of its key
     index_weights: str = ""  # of its heads
@@ -171,7 +174,7 @@ class ExpertsSpec:
     biased: bool = False  # router and experts have biases
     weighs_inputs: bool = False  # weights multiply the experts' inputs, not their results
     limit: float = 0.0  # bounds of gate and up, see `layers/gating.py`; 0: none
-    raised: bool = True  # with a limit, 1 is added to ups, and the shared expert has no limit
+    raised: bool = True  # with a limit, 1 is added to ups
     by_token: bool = False  # a table has each token's experts; the router weights them alone
 
     def __post_init__(self) -> None:
@@ -259,6 +262,7 @@ class LayerSpec:
     mixer: Mixer | None = None  # with a state per sequence
     # has its own index, if the model has one; else it reuses the preceding choice
     chooses: bool = True
+    blocks: BlockIndexSpec | None = None  # chooses what is attended to; None: everything is
     attends: bool = True  # has self-attention, beside a mixer if there is one
     crosses: Crossing | None = None  # has cross-attention to images, and no other attention
     feeds: bool = True  # has an MLP, or experts
@@ -327,6 +331,7 @@ class DecoderSpec:
     residual_scale: float = 1.0
     attention_scale: float = 1.0  # of attention's result, before it is added
     gate_scale: float = 1.0  # of the input of the gate's activation
+    mlp_limit: float = 0.0  # of dense MLPs, as `ExpertsSpec.limit`
     mlp_scale: float = 1.0  # of the MLP's result, before it is added
     logit_scale: float = 1.0
     qkv_clip: float = 0.0  # q, k and v are clipped to +-this; 0: not

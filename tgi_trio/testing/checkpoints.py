@@ -220,6 +220,7 @@ _MINUS_ONE_NORMS = (
     "gemma3_text",
     "recurrent_gemma",
     "vaultgemma",
+    "minimax_m3_vl_text",
 )  # families that store norms less one
 
 

@@ -132,6 +132,10 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llava": ({"model_type": "mistral", "sliding_window": None}, _CLIP),
     "llava_next": ({"model_type": "llama"}, _CLIP),
     "llava_next_video": ({"model_type": "llama"}, _CLIP),
+    "minimax_m3_vl": (
+        tiny_families.FAMILIES["minimax_m3_vl_text"],
+        _VISION | {"hidden_size": 24, "spatial_merge_size": 2},
+    ),
     "mistral3": (
         {"model_type": "mistral", "sliding_window": None},
         _PIXTRAL,
@@ -193,6 +197,7 @@ _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
     "lfm2_vl": {"projector_hidden_size": 32},
     "lfm3_vl": {"projector_hidden_size": 32},
     "llava_next": _PINPOINTS,
+    "minimax_m3_vl": {"projector_hidden_size": 16},
     "llava_next_video": _PINPOINTS,
     "paligemma": {"projection_dim": 64},
     "pixtral": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
@@ -200,8 +205,9 @@ _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
 }
 _FLAT = ("idefics",)  # the options of `text_config` are the whole model's
 _TYPES = {"pixtral": "llava"}  # the whole model's type, if it is not the family's name
-_MINUS_ONE_NORMS = ("gemma", "gemma2", "gemma3_text")  # types of text models
-_SCALED_EMBEDDINGS = (*_MINUS_ONE_NORMS, "gemma4_text")  # by the square root of their width
+_GEMMA = ("gemma", "gemma2", "gemma3_text")
+_MINUS_ONE_NORMS = (*_GEMMA, "minimax_m3_vl_text")  # types of text models
+_SCALED_EMBEDDINGS = (*_GEMMA, "gemma4_text")  # by the square root of their width
 
 
 def make_wrapped(

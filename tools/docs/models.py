@@ -85,6 +85,13 @@ those that `save_pretrained` writes (`model/other_names.py`); layers that guess 
 left unread. Other scores of experts than the published ones, biases in the shared expert and
 rotation by length run through transformers.
 
+MiniMax-M3's layers attend to blocks of tokens, which an index of another kind chooses, for each KV
+head its own (`torch_backend/attention/chosen_blocks.py`): a block is as good as its best token, and
+the last blocks are always among them. Index keys are layers of the KV cache of their own. Torch
+computes it, on a GPU as well, without recorded graphs. Gates other than gpt-oss', an index that has
+not as many heads as there are KV heads, or one that is to choose more of the last blocks than of
+all, run through transformers.
+
 Layers that keep a state per sequence (short convolutions, delta rules, Mamba of both kinds, RG-LRU:
 `torch_backend/states/`) stand in the place of attention, beside it (Falcon H1), or alone: Mamba,
 Mamba 2 and Falcon Mamba keep no K and V at all, so that their memory is all slots. The CPU
@@ -157,8 +164,8 @@ checkpoints' is, whether its file's was or not. Of a model that sees, its file h
 chunks of Llama 4, and how it scales queries, are those of the published models; layers that guess
 the token after the next are left unread. Qwen 3.5's value heads lie in another order than in its
 checkpoints, and are computed in it: ranks hold the last matrix of its delta rules as plain numbers.
-Of the newer families these are not read: DeepSeek V3.2 and V4, GLM 5, Hunyuan 3, OLMo hybrid,
-RecurrentGemma, LFM3; GPT-J and OPT, llama.cpp does not write.
+Of the newer families these are not read: DeepSeek V3.2 and V4, GLM 5, Hunyuan 3, MiniMax-M3,
+OLMo hybrid, RecurrentGemma, LFM3; GPT-J and OPT, llama.cpp does not write.
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
 dequantised weights, and a small random model of each architecture, written as GGUF, with the

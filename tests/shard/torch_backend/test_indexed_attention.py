@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
+from tgi_trio.model.block_index import BlockIndexSpec
+from tgi_trio.shard.torch_backend.layers.block_index import score_blocks
 from tgi_trio.shard.torch_backend.layers.index import IndexQueries, choose_best, score_keys
 
 Checkpoint = Callable[..., Path]
@@ -43,13 +46,28 @@ def test_scores_are_weighted_sums_of_what_is_positive() -> None:
     ]
 
 
-def test_what_nobody_has_written_is_not_read(checkpoint: Checkpoint) -> None:
+def test_a_block_is_as_good_as_its_best_token() -> None:
+    """Of those that are seen; the last blocks are better than all others."""
+    scores = torch.tensor([[5.0, 1.0, 2.0, 3.0, 9.0, 4.0, 8.0, 8.0]]).expand(3, 2, 8)
+    reach, none, best = torch.tensor([[0], [4], [7]]), float("-inf"), float("inf")
+    index = BlockIndexSpec(dim=1, size=2, most=2, local=1)
+    found = score_blocks(scores, reach, index)[:, 1]
+    assert found.tolist() == [[best, none, none, none], [5, 3, best, none], [5, 3, 9, best]]
+    found = score_blocks(scores, reach, replace(index, local=2))[:, 0]
+    assert found.tolist() == [[best, none, none, none], [5, best, best, none], [5, 3, best, best]]
+    found = score_blocks(scores, reach, replace(index, local=0))[:, 0]
+    assert found.tolist() == [[5, none, none, none], [5, 3, 9, none], [5, 3, 9, 8]]
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "minimax_m3_vl_text"])
+def test_what_nobody_has_written_is_not_read(checkpoint: Checkpoint, family: str) -> None:
     """A block's last owner may have left NaN, behind a row's end and in the null block."""
-    folder = checkpoint("deepseek_v32")
+    folder = checkpoint(family)
     runner, recorder = load(folder)
     inside: Any = runner
     with torch.inference_mode():
         inside._cache.key.fill_(torch.nan)
+        inside._cache.value.fill_(torch.nan)
     rows = sequences(prompts(8)[2:6], shuffle=5, new=6)
     run(runner, rows, chunk=20, joins=2)
     golden = Golden(folder)

@@ -94,6 +94,12 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"] * 2,
         },
     ),
+    ("minimax_m3_vl_text", {"index_topk_blocks": 64}),  # more than there are
+    ("minimax_m3_vl_text", {"index_local_blocks": 2, "index_block_size": 7}),
+    (  # of blocks wider than the cache's, none of them taken in any case
+        "minimax_m3_vl_text",
+        {"index_local_blocks": 0, "index_block_size": 24, "index_topk_blocks": 1},
+    ),
     ("glm_moe_dsa", {"rope_parameters": SHARPER, "indexer_types": ["full", "shared", "shared"]}),
     (  # attention and an MLP alone
         "granitemoehybrid",

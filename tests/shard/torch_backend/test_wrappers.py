@@ -47,6 +47,7 @@ OURS = (
         "llava",
         "llava_next",
         "gemma4",
+        "minimax_m3_vl",
         "mistral3",
         "mllama",
         "paligemma",
@@ -187,7 +188,9 @@ def test_sizes_that_the_nested_config_leaves_out(tmp_path: Path, kind: str) -> N
     assert read.max_positions == theirs.max_position_embeddings
     chosen = spec.vocab_size - spec.extra_tokens
     assert (chosen, spec.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
-    given = getattr(theirs, "intermediate_size_mlp", theirs.intermediate_size)
+    given = theirs.intermediate_size  # of experts, if there are other names as well
+    for name in ("intermediate_size_mlp", "dense_intermediate_size"):
+        given = getattr(theirs, name, given)
     mlp_width = given[0] if isinstance(given, list) else given  # of each layer, or of all
     assert (spec.mlp_width, len(spec.layers)) == (mlp_width, theirs.num_hidden_layers)
     assert spec.norm_eps == getattr(theirs, "rms_norm_eps", 1e-5)

@@ -263,6 +263,32 @@ MINIMAX_M2 = replace(
     choice_bias="block_sparse_moe.e_score_correction_bias",
 )
 
+MINIMAX_M3 = replace(
+    MINIMAX_M2,
+    shared_expert="block_sparse_moe.shared_experts.",
+    index_query="self_attn.index_q_proj",
+    index_query_norm="self_attn.index_q_norm",
+    index_key="self_attn.index_k_proj",
+    index_norm="self_attn.index_k_norm",
+)
+# As transformers writes a text alone.
+MINIMAX_M3_TEXT = replace(
+    MINIMAX_M3,
+    gate_up="mlp.gate_up_proj",
+    router="mlp.gate",
+    choice_bias="mlp.gate.e_score_correction_bias",
+    experts="mlp.experts.{}.",
+    expert_gate="gate_proj",
+    expert_up="up_proj",
+    expert_down="down_proj",
+    shared_expert="mlp.shared_experts.",
+    shared_gate_up="gate_up_proj",
+    index_query="self_attn.indexer.q_proj",
+    index_query_norm="self_attn.indexer.q_norm",
+    index_key="self_attn.indexer.k_proj",
+    index_norm="self_attn.indexer.k_norm",
+)
+
 QWEN2_MOE = replace(
     LLAMA,
     router="mlp.gate",

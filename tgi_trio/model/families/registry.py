@@ -13,6 +13,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import (
     balanced,
+    block_sparse,
     compressed,
     convolutions,
     crossings,
@@ -78,6 +79,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "glm_ocr_text": glm.glm_ocr,
     "hy_v3": balanced.hy_v3,
     "minimax_m2": balanced.minimax_m2,
+    "minimax_m3_vl_text": block_sparse.minimax_m3,
     "dots1": balanced.dots1,
     "mimo_v2_flash": balanced.mimo_v2_flash,
     "lfm2": convolutions.lfm2,

@@ -66,6 +66,19 @@ def name_layers(config: ModelConfig, layer: int, choices: Sequence[Names]) -> Na
     return next(filter(there, choices), choices[0])
 
 
+def choose_names(config: ModelConfig, choices: Mapping[str, Names]) -> Names:
+    """Return the names whose key is a part of a name that the checkpoint has; else the first.
+
+    Without weights they are the first: code that needs them will report it.
+    """
+    try:
+        stored = stored_names(config.folder)
+    except ModelLoadError:
+        stored = frozenset()
+    parts = {part for name in stored for part in name.split(".")}
+    return next((own for key, own in choices.items() if key in parts), next(iter(choices.values())))
+
+
 def _turn_experts(tensors: Mapping[str, StoredTensor], spec: DecoderSpec) -> DecoderSpec:
     """Return `spec` with experts as [outputs, inputs], if the checkpoint has them so.
 

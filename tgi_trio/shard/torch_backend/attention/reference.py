@@ -97,7 +97,7 @@ def _attend_bucket(
         mask = mask + (slopes * positions[:, None, None]).to(mask.dtype)
     sinks = None if layer.sinks is None else layer.sinks.view(1, layer.kv_heads, -1, 1)
     key, value = key.transpose(1, 2), value.transpose(1, 2)
-    out = _scores_to_values(layer, grouped, key, value, mask, sinks=sinks)
+    out = scores_to_values(layer, grouped, key, value, mask, sinks=sinks)
     return out.reshape(rows, layer.heads, -1)
 
 
@@ -171,7 +171,7 @@ def _attend_tile(
     mask = None if causal else _tile_mask(layer, first, count, low, high, lasts, query)
     if count == 1:  # its heads become query rows of their KV head, and no key is hidden
         sinks = None if layer.sinks is None else layer.sinks.view(1, layer.kv_heads, -1, 1)
-        out = _scores_to_values(layer, part, key[None], value[None], mask, sinks=sinks)
+        out = scores_to_values(layer, part, key[None], value[None], mask, sinks=sinks)
         return out.reshape(1, layer.heads, -1)
     # [kv_heads, group, queries, dim]; K and V are expanded over the group without a copy
     part = part.permute(1, 2, 0, 3)
@@ -179,7 +179,7 @@ def _attend_tile(
     key = key[:, None].expand(-1, group, -1, -1)
     value = value[:, None].expand(-1, group, -1, -1)
     sinks = None if layer.sinks is None else layer.sinks.view(layer.kv_heads, -1, 1, 1)
-    out = _scores_to_values(layer, part, key, value, mask, causal, sinks)
+    out = scores_to_values(layer, part, key, value, mask, causal, sinks)
     return out.permute(2, 0, 1, 3).reshape(count, layer.heads, -1)
 
 
@@ -214,7 +214,7 @@ def _tile_mask(
     return mask
 
 
-def _scores_to_values(
+def scores_to_values(
     layer: AttentionLayer,
     query: torch.Tensor,
     key: torch.Tensor,

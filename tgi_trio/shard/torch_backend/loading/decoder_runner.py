@@ -84,7 +84,7 @@ def make_decoder_runner(
 
 def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> AttentionBackend:
     """Return the attention backend; `eight_bits`: whether K and V are of 8 bits."""
-    if model.spec.index:
+    if model.spec.index or any(layer.blocks for layer in model.spec.layers):
         return IndexedAttention()
     if model.spec.shared_key:
         return CompressedAttention()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.torch_backend.attention.chosen_blocks import attend_blocks
 from tgi_trio.shard.torch_backend.attention.compressed import CompressedBatch, attend_shared_key
 from tgi_trio.shard.torch_backend.attention.indexed import attend_indexed
 from tgi_trio.shard.torch_backend.attention.interface import (
@@ -82,6 +83,10 @@ class Attending:
         if layer.latent is not None:
             attended = self._attend_latents(layer, layer.latent, qkv, tables, attention, batch)
             return layer.output(layer.latent.values(attended))
+        if layer.blocks is not None:
+            table = tables.get(layer.rotary)
+            attended = attend_blocks(attention, layer.shape, qkv, steps, layer.blocks, table, batch)
+            return layer.output(attended)
         if layer.query_norm and layer.key_norm:
             qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
         attended = attend_heads(attention, layer.shape, qkv, steps, tables.get(layer.rotary), batch)

@@ -8,6 +8,7 @@ import torch
 
 from tgi_trio.model.matrix_roles import (
     AttentionRefs,
+    BlockIndexRefs,
     CompressorRefs,
     CrossingRefs,
     IndexRefs,
@@ -27,6 +28,7 @@ from tgi_trio.model.split import check_gates, even_share, kv_head_share
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
 from tgi_trio.shard.torch_backend.layers.compressor import Compressor
 from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention, CrossLayer
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
@@ -60,6 +62,7 @@ class AttentionLoader(WeightLoader):
             qkv=self.linear(refs.qkv),
             latent=self._latent(refs.latent, self.spec.latent),
             index=self._index(refs.index, self.spec.index),
+            blocks=self._blocks(index, layer, refs.blocks, shape.kv_heads),
             output=self.linear(refs.output),
             rotary=self._rotary(layer.rotary),
             query_norm=self.optional_norm(refs.query_norm) if whole else None,
@@ -182,6 +185,23 @@ class AttentionLoader(WeightLoader):
     ) -> Compressor:
         bias = self.tensor(refs.bias, torch.float32)
         return Compressor(dim, compression.overlaps, bias, self.norm(refs.norm))
+
+    def _blocks(
+        self, index: int, layer: LayerSpec, refs: BlockIndexRefs | None, heads: int
+    ) -> BlockIndex | None:
+        """Return the block index of layer number `index`, with a head for each KV head."""
+        if refs is None or layer.blocks is None:
+            return None
+        ours = [self.spec.layers[i] for i in self.run]
+        kept = (each.attends and each.reads_layer is None for each in ours)
+        before = (each.blocks is not None for each in ours[: index - self.run.start])
+        return BlockIndex(
+            layer.blocks,
+            heads=heads,
+            query_norm=self.norm(refs.query_norm),
+            key_norm=self.norm(refs.key_norm),
+            number=sum(kept) + sum(before),
+        )
 
     def _head_norms(
         self, layer: LayerSpec, refs: AttentionRefs, shape: AttentionLayer

@@ -114,6 +114,8 @@ class Decoder:
             for own in attending
             if not own.shape.reads_only
         ]
+        indices = (own.blocks for own in attending if own.blocks is not None)
+        sizes += (KVSize(1, index.spec.dim, 0) for index in indices)
         return KVShape.of(sizes, same=not self.spec.keeps_values)
 
     @property
@@ -152,7 +154,8 @@ class Decoder:
     def attends_in_kernels(self) -> bool:
         """Whether kernels support what every layer sees; else plain torch computes attention."""
         plain = self.spec.index is None and self.spec.shared_key is None
-        return plain and all(layer.chunk == 0 for layer in self.spec.layers)
+        layers = self.spec.layers
+        return plain and all(layer.chunk == 0 and layer.blocks is None for layer in layers)
 
     @property
     def capturable(self) -> bool:

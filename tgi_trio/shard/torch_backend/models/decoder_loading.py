@@ -332,7 +332,7 @@ class DecoderLoader(AttentionLoader):
             act = self.act
             if layer.sparsity and act is not None:
                 act = SparseActivation(act, layer.sparsity)
-            return load_dense_mlp(self, refs, act, scale=self.spec.gate_scale)
+            return load_dense_mlp(self, refs, act, self.spec.mlp_limit, self.spec.gate_scale)
         assert layer.experts is not None  # `layer_refs` reads the same spec
         return self.experts(refs, layer.experts)
 

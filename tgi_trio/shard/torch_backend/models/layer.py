@@ -8,6 +8,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
+from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
 from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention
 from tgi_trio.shard.torch_backend.layers.hyper import LayerHyper
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
@@ -30,6 +31,7 @@ class Attention:
     qkv: Linear  # rows of queries, keys, values; with latents, the down-projections
     latent: LatentProjections | None
     index: TokenIndex | None  # None: there is none, or the previous layer's choice is used
+    blocks: BlockIndex | None  # None: all blocks are attended to
     output: Linear
     rotary: int  # index into the decoder's rotaries, -1: none
     query_norm: Norm | None  # over all heads at once
@@ -51,8 +53,10 @@ class Attention:
     def nbytes(self) -> int:
         around = [self.latent, self.index, self.shared_key, self.query_norm, self.key_norm]
         parts = [self.qkv, self.output, *around]
+        blocks = 0 if self.blocks is None else self.blocks.nbytes()
         plain = [self.head_norm, self.head_norm_bias]
-        return sum(p.nbytes() for p in parts if p) + sum(t.nbytes for t in plain if t is not None)
+        small = blocks + sum(t.nbytes for t in plain if t is not None)
+        return small + sum(p.nbytes() for p in parts if p)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,31 @@
+"""The matrices of a block index, which chooses the blocks of tokens that are attended to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tgi_trio.model.block_index import BlockIndexSpec
+from tgi_trio.model.matrices import LinearPiece, NormRef, run_of, whole_units
+from tgi_trio.model.matrix_roles import BlockIndexRefs
+from tgi_trio.model.mlp_matrices import layer_matrix
+from tgi_trio.model.spec import DecoderSpec
+
+
+def block_index_pieces(
+    spec: DecoderSpec, prefix: str, index: BlockIndexSpec, kv_heads: int
+) -> Iterator[LinearPiece]:
+    """Yield what a block index projects of its input: a query for each KV head, and its key."""
+    names, hidden, dim = spec.names, spec.hidden_size, index.dim
+    query = layer_matrix(spec, prefix + names.index_query, kv_heads * dim, hidden)
+    yield LinearPiece(query, run_of("kv_heads", kv_heads, dim), whole_units(hidden))
+    key = layer_matrix(spec, prefix + names.index_key, dim, hidden)
+    yield LinearPiece(key, whole_units(dim), whole_units(hidden))
+
+
+def block_index_refs(spec: DecoderSpec, prefix: str, index: BlockIndexSpec) -> BlockIndexRefs:
+    """Return the norms of a block index."""
+    query, key = (
+        NormRef(f"{prefix}{name}.weight", "", index.dim, spec.norm_eps)
+        for name in (spec.names.index_query_norm, spec.names.index_norm)
+    )
+    return BlockIndexRefs(query, key)
