@@ -89,6 +89,7 @@ _UNSERVED: Final[Mapping[str, str]] = {
     "fast_vlm": _BY_TIMM,
     "gemma3n": _BY_TIMM,
     "gemma4_unified": _BY_TORCHVISION,
+    "glmga": "has images cut otherwise by torchvision than without it in transformers",
     "kimi_k25": _BY_TORCHVISION,
     "llava_onevision": "writes an image otherwise where a prompt has several",
     "ovis2": "has features for the marks around an image as well",

@@ -31,6 +31,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
     "glm_ocr": "glm_ocr_text",
+    "glmga": "glm4v_text",
     "got_ocr2": "qwen2",
     "idefics": "idefics",
     "idefics2": "mistral",

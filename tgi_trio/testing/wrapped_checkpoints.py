@@ -92,6 +92,7 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         _QWEN_VISION,
     ),
     "glm_ocr": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
+    "glmga": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
     "idefics": ({"num_hidden_layers": 4}, _VISION | {"embed_dim": 16}),
     "idefics2": ({"model_type": "mistral"}, _VISION),
     "idefics3": ({"model_type": "llama"}, _VISION),

@@ -44,6 +44,7 @@ PROMPTS = prompts(8)[4:]
 OURS = (
     *("gemma3", "glm4v", "glm4v_moe", "glm_ocr", "idefics2", "idefics3", "internvl", "llama4"),
     *(
+        "glmga",
         "llava",
         "llava_next",
         "gemma4",
