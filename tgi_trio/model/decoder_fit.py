@@ -58,11 +58,15 @@ CLAIMS: Final[Claims] = {
         *("rms", "rms_plus_one", "layer", "layer_plus_one"), refusal="norm {!r} is not known"
     ),
     "DecoderSpec.norm_eps": ANY,
+    "DecoderSpec.post_norm_eps": ANY,
+    "DecoderSpec.outer_norm": only(
+        *(None, "rms", "rms_plus_one", "layer", "layer_plus_one"), refusal="norm {!r} is not known"
+    ),
     "DecoderSpec.norm_bias": ANY,
     "DecoderSpec.norm_weight": ANY,
     "DecoderSpec.parallel": ANY,
     "DecoderSpec.query_key_norm": only(
-        "none", "head", "whole", "bare", refusal="query and key norm {!r} is not known"
+        *("none", "head", "whole", "bare", "plain"), refusal="query and key norm {!r} is not known"
     ),
     "DecoderSpec.gated_attention": ANY,
     "DecoderSpec.gated_heads": ANY,
@@ -85,6 +89,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.extra_tokens": ANY,
     "DecoderSpec.added_tokens": ANY,
     "DecoderSpec.normalised_head": ANY,
+    "DecoderSpec.normalised_embedding": ANY,
     "DecoderSpec.position_rows": ANY,
     "DecoderSpec.position_offset": ANY,
     "DecoderSpec.alibi": ANY,

@@ -62,6 +62,7 @@ NAMES: Final[Claims] = {
     "Names.attention_norm": ANY,
     "Names.output": ANY,
     "Names.head_gate": ANY,
+    "Names.output_gate": ANY,
     "Names.down": ANY,
     "Names.qkv": ANY,
     "Names.query": ANY,
@@ -159,13 +160,20 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
     return OuterRefs(
         embedding=_vocabulary(spec, table, added[0]),
         positions=positions,
-        embedding_norm=norm_ref(spec, "", names.embedding_norm, hidden),
-        final_norm=norm_ref(spec, "", names.final_norm, hidden),
+        embedding_norm=_embedding_norm(spec),
+        final_norm=norm_ref(spec, "", names.final_norm, hidden, kind=spec.outer_norm),
         head=_vocabulary(spec, head, added[1]),
         own_inputs=own_inputs_refs(spec, spec.own_inputs) if spec.own_inputs else None,
         streams=streams_refs(spec, spec.streams) if spec.streams else None,
         hyper=last_hyper_refs(spec, spec.hyper) if spec.hyper else None,
     )
+
+
+def _embedding_norm(spec: DecoderSpec) -> NormRef | None:
+    kind = spec.outer_norm
+    if spec.normalised_embedding:
+        return NormRef("", "", spec.hidden_size, spec.norm_eps, kind)
+    return norm_ref(spec, "", spec.names.embedding_norm, spec.hidden_size, kind=kind)
 
 
 def _vocabulary(spec: DecoderSpec, first: MatrixRef, added: str) -> LinearRef:
@@ -199,8 +207,8 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         else:
             mlp = dense_mlp_refs(spec, block, layer.mlp_width or spec.mlp_width)
 
-    def norm(name: str, there: bool, size: int = hidden) -> NormRef | None:
-        return norm_ref(spec, block, name, size) if there else None
+    def norm(name: str, there: bool, size: int = hidden, eps: float = 0.0) -> NormRef | None:
+        return norm_ref(spec, block, name, size, eps) if there else None
 
     mixes = layer.attends or mixer is not None or layer.crosses is not None
     return LayerRefs(
@@ -209,8 +217,8 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         mlp=mlp,
         attention_norm=norm(names.attention_norm, mixes, _attention_inputs(spec, layer)),
         mlp_norm=norm(names.mlp_norm, layer.feeds),
-        attention_post_norm=norm(names.attention_post_norm, mixes),
-        mlp_post_norm=norm(names.mlp_post_norm, layer.feeds),
+        attention_post_norm=norm(names.attention_post_norm, mixes, eps=spec.post_norm_eps),
+        mlp_post_norm=norm(names.mlp_post_norm, layer.feeds, eps=spec.post_norm_eps),
         beside=beside_refs(spec, prefix, experts) if experts and layer.beside else None,
         own_input=own_input_refs(spec, prefix, spec.own_inputs) if spec.own_inputs else None,
         streams=layer_streams_refs(spec, prefix, spec.streams) if spec.streams else None,
@@ -288,7 +296,10 @@ def _qkv(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> LinearRef:
         rows = (heads + 2 * kv_heads) * size
         matrices = [layer_matrix(spec, prefix + names.qkv, rows, hidden, bias=biased)] * 3
         units = _grouped_units(spec) if spec.qkv_layout == "grouped" else _stacked_units(spec)
-    if spec.gated_attention:
+    if spec.gated_attention and names.output_gate:
+        matrices = [*matrices, layer_matrix(spec, prefix + names.output_gate, heads * size, hidden)]
+        units = [*units, run_of("heads", heads, size)]
+    elif spec.gated_attention:
         rows = 2 * heads * size
         both = layer_matrix(spec, prefix + names.query, rows, hidden, bias=biased)
         matrices = [both, *matrices[1:], both]
@@ -332,7 +343,7 @@ def _query_key_norms(
 ) -> tuple[NormRef | None, NormRef | None]:
     """Return the norms of queries and keys; None for keys of another layer."""
     names, size = spec.names, spec.sizes(layer).dim
-    if spec.query_key_norm in ("none", "bare"):
+    if spec.query_key_norm in ("none", "bare", "plain"):
         return None, None
     if spec.query_key_norm == "whole":
         return (
@@ -345,3 +356,9 @@ def _query_key_norms(
     if layer.reads_layer is not None:
         return query_norm, None
     return query_norm, NormRef(f"{key}.weight", biases[1], size, spec.norm_eps)
+
+
+def normalises_plainly(spec: DecoderSpec, layer: LayerSpec) -> bool:
+    """Return whether a layer's query and key heads are normalised without weights."""
+    turns = layer.rotary is not None and layer.rotary.dim > 0
+    return spec.query_key_norm == "plain" or (spec.query_key_norm == "bare" and turns)

@@ -205,8 +205,11 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.alibi": ANY,
     "DecoderSpec.alibi_scale": ANY,  # of linear biases
     "DecoderSpec.normalised_head": ANY,
+    "DecoderSpec.normalised_embedding": ANY,
     "Names.embedding_norm": ANY,
-    "DecoderSpec.query_key_norm": only("none", "head", "whole", "bare", refusal="norm of {!r}"),
+    "DecoderSpec.query_key_norm": only(
+        *("none", "head", "whole", "bare", "plain"), refusal="norm of {!r}"
+    ),
     "DecoderSpec.gated_heads": ANY,
     "DecoderSpec.gated_attention": ANY,
     "DecoderSpec.norm_after_rotary": ANY,
@@ -218,6 +221,10 @@ CLAIMS: Final[Claims] = {
         *("rms", "rms_plus_one", "layer", "layer_plus_one"), refusal="norm {!r} is not built"
     ),
     "DecoderSpec.norm_eps": ANY,
+    "DecoderSpec.post_norm_eps": ANY,
+    "DecoderSpec.outer_norm": only(
+        *(None, "rms", "rms_plus_one", "layer", "layer_plus_one"), refusal="norm {!r} is not built"
+    ),
     "DecoderSpec.norm_bias": ANY,
     "DecoderSpec.norm_weight": ANY,
     "DecoderSpec.qkv_bias": ANY,

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tgi_trio.model.spec import NormKind
+
 # What ranks split, see `split.py`; "whole": every rank has all of it.
 Split = Literal["whole", "heads", "kv_heads", "mlp", "channels", "groups", "outputs", "vocabulary"]
 
@@ -113,6 +115,7 @@ class NormRef:
     bias: str
     size: int
     eps: float
+    kind: NormKind | None = None  # None: the model's
 
 
 @dataclass(frozen=True, slots=True)

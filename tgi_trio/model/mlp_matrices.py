@@ -19,7 +19,7 @@ from tgi_trio.model.matrices import (
     whole_units,
 )
 from tgi_trio.model.matrix_roles import BesideRefs, ExpertsRefs, MlpRefs
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, NormKind
 
 _SHARED_EXPERT = ("gate_proj", "up_proj", "down_proj")  # in every family that has one
 _XIELU = ("alpha_p", "alpha_n", "beta", "eps")
@@ -34,14 +34,19 @@ def layer_matrix(
 
 
 def norm_ref(
-    spec: DecoderSpec, prefix: str, name: str, size: int, eps: float = 0.0
+    spec: DecoderSpec,
+    prefix: str,
+    name: str,
+    size: int,
+    eps: float = 0.0,
+    kind: NormKind | None = None,
 ) -> NormRef | None:
-    """Return a norm of the family's kind; `eps` 0: the family's."""
+    """Return a norm; `eps` 0, `kind` None: the family's."""
     if not name:
         return None
     weight = f"{prefix}{name}.weight" if spec.norm_weight else ""
     bias = f"{prefix}{name}.bias" if spec.norm_bias else ""
-    return NormRef(weight, bias, size, eps or spec.norm_eps)
+    return NormRef(weight, bias, size, eps or spec.norm_eps, kind)
 
 
 def dense_mlp_refs(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:

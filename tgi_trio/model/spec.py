@@ -26,7 +26,8 @@ NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
 #   head:  every head separately
 #   whole: all heads of a token together
 #   bare:  as "head", without weights, in layers with rotation
-QueryKeyNorm = Literal["none", "head", "whole", "bare"]
+#   plain: the same in all layers
+QueryKeyNorm = Literal["none", "head", "whole", "bare", "plain"]
 
 # How a checkpoint stores the three projections.
 #   separate: three tensors
@@ -67,6 +68,7 @@ class Names:
     output: str
     down: str
     head_gate: str = ""  # a row for each head, see `DecoderSpec.gated_heads`
+    output_gate: str = ""  # a row for each row of queries, see `DecoderSpec.gated_attention`
     qkv: str = ""  # instead of `query`, `key`, `value`
     query: str = ""
     key: str = ""
@@ -298,13 +300,15 @@ class DecoderSpec:
     names: Names
     norm: NormKind = "rms"
     norm_eps: float = 1e-6
+    post_norm_eps: float = 0.0  # of the norms after attention and MLP; 0: that of the others
+    outer_norm: NormKind | None = None  # before and after all layers; None: as in them
     norm_bias: bool = False
     norm_weight: bool = True
     parallel: bool = False
     query_key_norm: QueryKeyNorm = "none"
     query_key_norm_bias: bool = False
     # Attention's output is multiplied by the sigmoid of as many gates, which are projected together
-    # with the queries: per head its query, then its gate.
+    # with the queries (per head its query, then its gate) unless `Names.output_gate` has theirs.
     gated_attention: bool = False
     norm_after_rotary: bool = False  # of query and key heads
     # a head's output is multiplied by one sigmoid gate, from a separate matrix
@@ -320,6 +324,7 @@ class DecoderSpec:
     tied_head: bool = False
     added_tokens: int = 0  # last tokens of the vocabulary, whose rows are in separate tables
     extra_tokens: int = 0  # last tokens of the vocabulary, which are read but never chosen
+    normalised_embedding: bool = False  # each row is normalised, without weights
     normalised_head: bool = False  # each row of the head is divided by its length
     position_rows: int = 0  # rows of the table of learned positions; 0: none
     position_offset: int = 0

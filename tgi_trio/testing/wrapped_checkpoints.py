@@ -154,6 +154,13 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
         },
     ),
+    "muse_glimmer": (
+        {"num_hidden_layers": 3, "head_dim": 16, "sliding_window": 24, "qk_scale_factor": 1.5}
+        | {"final_logit_softcapping": 5.0, "output_multiplier": 0.5}
+        | {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}
+        | {"layer_rope_theta": [1e4, 1e4, 0], "post_norm_eps": 1e-2},
+        _VISION | {"pos_emb_height": 4, "pos_emb_width": 4},
+    ),
     "paligemma": ({"model_type": "gemma2", "head_dim": 16}, _SIGLIP),
     "pixtral": (
         {"model_type": "mistral", "sliding_window": None},
@@ -199,6 +206,7 @@ _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
     "lfm3_vl": {"projector_hidden_size": 32},
     "llava_next": _PINPOINTS,
     "minimax_m3_vl": {"projector_hidden_size": 16},
+    "muse_glimmer": {"out_hidden_size": 64, "projector_hidden_size": 16},
     "llava_next_video": _PINPOINTS,
     "paligemma": {"projection_dim": 64},
     "pixtral": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},

@@ -37,6 +37,7 @@ from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE
+from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -73,6 +74,12 @@ def check_ranks(
 def test_two_ranks_say_what_one_says(checkpoint: Checkpoint, family: str) -> None:
     tolerance = TOLERANCES.get(family, 2e-4)
     check_ranks(checkpoint(family), 2, rows_for(3), tolerance, chunk=20, joins=2)
+
+
+@pytest.mark.parametrize("family", ["muse_glimmer"])
+def test_two_ranks_write_the_text_of_what_sees_images(tmp_path: Path, family: str) -> None:
+    folder = make_wrapped(tmp_path, family)
+    check_ranks(folder, 2, rows_for(3), 2e-4, chunk=20, joins=2)
 
 
 @pytest.mark.parametrize(("family", "kv_heads"), [("llama", 2), ("llama", 1), ("qwen3", 1)])

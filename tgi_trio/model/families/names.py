@@ -515,6 +515,11 @@ DBRX = Names(
 
 DBRX_APART = replace(DBRX, experts="ffn.experts.{}.")  # in GGUF files
 
+MUSE_GLIMMER = replace(
+    GEMMA2,
+    output_gate="self_attn.gate_proj",
+)
+
 LLAMA4 = replace(
     LLAMA,
     gate="feed_forward.gate_proj",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.model.decoder_matrices import normalises_plainly
 from tgi_trio.model.matrix_roles import AttentionRefs, LatentRefs
 from tgi_trio.model.spec import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.shard.linear_biases import alibi_slopes
@@ -178,7 +179,7 @@ class AttentionWriter:
             order = head_order(layer.rotary, own["head_dim"])
             self._writer.add(Code.REORDER, order=self._writer.keep(order), width=width, **own)
         gains = [None if norm is None else self._norms.read_weight(norm) for norm, _ in heads]
-        if spec.query_key_norm == "bare" and layer.rotary is not None and layer.rotary.dim:
+        if normalises_plainly(spec, layer):
             gains = [np.ones(size, np.float32)] * 2
         query, key = (self._keep_gain(gain, order, own["head_dim"]) for gain in gains)
         scale, value = scales

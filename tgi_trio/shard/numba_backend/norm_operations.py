@@ -22,10 +22,9 @@ class NormWriter:
         self._writer = writer
         self._spec = spec
 
-    @property
-    def centred(self) -> bool:
-        """Whether norms subtract the mean."""
-        return self._spec.norm in ("layer", "layer_plus_one")
+    def is_centred(self, ref: NormRef) -> bool:
+        """Return whether a norm subtracts the mean."""
+        return (ref.kind or self._spec.norm) in ("layer", "layer_plus_one")
 
     def add(self, ref: NormRef | None, source: Buffer, **fields: Any) -> None:
         """Add a norm of every row, by default with activations of the next product as its result.
@@ -71,7 +70,8 @@ class NormWriter:
         if not ref.weight:
             return None
         weight = self._writer.source.vector(ref.weight, ref.size)
-        return weight + np.float32(1.0) if self._spec.norm.endswith("plus_one") else weight
+        kind = ref.kind or self._spec.norm
+        return weight + np.float32(1.0) if kind.endswith("plus_one") else weight
 
     def read_bias(self, ref: NormRef) -> Array | None:
         """Return a norm's bias, float32, or None."""
@@ -82,6 +82,6 @@ class NormWriter:
             "inputs": ref.size,
             "weights": self.keep_weight(ref),
             "bias": self._writer.keep(self.read_bias(ref)),
-            "centred": self.centred,
+            "centred": self.is_centred(ref),
             "eps": ref.eps,
         }

@@ -167,7 +167,7 @@ class ProgramBuilder:
         if norm is None:
             raise ValueError("the kernels need a norm before the head; see `kernel_fit.py`")
         weight, bias = self._norms.read_weight(norm), self._norms.read_bias(norm)
-        return FinalNorm(weight, bias, norm.eps, self._norms.centred)
+        return FinalNorm(weight, bias, norm.eps, self._norms.is_centred(norm))
 
     def _layer(self, refs: LayerRefs, layer: LayerSpec) -> None:
         if refs.attention is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tgi_trio.model.decoder_matrices import normalises_plainly
 from tgi_trio.model.matrix_roles import (
     AttentionRefs,
     BlockIndexRefs,
@@ -210,7 +211,7 @@ class AttentionLoader(WeightLoader):
 
         Without rows for the KV heads if the layer's keys have no norm.
         """
-        if self.spec.query_key_norm == "bare" and layer.rotary is not None and layer.rotary.dim:
+        if normalises_plainly(self.spec, layer):
             heads = shape.heads + shape.kv_heads
             return torch.ones(heads, shape.head_dim, device=self.source.device), None
         if self.spec.query_key_norm != "head" or refs.query_norm is None:

@@ -16,7 +16,7 @@ class WeightLoader:
     """Loads this rank's part of weights that a model's spec names."""
 
     def __init__(self, source: WeightSource, norm: NormKind) -> None:
-        """`norm`: the kind of all norms."""
+        """`norm`: the kind of norms that have none of their own."""
         self.source = source
         self._norm = norm
 
@@ -58,4 +58,4 @@ class WeightLoader:
         weight, bias = (
             self.source.vector(name, ref.size) if name else None for name in (ref.weight, ref.bias)
         )
-        return Norm(self._norm, weight, bias, ref.eps, ref.size)
+        return Norm(ref.kind or self._norm, weight, bias, ref.eps, ref.size)
