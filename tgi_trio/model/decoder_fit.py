@@ -207,6 +207,7 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.groups": ANY,
     "ExpertsSpec.groups_used": ANY,
     "ExpertsSpec.scale": ANY,
+    "ExpertsSpec.result_scale": ANY,
     "ExpertsSpec.stacked": ANY,
     "ExpertsSpec.gate_up": only(
         "turns", "halves", "rows", refusal="layout {!r} of experts is not known"

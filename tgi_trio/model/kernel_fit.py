@@ -190,6 +190,7 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.groups": ANY,
     "ExpertsSpec.groups_used": ANY,
     "ExpertsSpec.scale": ANY,
+    "ExpertsSpec.result_scale": ANY,
     "ExpertsSpec.stacked": ANY,  # concerns only how weights are stored
     "ExpertsSpec.gate_up": only(  # likewise
         "turns", "halves", "rows", refusal="layout {!r} of experts is not known"

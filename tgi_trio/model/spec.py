@@ -168,7 +168,8 @@ class ExpertsSpec:
     jitter: float = 0.0
     groups: int = 1  # grouped: number of groups of experts
     groups_used: int = 1  # number of groups that a token may use
-    scale: float = 1.0  # grouped: factor of the chosen experts' weights
+    scale: float = 1.0  # grouped and sigmoid: factor of the chosen experts' weights
+    result_scale: float = 1.0  # of the result, the shared expert's included, before it is added
     stacked: bool = (
         False  # one matrix for all experts' gates, one for all ups, all downs transposed
     )

@@ -23,18 +23,19 @@ def mixture_variants(generation: Generation) -> Iterator[Variant]:
 
 
 def _routing() -> Iterator[Variant]:
-    """Mixtral, Phi-3.5-MoE, gpt-oss, Qwen 3, DeepSeek V2 and V3."""
+    """Mixtral, Phi-3.5-MoE, gpt-oss, Qwen 3, Kolibri, DeepSeek V2 and V3."""
     kinds: tuple[tuple[str, int, int, int, int, int], ...] = (
         ("softmax", 8, 2, 1, 1, 4096),
         ("sparse-mixer", 16, 2, 1, 1, 4096),
         ("softmax", 32, 4, 1, 1, 2880),
         ("biased-softmax", 64, 6, 1, 1, 2560),
         ("softmax", 128, 8, 1, 1, 2048),
+        ("sigmoid", 384, 6, 1, 1, 2560),
         ("grouped-softmax", 160, 6, 8, 3, 5120),
         ("grouped-sigmoid", 256, 8, 8, 4, 7168),
     )
     for routing, count, each, groups, used, inputs in kinds:
-        logits = F32 if routing.startswith(("grouped", "biased")) else BF16
+        logits = BF16 if routing in ("softmax", "sparse-mixer") else F32
         constants = {
             "EXPERTS": count,
             "PER_TOKEN": each,
@@ -43,7 +44,7 @@ def _routing() -> Iterator[Variant]:
             "GROUPS": groups,
             "PADDED_GROUPS": groups,
             "GROUPS_USED": used,
-            "HAS_BIAS": routing in ("grouped-sigmoid", "biased-softmax"),
+            "HAS_BIAS": routing in ("grouped-sigmoid", "biased-softmax", "sigmoid"),
             "SHARED": {"grouped-softmax": 2, "grouped-sigmoid": 1}.get(routing, 0),
         }
         yield Variant(

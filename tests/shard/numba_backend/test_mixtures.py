@@ -214,6 +214,7 @@ ROUTED = [
     ),
     ExpertsSpec(count=7, per_token=7, width=32, normalise=True, routing="grouped-sigmoid"),
     ExpertsSpec(count=21, per_token=2, width=32, normalise=False, routing="sigmoid"),
+    ExpertsSpec(count=22, per_token=3, width=32, normalise=True, routing="sigmoid", scale=0.5),
 ]  # fmt: skip
 
 
@@ -225,7 +226,7 @@ def test_routing_is_that_of_torch(spec: ExpertsSpec) -> None:
     logits[:, : spec.count] = draw.standard_normal((tokens, spec.count), np.float32) * 2
     bias = None
     facts = np.zeros((1,), MIXTURE)
-    if spec.routing == "grouped-sigmoid":
+    if spec.normalise:  # of these, the sigmoids with a bias for the choice
         bias = np.zeros(48, np.float32)
         bias[: spec.count] = draw.standard_normal(spec.count, np.float32) / 2
         facts["choice_bias"] = address(bias)

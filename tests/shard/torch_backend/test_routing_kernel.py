@@ -54,6 +54,8 @@ ROUTINGS: dict[str, dict[str, Any]] = {
         "scale": 2.5,
     },
     "ernie4_5_moe": {"count": 6, "per_token": 3, "normalise": True, "routing": "biased-softmax"},
+    "kolibri1": {"count": 6, "per_token": 3, "normalise": False, "routing": "sigmoid"},
+    "flint": {"count": 12, "per_token": 4, "normalise": True, "routing": "sigmoid", "scale": 1.5},
     "one group": {"count": 6, "per_token": 2, "normalise": True, "routing": "grouped-sigmoid"},
 }
 
@@ -63,7 +65,7 @@ ASKED = (  # dtypes of tokens and router
     (torch.bfloat16, torch.float32),
     (torch.bfloat16, torch.bfloat16),
 )
-BIASED = ("grouped-sigmoid", "biased-softmax")
+BIASED = ("grouped-sigmoid", "biased-softmax", "sigmoid")
 
 
 def some(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -311,13 +311,13 @@ class ProgramBuilder:
         self, refs: ExpertsRefs, experts: ExpertsSpec, post_norm: NormRef | None, feeder: int
     ) -> None:
         spec = self._spec
-        target, scale = Buffer.HIDDEN, spec.residual_scale * spec.mlp_scale
+        scale = spec.residual_scale * spec.mlp_scale * experts.result_scale
+        branch = Branch(Buffer.HIDDEN, scale, spec.activation, spec.hidden_size)
         if post_norm is not None:
-            target, scale = Buffer.BRANCH, 1.0
-        branch = Branch(target, scale, spec.activation, spec.hidden_size)
+            branch = Branch(Buffer.BRANCH, 1.0, spec.activation, spec.hidden_size)
         add_mixture(self.writer, refs, experts, branch, feeder)
         if post_norm is not None:
-            self._norms.join(post_norm, spec.residual_scale * spec.mlp_scale)
+            self._norms.join(post_norm, scale)
 
     def _adapt(
         self,

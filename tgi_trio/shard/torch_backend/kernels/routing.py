@@ -196,6 +196,11 @@ def find_odds(
         if HAS_BIAS:
             score += tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
         return odds, tl.where(logit == float("-inf"), logit, score)
+    elif ROUTING == "sigmoid":
+        score = logit
+        if HAS_BIAS:
+            score += tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
+        return tl.sigmoid(logit), score
     else:
         tl.static_assert(
             ROUTING == "softmax" or ROUTING == "grouped-softmax" or ROUTING == "biased-softmax"

@@ -17,7 +17,7 @@ Router = Callable[[torch.Tensor, ExpertsSpec, torch.Tensor | None], ChosenExpert
 def route(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> ChosenExperts:
     """Return each token's weights and experts, by the method of the model family (`spec`).
 
-    `logits`: [T, experts]; `bias`: float32 [experts], for "biased-softmax", "grouped-sigmoid" and
+    `logits`: [T, experts]; `bias`: float32 [experts], for "biased-softmax", both sigmoids and
     "sqrt-softplus".
     """
     return _ROUTERS[spec.routing](logits.float(), spec, bias)
@@ -95,9 +95,16 @@ def _grouped_sigmoid(
 
 
 def _sigmoid(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> ChosenExperts:
-    """The best experts, each weighted by the sigmoid of its own logit (Llama 4, Meta 2025)."""
-    best, chosen = logits.topk(spec.per_token, dim=-1)
-    return best.sigmoid(), chosen
+    """The best experts, each weighted by the sigmoid of its own logit (Llama 4, Meta 2025).
+
+    `bias` is added to the logits for the choice alone (Kolibri, Aleph Alpha 2026).
+    """
+    scores = logits if bias is None else logits + bias
+    chosen = scores.topk(spec.per_token, dim=-1).indices
+    weights = logits.gather(-1, chosen).sigmoid()
+    if spec.normalise:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)  # all may be zero
+    return weights * spec.scale, chosen
 
 
 def _sqrt_softplus(

@@ -328,7 +328,8 @@ class Decoder:
             addends = self._sums.of_attention(layer, mixed)
             if self.spec.parallel and layer.mlp is not None:
                 inner = layer.mlp_norm(x) if layer.mlp_norm else normed
-                return x, addends._replace(second=self._all_reduce(layer.mlp(inner)))
+                beside = self._all_reduce(layer.mlp(inner))
+                return x, self._sums.of_both(layer, addends, beside)
         if layer.mlp is not None:
             reduce = None if self.ranks is None else self.ranks.all_reduce
             x, found = feed_forward(layer.mlp, layer, x, addends, reduce)

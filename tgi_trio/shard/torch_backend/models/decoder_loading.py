@@ -213,6 +213,8 @@ class DecoderLoader(AttentionLoader):
         else:
             attention = self.attention(index, layer, refs.attention) if refs.attention else None
             mlp = self.mlp(refs.mlp, layer) if refs.mlp else None
+        experts = None if layer.beside else layer.experts
+        result_scale = experts.result_scale if experts else 1.0
         return Layer(
             attention=attention,
             mixer=mixer,
@@ -221,6 +223,7 @@ class DecoderLoader(AttentionLoader):
             mlp_norm=self.optional_norm(refs.mlp_norm),
             attention_post_norm=self.optional_norm(refs.attention_post_norm),
             mlp_post_norm=self.optional_norm(refs.mlp_post_norm),
+            mlp_scale=self.spec.mlp_scale * result_scale,
             beside=self.beside(refs.beside, layer.experts),
             own_input=self.own_input(refs.own_input),
             streams=self.layer_streams(refs.streams, self.spec.streams),

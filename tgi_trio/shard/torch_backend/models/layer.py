@@ -70,6 +70,7 @@ class Layer:
     mlp_norm: Norm | None
     attention_post_norm: Norm | None
     mlp_post_norm: Norm | None
+    mlp_scale: float = 1.0  # of the MLP's result, before it is added
     beside: ExpertsBeside | None = None
     own_input: OwnInput | None = None
     streams: LayerStreams | None = None

@@ -43,8 +43,8 @@ def load_experts(
     """Return a mixture of experts; `scale`: multiplies each expert's routing weight."""
     choice_bias = None
     router = loader.weight(refs.router)
-    if spec.routing in ("grouped-softmax", "grouped-sigmoid", "biased-softmax", "sqrt-softplus"):
-        router = router.float()  # DeepSeek and ERNIE compute odds in float32 throughout
+    if spec.routing not in ("softmax", "sparse-mixer"):
+        router = router.float()  # DeepSeek, ERNIE, Flint compute odds in float32 throughout
     if refs.choice_bias is not None:
         choice_bias = loader.vector(refs.choice_bias)
     one = partial(load_dense_mlp, loader, act=act, limit=spec.limit, raised=spec.raised)

@@ -23,7 +23,6 @@ class Sums:
     def __init__(self, spec: DecoderSpec) -> None:
         self.parallel = spec.parallel
         self._scale = spec.residual_scale
-        self._mlp_scale = spec.residual_scale * spec.mlp_scale
         self._scaled = spec.attention_scale != 1.0
 
     def attends_alone(self, layer: Layer) -> bool:
@@ -34,9 +33,13 @@ class Sums:
         """Return the output `mixed` of a layer's attention or mixer as it is added."""
         return Addends(mixed, norm=layer.attention_post_norm, scale=self._scale)
 
+    def of_both(self, layer: Layer, mixed: Addends, found: torch.Tensor) -> Addends:
+        """Return attention's addends, and the output `found` of an MLP that is parallel to it."""
+        return mixed._replace(second=found * layer.mlp_scale if layer.mlp_scale != 1.0 else found)
+
     def of_mlp(self, layer: Layer, found: torch.Tensor | ExpertParts) -> Addends:
         """Return the output `found` of a layer's MLP as it is added."""
-        return Addends(found, norm=layer.mlp_post_norm, scale=self._mlp_scale)
+        return Addends(found, norm=layer.mlp_post_norm, scale=self._scale * layer.mlp_scale)
 
 
 def list_linears(layers: Sequence[Layer]) -> Iterator[Linear]:
