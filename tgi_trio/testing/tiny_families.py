@@ -56,9 +56,29 @@ _SHARPER: dict[str, Any] = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.3,
 }
+_GRANITE: dict[str, Any] = {
+    "num_local_experts": 4,
+    "intermediate_size": 48,
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.8,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "apertus": {},
     "arcee": {},
+    "cohere2_moe": {
+        "head_dim": 16,
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "sliding_window": 24,
+        "intermediate_size": 48,
+        "prefix_dense_intermediate_size": 64,
+        "num_experts": 4,
+        "num_shared_experts": 2,
+        "expert_selection_fn": "sigmoid",
+    },
     "deepseek_v4": {  # prompts are longer than windows, and have more entries than are selected
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
@@ -106,7 +126,26 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "moe_intermediate_size": 32,
         "moe_num_shared_experts": 1,
     },
+    "exaone_moe": _EXPERTS
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 24,
+        "num_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+    },
     "exaone4": {"num_hidden_layers": 4, "sliding_window": 24},
+    "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 48},
+    "flint": _EXPERTS
+    | {
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [0],
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 24,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 48,
+    },
     "gemma3n_text": {
         "num_hidden_layers": 4,
         "head_dim": 16,
@@ -138,18 +177,36 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
     },
-    "granitemoe": {
-        "num_local_experts": 4,
-        "intermediate_size": 48,
-        "embedding_multiplier": 1.5,
-        "residual_multiplier": 0.8,
-        "attention_multiplier": 0.2,
-        "logits_scaling": 2.0,
+    "granitemoe": _GRANITE,
+    "granitemoeshared": _GRANITE | {"shared_intermediate_size": 40},
+    "granitemoe_swa": _GRANITE
+    | {
+        "num_hidden_layers": 3,
+        "shared_intermediate_size": 40,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "layer_rope_theta": [0, 10000.0, 500000.0],
     },
     "hy_v3": _EXPERTS | {"num_experts": 4, "num_local_experts": 4},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
     "internlm3": {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    "mellum": _EXPERTS
+    | {
+        "num_hidden_layers": 3,
+        "num_local_experts": 4,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["sparse", "sparse", "dense"],
+    },
+    "kolibri1": _EXPERTS
+    | {
+        "num_local_experts": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 24,
+        "shared_expert_intermediate_size": 48,
+        "norm_topk_prob": False,
+    },
     "ministral3": {"head_dim": 16, "rope_parameters": _SHARPER},
     "mimo_v2_flash": {
         "head_dim": 16,
@@ -200,5 +257,6 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "nemotron": {"mlp_bias": True},
     "seed_oss": {"head_dim": 16},
     "vaultgemma": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24},
+    "solar_open": _EXPERTS | {"n_routed_experts": 4, "routed_scaling_factor": 1.5},
     "smollm3": {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
 }

@@ -117,6 +117,10 @@ by their position instead; what a token's experts weigh multiplies what goes int
 kernels compute both; on a GPU there are no kernels for either, and torch computes it without
 recorded graphs.
 
+Mixtures most of whose layers have a window (`model/families/windowed.py`) turn by position in
+those alone. Command A+ runs through transformers if it joins shared experts neither as their
+average nor as their sum with others, or chooses experts by neither softmax nor sigmoid.
+
 Llama 3.2 Vision and Idefics 1 have layers that attend to images (`model/crossing_matrices.py`,
 `torch_backend/layers/crossing.py`), whose keys and values are the
 [tower's](images.md#which-models) to make. Llama's are passed by in text, and by rows of text beside
@@ -165,7 +169,9 @@ chunks of Llama 4, and how it scales queries, are those of the published models;
 the token after the next are left unread. Qwen 3.5's value heads lie in another order than in its
 checkpoints, and are computed in it: ranks hold the last matrix of its delta rules as plain numbers.
 Of the newer families these are not read: DeepSeek V3.2 and V4, GLM 5, Hunyuan 3, MiniMax-M3,
-OLMo hybrid, RecurrentGemma, LFM3; GPT-J and OPT, llama.cpp does not write.
+OLMo hybrid, RecurrentGemma, LFM3, and the mixtures that came after them (Command A+, K-EXAONE,
+Solar Open, FlexOlmo, Mellum, Kolibri, Flint, Granite's with windows); GPT-J and OPT, llama.cpp does
+not write.
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
 dequantised weights, and a small random model of each architecture, written as GGUF, with the
@@ -229,8 +235,7 @@ _READ = (
     (
         "AutoRound",
         "`gptq`, `awq`",
-        "weights in GPTQ's forms or AWQ's (`packing_format`), modules that differ "
-        "(`extra_config`)",
+        "weights in GPTQ's forms or AWQ's (`packing_format`), modules that differ (`extra_config`)",
         "FP8, MXFP4 and NVFP4 under its name: llm-compressor's are read",
     ),
     (

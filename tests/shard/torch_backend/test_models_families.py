@@ -74,6 +74,16 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bloom", {"n_head": 6, "hidden_size": 96}),
     ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}),
     ("olmoe", {"norm_topk_prob": True}),
+    (  # no layer turns that sees everything; other norms, sums and weights
+        "cohere2_moe",
+        {
+            "prefix_dense_sliding_window_pattern": 4,
+            "rms_norm_eps": 1e-5,
+            "shared_expert_combination_strategy": "sum",
+            "expert_selection_fn": "softmax",
+        },
+    ),
+    ("granitemoe_swa", {"shared_intermediate_size": 0, "layer_rope_theta": None}),
     *((family, {"head_dim": 32}) for family in ("bamba", "cohere2", "phimoe", "smollm3")),
     ("dbrx", {"ffn_config": {"ffn_hidden_size": 48, "moe_normalize_expert_weights": None}}),
     ("deepseek_v2", {"q_lora_rank": None, "topk_method": "greedy", "attention_bias": True}),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
-from tgi_trio.model.families.llama_kin import ernie_bias
+from tgi_trio.model.families.llama_kin import ernie_bias, exaone4
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.reading import rotary, sliding_windows
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, HeadSizes, RotarySpec
@@ -42,7 +42,7 @@ def hy_v3(config: ModelConfig) -> DecoderSpec:
     )
     kinds = config.get("mlp_layer_types")
     sparse = [kind == "sparse" for kind in kinds] if kinds else [i > 0 for i in _places(spec)]
-    return _set(spec, experts, sparse)
+    return set_sparse(spec, experts, sparse)
 
 
 def minimax_m2(config: ModelConfig) -> DecoderSpec:
@@ -63,7 +63,7 @@ def minimax_m2(config: ModelConfig) -> DecoderSpec:
         normalise=True,
         routing="grouped-sigmoid",
     )
-    return _set(spec, experts, [True for _ in _places(spec)])
+    return set_sparse(spec, experts, [True for _ in _places(spec)])
 
 
 def dots1(config: ModelConfig) -> DecoderSpec:
@@ -88,7 +88,54 @@ def dots1(config: ModelConfig) -> DecoderSpec:
         scale=float(config.get("routed_scaling_factor", 1.0)),
     )
     first = int(config.get("first_k_dense_replace", 0))
-    return _set(spec, experts, [i >= first for i in _places(spec)])
+    return set_sparse(spec, experts, [i >= first for i in _places(spec)])
+
+
+def solar_open(config: ModelConfig) -> DecoderSpec:
+    """Solar Open (Upstage 2026): GLM-4.5's experts in every layer."""
+    head_dim = int(config.get("head_dim", 128))
+    width = int(config.get("moe_intermediate_size", 1280))
+    spec = llama_spec(
+        config,
+        head_dim=head_dim,
+        turning=rotary(config, head_dim, theta=1000000.0),
+        names=names.SOLAR_OPEN,
+        qkv_bias=bool(config.get("attention_bias", False)),
+        mlp_width=width,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+    )
+    experts = ExpertsSpec(
+        count=int(config.get("n_routed_experts", config.get("num_local_experts", 128))),
+        per_token=int(config.get("num_experts_per_tok", 8)),
+        width=width,
+        normalise=bool(config.get("norm_topk_prob", True)),
+        shared_width=width * int(config.get("n_shared_experts", 1)),
+        routing="grouped-sigmoid",
+        groups=int(config.get("n_group", 1)),
+        groups_used=int(config.get("topk_group", 1)),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+    )
+    return set_sparse(spec, experts, [True for _ in _places(spec)])
+
+
+def exaone_moe(config: ModelConfig) -> DecoderSpec:
+    """K-EXAONE (LG AI Research 2026): EXAONE 4's attention behind norms, DeepSeek-V3's experts."""
+    width = int(config.get("moe_intermediate_size", 1024))
+    spec = replace(exaone4(config), names=names.EXAONE_MOE)
+    experts = ExpertsSpec(
+        count=int(config.get("num_experts", 64)),
+        per_token=int(config.get("num_experts_per_tok", 8)),
+        width=width,
+        normalise=bool(config.get("norm_topk_prob", True)),
+        shared_width=width * int(config.get("num_shared_experts", 1)),
+        routing="grouped-sigmoid",
+        groups=int(config.get("n_group", 1)),
+        groups_used=int(config.get("topk_group", 1)),
+        scale=float(config.get("routed_scaling_factor", 2.5)),
+    )
+    kinds, first = config.get("mlp_layer_types"), int(config.get("first_k_dense_replace", 1))
+    sparse = [kind == "sparse" for kind in kinds] if kinds else [i >= first for i in _places(spec)]
+    return set_sparse(spec, experts, sparse)
 
 
 def mimo_v2_flash(config: ModelConfig) -> DecoderSpec:
@@ -130,7 +177,7 @@ def mimo_v2_flash(config: ModelConfig) -> DecoderSpec:
     )
     sparse = config.get("mlp_layer_types")
     own = [kind == "sparse" for kind in sparse] if sparse else [i > 0 for i in range(count)]
-    return _set(replace(spec, layers=layers), experts, own)
+    return set_sparse(replace(spec, layers=layers), experts, own)
 
 
 def _turn_mimo(config: ModelConfig, head_dim: int, kind: str) -> RotarySpec:
@@ -166,14 +213,16 @@ def ernie4_5_moe(config: ModelConfig) -> DecoderSpec:
     first, every = int(config.get("moe_layer_start_index", 1)), config.get("moe_layer_interval", 1)
     last = int(config.get("moe_layer_end_index", -1))
     last = len(spec.layers) - 1 if last == -1 else last
-    return _set(spec, experts, [first <= i <= last and (i + 1) % every == 0 for i in _places(spec)])
+    return set_sparse(
+        spec, experts, [first <= i <= last and (i + 1) % every == 0 for i in _places(spec)]
+    )
 
 
 def _places(spec: DecoderSpec) -> range:
     return range(len(spec.layers))
 
 
-def _set(spec: DecoderSpec, experts: ExpertsSpec, sparse: list[bool]) -> DecoderSpec:
+def set_sparse(spec: DecoderSpec, experts: ExpertsSpec, sparse: list[bool]) -> DecoderSpec:
     """Return `spec` with experts in the layers given by `sparse`."""
     pairs = zip(spec.layers, sparse, strict=True)
     return replace(

@@ -75,7 +75,8 @@ def ernie_bias(config: ModelConfig) -> dict[str, Any]:
 def exaone4(config: ModelConfig) -> DecoderSpec:
     """Norms after the parts, per head, and no positions in layers without a window."""
     windowed = bool(config.values.get("sliding_window", 4096))
-    every = int(config.get("sliding_window_pattern", 4))
+    pattern = config.get("sliding_window_pattern", 4)
+    every = len(pattern) if isinstance(pattern, str) else int(pattern)  # "LLLG" on the hub
     spec = llama_spec(
         config,
         windows=sliding_windows(config, every=every) if windowed else None,

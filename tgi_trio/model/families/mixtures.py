@@ -26,6 +26,11 @@ GPT_OSS_ROTARY: Final = {
 }
 
 
+def _head_dim(config: ModelConfig) -> int:
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    return int(config.get("head_dim", hidden // heads))
+
+
 def _set_experts(spec: DecoderSpec, experts: ExpertsSpec) -> DecoderSpec:
     return replace(spec, layers=tuple(replace(layer, experts=experts) for layer in spec.layers))
 
@@ -86,6 +91,24 @@ def olmoe(config: ModelConfig) -> DecoderSpec | None:
         query_key_norm="whole",
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         **attention_bias(config),
+    )
+    return _set_experts(spec, experts)
+
+
+def flex_olmo(config: ModelConfig) -> DecoderSpec:
+    """FlexOlmo (Ai2 2025): OLMo 2's attention and norms, OLMoE's experts."""
+    spec = llama_spec(
+        config,
+        turning=rotary(config, _head_dim(config), theta=500000.0),
+        names=names.FLEX_OLMO,
+        query_key_norm="whole",
+        **attention_bias(config),
+    )
+    experts = ExpertsSpec(
+        count=int(config.get("num_experts", config.get("num_local_experts", 7))),
+        per_token=int(config.get("num_experts_per_tok", 5)),
+        width=int(config.need("intermediate_size")),
+        normalise=bool(config.get("norm_topk_prob", False)),
     )
     return _set_experts(spec, experts)
 
@@ -197,6 +220,37 @@ def qwen3_moe(config: ModelConfig) -> DecoderSpec | None:
         config, names=names.QWEN3_MOE, query_key_norm="head", **attention_bias(config)
     )
     return set_qwen_experts(config, spec, 0)
+
+
+def mellum(config: ModelConfig) -> DecoderSpec:
+    """Mellum 2 (JetBrains 2026): Qwen 3's mixture with windows, turned as each kind of layer is."""
+    head_dim = int(config.get("head_dim", 128))
+    spec = llama_spec(
+        config,
+        head_dim=head_dim,
+        windows=sliding_windows(config, window=1024),
+        names=names.QWEN3_MOE,
+        query_key_norm="head",
+        **attention_bias(config),
+    )
+    whole = rotary(config, head_dim, theta=500000.0, layer_type="full_attention")
+    local = rotary(config, head_dim, theta=10000.0, layer_type="sliding_attention")
+    experts = ExpertsSpec(
+        count=int(config.get("num_local_experts", config.get("num_experts", 64))),
+        per_token=int(config.get("num_experts_per_tok", 8)),
+        width=int(config.get("moe_intermediate_size", 896)),
+        normalise=bool(config.get("norm_topk_prob", True)),
+    )
+    kinds = config.get("mlp_layer_types") or ["sparse"] * len(spec.layers)
+    layers = (
+        replace(
+            la,
+            rotary=local if la.window else whole,
+            experts=experts if kind == "sparse" else None,
+        )
+        for la, kind in zip(spec.layers, kinds, strict=True)
+    )
+    return replace(spec, layers=tuple(layers))
 
 
 def qwen3_vl_moe(config: ModelConfig) -> DecoderSpec:

@@ -308,6 +308,28 @@ QWEN3_MOE = replace(
     shared_router="",
 )
 
+FLEX_OLMO = replace(
+    QWEN3_MOE,
+    attention_norm="",
+    mlp_norm="",
+    attention_post_norm=OLMO2.attention_post_norm,
+    mlp_post_norm=OLMO2.mlp_post_norm,
+)
+
+COHERE2_MOE = replace(
+    QWEN3_MOE, query_norm="", key_norm="", mlp_norm="", shared_expert="mlp.shared_experts."
+)
+
+KOLIBRI1 = replace(
+    QWEN3_MOE,
+    attention_post_norm="post_attn_norm",
+    mlp_post_norm="post_ffn_norm",
+    choice_bias="moe.router.expert_bias",
+    shared_expert="mlp.shared_experts.",
+)
+
+FLINT = replace(QWEN3_MOE, shared_expert="mlp.shared_expert.", sinks="self_attn.softmax_offset")
+
 QWEN3_VL_MOE = replace(
     QWEN3_MOE, expert_gate="", expert_up="", expert_gate_up="gate_up_proj", expert_down="down_proj"
 )
@@ -347,6 +369,10 @@ GLM4_MOE = replace(
 
 DOTS1 = GLM4_MOE
 
+SOLAR_OPEN = replace(GLM4_MOE, query_norm="", key_norm="")
+
+EXAONE_MOE = replace(GLM4_MOE, choice_bias="mlp.e_score_correction_bias")
+
 HY_V3 = replace(
     GLM4_MOE,
     router="mlp.router.gate",
@@ -385,6 +411,24 @@ GRANITE_MOE_APART = replace(
     expert_up="up",
     expert_gate_up="",
     expert_down="down",
+)
+
+# An MLP beside the experts.
+GRANITE_MOE_SHARED = replace(
+    GRANITE_MOE,
+    gate="",
+    up="",
+    gate_up="shared_mlp.input_linear",
+    down="shared_mlp.output_linear",
+)
+
+GRANITE_MOE_SWA = replace(
+    GRANITE_MOE_SHARED,
+    sinks="self_attn.sinks",
+    router="block_sparse_moe.router",
+    experts="block_sparse_moe.experts.{}.",
+    expert_gate_up="gate_up_proj",
+    expert_down="down_proj",
 )
 
 GRANITE_MOE_HYBRID = replace(

@@ -1,0 +1,80 @@
+"""What config.json leaves out is what the family's class of transformers takes for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model.support import write_json
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.spec import DecoderSpec
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 1024,
+    "intermediate_size": 96,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "cohere2_moe": {},
+    "exaone4": {},
+    "exaone_moe": {},
+    "flex_olmo": {},
+    "flint": {},
+    "granitemoeshared": {},
+    "granitemoe_swa": {},
+    "kolibri1": {},
+    "mellum": {},
+    "solar_open": {},
+}
+
+
+def spec_of(folder: Path) -> DecoderSpec:
+    """Return the spec, but for the rotary keys themselves, which plain embeddings do not read."""
+    spec = decoder_spec(read_config(folder))
+    assert spec is not None
+    layers = []
+    for layer in spec.layers:
+        turning = layer.rotary
+        if turning is not None and turning.kind == "default":
+            turning = replace(turning, parameters={})
+        layers.append(replace(layer, rotary=turning))
+    return replace(spec, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_config_of_sizes_alone(tmp_path: Path, family: str) -> None:
+    from transformers import AutoConfig
+
+    sizes = SIZES | FAMILIES[family]
+    AutoConfig.for_model(family, **sizes).save_pretrained(tmp_path / "whole")
+    write_json(tmp_path / "sizes", sizes | {"model_type": family})
+    assert spec_of(tmp_path / "sizes") == spec_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("family", ["exaone4", "exaone_moe"])
+def test_a_pattern_of_letters(tmp_path: Path, family: str) -> None:
+    """As on the hub, where every kind of layer is written out as well, or is not."""
+    values = SIZES | {"model_type": family, "rope_theta": 5e5}
+    write_json(tmp_path / "number", values | {"sliding_window_pattern": 3})
+    write_json(tmp_path / "letters", values | {"sliding_window_pattern": "LLG"})
+    assert spec_of(tmp_path / "letters") == spec_of(tmp_path / "number")
+
+
+def test_first_layers_of_cohere_are_dense_by_their_number(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    values = SIZES | {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2}
+    AutoConfig.for_model("cohere2_moe", **values).save_pretrained(tmp_path / "whole")
+    content = json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert content["mlp_layer_types"].count("dense") == 2
+    write_json(tmp_path / "number", values | {"model_type": "cohere2_moe"})
+    assert spec_of(tmp_path / "number") == spec_of(tmp_path / "whole")
