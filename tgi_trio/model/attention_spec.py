@@ -68,6 +68,7 @@ class HeadSizes:
     kv_heads: int
     dim: int  # of a query and of a key
     value_dim: int
+    heads: int = 0  # of queries; 0: the model's
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ CLAIMS: Final[Claims] = {
     ),
     "DecoderSpec.gated_attention": ANY,
     "DecoderSpec.gated_heads": ANY,
+    "DecoderSpec.gate_activation": only("sigmoid", "softplus", refusal="gates by {!r}"),
     "DecoderSpec.query_key_norm_bias": ANY,
     "DecoderSpec.norm_after_rotary": ANY,
     "DecoderSpec.qkv_layout": only(
@@ -165,6 +166,7 @@ CLAIMS: Final[Claims] = {
     "HeadSizes.kv_heads": ANY,
     "HeadSizes.dim": ANY,
     "HeadSizes.value_dim": ANY,
+    "HeadSizes.heads": ANY,
     "DecoderSpec.value_norm": ANY,
     "DecoderSpec.value_scale": ANY,
     "DecoderSpec.own_inputs": ANY,
@@ -217,6 +219,7 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.limit": ANY,
     "ExpertsSpec.raised": ANY,
     "ExpertsSpec.by_token": ANY,
+    "ExpertsSpec.logit_cap": ANY,
 }
 
 

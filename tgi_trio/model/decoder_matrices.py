@@ -234,7 +234,8 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
 
 def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRefs:
     names, latent = spec.names, spec.latent
-    sinks = VectorRef(prefix + names.sinks, spec.heads) if names.sinks and layer.sinks else None
+    heads, own = spec.sizes(layer).heads, spec.sizes(layer).value_dim
+    sinks = VectorRef(prefix + names.sinks, heads) if names.sinks and layer.sinks else None
     if spec.shared_key is not None:
         shared = spec.shared_key
         width = shared.groups * shared.group_rank
@@ -250,14 +251,14 @@ def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRef
             shared_key=shared_key_refs(spec, prefix, shared, layer),
         )
     index = spec.index if layer.chooses else None
-    value_dim = latent.value_dim if latent else spec.sizes(layer).value_dim
+    value_dim = latent.value_dim if latent else own
     output = layer_matrix(
-        spec, prefix + names.output, spec.hidden_size, spec.heads * value_dim, bias=spec.output_bias
+        spec, prefix + names.output, spec.hidden_size, heads * value_dim, bias=spec.output_bias
     )
     query_norm, key_norm = _query_key_norms(spec, prefix, layer)
     return AttentionRefs(
         qkv=latent_qkv(spec, prefix, latent, index) if latent else _qkv(spec, prefix, layer),
-        output=split_inputs(output, run_of("heads", spec.heads, value_dim)),
+        output=split_inputs(output, run_of("heads", heads, value_dim)),
         latent=latent_refs(spec, prefix, latent) if latent else None,
         index=index_refs(spec, prefix, latent, index) if latent and index else None,
         blocks=block_index_refs(spec, prefix, layer.blocks) if layer.blocks else None,
@@ -280,7 +281,7 @@ def _qkv(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> LinearRef:
     """
     names, sizes, biased = spec.names, spec.sizes(layer), spec.qkv_bias
     hidden = _attention_inputs(spec, layer)
-    heads, kv_heads, size = spec.heads, sizes.kv_heads, sizes.dim
+    heads, kv_heads, size = sizes.heads, sizes.kv_heads, sizes.dim
     if spec.qkv_layout == "separate":
         kinds: list[tuple[str, Split, int, int]] = [(names.query, "heads", heads, size)]
         if layer.reads_layer is None:
@@ -347,8 +348,8 @@ def _query_key_norms(
         return None, None
     if spec.query_key_norm == "whole":
         return (
-            norm_ref(spec, prefix, names.query_norm, spec.heads * size),
-            norm_ref(spec, prefix, names.key_norm, spec.kv_heads * size),
+            norm_ref(spec, prefix, names.query_norm, spec.sizes(layer).heads * size),
+            norm_ref(spec, prefix, names.key_norm, spec.sizes(layer).kv_heads * size),
         )
     query, key = prefix + names.query_norm, prefix + names.key_norm
     biases = (f"{query}.bias", f"{key}.bias") if spec.query_key_norm_bias else ("", "")

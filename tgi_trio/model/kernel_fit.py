@@ -143,6 +143,7 @@ CLAIMS: Final[Claims] = {
     "HeadSizes.kv_heads": ANY,
     "HeadSizes.dim": ANY,
     "HeadSizes.value_dim": ANY,
+    "HeadSizes.heads": ANY,
     "LayerSpec.keys_as_values": ANY,
     "LayerSpec.reads_layer": ANY,
     "LayerSpec.sinks": ANY,
@@ -200,6 +201,7 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.limit": ANY,
     "ExpertsSpec.raised": only(True, refusal="gates and ups of experts have limits alone"),
     "ExpertsSpec.by_token": only(False, refusal="a table has the experts of tokens"),
+    "ExpertsSpec.logit_cap": ANY,
     "Names.sinks": ANY,
     "DecoderSpec.position_rows": ANY,
     "DecoderSpec.position_offset": ANY,  # of learned positions
@@ -212,6 +214,7 @@ CLAIMS: Final[Claims] = {
         *("none", "head", "whole", "bare", "plain"), refusal="norm of {!r}"
     ),
     "DecoderSpec.gated_heads": ANY,
+    "DecoderSpec.gate_activation": only("sigmoid", "softplus", refusal="gates by {!r}"),
     "DecoderSpec.gated_attention": ANY,
     "DecoderSpec.norm_after_rotary": ANY,
     "DecoderSpec.query_key_norm_bias": only(False, refusal="query and key norms have biases"),
@@ -316,10 +319,10 @@ def find_undivided(spec: DecoderSpec, ranks: int) -> str | None:
     for layer in own.layers:
         sizes = own.sizes(layer)
         widths = {
-            "query heads": own.heads * sizes.dim,
+            "query heads": sizes.heads * sizes.dim,
             "key heads": sizes.kv_heads * sizes.dim,
             "value heads": sizes.kv_heads * sizes.value_dim,
-            "what heads say": own.heads * sizes.value_dim,
+            "what heads say": sizes.heads * sizes.value_dim,
             "an MLP": layer.mlp_width or own.mlp_width,
         }
         for name, width in widths.items():
@@ -386,10 +389,8 @@ def _find_odd_heads(spec: DecoderSpec) -> str | None:
             return f"{heads} gates"
         if spec.value_norm:
             return f"{heads} their values are normalised"
-        if spec.heads * own.value_dim % PANEL:
-            return (
-                f"{heads} all of them together {spec.heads * own.value_dim}, which is none either"
-            )
+        if own.heads * own.value_dim % PANEL:
+            return f"{heads} all of them together {own.heads * own.value_dim}, which is none either"
     return None
 
 

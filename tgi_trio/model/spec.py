@@ -5,7 +5,7 @@ No torch in this file, since every backend reads it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tgi_trio.model.attention_spec import Blind as Blind
@@ -179,6 +179,7 @@ class ExpertsSpec:
     limit: float = 0.0  # bounds of gate and up, see `layers/gating.py`; 0: none
     raised: bool = True  # with a limit, 1 is added to ups
     by_token: bool = False  # a table has each token's experts; the router weights them alone
+    logit_cap: float = 0.0  # soft cap of the router's logits; 0: none
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible numbers."""
@@ -308,12 +309,13 @@ class DecoderSpec:
     parallel: bool = False
     query_key_norm: QueryKeyNorm = "none"
     query_key_norm_bias: bool = False
-    # Attention's output is multiplied by the sigmoid of as many gates, which are projected together
-    # with the queries (per head its query, then its gate) unless `Names.output_gate` has theirs.
+    # Attention's output is multiplied by as many activated gates, which are projected together with
+    # the queries (per head its query, then its gate) unless `Names.output_gate` has their matrix.
     gated_attention: bool = False
     norm_after_rotary: bool = False  # of query and key heads
-    # a head's output is multiplied by one sigmoid gate, from a separate matrix
+    # a head's output is multiplied by one activated gate, from a separate matrix
     gated_heads: bool = False
+    gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"  # of both
     qkv_layout: QkvLayout = "separate"
     qkv_bias: bool = False
     output_bias: bool = False
@@ -359,4 +361,5 @@ class DecoderSpec:
 
     def sizes(self, layer: LayerSpec) -> HeadSizes:
         """Return the sizes of a layer's heads."""
-        return layer.sizes or HeadSizes(self.kv_heads, self.head_dim, self.head_dim)
+        own = layer.sizes or HeadSizes(self.kv_heads, self.head_dim, self.head_dim)
+        return own if own.heads else replace(own, heads=self.heads)

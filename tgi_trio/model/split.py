@@ -28,7 +28,8 @@ class Portion:
             return spec
 
         def own(sizes: HeadSizes) -> HeadSizes:
-            return replace(sizes, kv_heads=max(1, sizes.kv_heads // self.ranks))
+            kv_heads = max(1, sizes.kv_heads // self.ranks)
+            return replace(sizes, kv_heads=kv_heads, heads=sizes.heads // self.ranks)
 
         layers = (
             replace(
@@ -112,8 +113,11 @@ def kv_head_share(spec: DecoderSpec, count: int, rank: int, ranks: int) -> slice
 
 def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
     """Raise ModelLoadError if a model cannot be split over this many ranks."""
-    even_share(spec.heads, "attention heads", 0, ranks)
-    widths = {spec.mlp_width}
+    heads, widths = {spec.heads}, {spec.mlp_width}
+    if isinstance(spec, DecoderSpec):
+        heads = {spec.sizes(layer).heads for layer in spec.layers}
+    for count in sorted(heads):
+        even_share(count, "attention heads", 0, ranks)
     if isinstance(spec, DecoderSpec):
         for count in {spec.sizes(layer).kv_heads for layer in spec.layers}:
             kv_head_share(spec, count, 0, ranks)

@@ -41,6 +41,7 @@ def _routing() -> Iterator[Variant]:
             "PER_TOKEN": each,
             "ROUTING": routing,
             "NORMALISE": routing != "sparse-mixer",
+            "CAP": 30.0 if routing == "sigmoid" else 0.0,
             "GROUPS": groups,
             "PADDED_GROUPS": groups,
             "GROUPS_USED": used,

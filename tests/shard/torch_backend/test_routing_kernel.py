@@ -55,6 +55,13 @@ ROUTINGS: dict[str, dict[str, Any]] = {
     },
     "ernie4_5_moe": {"count": 6, "per_token": 3, "normalise": True, "routing": "biased-softmax"},
     "kolibri1": {"count": 6, "per_token": 3, "normalise": False, "routing": "sigmoid"},
+    "laguna": {
+        "count": 16,
+        "per_token": 4,
+        "normalise": True,
+        "routing": "grouped-sigmoid",
+        "logit_cap": 1.5,
+    },
     "flint": {"count": 12, "per_token": 4, "normalise": True, "routing": "sigmoid", "scale": 1.5},
     "one group": {"count": 6, "per_token": 2, "normalise": True, "routing": "grouped-sigmoid"},
 }

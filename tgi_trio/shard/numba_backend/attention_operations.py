@@ -25,7 +25,7 @@ from tgi_trio.shard.numba_backend.padded_heads import (
     kept_sizes,
     pad_gain,
 )
-from tgi_trio.shard.numba_backend.tables import Activation, Buffer, Code, Form
+from tgi_trio.shard.numba_backend.tables import GATES, Buffer, Code, Form
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -101,7 +101,7 @@ class AttentionWriter:
             cap=self._spec.attention_soft_cap,
             value_scale=scale,
         )
-        add_values(self._writer, latent, shape.spec, bf16=self._bf16)
+        add_values(self._writer, latent, shape, bf16=self._bf16)
         return Buffer.MIXED
 
     def _open_heads(self, sizes: HeadSizes, row: int) -> Buffer:
@@ -110,7 +110,7 @@ class AttentionWriter:
         """
         spec = self._spec
         self._writer.rows[-1]["forms"] |= Form.WIDE
-        width = spec.heads * sizes.value_dim
+        width = sizes.heads * sizes.value_dim
         add_gates(
             self._writer,
             Buffer.ATTENDED,
@@ -118,27 +118,32 @@ class AttentionWriter:
             width=width,
             gates=Buffer.QKV,
             gate_width=row,
-            gate_place=spec.heads * sizes.dim + sizes.kv_heads * (sizes.dim + sizes.value_dim),
+            gate_place=sizes.heads * sizes.dim + sizes.kv_heads * (sizes.dim + sizes.value_dim),
             gate_size=1 if spec.gated_attention else sizes.value_dim,
             group=sizes.value_dim,
-            activation=Activation.SIGMOID,
+            activation=GATES[spec.gate_activation],
         )
         return Buffer.MIXED
 
     def _width_of(self, layer: LayerSpec) -> int:
         """Return the number of features in a layer's row of QKV."""
         spec, sizes = self._spec, kept_sizes(self._spec, layer)
-        width = spec.heads * sizes.dim
+        width = sizes.heads * sizes.dim
         if layer.reads_layer is None:
             width += sizes.kv_heads * (sizes.dim + (0 if layer.keys_as_values else sizes.value_dim))
         if spec.gated_attention:
-            return width + spec.heads * sizes.dim
-        return width + pad_to_panel(spec.heads if spec.gated_heads else 0)
+            return width + sizes.heads * sizes.dim
+        return width + pad_to_panel(sizes.heads if spec.gated_heads else 0)
 
     def _heads_of(self, layer: LayerSpec) -> dict[str, int]:
         """Return the fields of operations that describe a layer's heads."""
         sizes = kept_sizes(self._spec, layer)
-        return {"kv_heads": sizes.kv_heads, "head_dim": sizes.dim, "value_dim": sizes.value_dim}
+        return {
+            "heads": sizes.heads,
+            "kv_heads": sizes.kv_heads,
+            "head_dim": sizes.dim,
+            "value_dim": sizes.value_dim,
+        }
 
     def _attend(self, index: int, refs: AttentionRefs, layer: LayerSpec, width: int) -> None:
         spec, slopes, sinks = self._spec, 0, 0
@@ -167,7 +172,7 @@ class AttentionWriter:
     ) -> None:
         spec, order, own = self._spec, None, self._heads_of(layer)
         size, padded = spec.sizes(layer).dim, is_padded(spec, layer)
-        heads = (refs.query_norm, 0), (refs.key_norm, spec.heads * size)
+        heads = (refs.query_norm, 0), (refs.key_norm, own["heads"] * size)
         if spec.query_key_norm == "whole":
             for norm, offset in heads:
                 if norm is not None:

@@ -130,7 +130,6 @@ class Forward:
         self.taps: tuple[int, ...] = ()  # layers whose input `run` keeps, see `EagleSpec.taps`
         self._tapped = np.zeros((0, 0), np.float32)
         self._held: Any = None  # keeps alive the arrays whose addresses are in the step
-        self._step["heads"] = self.spec.heads
         self.team.start()
 
     def reserve(self, tokens: int, wanted: int, longest: int) -> int:

@@ -98,7 +98,7 @@ def variant_for(
     kv = Storage(dtype, dot=dot and dtype == "bfloat16" and not int8)
     sizes = [kept_sizes(spec, layer) for layer in spec.layers if layer.attends]
     # A model without attention gets the value that many others have, and so the same kernels.
-    group = math.gcd(*(spec.heads // own.kv_heads for own in sizes)) if sizes else 2
+    group = math.gcd(*(own.heads // own.kv_heads for own in sizes)) if sizes else 2
     divisors = [n for n in range(min(group, _MOST_HEADS), 0, -1) if group % n == 0]
     few = [n for n in divisors if 1 < n <= _FEW_HEADS]
     heads = few[0] if few and not has("avx512f") else divisors[0]

@@ -101,6 +101,7 @@ def add_queries(
     keys, _ = _read_heads(writer, latent.up, spec)
     writer.add(
         Code.ABSORB,
+        heads=shape.heads,
         head_dim=spec.rank + spec.rotary_dim,
         source=Buffer.MIXED,
         target=Buffer.QUERY,
@@ -112,15 +113,17 @@ def add_queries(
 
 
 def add_values(
-    writer: OperationWriter, latent: LatentRefs, spec: LatentSpec, *, bf16: bool
+    writer: OperationWriter, latent: LatentRefs, shape: LatentShape, *, bf16: bool
 ) -> None:
     """Add the matrices from attention's results, which are latents, to values in MIXED."""
+    spec = shape.spec
     writer.rows[-1]["forms"] |= Form.PLAIN
     _, values = _read_heads(writer, latent.up, spec)
     writer.add(
         Code.EXPAND,
         source=Buffer.ATTENDED,
         target=Buffer.MIXED,
+        heads=shape.heads,
         inputs=spec.rank,
         outputs=spec.value_dim,
         span=spec.rank + spec.rotary_dim,

@@ -135,8 +135,8 @@ def _run(
     """Run one operation, whose arrays the caller keeps alive."""
     step, op, scratch = np.zeros((1,), STEP), np.zeros((1,), OPERATION), allocate_zeroed((8192,))
     step["tokens"], step["threads"] = _TOKENS, 2
-    step["heads"] = _HEADS
-    op["kv_heads"], op["head_dim"], op["value_dim"] = 1, _SIZE, _SIZE
+    op["heads"], op["kv_heads"] = _HEADS, 1
+    op["head_dim"], op["value_dim"] = _SIZE, _SIZE
     for name, value in (facts or {}).items():
         step[name] = value
     for buffer, array in buffers.items():

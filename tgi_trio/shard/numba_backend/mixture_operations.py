@@ -79,7 +79,12 @@ class MixtureWriter:
     def route(self, feeder: int, scale: float = 1.0) -> None:
         """Add the router and its choice; `scale`: of the router's logits."""
         self._writer.linear(
-            self._refs.router, Buffer.NORMED, Buffer.ROUTED, feeder=feeder, scale=scale
+            self._refs.router,
+            Buffer.NORMED,
+            Buffer.ROUTED,
+            feeder=feeder,
+            scale=scale,
+            cap=self._spec.logit_cap,
         )  # `width`: the experts, padded
         width = pad_to_panel(self._spec.count)
         self._writer.add(Code.ROUTE, facts=self._facts, width=width)

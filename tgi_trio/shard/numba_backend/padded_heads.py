@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tgi_trio.shard.numba_backend.tables import PADDING, Buffer, Code, Form
 def kept_sizes(spec: DecoderSpec, layer: LayerSpec) -> HeadSizes:
     """Return the padded sizes of a layer's heads, in attention and in the cache: whole panels."""
     own = spec.sizes(layer)
-    return HeadSizes(own.kv_heads, pad_to_panel(own.dim), pad_to_panel(own.value_dim))
+    return replace(own, dim=pad_to_panel(own.dim), value_dim=pad_to_panel(own.value_dim))
 
 
 def is_padded(spec: DecoderSpec, layer: LayerSpec) -> bool:
@@ -38,7 +39,7 @@ def add_padding(
         order = head_order(layer.rotary, kept.dim)
         order[order >= own.dim] = -1
     facts = _facts(spec, layer)
-    facts["queries"] = spec.heads + (own.kv_heads if layer.reads_layer is None else 0)
+    facts["queries"] = own.heads + (own.kv_heads if layer.reads_layer is None else 0)
     if layer.reads_layer is None and not layer.keys_as_values:
         facts["values"] = own.kv_heads
     writer.add(
@@ -55,12 +56,14 @@ def add_padding(
 
 def close_heads(writer: OperationWriter, spec: DecoderSpec, layer: LayerSpec) -> Buffer:
     """Add the removal of padding from attention's output; return the buffer of the result."""
+    own = spec.sizes(layer)
     writer.rows[-1]["forms"] |= Form.WIDE
     writer.add(
         Code.CLOSE,
         source=Buffer.ATTENDED,
         target=Buffer.MIXED,
-        width=spec.heads * spec.sizes(layer).value_dim,
+        width=own.heads * own.value_dim,
+        heads=own.heads,
         facts=writer.keep(_facts(spec, layer)),
         value_dim=kept_sizes(spec, layer).value_dim,
     )

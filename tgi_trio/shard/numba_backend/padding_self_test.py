@@ -58,7 +58,7 @@ def _run(
 ) -> None:
     """Run an operation on rows in buffers, as two threads one after the other."""
     step, op, scratch = np.zeros((1,), STEP), np.zeros((1,), OPERATION), allocate_zeroed((4096,))
-    step["tokens"], step["threads"], step["heads"] = _TOKENS, 2, _HEADS
+    step["tokens"], step["threads"], op["heads"] = _TOKENS, 2, _HEADS
     for buffer, array in buffers.items():
         step["buffers"][0, buffer] = address(array)
     op["code"], op["facts"], op["width"], op["forms"] = code, address(facts), width, Form.WIDE

@@ -164,6 +164,12 @@ class Program:
         return max((max(own.dim, own.value_dim) for own in self._kept), default=0)
 
     @property
+    def widest_queries(self) -> int:
+        """The features of all heads' queries, or of what they say, in the layer with most."""
+        own = (kept_sizes(self.spec, layer) for layer in self.spec.layers if layer.attends)
+        return max((each.heads * max(each.dim, each.value_dim) for each in own), default=0)
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of a slot of recurrent states over all layers; 0: no states."""
         return int(self.operations[: self.end]["state_bytes"].sum())
@@ -283,7 +289,7 @@ class Program:
 
     def buffer_bytes(self, tokens: int, wanted: int) -> dict[Buffer, int]:
         """Return every buffer's size in bytes, for a number of tokens and of rows of logits."""
-        spec, queries = self.spec, self.spec.heads * self.widest_head
+        spec, queries = self.spec, self.widest_queries
         apart = spec.gated_attention or spec.gated_heads or self.has(OF_PADDING)
         own = find_widths(self.model, self.run, queries=queries, apart=apart)
         widest = max(spec.hidden_size, queries, own.mlp, own.mixed, self._built.writer.widest)

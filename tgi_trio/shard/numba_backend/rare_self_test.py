@@ -123,7 +123,7 @@ def _run(variant: Variant, code: Code, x: Floats, fields: dict[str, Any]) -> Flo
     scratch, positions = allocate_zeroed((4096,)), np.array(_POSITIONS, np.int32)
     step["tokens"], step["positions"] = _TOKENS, address(positions)
     step["token_ids"] = address(positions)
-    step["heads"], op["kv_heads"], op["head_dim"] = 1, 1, 32
+    op["heads"], op["kv_heads"], op["head_dim"] = 1, 1, 32
     step["buffers"][0, buffer] = address(rows)
     step["buffers"][0, Buffer.UNSORTED] = address(unsorted)
     op["code"], op["source"], op["target"], op["width"] = code, buffer, buffer, width

@@ -87,9 +87,12 @@ class Activation(IntEnum):
     QUICK_GELU = 4
     RELU2 = 5  # squared
     XIELU = 6  # with learned parameters, see `learned`
-    SIGMOID = 7  # for gates
+    SIGMOID = 7  # for gates, like the next one
+    SOFTPLUS = 8
 
 
+# Values of `DecoderSpec.gate_activation`.
+GATES = {"sigmoid": Activation.SIGMOID, "softplus": Activation.SOFTPLUS}
 ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
@@ -227,6 +230,7 @@ OPERATION = np.dtype(
         ("centred", "i8"),  # 1: LayerNorm, 0: RMSNorm
         ("keys", "i8"),  # the layer's K and V
         ("values", "i8"),
+        ("heads", "i8"),  # of queries
         ("kv_heads", "i8"),
         ("head_dim", "i8"),  # of a query and a key
         ("value_dim", "i8"),
@@ -404,7 +408,6 @@ STEP = np.dtype(
         ("run_count", "i8"),
         ("run_of", "i8"),  # int32 [T]
         ("low_stride", "i8"),  # bytes of a row of LOW
-        ("heads", "i8"),
         ("scores_bytes", "i8"),  # room for one head's scores
         ("scratch", "i8"),  # scratch memory of all threads
         ("scratch_bytes", "i8"),  # of each thread

@@ -18,7 +18,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
 )
 from tgi_trio.shard.numba_backend.tables import Activation
 
-SILU, GELU_TANH, GELU, QUICK_GELU, RELU2, XIELU, SIGMOID = (
+SILU, GELU_TANH, GELU, QUICK_GELU, RELU2, XIELU, SIGMOID, SOFTPLUS = (
     int(activation)
     for activation in (
         Activation.SILU,
@@ -28,6 +28,7 @@ SILU, GELU_TANH, GELU, QUICK_GELU, RELU2, XIELU, SIGMOID = (
         Activation.RELU2,
         Activation.XIELU,
         Activation.SIGMOID,
+        Activation.SOFTPLUS,
     )
 )
 
@@ -94,6 +95,8 @@ def activate(kind, x, learned):
         return xielu(x, learned)
     if kind == SIGMOID:
         return sigmoid_times(fill(1.0), x)
+    if kind == SOFTPLUS:
+        return softplus(x)
     if kind == SILU:
         return sigmoid_times(x, x)
     if kind == GELU_TANH:  # (1 + tanh(u)) / 2 is sigmoid(2u)

@@ -61,7 +61,7 @@ def attend(variant, step, op, counter, scratch):
     A prompt's items are ordered by KV head, whose K and V then stay in the cache; sequences that
     get one token each have nothing to share.
     """
-    parts = step.heads // (op.kv_heads * variant.heads)
+    parts = op.heads // (op.kv_heads * variant.heads)
     tiles = (step.tokens + step.tile - 1) // step.tile
     items = tiles * op.kv_heads * parts
     item = items - 1 - atomic_add(counter, 1)
@@ -130,7 +130,7 @@ def attend_rows(variant, tokens, rows, columns, step, op, token, own, following,
     seen = seen_tokens(step, op, last)
     hidden = hidden_tokens(step, op, token)
     table = table_of(step, token)
-    first = step.heads * token + own * variant.heads
+    first = op.heads * token + own * variant.heads
     query = step.buffers[QUERY] + first * size * variant.query_bytes
     scores = scratch + TILE_BYTES + number(rows) * size * 4
     if number(tokens) > 1:
@@ -160,7 +160,7 @@ def attend_rows(variant, tokens, rows, columns, step, op, token, own, following,
 def gather_queries(variant, tokens, step, op, query, target):
     """Copy the queries of some tokens next to each other; return their address."""
     size = variant.heads * op.head_dim * variant.query_bytes
-    stride = step.heads * op.head_dim * variant.query_bytes
+    stride = op.heads * op.head_dim * variant.query_bytes
     for i in range(number(tokens)):
         for byte in range(0, size, _LINE):
             store(target + i * size + byte, load(query + i * stride + byte))
@@ -308,7 +308,7 @@ def sum_values(
         store_tile(rows, columns, tile, tile_at, 4 * width)
         for i in range(number(rows)):
             token, head = i // variant.heads, i % variant.heads
-            target_row = place + (token * step.heads + head) * size + d
+            target_row = place + (token * op.heads + head) * size + d
             for j in range(0, width, LANES):
                 sum_ = load(tile_at + (i * width + j) * 4)
                 if variant.cache.eight:

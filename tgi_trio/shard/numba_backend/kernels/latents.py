@@ -77,10 +77,10 @@ def turn_parts(variant, rank, step, op, latent, scratch):
         row = turning_row(step, op, t, 0)
         cosines, sines = op.cosines + row, op.sines + row
         factor = query_factor(step, op, t)
-        for head in range(step.heads):
+        for head in range(op.heads):
             query = step.buffers[op.source] + t * latent.query_width * 4
             query += head * (latent.plain_dim + turned) * 4
-            place = t * step.heads + head
+            place = t * op.heads + head
             target = step.buffers[op.target] + place * latent.plain_dim * variant.active_bytes
             for i in range(0, latent.plain_dim, LANES):
                 store_active(
@@ -119,8 +119,8 @@ def multiply_heads(variant, rank, step, op, sums):
     """
     panels = op.outputs // PANEL
     steps = op.inputs // variant.weights.step
-    items = step.heads * panels
-    stride = step.heads * op.span * variant.active_bytes
+    items = op.heads * panels
+    stride = op.heads * op.span * variant.active_bytes
     for item in range(items * rank // step.threads, items * (rank + 1) // step.threads):
         head, panel = item // panels, item % panels
         source = step.buffers[op.source] + head * op.span * variant.active_bytes
@@ -133,7 +133,7 @@ def multiply_heads(variant, rank, step, op, sums):
             )  # fmt: skip
             for i in range(taken):
                 first, second = load(sums + i * 4 * PANEL), load(sums + i * 4 * PANEL + 4 * LANES)
-                place = (row + i) * step.heads + head
+                place = (row + i) * op.heads + head
                 if op.code == ABSORB:
                     place = place * op.head_dim + panel * PANEL
                     target = step.buffers[QUERY] + place * variant.query_bytes

@@ -142,7 +142,7 @@ def rotate(variant, rank, step, op, scratch):
     scales; the queries' scale includes the scale of K.
     """
     size, kv_heads = op.head_dim, op.kv_heads
-    group = step.heads // kv_heads
+    group = op.heads // kv_heads
     for item in range(rank, step.tokens * kv_heads, step.threads):
         t, kv_head = item // kv_heads, item % kv_heads
         scale = query_factor(step, op, t)
@@ -156,14 +156,14 @@ def rotate(variant, rank, step, op, scratch):
         for head in range(kv_head * group, (kv_head + 1) * group):
             query = qkv + head * size * 4
             turn_head(query, size, op.query_norm, op, cosines, sines)
-            target = step.buffers[QUERY] + (t * step.heads + head) * size * variant.query_bytes
+            target = step.buffers[QUERY] + (t * op.heads + head) * size * variant.query_bytes
             for i in range(0, size, LANES):
                 value = multiply(load(query + 4 * i), scale)
                 store_query(variant, target + i * variant.query_bytes, value)
         if op.reads_only:
             continue
-        key = qkv + (step.heads + kv_head) * size * 4
-        value = qkv + ((step.heads + kv_heads) * size + kv_head * op.value_dim) * 4
+        key = qkv + (op.heads + kv_head) * size * 4
+        value = qkv + ((op.heads + kv_heads) * size + kv_head * op.value_dim) * 4
         if op.keys_as_values:
             value = scratch + 8 * size
             for i in range(0, 4 * size, 4 * LANES):

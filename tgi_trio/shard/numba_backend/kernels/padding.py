@@ -73,8 +73,8 @@ def move_head(source, target, scratch, size, padded):
 @kernel
 def close_row(variant, step, op, padding, t):
     """Remove the padding of a row's heads, and write them as activations for the next product."""
-    row, size = step.buffers[op.source] + t * step.heads * op.value_dim * 4, padding.value_dim
-    for head in range(1, step.heads):
+    row, size = step.buffers[op.source] + t * op.heads * op.value_dim * 4, padding.value_dim
+    for head in range(1, op.heads):
         source, target = row + head * op.value_dim * 4, row + head * size * 4
         for i in range(0, 4 * size, 4 * LANES):
             store(target + i, load(source + i))

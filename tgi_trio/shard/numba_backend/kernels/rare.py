@@ -144,7 +144,7 @@ def reorder(step, op, t, scratch):
     """Reorder the dimensions of every query and key so that pairs are half a head apart: the new
     dimension i is the old `order[i]`.
     """
-    size, heads = op.head_dim, step.heads + op.kv_heads
+    size, heads = op.head_dim, op.heads + op.kv_heads
     row = step.buffers[QKV] + t * op.width * 4
     for head in range(heads):
         x = row + head * size * 4

@@ -36,6 +36,7 @@ def route_tokens(
     PER_TOKEN: tl.constexpr,
     ROUTING: tl.constexpr,  # as in `layers/routing.py`
     NORMALISE: tl.constexpr,
+    CAP: tl.constexpr,  # soft cap of logits; 0: none
     GROUPS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
     GROUPS_USED: tl.constexpr,
@@ -50,8 +51,8 @@ def route_tokens(
     logit = tl.load(logits + at, mask=there, other=0.0).to(tl.float32)
     choose_experts(
         weights, pairs, counts, counters, logit, bias, token, tokens, scale, jitter,
-        EXPERTS, PADDED, PER_TOKEN, ROUTING, NORMALISE, GROUPS, PADDED_GROUPS, GROUPS_USED,
-        HAS_BIAS, SHARED,
+        EXPERTS, PADDED, PER_TOKEN, ROUTING, NORMALISE, CAP, GROUPS, PADDED_GROUPS,
+        GROUPS_USED, HAS_BIAS, SHARED,
     )
 
 
@@ -82,6 +83,7 @@ def ask_router(
     PER_TOKEN: tl.constexpr,
     ROUTING: tl.constexpr,
     NORMALISE: tl.constexpr,
+    CAP: tl.constexpr,
     GROUPS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
     GROUPS_USED: tl.constexpr,
@@ -123,8 +125,8 @@ def ask_router(
         logit = logit.to(router.dtype.element_ty).to(tl.float32)
         choose_experts(
             weights, pairs, counts, counters, logit, bias, token[:, None], tokens, scale, jitter,
-            EXPERTS, PADDED, PER_TOKEN, ROUTING, NORMALISE, GROUPS, PADDED_GROUPS, GROUPS_USED,
-            HAS_BIAS, SHARED,
+            EXPERTS, PADDED, PER_TOKEN, ROUTING, NORMALISE, CAP, GROUPS, PADDED_GROUPS,
+            GROUPS_USED, HAS_BIAS, SHARED,
         )
 
 
@@ -145,6 +147,7 @@ def choose_experts(
     PER_TOKEN: tl.constexpr,
     ROUTING: tl.constexpr,
     NORMALISE: tl.constexpr,
+    CAP: tl.constexpr,
     GROUPS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
     GROUPS_USED: tl.constexpr,
@@ -154,6 +157,8 @@ def choose_experts(
     """Choose the experts of some tokens from their logits, and list the pairs."""
     expert = tl.arange(0, PADDED)[None, :]
     there = (token < tokens) & (expert < EXPERTS)
+    if CAP > 0.0:  # tanh(x) is 2 sigmoid(2x) - 1
+        logit = CAP * (2.0 * tl.sigmoid(2.0 * logit / CAP) - 1.0)
     logit = tl.where(expert < EXPERTS, logit, float("-inf"))
     odds, score = find_odds(logit, bias, expert, EXPERTS, ROUTING, HAS_BIAS)
     if GROUPS > GROUPS_USED:

@@ -154,6 +154,7 @@ class GroupedExperts:
             "PER_TOKEN": spec.per_token,
             "ROUTING": spec.routing,
             "NORMALISE": spec.normalise,
+            "CAP": spec.logit_cap,
             "GROUPS": spec.groups,
             "PADDED_GROUPS": pad_count(spec.groups),
             "GROUPS_USED": spec.groups_used,

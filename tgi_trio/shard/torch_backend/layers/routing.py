@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.spec import ExpertsSpec, Routing
+from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 
 # float32 [T, per_token] weights and int64 [T, per_token] experts.
 ChosenExperts = tuple[torch.Tensor, torch.Tensor]
@@ -20,7 +21,10 @@ def route(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) ->
     `logits`: [T, experts]; `bias`: float32 [experts], for "biased-softmax", both sigmoids and
     "sqrt-softplus".
     """
-    return _ROUTERS[spec.routing](logits.float(), spec, bias)
+    logits = logits.float()
+    if spec.logit_cap:
+        logits = soft_cap(logits, spec.logit_cap)
+    return _ROUTERS[spec.routing](logits, spec, bias)
 
 
 def _softmax(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> ChosenExperts:

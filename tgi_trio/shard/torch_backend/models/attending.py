@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.chosen_blocks import attend_blocks
@@ -92,9 +93,16 @@ class Attending:
         attended = attend_heads(attention, layer.shape, qkv, steps, tables.get(layer.rotary), batch)
         if gate is not None:
             by_head = (layer.shape.heads, -1)
-            gated = attended.unflatten(-1, by_head) * gate.sigmoid().unflatten(-1, by_head)
+            opened = self._open(gate).unflatten(-1, by_head)
+            gated = attended.unflatten(-1, by_head) * opened
             attended = gated.flatten(-2)
         return layer.output(attended)
+
+    def _open(self, gate: torch.Tensor) -> torch.Tensor:
+        """Return the activated gates."""
+        if self._spec.gate_activation == "softplus":
+            return functional.softplus(gate.float()).to(gate.dtype)
+        return gate.sigmoid()
 
     def _attend_latents(
         self,

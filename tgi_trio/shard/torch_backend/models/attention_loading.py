@@ -50,8 +50,12 @@ class AttentionLoader(WeightLoader):
         self.spec = spec
         self.run = range(len(spec.layers)) if run is None else run
         check_gates(spec, source.world_size)
-        self.heads = even_share(spec.heads, "attention heads", source.rank, source.world_size)
         self.rotaries: list[RotarySpec] = []  # of all layers that have been loaded
+
+    def heads(self, layer: LayerSpec) -> slice:
+        """Return this rank's query heads of a layer."""
+        count, source = self.spec.sizes(layer).heads, self.source
+        return even_share(count, "attention heads", source.rank, source.world_size)
 
     def attention(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> Attention:
         """Return this rank's heads of a layer."""
@@ -78,9 +82,10 @@ class AttentionLoader(WeightLoader):
     def attention_shape(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> AttentionLayer:
         """Return this rank's heads of a layer, what they see, and where their K and V are."""
         spec = self.spec
-        slopes, sinks = None, self.vector(refs.sinks)[self.heads] if refs.sinks else None
+        heads, count = self.heads(layer), spec.sizes(layer).heads
+        slopes, sinks = None, self.vector(refs.sinks)[heads] if refs.sinks else None
         if spec.alibi:
-            slopes = (alibi_slopes(spec.heads) * spec.alibi_scale)[self.heads]
+            slopes = (alibi_slopes(count) * spec.alibi_scale)[heads]
             slopes = slopes.to(self.source.device)
         key_scale, value_scale = self.source.kv_scales(kv_scales(spec, index))
         sizes, kept_by = spec.sizes(layer), layer.reads_layer
@@ -89,7 +94,7 @@ class AttentionLoader(WeightLoader):
         before = spec.layers[self.run.start : index if kept_by is None else kept_by]
         return AttentionLayer(
             index=sum(each.attends and each.reads_layer is None for each in before),
-            heads=self.heads.stop - self.heads.start,
+            heads=heads.stop - heads.start,
             kv_heads=kv_heads.stop - kv_heads.start,
             head_dim=sizes.dim,
             scale=layer.scale,
@@ -237,11 +242,12 @@ class AttentionLoader(WeightLoader):
         """Return a layer's cross-attention to images, None if it has none."""
         if refs is None:
             return None
+        heads = self.heads(layer)
         gate, mlp_gate = (self.tensor(ref).tanh().flatten() for ref in (refs.gate, refs.mlp_gate))
         return CrossAttention(
             CrossLayer(
                 number=sum(each.crosses is not None for each in self.spec.layers[:index]),
-                heads=self.heads.stop - self.heads.start,
+                heads=heads.stop - heads.start,
                 head_dim=self.spec.head_dim,
                 scale=layer.scale,
             ),
