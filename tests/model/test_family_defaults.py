@@ -24,6 +24,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 FAMILIES: dict[str, dict[str, Any]] = {
+    "afmoe": {},
     "cohere2_moe": {},
     "exaone4": {},
     "exaone_moe": {},
@@ -32,6 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granitemoeshared": {},
     "granitemoe_swa": {},
     "kolibri1": {},
+    "laguna": {},
     "mellum": {},
     "solar_open": {},
 }

@@ -65,6 +65,16 @@ _GRANITE: dict[str, Any] = {
     "logits_scaling": 2.0,
 }
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "afmoe": _EXPERTS
+    | {
+        "num_hidden_layers": 3,
+        "num_dense_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 24,
+        "num_experts": 4,
+        "route_scale": 1.5,
+        "mup_enabled": True,
+    },
     "apertus": {},
     "arcee": {},
     "cohere2_moe": {
@@ -191,6 +201,17 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
     "internlm3": {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    "laguna": _EXPERTS
+    | {
+        "num_hidden_layers": 3,
+        "num_attention_heads_per_layer": [4, 8, 8],
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "sliding_window": 24,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 48,
+        "moe_routed_scaling_factor": 1.5,
+        "moe_router_logit_softcapping": 2.0,
+    },
     "mellum": _EXPERTS
     | {
         "num_hidden_layers": 3,

@@ -62,10 +62,10 @@ have operations of its own around their attention ([latents](cpu-backend.md#late
 Layers may differ in what they keep of a token (Gemma 3n and 4, MiMo-V2-Flash): in the width and
 number of their heads, values may be narrower than keys, and the last layers may keep nothing and
 read what one before them has written. A block of K and V is of all layers, each with a part of its
-size (`torch_backend/kv_cache.py`). The CPU kernels serve all of them; on
-a device torch serves heads of more than 256 numbers and values narrower than keys, without kernels
-of our own. Gemma 3n's first layers cut gates at a bound that all gates
-of an MLP set together: such models are not split over ranks.
+size (`torch_backend/kv_cache.py`). Laguna's layers differ in the number of query heads, too. The
+CPU kernels serve all of them; on a device torch serves heads of more than 256 numbers and values
+narrower than keys, without kernels of our own. Gemma 3n's first layers cut gates at a bound that
+all gates of an MLP set together: such models are not split over ranks.
 
 DeepSeek V3.2 and GLM 5 attend to those tokens alone that an index scores best
 (`torch_backend/attention/indexed.py`): its keys lie behind the latents in the cache, in pages as
@@ -117,9 +117,10 @@ by their position instead; what a token's experts weigh multiplies what goes int
 kernels compute both; on a GPU there are no kernels for either, and torch computes it without
 recorded graphs.
 
-Mixtures most of whose layers have a window (`model/families/windowed.py`) turn by position in
-those alone. Command A+ runs through transformers if it joins shared experts neither as their
-average nor as their sum with others, or chooses experts by neither softmax nor sigmoid.
+Mixtures most of whose layers have a window (`model/families/windowed.py`) turn by position in those
+alone. Laguna runs through transformers with gates of a kind that it does not name. Command A+ runs
+through transformers if it joins shared experts neither as their average nor as their sum with
+others, or chooses experts by neither softmax nor sigmoid.
 
 Llama 3.2 Vision and Idefics 1 have layers that attend to images (`model/crossing_matrices.py`,
 `torch_backend/layers/crossing.py`), whose keys and values are the
@@ -170,8 +171,8 @@ the token after the next are left unread. Qwen 3.5's value heads lie in another 
 checkpoints, and are computed in it: ranks hold the last matrix of its delta rules as plain numbers.
 Of the newer families these are not read: DeepSeek V3.2 and V4, GLM 5, Hunyuan 3, MiniMax-M3,
 OLMo hybrid, RecurrentGemma, LFM3, and the mixtures that came after them (Command A+, K-EXAONE,
-Solar Open, FlexOlmo, Mellum, Kolibri, Flint, Granite's with windows); GPT-J and OPT, llama.cpp does
-not write.
+Solar Open, FlexOlmo, Mellum, Kolibri, Flint, Trinity, Laguna, A.X-K1, Granite's with windows);
+GPT-J and OPT, llama.cpp does not write.
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
 dequantised weights, and a small random model of each architecture, written as GGUF, with the

@@ -139,6 +139,7 @@ COMPRESSED: dict[str, dict[str, Any]] = {
 
 # Newer families, which are made of what others have.
 NEWER: dict[str, dict[str, Any]] = {
+    "afmoe": {"head_dim": 32},
     "apertus": {"head_dim": 32},
     "arcee": {"head_dim": 32},
     "cohere2_moe": {"head_dim": 32, "intermediate_size": 64},
@@ -166,6 +167,7 @@ NEWER: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 32},
     "hy_v3": {"head_dim": 32},
     "internlm3": {"head_dim": 32},
+    "laguna": {"head_dim": 32, "shared_expert_intermediate_size": 64},
     "kolibri1": {"head_dim": 32, "shared_expert_intermediate_size": 64},
     "mellum": {"head_dim": 32},
     "minimax_m2": {"head_dim": 32, "intermediate_size": 64},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +132,7 @@ def test_ranks_agree_on_the_smallest_cache() -> None:
     [
         ("llama", {}, 3, r"4 attention heads.*3 shards.*--num-shard"),
         ("llama", SIX_HEADS, 2, "3 key-value heads"),
+        ("laguna", {"num_attention_heads_per_layer": [4, 6, 6]}, 4, "6 attention heads"),
         ("llama", {"intermediate_size": 129}, 2, "129 MLP columns"),
         ("olmo2", {"num_key_value_heads": 1}, 2, "normalises all key heads together"),
         ("granitemoehybrid", THREE_GROUPS, 2, "3 groups of heads"),
@@ -139,7 +141,7 @@ def test_ranks_agree_on_the_smallest_cache() -> None:
     ],
 )
 def test_what_cannot_be_split_is_refused(
-    checkpoint: Checkpoint, family: str, overrides: dict[str, int], size: int, message: str
+    checkpoint: Checkpoint, family: str, overrides: dict[str, Any], size: int, message: str
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
         with ranks_of(checkpoint(family, **overrides), size, GreedyRecorder()):

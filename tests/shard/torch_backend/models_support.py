@@ -45,6 +45,7 @@ IMAGED = {"idefics"}  # tested beside images: `tests/shard/images`
 ALONE = sorted(FAMILIES.keys() - RENAMED - INNER - IMAGED)  # the others
 # Of attention alone, tested as a batch runs them: `test_newer_families.py`.
 NEWER = (
+    "afmoe",
     "apertus",
     "arcee",
     "cohere2_moe",
@@ -66,6 +67,7 @@ NEWER = (
     "hunyuan_v1_moe",
     "hy_v3",
     "kolibri1",
+    "laguna",
     "llama4_text",
     "mellum",
     "minimax_m2",

@@ -35,9 +35,11 @@ FAMILIES = (
     *("cohere", "olmo2", "stablelm", "mpt", "opt", "qwen3_moe", "deepseek_v3", "gpt_oss"),
     # And of every kind that keeps a state.
     *("lfm2", "qwen3_5_text", "bamba"),
+    # Experts parallel to attention, weighted by sigmoids; heads that differ in number, with gates.
+    *("cohere2_moe", "laguna"),
 )
 # Whose positions nothing turns, or more than one table.
-APART = ("gpt2", "bloom", "mpt", "opt", "gemma3_text")
+APART = ("gpt2", "bloom", "mpt", "opt", "gemma3_text", "laguna")
 # Whose heads are rotated at most, and whose attention has the norm before it for itself.
 TURNED = (
     *("qwen2", "gemma2", "phi3", "gpt2", "bloom", "stablelm", "mpt", "opt", "gpt_oss", "bamba"),

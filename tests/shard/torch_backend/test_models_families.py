@@ -83,6 +83,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "expert_selection_fn": "softmax",
         },
     ),
+    ("afmoe", {"attention_bias": True, "mup_enabled": False}),
+    ("laguna", {"gating": "per-element", "attention_bias": True}),
     ("granitemoe_swa", {"shared_intermediate_size": 0, "layer_rope_theta": None}),
     *((family, {"head_dim": 32}) for family in ("bamba", "cohere2", "phimoe", "smollm3")),
     ("dbrx", {"ffn_config": {"ffn_hidden_size": 48, "moe_normalize_expert_weights": None}}),

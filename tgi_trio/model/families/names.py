@@ -328,6 +328,25 @@ KOLIBRI1 = replace(
     shared_expert="mlp.shared_experts.",
 )
 
+AFMOE = replace(
+    QWEN3_MOE,
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm="pre_mlp_layernorm",
+    mlp_post_norm="post_mlp_layernorm",
+    output_gate="self_attn.gate_proj",
+    router="mlp.router.gate",
+    choice_bias="mlp.expert_bias",
+    shared_expert="mlp.shared_experts.",
+)
+
+LAGUNA = replace(
+    QWEN3_MOE,
+    head_gate="self_attn.g_proj",
+    choice_bias="mlp.experts.e_score_correction_bias",
+    shared_expert="mlp.shared_expert.",
+)
+LAGUNA_WIDE_GATES = replace(LAGUNA, head_gate="", output_gate="self_attn.g_proj")
+
 FLINT = replace(QWEN3_MOE, shared_expert="mlp.shared_expert.", sinks="self_attn.softmax_offset")
 
 QWEN3_VL_MOE = replace(

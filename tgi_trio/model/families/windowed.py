@@ -81,6 +81,34 @@ def _cohere_windows(config: ModelConfig, first: int, count: int) -> list[int]:
     return before + [window if (i + 1) % every else 0 for i in range(count - first)]
 
 
+def afmoe(config: ModelConfig) -> DecoderSpec:
+    """Trinity (Arcee 2025): a gate for each number that heads say, and norms around each part."""
+    every = int(config.get("global_attn_every_n_layers", 4))
+    count, hidden = int(config.need("num_hidden_layers")), int(config.need("hidden_size"))
+    width = int(config.get("moe_intermediate_size", 1408))
+    spec = _normed_heads(
+        config,
+        names.AFMOE,
+        [(i + 1) % every > 0 for i in range(count)],
+        window=1024,
+        gated_attention=True,
+        embedding_scale=hidden**0.5 if config.get("mup_enabled", False) else 1.0,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        **attention_bias(config),
+    )
+    experts = ExpertsSpec(
+        count=int(config.get("num_experts", 64)),
+        per_token=int(config.get("num_experts_per_tok", 6)),
+        width=width,
+        normalise=True,
+        shared_width=width * int(config.get("num_shared_experts", 2)),
+        routing="grouped-sigmoid",
+        scale=float(config.get("route_scale", 1.0)),
+    )
+    first = int(config.get("num_dense_layers", 1))
+    return set_sparse(spec, experts, [i >= first for i in range(count)])
+
+
 def kolibri1(config: ModelConfig) -> DecoderSpec:
     """Kolibri 1 (Aleph Alpha 2026): experts chosen by biased logits, weighted by sigmoids."""
     every_fifth = [(i + 1) % 5 > 0 for i in range(int(config.need("num_hidden_layers")))]
