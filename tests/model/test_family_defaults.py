@@ -25,6 +25,7 @@ SIZES: dict[str, Any] = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "afmoe": {},
+    "axk1": {},
     "cohere2_moe": {},
     "exaone4": {},
     "exaone_moe": {},

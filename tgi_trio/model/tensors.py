@@ -38,7 +38,7 @@ def decoder_claims(spec: DecoderSpec) -> TensorClaims:
     names = spec.names
     # A copy of the embedding, if the file has one.
     known = {f"{names.head}.weight": None} if spec.tied_head else {}
-    known |= dict.fromkeys(_unread_heads(spec))
+    known |= dict.fromkeys((*_unread_heads(spec), *_unread_norms(spec)))
     scales = (name for i in range(len(spec.layers)) for part in kv_scales(spec, i) for name in part)
     tables = (part.name for part in _parts(spec) if isinstance(part, TensorRef) and part.integers)
     return TensorClaims(
@@ -55,6 +55,13 @@ def _unread_heads(spec: DecoderSpec) -> Iterator[str]:
         if layer.reads_layer is not None or layer.crosses is not None:
             for part in (names.key, names.value, names.key_norm):
                 yield f"{names.layer.format(index)}{part}.weight"
+
+
+def _unread_norms(spec: DecoderSpec) -> Iterator[str]:
+    """Yield norms of MLPs that A.X-K1's published files have in layers which do not use them."""
+    for index, layer in enumerate(spec.layers):
+        if layer.names is not None and not layer.names.mlp_post_norm and spec.names.mlp_post_norm:
+            yield f"{spec.names.layer.format(index)}{spec.names.mlp_post_norm}.weight"
 
 
 def kv_scales(spec: DecoderSpec, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -150,6 +150,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "codegen": _GPT | {"rotary_dim": 8},
     "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy"},
     "deepseek_v3": _LATENT,
+    "axk1": _LATENT | {"num_local_experts": ABSENT, "num_experts": ABSENT},
     "deepseek_v32": _LATENT | _INDEX,
     "glm_moe_dsa": _LATENT
     | _INDEX

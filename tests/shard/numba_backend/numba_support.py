@@ -133,6 +133,7 @@ COMPRESSED: dict[str, dict[str, Any]] = {
     "kimi_linear": _LATENTS | {"q_lora_rank": None, "linear_head_dim": 32},
     "deepseek_v2": _LATENTS | {"q_lora_rank": None},
     "deepseek_v3": _LATENTS,
+    "axk1": _LATENTS,
     "glm4_moe_lite": _LATENTS,
     "mistral4": _LATENTS,
 }

@@ -48,6 +48,7 @@ NEWER = (
     "afmoe",
     "apertus",
     "arcee",
+    "axk1",
     "cohere2_moe",
     "deepseek_v32",
     "deepseek_v4",

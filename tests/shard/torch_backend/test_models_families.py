@@ -28,6 +28,8 @@ from tests.shard.torch_backend.models_support import (
     sequences,
 )
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.check import check_checkpoint, supported_spec
+from tgi_trio.model.config import read_config
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.checkpoints import make_checkpoint
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE
@@ -285,6 +287,21 @@ def test_deepseek_v4_by_the_names_of_its_modules(checkpoint: Checkpoint, tmp_pat
     golden.model.save_pretrained(folder, save_original_format=False)
     assert "model.layers.1.mlp.experts.gate_up_proj" in load_file(folder / "model.safetensors")
     _check_against(folder, golden)
+
+
+def test_axk1_as_the_hub_has_it(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Without biases for the choice of experts; a dense layer has a norm that nothing reads."""
+    original = checkpoint("axk1")
+    folder = Path(shutil.copytree(original, tmp_path / "hub"))
+    tensors = load_file(folder / "model.safetensors")
+    bias = tensors.pop("model.layers.1.mlp.gate.e_score_correction_bias")
+    assert bias.any()
+    norm = tensors["model.layers.1.post_mlp_layernorm.weight"]
+    tensors["model.layers.0.post_mlp_layernorm.weight"] = norm.clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = read_config(folder)
+    check_checkpoint(config, supported_spec(config))
+    _check_against(folder, Golden(folder))
 
 
 @pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=lambda v: str(v)[:60])

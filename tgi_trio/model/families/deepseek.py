@@ -10,6 +10,7 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_kin import with_yarn
 from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.told_by_files import is_stored
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import (
     DecoderSpec,
@@ -43,11 +44,13 @@ def deepseek_v3(config: ModelConfig) -> DecoderSpec:
     return _deepseek(config, experts, names.DEEPSEEK_V3, dense=3)
 
 
-def v3_experts(config: ModelConfig, *, groups: int, groups_used: int) -> ExpertsSpec:
-    """Return the experts of V3 and its successors; `groups` and `groups_used` are defaults."""
+def v3_experts(
+    config: ModelConfig, *, groups: int, groups_used: int, count: int = 256
+) -> ExpertsSpec:
+    """Return the experts of V3 and its successors; the numbers are defaults."""
     width = int(config.get("moe_intermediate_size", 2048))
     return ExpertsSpec(
-        count=int(config.get("n_routed_experts", 256)),
+        count=int(config.get("n_routed_experts", config.get("num_local_experts", count))),
         per_token=int(config.get("num_experts_per_tok", 8)),
         width=width,
         normalise=bool(config.get("norm_topk_prob", True)),
@@ -57,6 +60,25 @@ def v3_experts(config: ModelConfig, *, groups: int, groups_used: int) -> Experts
         groups_used=int(config.get("topk_group", groups_used)),
         scale=float(config.get("routed_scaling_factor", 2.5)),
     )
+
+
+def axk1(config: ModelConfig) -> DecoderSpec:
+    """A.X-K1 (SK Telecom 2026): V3 with a norm of what experts say; on the hub no bias for them."""
+    kinds, every = config.get("mlp_layer_types"), int(config.get("moe_layer_freq", 1))
+    first, count = (
+        int(config.get("first_k_dense_replace", 1)),
+        int(config.need("num_hidden_layers")),
+    )
+    sparse = [i >= first and i % every == 0 for i in range(count)]
+    sparse = [kind == "sparse" for kind in kinds] if kinds else sparse
+    own = names.AXK1
+    if True in sparse and not is_stored(config, own, sparse.index(True), own.choice_bias):
+        own = replace(own, choice_bias="")
+    experts = v3_experts(config, groups=8, groups_used=4, count=192)
+    spec = deepseek_spec(config, experts, own, sparse=sparse)
+    dense = replace(own, mlp_post_norm="")
+    layers = (la if la.experts else replace(la, names=dense) for la in spec.layers)
+    return replace(spec, layers=tuple(layers))
 
 
 def mistral4(config: ModelConfig) -> DecoderSpec | None:

@@ -632,6 +632,8 @@ MISTRAL4_APART = replace(MISTRAL4, **_APART)
 
 DEEPSEEK_V3 = replace(DEEPSEEK_V2, choice_bias="mlp.gate.e_score_correction_bias")
 
+AXK1 = replace(DEEPSEEK_V3, mlp_post_norm="post_mlp_layernorm")
+
 DEEPSEEK_V32 = replace(
     DEEPSEEK_V3,
     index_query="self_attn.indexer.wq_b",

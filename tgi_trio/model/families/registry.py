@@ -75,6 +75,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "gpt_oss": mixtures.gpt_oss,
     "deepseek_v2": deepseek.deepseek_v2,
     "deepseek_v3": deepseek.deepseek_v3,
+    "axk1": deepseek.axk1,
     "deepseek_v32": sparse.deepseek_v32,
     "glm_moe_dsa": sparse.glm_moe_dsa,
     "deepseek_v4": compressed.deepseek_v4,

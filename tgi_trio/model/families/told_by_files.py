@@ -79,6 +79,16 @@ def choose_names(config: ModelConfig, choices: Mapping[str, Names]) -> Names:
     return next((own for key, own in choices.items() if key in parts), next(iter(choices.values())))
 
 
+def is_stored(config: ModelConfig, names: Names, layer: int, name: str) -> bool:
+    """Return whether the checkpoint has a layer's tensor, or no weights at all."""
+    try:
+        stored = stored_names(config.folder)
+    except ModelLoadError:
+        return True
+    whole = names.layer.format(layer) + name
+    return whole in stored or whole.removeprefix(names.base) in stored
+
+
 def _turn_experts(tensors: Mapping[str, StoredTensor], spec: DecoderSpec) -> DecoderSpec:
     """Return `spec` with experts as [outputs, inputs], if the checkpoint has them so.
 
