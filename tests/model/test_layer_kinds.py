@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,27 @@ def test_tokens_with_tables_of_their_own_are_split_as_one_vocabulary(
             for cut in outer_refs(spec).embedding.cuts(share)
         ]
         assert [id for part in rows for id in part] == list(range(66))[each * rank :][:each]
+
+
+def test_gpt_sw3_is_gpt_2_by_another_name(tmp_path: Path) -> None:
+    values = {"vocab_size": 64, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    spec = spec_of(tmp_path, values | {"model_type": "gpt-sw3"})
+    assert replace(spec, family="gpt2") == spec_of(tmp_path, values | {"model_type": "gpt2"})
+
+
+def test_layers_of_gpt_neo_have_to_be_named(tmp_path: Path) -> None:
+    values = SIZES | {"model_type": "gpt_neo", "num_layers": 4, "num_heads": 4}
+    spec = spec_of(tmp_path, values | {"attention_types": [[["global", "local"], 2]]})
+    assert [layer.window for layer in spec.layers] == [0, 256, 0, 256]
+    for wrong in ([[["global", "local"], 3]], [[["global", "bsparse"], 2]]):
+        with pytest.raises(ModelLoadError, match="no 'global' or 'local' for each layer"):
+            spec_of(tmp_path, values | {"attention_types": wrong})
+
+
+@pytest.mark.parametrize("said", [{"clip_qkv": 8.0}, {"use_sliding_window": True}])
+def test_what_transformers_refuses_of_iquest_coder_is_none_of_ours(
+    tmp_path: Path, said: dict[str, Any]
+) -> None:
+    values = SIZES | {"model_type": "iquestcoder", "intermediate_size": 96} | said
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert decoder_spec(read_config(tmp_path)) is None

@@ -69,6 +69,13 @@ def rotary(
     )
 
 
+def with_rotary(config: ModelConfig, parameters: Mapping[str, Any]) -> ModelConfig:
+    """Return the config with a family's default `rope_parameters`, if it has none of its own."""
+    if config.get("rope_parameters") or config.get("rope_scaling"):
+        return config
+    return replace(config, values={**config.values, "rope_parameters": dict(parameters)})
+
+
 def _is_the_same_at_every_length(parameters: Mapping[str, Any]) -> bool:
     """Whether longrope has one set of divisors and one scale, as for Llama 3 in GGUF."""
     pairs = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
@@ -128,11 +135,14 @@ def _name_type(parameters: dict[str, Any]) -> dict[str, Any]:
     return {**parameters, "rope_type": _OLDER_NAMES.get(kind, kind)}
 
 
-def sliding_windows(config: ModelConfig, every: int = 0, window: int = 4096) -> list[int]:
+def sliding_windows(
+    config: ModelConfig, every: int = 0, window: int = 4096, *, first: bool = False
+) -> list[int]:
     """Return each layer's sliding window, 0 for none; `window`: the family's default.
 
     `layer_types` states which layers have one. In older files, with `every`: all layers but every
-    n-th (Gemma); without: those from `max_window_layers` on if `use_sliding_window` (Qwen).
+    n-th (Gemma), which is the first of each n if `first`; without: those from `max_window_layers`
+    on if `use_sliding_window` (Qwen).
     """
     count = int(config.need("num_hidden_layers"))
     window = int(config.get("sliding_window", window))
@@ -140,8 +150,9 @@ def sliding_windows(config: ModelConfig, every: int = 0, window: int = 4096) -> 
     if kinds:
         return [window if kind == "sliding_attention" else 0 for kind in kinds]
     if every:
-        return [window if (i + 1) % every else 0 for i in range(count)]
+        whole = 0 if first else every - 1  # the layer without a window among every n
+        return [window if i % every != whole else 0 for i in range(count)]
     if not config.get("use_sliding_window", False):
         return [0] * count
-    first = int(config.get("max_window_layers", 28))
-    return [window if i >= first else 0 for i in range(count)]
+    begin = int(config.get("max_window_layers", 28))
+    return [window if i >= begin else 0 for i in range(count)]

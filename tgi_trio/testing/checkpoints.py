@@ -26,6 +26,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 
+_IDS: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -244,7 +245,7 @@ def make_checkpoint(
     special = (_FAMILY | tiny_hybrids.FAMILIES | tiny_families.FAMILIES).get(family, {})
     values = ({} if "vocab_size" in special else _COMMON) | special | overrides
     values = {name: value for name, value in values.items() if value is not ABSENT}
-    config = AutoConfig.for_model(family, **values, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    config = AutoConfig.for_model(family, **(_IDS | values))
     kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if type(config) not in kind._model_mapping:  # a model that reads images, or its text model
         kind = AutoModelForImageTextToText
@@ -351,7 +352,8 @@ def _fill(
 
     noise = torch.randn(parameter.shape, generator=generator)
     if parameter.dim() >= 2:
-        if "Attention.q." in name:  # T5 keeps the scale of its scores in these weights
+        # T5 and GPT-Neo keep the scale of their scores in these weights
+        if "Attention.q." in name or "attn.attention.q_proj" in name:
             noise = noise / 4.0
         if "shared_transformer" in name:  # Zamba2's blocks have no residual connection
             noise = noise / 2.0

@@ -15,6 +15,14 @@ _EXPERTS: dict[str, Any] = {
     "norm_topk_prob": True,
     "head_dim": 16,
 }
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+}
 # Layers without a window have wider heads, and keys as values.
 GEMMA4: Final[dict[str, Any]] = {
     "head_dim": 16,
@@ -77,6 +85,8 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     },
     "apertus": {},
     "arcee": {},
+    "biogpt": {"num_key_value_heads": ABSENT},
+    "cwm": {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 24},
     "cohere2_moe": {
         "head_dim": 16,
         "num_hidden_layers": 3,
@@ -168,6 +178,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     },
     "gemma4_text": GEMMA4 | {"final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 0},
     "gemma4_unified_text": GEMMA4,
+    "glm": {"head_dim": 16},
     "glm4": {"head_dim": 16},
     "glm4_moe": _EXPERTS
     | {
@@ -187,6 +198,24 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
     },
+    "gpt_neo": {
+        "num_hidden_layers": ABSENT,
+        "num_attention_heads": ABSENT,
+        "num_key_value_heads": ABSENT,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 24,
+    },
+    "granite_swa": {
+        "num_hidden_layers": 5,
+        "sliding_window": 24,
+        "layer_rope_theta": [0, 10000.0, 500.0, 0, 10000.0],
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.8,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+    },
     "granitemoe": _GRANITE,
     "granitemoeshared": _GRANITE | {"shared_intermediate_size": 40},
     "granitemoe_swa": _GRANITE
@@ -196,6 +225,13 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "sliding_window": 24,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
         "layer_rope_theta": [0, 10000.0, 500000.0],
+    },
+    "helium": {"num_key_value_heads": 4, "head_dim": 16, "mlp_bias": True},
+    "hyperclovax": {
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.8,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 0.5,
     },
     "hy_v3": _EXPERTS | {"num_experts": 4, "num_local_experts": 4},
     "hunyuan_v1_dense": {"head_dim": 16},
@@ -228,6 +264,13 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "shared_expert_intermediate_size": 48,
         "norm_topk_prob": False,
     },
+    "iquestcoder": {"head_dim": 16},
+    "jais2": {},
+    "ministral": {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "ministral3": {"head_dim": 16, "rope_parameters": _SHARPER},
     "mimo_v2_flash": {
         "head_dim": 16,
@@ -256,6 +299,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "first_k_dense_replace": 1,
         "rope_parameters": _SHARPER | {"partial_rotary_factor": 0.5},
     },
+    "minicpm3": _LATENT,
     "minimax_m2": {"num_local_experts": 4, "intermediate_size": 48, "head_dim": 16}
     | {"num_experts_per_tok": 2},
     "minimax_m3_vl_text": {
@@ -279,5 +323,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "seed_oss": {"head_dim": 16},
     "vaultgemma": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24},
     "solar_open": _EXPERTS | {"n_routed_experts": 4, "routed_scaling_factor": 1.5},
+    # as it loads, transformers zeroes the row of padding, which is the head's as well
+    "youtu": _LATENT | {"pad_token_id": None},
     "smollm3": {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
 }

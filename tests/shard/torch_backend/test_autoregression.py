@@ -71,7 +71,7 @@ def test_other_tokens_than_its_own_are_not_served(
 
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [("bert", {"is_decoder": True}), ("ctrl", {}), ("biogpt", {})],
+    [("bert", {"is_decoder": True}), ("ctrl", {}), ("codegen", {})],
 )
 def test_its_own_tokens_are_served(checkpoint: Make, family: str, changes: dict[str, Any]) -> None:
     folder = checkpoint(family, **changes)

@@ -133,6 +133,14 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "layer_types": ["full_attention", "chunked_attention", "chunked_attention"],
         },
     ),
+    ("hyperclovax", {"use_post_norm": False, "attention_multiplier": None, "mlp_bias": True}),
+    ("granite_swa", {"layer_rope_theta": None, "attention_bias": True}),
+    ("minicpm3", {"q_lora_rank": None, "scale_depth": None, "dim_model_base": None}),
+    ("minicpm3", {"rope_parameters": SHARPER, "attention_bias": True, "mlp_bias": True}),
+    ("youtu", {"rope_interleave": False, "rope_parameters": SHARPER}),
+    ("gpt_neo", {"attention_types": [[["local"], 2]], "intermediate_size": 96}),
+    ("biogpt", {"scale_embedding": False}),
+    ("jais2", {"attention_bias": False, "mlp_bias": False}),
     ("llama4_text", {"rope_parameters": SHARPER}),  # heads are longer behind their turn
     ("gemma3n_text", GEMMA3N_SPARSE),
     (  # one block, which does not turn and whose queries stay as they are

@@ -1,9 +1,10 @@
-"""DeepSeek V2 and V3: latent attention, and experts chosen by groups."""
+"""DeepSeek V2, V3 and their kin: latent attention, dense or with experts chosen by groups."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
@@ -110,6 +111,44 @@ def mistral4(config: ModelConfig) -> DecoderSpec | None:
     )
 
 
+def youtu(config: ModelConfig) -> DecoderSpec:
+    """Youtu-LLM (Tencent 2026): DeepSeek-V3's attention in a dense model."""
+    spec = _dense(config)
+    return replace(spec, tied_head=bool(config.get("tie_word_embeddings", True)))
+
+
+def minicpm3(config: ModelConfig) -> DecoderSpec:
+    """MiniCPM3 (OpenBMB 2024): pairs are half of what turns apart; scaled as MiniCPM is."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    layers = int(config.need("num_hidden_layers"))
+    values = {**config.values, "rope_interleave": False}
+    spec = _dense(
+        replace(config, values=values),
+        rank=256,
+        query_rank=768,
+        plain_dim=64,
+        rotary_dim=32,
+        value_dim=hidden // heads,
+        norm_eps=1e-5,
+    )
+    # null scales nothing, as in the class of transformers
+    depth = config.values.get("scale_depth", 1.4)
+    base = config.values.get("dim_model_base", 256)
+    return replace(
+        spec,
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+        embedding_scale=float(config.get("scale_emb", 12)),
+        residual_scale=1.0 if depth is None else float(depth) / math.sqrt(layers),
+        logit_scale=1.0 if base is None else float(base) / hidden,
+    )
+
+
+def _dense(config: ModelConfig, **defaults: Any) -> DecoderSpec:
+    """Return the spec of a model without experts; `defaults` as for `deepseek_spec`."""
+    sparse = [False] * int(config.need("num_hidden_layers"))
+    return deepseek_spec(config, None, names.LATENT, sparse=sparse, **defaults)
+
+
 def _deepseek(config: ModelConfig, experts: ExpertsSpec, kept: Names, *, dense: int) -> DecoderSpec:
     """Return the spec with `experts` in all but the first layers, by default `dense` of them."""
     first = int(config.get("first_k_dense_replace", dense))
@@ -119,13 +158,14 @@ def _deepseek(config: ModelConfig, experts: ExpertsSpec, kept: Names, *, dense: 
 
 def deepseek_spec(
     config: ModelConfig,
-    experts: ExpertsSpec,
+    experts: ExpertsSpec | None,
     kept: Names,
     *,
     sparse: list[bool],
     rank: int = 512,
     query_rank: int = 1536,
     plain_dim: int = 128,
+    rotary_dim: int = 64,
     value_dim: int = 128,
     norm_eps: float = 1e-6,
 ) -> DecoderSpec:
@@ -138,7 +178,7 @@ def deepseek_spec(
         # null means that queries are not compressed; absent means the family's default
         query_rank=int(config.values.get("q_lora_rank", query_rank) or 0),
         plain_dim=int(config.get("qk_nope_head_dim", plain_dim)),
-        rotary_dim=int(config.get("qk_rope_head_dim", 64)),
+        rotary_dim=int(config.get("qk_rope_head_dim", rotary_dim)),
         value_dim=int(config.get("v_head_dim", value_dim)),
         bias=bool(config.get("attention_bias", False)),
     )

@@ -29,6 +29,11 @@ def _glm(config: ModelConfig, *, head_dim: int, partial: float, biased: bool) ->
     )
 
 
+def glm(config: ModelConfig) -> DecoderSpec:
+    """GLM-4 9B and GLM-Edge (Zhipu AI 2024): norms before each part alone."""
+    return replace(glm4(config), names=names.GLM)
+
+
 def glm4(config: ModelConfig) -> DecoderSpec:
     head_dim = int(config.get("head_dim", 128))
     biased = bool(config.get("attention_bias", True))

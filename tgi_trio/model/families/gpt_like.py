@@ -80,6 +80,28 @@ def gpt_bigcode(config: ModelConfig) -> DecoderSpec | None:
     )
 
 
+def gpt_neo(config: ModelConfig) -> DecoderSpec:
+    """GPT-Neo (EleutherAI 2021): scores are not scaled; "local" layers have a window."""
+    hidden, heads = int(config.get("hidden_size", 2048)), int(config.get("num_heads", 16))
+    runs = config.get("attention_types") or [[["global", "local"], 12]]
+    kinds = [kind for run, times in runs for kind in run * times]
+    if len(kinds) != int(config.get("num_layers", 24)) or set(kinds) - {"global", "local"}:
+        raise ValueError(f"attention_types {runs} are no 'global' or 'local' for each layer")
+    window = int(config.get("window_size", 256))
+    return _spec(
+        config,
+        hidden=hidden,
+        heads=heads,
+        layers=tuple(LayerSpec(scale=1.0, window=window * (kind == "local")) for kind in kinds),
+        names=names.GPT_NEO,
+        mlp_width=int(config.get("intermediate_size", 4 * hidden)),
+        qkv_bias=False,
+        activation=config.get("activation_function", "gelu_new"),
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+        position_rows=config.max_positions,
+    )
+
+
 def gptj(config: ModelConfig) -> DecoderSpec:
     hidden, heads = int(config.get("n_embd", 4096)), int(config.get("n_head", 16))
     head_dim = hidden // heads
@@ -172,6 +194,27 @@ def opt(config: ModelConfig) -> DecoderSpec | None:
         output_bias=biased,
         mlp_bias=biased,
         activation=config.get("activation_function", "relu"),
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+        position_rows=config.max_positions + 2,  # the first two rows are for padding
+        position_offset=2,
+    )
+
+
+def biogpt(config: ModelConfig) -> DecoderSpec:
+    """BioGPT (Microsoft 2022): OPT with scaled embeddings."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    scaled = bool(config.get("scale_embedding", True))
+    return _spec(
+        config,
+        hidden=hidden,
+        heads=heads,
+        layers=(LayerSpec(scale=(hidden // heads) ** -0.5),)
+        * int(config.need("num_hidden_layers")),
+        names=names.BIOGPT,
+        mlp_width=int(config.need("intermediate_size")),
+        norm_eps=1e-5,  # whatever config.json says
+        activation=config.get("hidden_act", "gelu"),
+        embedding_scale=hidden**0.5 if scaled else 1.0,
         tied_head=bool(config.get("tie_word_embeddings", True)),
         position_rows=config.max_positions + 2,  # the first two rows are for padding
         position_offset=2,

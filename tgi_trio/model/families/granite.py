@@ -1,4 +1,4 @@
-"""Granite's mixtures (IBM 2024 to 2026)."""
+"""Granite's kin: its mixtures, windows and sinks (IBM 2024 to 2026), HyperCLOVA X (Naver 2025)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import granite
 from tgi_trio.model.families.mixtures import EXPERTS_APART
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, RotarySpec
+from tgi_trio.model.reading import sliding_windows
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
 
 
 def granitemoe(config: ModelConfig) -> DecoderSpec:
@@ -38,25 +39,41 @@ def granitemoeshared(config: ModelConfig) -> DecoderSpec:
     return replace(own, names=names.GRANITE_MOE_SHARED)
 
 
-def granitemoe_swa(config: ModelConfig) -> DecoderSpec:
-    """Granite 5: windows in three of four layers, sinks, and a rotary base for each layer."""
-    spec, count = granitemoeshared(config), int(config.need("num_hidden_layers"))
-    kinds = config.get("layer_types") or [
-        "sliding_attention" if i % 4 else "full_attention" for i in range(count)
-    ]
-    window = int(config.values.get("sliding_window", 128) or 0)
-    bases = config.get("layer_rope_theta") or [None] * count
-    layers = (
-        replace(
-            la,
-            window=window if kind == "sliding_attention" else 0,
-            rotary=la.rotary if base is None else _with_base(la.rotary, float(base)),
-        )
-        for la, kind, base in zip(spec.layers, kinds, bases, strict=True)
+def granite_swa(config: ModelConfig) -> DecoderSpec:
+    """Granite with sinks, and windows in all but the first of every four layers."""
+    return replace(
+        _with_windows(config, granite(config)),
+        names=names.GRANITE_SWA,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        tied_head=bool(config.get("tie_word_embeddings", True)),
     )
-    return replace(spec, names=names.GRANITE_MOE_SWA, layers=tuple(layers))
 
 
-def _with_base(turning: RotarySpec | None, base: float) -> RotarySpec | None:
-    """Return a layer's rotary embedding; base 0: the layer has no positions."""
-    return replace(turning, theta=base) if turning and base else None
+def granitemoe_swa(config: ModelConfig) -> DecoderSpec:
+    """Granite 5: its mixtures with such windows and sinks."""
+    return replace(_with_windows(config, granitemoeshared(config)), names=names.GRANITE_MOE_SWA)
+
+
+def _with_windows(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
+    """Return `spec` with windows, and with a base of rotation per layer; 0: it does not rotate."""
+    windows = sliding_windows(config, every=4, window=128, first=True)
+    bases = config.get("layer_rope_theta") or [None] * len(windows)
+    layers = []
+    for layer, window, base in zip(spec.layers, windows, bases, strict=True):
+        turning = layer.rotary
+        if turning is not None and base is not None:
+            turning = replace(turning, theta=float(base)) if base else None
+        layers.append(replace(layer, window=window, rotary=turning))
+    return replace(spec, layers=tuple(layers))
+
+
+def hyperclovax(config: ModelConfig) -> DecoderSpec:
+    """HyperCLOVA X SEED: logits are multiplied where Granite's are divided; norms after parts."""
+    spec = granite(config)
+    scale = float(config.get("attention_multiplier", spec.head_dim**-0.5))
+    return replace(
+        spec,
+        layers=tuple(replace(layer, scale=scale) for layer in spec.layers),
+        names=names.HYPERCLOVAX if config.get("use_post_norm", True) else names.LLAMA,
+        logit_scale=float(config.get("logits_scaling", 1.0)),
+    )

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
-from tgi_trio.model.reading import rotary, sliding_windows
+from tgi_trio.model.reading import rotary, sliding_windows, with_rotary
 from tgi_trio.model.spec import DecoderSpec, RotarySpec
 
 # Apertus' default rotary embedding.
@@ -16,6 +16,16 @@ _APERTUS_ROTARY: Final = {
     "rope_type": "llama3",
     "rope_theta": 12000000.0,
     "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+# CWM's.
+_CWM_ROTARY: Final = {
+    "rope_type": "llama3",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
     "original_max_position_embeddings": 8192,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -90,6 +100,53 @@ def exaone4(config: ModelConfig) -> DecoderSpec:
     return replace(spec, layers=tuple(layers))
 
 
+def cwm(config: ModelConfig) -> DecoderSpec:
+    """Code World Model (Meta 2025): the first of every four layers has no window."""
+    head_dim = int(config.get("head_dim", 128))
+    config = with_rotary(config, _CWM_ROTARY)
+    return llama_spec(
+        config,
+        head_dim=head_dim,
+        windows=sliding_windows(config, every=4, window=8192, first=True),
+        turning=rotary(config, head_dim, theta=1000000.0),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+    )
+
+
+def iquestcoder(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("clip_qkv") is not None or config.get("use_sliding_window", False):
+        return None  # which transformers refuses
+    return llama_spec(
+        config,
+        head_dim=128,
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        **attention_bias(config),
+    )
+
+
+def ministral(config: ModelConfig) -> DecoderSpec:
+    """Mistral, with windows in those layers that `layer_types` names, or in all."""
+    kinds = config.get("layer_types")
+    return llama_spec(
+        config, windows=sliding_windows(config) if kinds else same_window(config, 4096)
+    )
+
+
+def helium(config: ModelConfig) -> DecoderSpec:
+    """Helium (Kyutai 2025): rotated pairs are neighbours."""
+    head_dim = int(config.get("head_dim", 128))
+    return llama_spec(
+        config,
+        head_dim=head_dim,
+        turning=rotary(config, head_dim, theta=100000.0, interleaved=True),
+        qkv_bias=bool(config.get("attention_bias", False)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        norm_eps=float(config.get("rms_norm_eps", 1e-8)),
+    )
+
+
 def arcee(config: ModelConfig) -> DecoderSpec:
     """An MLP without a gate, with squared ReLU."""
     return llama_spec(
@@ -130,8 +187,6 @@ def ministral3(config: ModelConfig) -> DecoderSpec:
 
 def with_yarn(config: ModelConfig, *, factor: float, original: int, theta: float) -> ModelConfig:
     """Return the config with Mistral's default rotary embedding, if it has none."""
-    if config.get("rope_parameters") or config.get("rope_scaling"):
-        return config
     turning = {
         "rope_type": "yarn",
         "rope_theta": theta,
@@ -143,7 +198,7 @@ def with_yarn(config: ModelConfig, *, factor: float, original: int, theta: float
         "mscale": 1.0,
         "llama_4_scaling_beta": 0.1,
     }
-    return replace(config, values={**config.values, "rope_parameters": turning})
+    return with_rotary(config, turning)
 
 
 def hunyuan(config: ModelConfig) -> DecoderSpec:
@@ -193,11 +248,26 @@ def nemotron(config: ModelConfig) -> DecoderSpec:
     )
 
 
+def jais2(config: ModelConfig) -> DecoderSpec:
+    """Jais 2 (Inception 2025): LayerNorm, squared ReLU without a gate, biases everywhere."""
+    biased = bool(config.get("attention_bias", True))
+    return llama_spec(
+        config,
+        names=names.ARCEE,
+        norm="layer",
+        norm_bias=True,
+        norm_eps=float(config.get("layer_norm_eps", 1e-5)),
+        gated=False,
+        activation=config.get("hidden_act", "relu2"),
+        qkv_bias=biased,
+        output_bias=biased,
+        mlp_bias=bool(config.get("mlp_bias", True)),
+    )
+
+
 def apertus(config: ModelConfig) -> DecoderSpec:
     """Apertus (Swiss AI 2025): xIELU, with learned parameters in every layer."""
-    if not config.get("rope_parameters") and not config.get("rope_scaling"):
-        values = {**config.values, "rope_parameters": _APERTUS_ROTARY}
-        config = replace(config, values=values)
+    config = with_rotary(config, _APERTUS_ROTARY)
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", hidden // heads))
     return llama_spec(

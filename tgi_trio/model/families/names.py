@@ -67,6 +67,15 @@ GPT2 = Names(
     down="mlp.c_proj",
 )
 
+GPT_NEO = replace(
+    GPT2,
+    qkv="",
+    query="attn.attention.q_proj",
+    key="attn.attention.k_proj",
+    value="attn.attention.v_proj",
+    output="attn.attention.out_proj",
+)
+
 GPT_J = Names(
     base="transformer.",
     embedding="transformer.wte",
@@ -114,6 +123,8 @@ GLM4 = replace(
     mlp_norm="post_attention_layernorm",
     mlp_post_norm="post_mlp_layernorm",
 )
+
+GLM = replace(PHI3, qkv="")
 
 HUNYUAN = replace(LLAMA, query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
 
@@ -214,6 +225,16 @@ OPT = Names(
     output="self_attn.out_proj",
     up="fc1",
     down="fc2",
+)
+
+BIOGPT = replace(
+    OPT,
+    base="biogpt.",
+    embedding="biogpt.embed_tokens",
+    positions="biogpt.embed_positions",
+    layer="biogpt.layers.{}.",
+    final_norm="biogpt.layer_norm",
+    head="output_projection",
 )
 
 BLOOM = Names(
@@ -415,6 +436,10 @@ HUNYUAN_MOE = replace(
     shared_router="",
 )
 
+GRANITE_SWA = replace(LLAMA, sinks="self_attn.sinks")
+
+HYPERCLOVAX = replace(LLAMA, attention_post_norm="post_norm1", mlp_post_norm="post_norm2")
+
 GRANITE_MOE = replace(
     LLAMA,
     router="block_sparse_moe.router.layer",
@@ -615,17 +640,17 @@ MIMO_V2_FLASH = replace(
     choice_bias="mlp.gate.e_score_correction_bias",
 )
 
-DEEPSEEK_V2 = replace(
-    QWEN2_MOE,
-    shared_expert="mlp.shared_experts.",
-    shared_router="",
-    query_down="self_attn.q_a_proj",
-    query_norm="self_attn.q_a_layernorm",
-    query_up="self_attn.q_b_proj",
-    latent_down="self_attn.kv_a_proj_with_mqa",
-    latent_norm="self_attn.kv_a_layernorm",
-    latent_up="self_attn.kv_b_proj",
-)
+_LATENT: Final = {
+    "query_down": "self_attn.q_a_proj",
+    "query_norm": "self_attn.q_a_layernorm",
+    "query_up": "self_attn.q_b_proj",
+    "latent_down": "self_attn.kv_a_proj_with_mqa",
+    "latent_norm": "self_attn.kv_a_layernorm",
+    "latent_up": "self_attn.kv_b_proj",
+}
+LATENT = replace(LLAMA, **_LATENT)  # dense
+
+DEEPSEEK_V2 = replace(QWEN2_MOE, shared_expert="mlp.shared_experts.", shared_router="", **_LATENT)
 
 MISTRAL4 = replace(DEEPSEEK_V2, expert_gate="", expert_up="", expert_gate_up="gate_up_proj")
 MISTRAL4_APART = replace(MISTRAL4, **_APART)
