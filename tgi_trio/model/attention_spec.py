@@ -40,6 +40,7 @@ class RotarySpec:
     theta: float = 10000.0
     kind: RotaryKind = "default"
     interleaved: bool = False  # pairs are neighbours (GPT-J) rather than half a head apart
+    backwards: bool = False  # pairs are rotated by the negative angles
     max_positions: int = 0
     # For images, whose tokens have three positions: pairs of dimensions rotated by a token's time,
     # row and column, in runs of these lengths. (): all by one position.

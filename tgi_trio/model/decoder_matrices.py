@@ -154,7 +154,7 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
     )
     added = names.added_embedding, names.added_embedding if spec.tied_head else names.added_head
     positions = None
-    if spec.position_rows:
+    if spec.position_rows and not spec.sine_positions:
         rows = spec.position_rows
         positions = whole_linear(MatrixRef(f"{names.positions}.weight", rows, hidden))
     return OuterRefs(

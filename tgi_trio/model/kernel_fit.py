@@ -205,6 +205,7 @@ CLAIMS: Final[Claims] = {
     "Names.sinks": ANY,
     "DecoderSpec.position_rows": ANY,
     "DecoderSpec.position_offset": ANY,  # of learned positions
+    "DecoderSpec.sine_positions": ANY,
     "DecoderSpec.alibi": ANY,
     "DecoderSpec.alibi_scale": ANY,  # of linear biases
     "DecoderSpec.normalised_head": ANY,
@@ -217,7 +218,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.gate_activation": only("sigmoid", "softplus", refusal="gates by {!r}"),
     "DecoderSpec.gated_attention": ANY,
     "DecoderSpec.norm_after_rotary": ANY,
-    "DecoderSpec.query_key_norm_bias": only(False, refusal="query and key norms have biases"),
+    "DecoderSpec.query_key_norm_bias": ANY,
     "DecoderSpec.qkv_clip": ANY,
     "DecoderSpec.transposed": ANY,
     "DecoderSpec.qkv_layout": only("separate", "stacked", "grouped", refusal="layout {!r}"),
@@ -250,6 +251,7 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.chunk": ANY,
     "LayerSpec.rotary": ANY,
     "RotarySpec.interleaved": ANY,
+    "RotarySpec.backwards": ANY,
     "RotarySpec.kind": only(
         *("default", "linear", "llama3", "yarn", "proportional", "divided", "dynamic", "longrope"),
         refusal="rotary scaling {!r} is not built",
@@ -281,8 +283,6 @@ def find_unsupported(spec: DecoderSpec | None, dtype: str) -> str | None:
         return "the model runs through transformers"
     if dtype not in _DTYPES:
         return f"dtype {dtype} is not one of {', '.join(_DTYPES)}"
-    if spec.query_key_norm == "head" and spec.norm.startswith("layer"):
-        return "query and key norms have a mean"
     if reason := _find_odd_layer(spec):
         return reason
     return find_unclaimed(spec, CLAIMS)
@@ -380,6 +380,8 @@ def _find_odd_branches(spec: DecoderSpec) -> str | None:
 
 def _find_odd_heads(spec: DecoderSpec) -> str | None:
     """Return what is not implemented together with heads that do not fill whole panels."""
+    if reason := _find_odd_head_norms(spec):
+        return reason
     for layer in spec.layers:
         own = spec.sizes(layer)
         if not layer.attends or own.dim % PANEL == own.value_dim % PANEL == 0:
@@ -391,6 +393,20 @@ def _find_odd_heads(spec: DecoderSpec) -> str | None:
             return f"{heads} their values are normalised"
         if own.heads * own.value_dim % PANEL:
             return f"{heads} all of them together {own.heads * own.value_dim}, which is none either"
+    return None
+
+
+def _find_odd_head_norms(spec: DecoderSpec) -> str | None:
+    """Return what is not implemented of norms of each query and key, or None."""
+    if spec.query_key_norm not in ("head", "bare"):
+        return None
+    if not spec.norm.startswith("layer"):
+        return "query and key norms have biases" if spec.query_key_norm_bias else None
+    if spec.norm_after_rotary or spec.query_key_norm == "bare":
+        return "query and key norms have a mean, and follow their rotation or have no weights"
+    for layer in spec.layers:
+        if layer.attends and (size := spec.sizes(layer).dim) % LANES:
+            return f"norms of heads of {size} numbers, no multiple of {LANES}, have a mean"
     return None
 
 

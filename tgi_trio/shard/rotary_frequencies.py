@@ -24,7 +24,8 @@ def rotary_frequencies(spec: RotarySpec) -> tuple[Floats, float]:
 
     "dynamic" and "longrope": those of short sequences.
     """
-    return _FREQUENCIES[spec.kind](spec)
+    frequencies, scale = _FREQUENCIES[spec.kind](spec)
+    return _direct(spec, frequencies), scale
 
 
 def rotary_axes(spec: RotarySpec) -> NDArray[np.int64] | None:
@@ -50,7 +51,8 @@ def exponents(spec: RotarySpec) -> Floats:
 
 def long_frequencies(spec: RotarySpec) -> tuple[Floats, float]:
     """Return longrope's frequencies and scale of sequences beyond the original length."""
-    return _longrope(spec, "long")
+    frequencies, scale = _longrope(spec, "long")
+    return _direct(spec, frequencies), scale
 
 
 def short_length(spec: RotarySpec) -> int | None:
@@ -71,11 +73,16 @@ def frequencies_at(spec: RotarySpec, lengths: NDArray[np.int64]) -> tuple[Floats
     if limit is None:
         return np.broadcast_to(frequencies, (len(lengths), len(frequencies))), scales
     if spec.kind == "dynamic":
-        return _dynamic(spec, lengths), scales
+        return _direct(spec, _dynamic(spec, lengths)), scales
     is_long = (lengths > limit)[:, None]
     frequencies_beyond, scale_beyond = long_frequencies(spec)
     scales[is_long] = scale_beyond
     return np.where(is_long, frequencies_beyond, frequencies), scales
+
+
+def _direct(spec: RotarySpec, frequencies: Floats) -> Floats:
+    """Return the frequencies with the sign of the direction in which pairs are rotated."""
+    return -frequencies if spec.backwards else frequencies
 
 
 def _dynamic(spec: RotarySpec, lengths: NDArray[np.int64]) -> Floats:

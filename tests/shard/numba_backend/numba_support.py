@@ -186,10 +186,13 @@ NEWER: dict[str, dict[str, Any]] = {
     "llama4_text": {"head_dim": 32, "intermediate_size": 64},
     "ministral": {"head_dim": 32},
     "ministral3": {"head_dim": 32},
+    "nanochat": {"hidden_size": 128},
     "nemotron": {"head_dim": 32},
+    "persimmon": {"hidden_size": 128},
     "seed_oss": {"head_dim": 32},
     "solar_open": {"head_dim": 32},
     "smollm3": {"head_dim": 32},
+    "xglm": {"d_model": 128},
 }
 
 # Those whose layers differ in their heads.

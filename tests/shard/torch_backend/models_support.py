@@ -86,9 +86,12 @@ NEWER = (
     "ministral",
     "ministral3",
     "mistral4",
+    "nanochat",
     "nemotron",
+    "persimmon",
     "seed_oss",
     "smollm3",
+    "xglm",
     "youtu",
 )
 # What logits may be off by: states of a delta rule make more of rounding, with random weights.

@@ -140,6 +140,10 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("youtu", {"rope_interleave": False, "rope_parameters": SHARPER}),
     ("gpt_neo", {"attention_types": [[["local"], 2]], "intermediate_size": 96}),
     ("biogpt", {"scale_embedding": False}),
+    ("nanochat", {"final_logit_softcapping": None, "num_key_value_heads": 4}),
+    ("nanochat", {"rope_parameters": SHARPER, "attention_bias": True}),
+    ("persimmon", {"qk_layernorm": False}),
+    ("xglm", {"scale_embedding": False}),
     ("jais2", {"attention_bias": False, "mlp_bias": False}),
     ("llama4_text", {"rope_parameters": SHARPER}),  # heads are longer behind their turn
     ("gemma3n_text", GEMMA3N_SPARSE),

@@ -150,6 +150,27 @@ def gpt_neox(config: ModelConfig) -> DecoderSpec:
     )
 
 
+def persimmon(config: ModelConfig) -> DecoderSpec:
+    """Persimmon (Adept 2023): LayerNorm of queries and keys, squared ReLU."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = hidden // heads
+    normed = bool(config.get("qk_layernorm", True))
+    layer = LayerSpec(scale=head_dim**-0.5, rotary=rotary(config, head_dim, partial=0.5))
+    return _spec(
+        config,
+        hidden=hidden,
+        heads=heads,
+        layers=(layer,) * int(config.need("num_hidden_layers")),
+        names=names.PERSIMMON,
+        mlp_width=int(config.need("intermediate_size")),
+        qkv_layout="grouped",
+        query_key_norm="head" if normed else "none",
+        query_key_norm_bias=normed,
+        activation=config.get("hidden_act", "relu2"),
+        tied_head=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
 def phi(config: ModelConfig) -> DecoderSpec | None:
     if config.get("qk_layernorm", False):
         return None
@@ -197,6 +218,30 @@ def opt(config: ModelConfig) -> DecoderSpec | None:
         tied_head=bool(config.get("tie_word_embeddings", True)),
         position_rows=config.max_positions + 2,  # the first two rows are for padding
         position_offset=2,
+    )
+
+
+def xglm(config: ModelConfig) -> DecoderSpec | None:
+    """XGLM (Meta 2021): OPT with scaled embeddings and computed positions."""
+    padding = int(config.get("pad_token_id", 1))
+    if config.get("add_cross_attention", False) or padding >= 2:
+        return None  # transformers zeroes the row of positions with the number of padding
+    hidden, heads = int(config.get("d_model", 1024)), int(config.get("attention_heads", 16))
+    scaled = bool(config.get("scale_embedding", True))
+    return _spec(
+        config,
+        hidden=hidden,
+        heads=heads,
+        layers=(LayerSpec(scale=(hidden // heads) ** -0.5),) * int(config.get("num_layers", 24)),
+        names=names.XGLM,
+        mlp_width=int(config.get("ffn_dim", 4096)),
+        norm_eps=1e-5,
+        activation=config.get("activation_function", "gelu"),
+        embedding_scale=hidden**0.5 if scaled else 1.0,
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+        position_rows=config.max_positions + 2,  # the first two rows are for padding
+        position_offset=2,
+        sine_positions=True,
     )
 
 

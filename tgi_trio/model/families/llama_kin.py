@@ -265,6 +265,24 @@ def jais2(config: ModelConfig) -> DecoderSpec:
     )
 
 
+def nanochat(config: ModelConfig) -> DecoderSpec:
+    """nanochat (Karpathy 2025): no norm has weights, and pairs are rotated the other way."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = int(config.get("head_dim", hidden // heads))
+    return llama_spec(
+        config,
+        turning=replace(rotary(config, head_dim), backwards=True),
+        names=names.NANOCHAT,
+        norm_weight=False,
+        query_key_norm="bare",
+        norm_after_rotary=True,
+        gated=False,
+        activation=config.get("hidden_act", "relu2"),
+        final_soft_cap=float(config.values.get("final_logit_softcapping", 15.0) or 0.0),
+        **attention_bias(config),
+    )
+
+
 def apertus(config: ModelConfig) -> DecoderSpec:
     """Apertus (Swiss AI 2025): xIELU, with learned parameters in every layer."""
     config = with_rotary(config, _APERTUS_ROTARY)

@@ -67,6 +67,18 @@ GPT2 = Names(
     down="mlp.c_proj",
 )
 
+PERSIMMON = replace(
+    LLAMA,
+    final_norm="model.final_layernorm",
+    qkv="self_attn.query_key_value",
+    output="self_attn.dense",
+    query_norm="self_attn.q_layernorm",
+    key_norm="self_attn.k_layernorm",
+    gate="",
+    up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+)
+
 GPT_NEO = replace(
     GPT2,
     qkv="",
@@ -130,6 +142,9 @@ HUNYUAN = replace(LLAMA, query_norm="self_attn.query_layernorm", key_norm="self_
 
 # No gate: one matrix up, one down.
 ARCEE = replace(LLAMA, gate="")
+
+# Its norms have no weights.
+NANOCHAT = replace(LLAMA, embedding_norm="model.norm", gate="", up="mlp.fc1", down="mlp.fc2")
 
 APERTUS = replace(
     ARCEE,
@@ -225,6 +240,14 @@ OPT = Names(
     output="self_attn.out_proj",
     up="fc1",
     down="fc2",
+)
+
+XGLM = replace(
+    OPT,
+    embedding="model.embed_tokens",
+    positions="",
+    layer="model.layers.{}.",
+    final_norm="model.layer_norm",
 )
 
 BIOGPT = replace(

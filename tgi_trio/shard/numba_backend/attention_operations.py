@@ -178,6 +178,11 @@ class AttentionWriter:
                 if norm is not None:
                     self._norms.add_in_place(norm, Buffer.QKV, width, offset)
             heads = (None, 0), (None, 0)
+        elif self._norms.centred:  # which ROTATE does not compute
+            for (norm, offset), count in zip(heads, (spec.heads, own["kv_heads"]), strict=True):
+                if norm is not None:
+                    self._norms.add_heads(norm, Buffer.QKV, width, offset, count)
+            heads = (None, 0), (None, 0)
         if padded:
             order = add_padding(self._writer, spec, layer, width)
         elif layer.rotary is not None and needs_order(layer.rotary):

@@ -49,6 +49,24 @@ class NormWriter:
         fields = {"width": width, "offset": offset}
         self._writer.add(Code.NORM_ROWS, target=target, **fields, **self._numbers(ref))
 
+    def add_heads(self, ref: NormRef, target: Buffer, width: int, offset: int, heads: int) -> None:
+        """Add a norm of each of `heads` heads in every row of a buffer; all have its weights."""
+        numbers, bias = self._numbers(ref), self.read_bias(ref)
+        weight = self.read_weight(ref)
+        self._writer.add(
+            Code.NORM_ROWS,
+            target=target,
+            width=width,
+            offset=offset,
+            head_dim=ref.size,
+            **numbers
+            | {
+                "inputs": heads * ref.size,
+                "weights": self._writer.keep(None if weight is None else np.tile(weight, heads)),
+                "bias": self._writer.keep(None if bias is None else np.tile(bias, heads)),
+            },
+        )
+
     def join(
         self,
         ref: NormRef,

@@ -32,6 +32,7 @@ from tgi_trio.shard.numba_backend.packing import Packer, to_storage
 from tgi_trio.shard.numba_backend.stream_operations import StreamWriter
 from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, Buffer, Code, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
+from tgi_trio.shard.sine_positions import sine_positions
 
 Array = NDArray[Any]
 
@@ -131,8 +132,12 @@ class ProgramBuilder:
             width=spec.hidden_size,
             scale=scale[0],
         )
+        rows = None
         if outer.positions is not None:
             rows = read_table(self.writer.source, outer.positions, every_unit).dequantised()
+        elif spec.sine_positions:
+            rows = sine_positions(spec.position_rows, spec.hidden_size)
+        if rows is not None:
             self.writer.add(
                 Code.PLACE,
                 target=Buffer.HIDDEN,

@@ -36,6 +36,7 @@ def find_fault(variant: Variant) -> str | None:
     x = to_float32(to_bfloat16(draw.standard_normal((_TOKENS, _SIZE), np.float32)))
     table = to_float32(to_bfloat16(draw.standard_normal((8, _SIZE), np.float32)))
     weight, bias = draw.standard_normal((2, 32), np.float32)
+    wide_bias = np.tile(bias, 2)
     stored = to_bfloat16(table) if variant.kv.bf16 else table
     order = np.arange(31, -1, -1, dtype=np.int32)
     placed = x + table[np.array(_POSITIONS) + 1]
@@ -44,9 +45,11 @@ def find_fault(variant: Variant) -> str | None:
     deviation = np.sqrt((centred**2).mean(axis=1, keepdims=True) + _EPS)
     normed[:, 32:] = centred / deviation * weight + bias
     norm = {"weights": address(weight), "bias": address(bias), "eps": _EPS, "centred": 1}
+    wide = {"weights": address(gain), "bias": address(wide_bias)}
     cases: list[tuple[Code, Floats, dict[str, Any]]] = [
         (Code.PLACE, placed, {"weights": address(stored), "offset": 1}),
         (Code.NORM_ROWS, normed, {"inputs": 32, "offset": 32, **norm}),
+        (Code.NORM_ROWS, _heads(x, gain, wide_bias), {"inputs": _SIZE, **norm, **wide}),
         (Code.PASS_ON, x, {"inputs": _SIZE, "span": _SIZE, "forms": Form.WIDE}),
         (Code.REORDER, _turned(x), {"order": address(order)}),
         (Code.SCALE, x * np.float32(_SCALE), {"scale": _SCALE}),
@@ -60,6 +63,15 @@ def find_fault(variant: Variant) -> str | None:
         if not error < 1e-5:
             return f"{code.name} is {error:.2g} away from the reference"
     return None
+
+
+def _heads(x: Floats, gain: Floats, bias: Floats) -> Floats:
+    """Return rows of two heads of 32 numbers, each normalised with its own weights."""
+    heads = x.reshape(_TOKENS, 2, 32)
+    centred = heads - heads.mean(axis=2, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(axis=2, keepdims=True) + _EPS)
+    normed = (centred / deviation).reshape(_TOKENS, _SIZE) * gain + bias
+    return np.asarray(normed, np.float32)
 
 
 def _turned(x: Floats) -> Floats:

@@ -232,7 +232,7 @@ OPERATION = np.dtype(
         ("values", "i8"),
         ("heads", "i8"),  # of queries
         ("kv_heads", "i8"),
-        ("head_dim", "i8"),  # of a query and a key
+        ("head_dim", "i8"),  # of a query and a key; for NORM_ROWS 0: features are no heads
         ("value_dim", "i8"),
         ("reads_only", "i8"),  # 1: there are only queries; K and V are another layer's
         ("keys_as_values", "i8"),  # 1: values are keys before their norm and rotation

@@ -72,17 +72,21 @@ def place(variant, step, op, t):
 
 @kernel
 def norm_row(step, op, t):
-    """Normalise `inputs` features of a row of `width`, from `offset` on, in place."""
+    """Normalise `inputs` features of a row of `width`, from `offset` on, in place: all of them
+    together, or heads of `head_dim` features.
+    """
     row = step.buffers[op.target] + (t * op.width + op.offset) * 4
-    mean = 0.0
-    if op.centred:
-        sums = fill(0.0)
-        for i in range(0, op.inputs, LANES):
-            sums = add(sums, load(row + 4 * i))
-        mean = total(sums) / op.inputs
-    centre, factor = fill(mean), fill(inverse_deviation(row, op.inputs, mean, op.eps))
-    for i in range(0, op.inputs, LANES):
-        store(row + 4 * i, normed(op, row, i, centre, factor))
+    size = op.head_dim if op.head_dim else op.inputs
+    for first in range(0, op.inputs, size):
+        x, mean = row + 4 * first, 0.0
+        if op.centred:
+            sums = fill(0.0)
+            for i in range(0, size, LANES):
+                sums = add(sums, load(x + 4 * i))
+            mean = total(sums) / size
+        centre, factor = fill(mean), fill(inverse_deviation(x, size, mean, op.eps))
+        for i in range(first, first + size, LANES):
+            store(row + 4 * i, normed(op, row, i, centre, factor))
 
 
 @kernel

@@ -20,6 +20,7 @@ from tgi_trio.model.matrix_roles import (
     LayerStreamsRefs,
     LowRankRefs,
     MlpRefs,
+    OuterRefs,
     OwnInputRefs,
     OwnInputsRefs,
     SharedRefs,
@@ -35,6 +36,7 @@ from tgi_trio.model.spec import (
     StreamsSpec,
 )
 from tgi_trio.model.stages import Stage, check_stages
+from tgi_trio.shard.sine_positions import sine_positions
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation, activation
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.hyper import (
@@ -120,7 +122,7 @@ class DecoderLoader(AttentionLoader):
             layers=layers,
             rotaries=[Rotary(rotary, self.source.device) for rotary in self.rotaries],
             embedding=embedding,
-            positions=self.weight(outer.positions) if outer.positions else None,
+            positions=self.positions(outer),
             embedding_norm=self.optional_norm(outer.embedding_norm),
             final_norm=self.optional_norm(outer.final_norm),
             head=head,
@@ -130,6 +132,19 @@ class DecoderLoader(AttentionLoader):
             streams=self.streams(outer.streams),
             hyper=self.hyper_ends(outer.hyper, spec.hyper),
         )
+
+    def positions(self, outer: OuterRefs) -> torch.Tensor | None:
+        """Return the table of positions [rows, hidden], learned or computed; None: there is none.
+
+        It is on every rank.
+        """
+        spec = self.spec
+        if outer.positions is not None:
+            return self.weight(outer.positions)
+        if not spec.sine_positions:
+            return None
+        table = torch.from_numpy(sine_positions(spec.position_rows, spec.hidden_size))
+        return table.to(self.source.device, self.source.dtype)
 
     def vocabulary(self) -> slice:
         """Return the tokens whose rows of the embedding are on this rank."""
@@ -153,7 +168,7 @@ class DecoderLoader(AttentionLoader):
             layers=layers,
             rotaries=[Rotary(rotary, self.source.device) for rotary in self.rotaries],
             embedding=embedding,
-            positions=self.weight(outer.positions) if first and outer.positions else None,
+            positions=self.positions(outer) if first else None,
             embedding_norm=self.optional_norm(outer.embedding_norm) if first else None,
             final_norm=self.optional_norm(outer.final_norm) if last else None,
             head=head,
