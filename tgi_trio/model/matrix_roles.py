@@ -292,6 +292,8 @@ class LayerRefs:
     mlp_norm: NormRef | None
     attention_post_norm: NormRef | None
     mlp_post_norm: NormRef | None
+    attention_sum_norm: NormRef | None = None
+    mlp_sum_norm: NormRef | None = None
     beside: BesideRefs | None = None  # then `mlp` is dense
     own_input: OwnInputRefs | None = None
     streams: LayerStreamsRefs | None = None

@@ -80,6 +80,9 @@ class Names:
     mlp_norm: str = ""
     attention_post_norm: str = ""
     mlp_post_norm: str = ""
+    # Of a part's sum with what it is added to; the result takes the sum's place (post-norm).
+    attention_sum_norm: str = ""
+    mlp_sum_norm: str = ""
     query_norm: str = ""
     key_norm: str = ""
     sinks: str = ""  # the complete name of a tensor [heads]
@@ -287,8 +290,8 @@ class DecoderSpec:
     """Everything the generic decoder needs to know of a model.
 
     A layer is x + post(attention(pre(x))), then x + post(mlp(pre(x))); each norm is present if
-    `names` has it. With `parallel` both read the same x, the MLP through the attention's norm if it
-    has no norm of its own.
+    `names` has it, like one of each sum. With `parallel` both read the same x, the MLP through the
+    attention's norm if it has no norm of its own.
     """
 
     family: str
@@ -359,6 +362,13 @@ class DecoderSpec:
     def keeps_values(self) -> bool:
         """Whether values are kept beside keys, not as parts of them."""
         return self.latent is None and self.shared_key is None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for parts that cannot be together."""
+        if not self.names.attention_sum_norm:
+            return
+        if self.parallel or self.streams or any(layer.shared for layer in self.layers):
+            raise ValueError("norms of sums need layers whose two parts follow each other")
 
     def sizes(self, layer: LayerSpec) -> HeadSizes:
         """Return the sizes of a layer's heads."""

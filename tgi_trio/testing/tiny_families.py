@@ -320,6 +320,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "index_topk_blocks": 3,
     },
     "nanochat": {},
+    "openai-gpt": {"vocab_size": 512, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512},
     "persimmon": {"num_key_value_heads": ABSENT},
     "xglm": {
         "vocab_size": 512,

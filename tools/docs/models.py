@@ -129,6 +129,11 @@ others; of Idefics' the MLP alone adds something there. Eight tokens behind Llam
 read, an image's among them, and never chosen; Idefics' last ones have tables of their own. Torch
 computes both.
 
+The first GPT normalises sums, not what its parts read of them; the norm of the last sum stands for
+later models' final one. XGLM's positions are computed (`shard/sine_positions.py`). XGLM with
+cross-attention, or with padding of a number that its positions have, runs through transformers, and
+IQuest Coder with windows or clipped queries, which transformers refuses.
+
 Models that read more than text are served as what writes their text (`model/wrappers.py`):
 `text_config` says which family that is, and its weights are found under the names of all versions
 of such checkpoints. It is one of the families below in

@@ -188,6 +188,7 @@ NEWER: dict[str, dict[str, Any]] = {
     "ministral3": {"head_dim": 32},
     "nanochat": {"hidden_size": 128},
     "nemotron": {"head_dim": 32},
+    "openai-gpt": {"n_embd": 128},
     "persimmon": {"hidden_size": 128},
     "seed_oss": {"head_dim": 32},
     "solar_open": {"head_dim": 32},

@@ -88,6 +88,7 @@ NEWER = (
     "mistral4",
     "nanochat",
     "nemotron",
+    "openai-gpt",
     "persimmon",
     "seed_oss",
     "smollm3",

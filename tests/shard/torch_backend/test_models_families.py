@@ -142,6 +142,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("biogpt", {"scale_embedding": False}),
     ("nanochat", {"final_logit_softcapping": None, "num_key_value_heads": 4}),
     ("nanochat", {"rope_parameters": SHARPER, "attention_bias": True}),
+    ("openai-gpt", {"afn": "relu", "n_layer": 1, "tie_word_embeddings": False}),
     ("persimmon", {"qk_layernorm": False}),
     ("xglm", {"scale_embedding": False}),
     ("jais2", {"attention_bias": False, "mlp_bias": False}),

@@ -66,6 +66,30 @@ def gpt2(config: ModelConfig) -> DecoderSpec | None:
     )
 
 
+def openai_gpt(config: ModelConfig) -> DecoderSpec:
+    """The first GPT (OpenAI 2018): the norm of a sum takes its place.
+
+    That of the last sum is in the place of later models' final norm.
+    """
+    numbers = _gpt2_numbers(config)
+    *layers, last = numbers["layers"]
+    own = replace(names.OPENAI_GPT, final_norm=f"{names.OPENAI_GPT.layer.format(len(layers))}ln_2")
+    said = config.get("afn", "gelu")
+    return _spec(
+        config,
+        qkv_layout="stacked",
+        transposed=True,
+        activation="gelu_new" if said == "gelu" else said,
+        **numbers
+        | {
+            "names": own,
+            "mlp_width": 4 * numbers["hidden"],
+            "position_rows": int(config.get("n_positions", 512)),
+            "layers": (*layers, replace(last, names=replace(own, mlp_sum_norm=""))),
+        },
+    )
+
+
 def gpt_bigcode(config: ModelConfig) -> DecoderSpec | None:
     if config.get("add_cross_attention", False):
         return None

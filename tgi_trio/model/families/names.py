@@ -79,6 +79,18 @@ PERSIMMON = replace(
     down="mlp.dense_4h_to_h",
 )
 
+# Every sum is normalised, not what is read of it.
+OPENAI_GPT = replace(
+    GPT2,
+    embedding="transformer.tokens_embed",
+    positions="transformer.positions_embed",
+    final_norm="",
+    attention_norm="",
+    mlp_norm="",
+    attention_sum_norm="ln_1",
+    mlp_sum_norm="ln_2",
+)
+
 GPT_NEO = replace(
     GPT2,
     qkv="",

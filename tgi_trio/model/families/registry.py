@@ -149,6 +149,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "starcoder2": llama_like.starcoder2,
     "gpt2": gpt_like.gpt2,
     "gpt-sw3": gpt_like.gpt2,
+    "openai-gpt": gpt_like.openai_gpt,
     "gpt_bigcode": gpt_like.gpt_bigcode,
     "gpt_neo": gpt_like.gpt_neo,
     "gptj": gpt_like.gptj,

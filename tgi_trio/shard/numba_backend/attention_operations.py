@@ -178,8 +178,8 @@ class AttentionWriter:
                 if norm is not None:
                     self._norms.add_in_place(norm, Buffer.QKV, width, offset)
             heads = (None, 0), (None, 0)
-        elif self._norms.centred:  # which ROTATE does not compute
-            for (norm, offset), count in zip(heads, (spec.heads, own["kv_heads"]), strict=True):
+        elif any(norm and self._norms.is_centred(norm) for norm, _ in heads):  # ROTATE has no means
+            for (norm, offset), count in zip(heads, (own["heads"], own["kv_heads"]), strict=True):
                 if norm is not None:
                     self._norms.add_heads(norm, Buffer.QKV, width, offset, count)
             heads = (None, 0), (None, 0)

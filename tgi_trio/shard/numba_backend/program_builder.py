@@ -182,10 +182,17 @@ class ProgramBuilder:
         if refs.attention is not None:
             self._norms.add(refs.attention_norm, Buffer.HIDDEN)
             self._attention(refs, refs.attention, layer)
+        self._settle(refs.attention_sum_norm)
         if refs.mlp is not None and not self._spec.parallel:
             self._norms.add(refs.mlp_norm, Buffer.HIDDEN)
             self._mlp(refs, layer, len(self.writer.rows) - 1)
+        self._settle(refs.mlp_sum_norm)
         self._leave(refs)
+
+    def _settle(self, norm: NormRef | None) -> None:
+        """Add a norm of the residual stream, in whose place its result is, if there is one."""
+        if norm is not None:
+            self._norms.add_in_place(norm, Buffer.HIDDEN, self._spec.hidden_size)
 
     def _mixer(self, refs: LayerRefs, layer: LayerSpec, feeder: int | None) -> None:
         """Add the mixer with a recurrent state, if there is one; `feeder` None: with its norm."""

@@ -99,7 +99,7 @@ class LayerWalk:
         self._plan = _whole_sequence(self._length)
         outer = outer_refs(spec)
         self._embedding = self._loader.weight(outer.embedding)
-        self._positions = self._loader.weight(outer.positions) if outer.positions else None
+        self._positions = self._loader.positions(outer)
         self._norm = self._loader.optional_norm(outer.embedding_norm)
         ids = [torch.from_numpy(sample) for sample in samples]
         start = self._decoder([])

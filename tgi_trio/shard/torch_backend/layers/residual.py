@@ -35,6 +35,13 @@ def add_and_normalise(
     return x, x if norm is None else norm(x)
 
 
+def settle(
+    x: torch.Tensor, addends: Addends | None, norm: Norm | None
+) -> tuple[torch.Tensor, Addends | None]:
+    """Return the norm of the sum, which takes the sum's place; without a norm, what was given."""
+    return (x, addends) if norm is None else (add_and_normalise(x, addends, norm)[1], None)
+
+
 def add_normalise_and_widen(
     x: torch.Tensor, addends: Addends | None, norm: Norm | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -23,6 +23,7 @@ from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInputs
 from tgi_trio.shard.torch_backend.layers.residual import (
     Addends,
     add_and_normalise,
+    settle,
 )
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.streams import Streams
@@ -330,11 +331,12 @@ class Decoder:
                 inner = layer.mlp_norm(x) if layer.mlp_norm else normed
                 beside = self._all_reduce(layer.mlp(inner))
                 return x, self._sums.of_both(layer, addends, beside)
+        x, addends = settle(x, addends, layer.attention_sum_norm)
         if layer.mlp is not None:
             reduce = None if self.ranks is None else self.ranks.all_reduce
             x, found = feed_forward(layer.mlp, layer, x, addends, reduce)
             addends = self._sums.of_mlp(layer, found)
-        return x, addends
+        return settle(x, addends, layer.mlp_sum_norm)
 
     def _attend_alone(
         self,

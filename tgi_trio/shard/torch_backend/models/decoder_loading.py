@@ -239,6 +239,8 @@ class DecoderLoader(AttentionLoader):
             attention_post_norm=self.optional_norm(refs.attention_post_norm),
             mlp_post_norm=self.optional_norm(refs.mlp_post_norm),
             mlp_scale=self.spec.mlp_scale * result_scale,
+            attention_sum_norm=self.optional_norm(refs.attention_sum_norm),
+            mlp_sum_norm=self.optional_norm(refs.mlp_sum_norm),
             beside=self.beside(refs.beside, layer.experts),
             own_input=self.own_input(refs.own_input),
             streams=self.layer_streams(refs.streams, self.spec.streams),

@@ -71,6 +71,8 @@ class Layer:
     attention_post_norm: Norm | None
     mlp_post_norm: Norm | None
     mlp_scale: float = 1.0  # of the MLP's result, before it is added
+    attention_sum_norm: Norm | None = None  # of the sum with attention's result
+    mlp_sum_norm: Norm | None = None
     beside: ExpertsBeside | None = None
     own_input: OwnInput | None = None
     streams: LayerStreams | None = None
@@ -95,5 +97,6 @@ class Layer:
 
     def nbytes(self) -> int:
         norms = [self.attention_norm, self.mlp_norm, self.attention_post_norm, self.mlp_post_norm]
+        norms += [self.attention_sum_norm, self.mlp_sum_norm]
         parts = [self.attention, self.mixer, self.mlp, *self._around(), *norms]
         return sum(part.nbytes() for part in parts if part is not None)
