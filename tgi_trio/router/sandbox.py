@@ -29,6 +29,7 @@ _IN_LINE_S = 10.0  # how long a question waits for those before it
 _GRACE_S = 10.0  # for a process to say that it has ended a job in time
 _LINE = 2**16  # bytes read at once
 _PIPE = 1 << 20  # bytes that go to a process before it has to read any
+_NOBODY_WAITS = b"null\n"  # in the place of a question
 _LONGEST_SAID = 4096  # bytes of a line of its standard error
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM})  # by an operator, or by want of memory
 
@@ -142,10 +143,18 @@ class _Process:
         self._owed -= 1
         return answer
 
-    def abandon(self) -> None:
-        """End the job under way, if there is one: nobody waits for its answer any more."""
-        if self._owed:
-            self._process.send_signal(signal.SIGUSR1)
+    def abandon(self) -> bool:
+        """Have it end the job under way, if there is one: nobody waits for its answer any more.
+
+        Returns False where it cannot be told, as it has not read all of the question yet.
+        """
+        stdin = self._process.stdin
+        if not self._owed or stdin is None:
+            return True
+        try:
+            return _write_now(stdin, _NOBODY_WAITS) == len(_NOBODY_WAITS)
+        except _Ended:
+            return False
 
     async def _answer(self) -> Answer:
         stdout = self._process.stdout
@@ -273,8 +282,7 @@ class SandboxPool:
 
     async def put_back(self, process: _Process, broken: bool) -> None:
         """Keep a process for the next question, unless it is known to be `broken`."""
-        if process.usable and not broken:
-            process.abandon()
+        if process.usable and not broken and process.abandon():
             self._idle.append(process)
         else:
             await process.end()

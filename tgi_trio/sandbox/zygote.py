@@ -6,9 +6,14 @@ of JSON, `{"job": ..., "bytes": n}`, and n bytes. Every answer on standard outpu
 with one key: `value` of the job, what is `wrong` with the question, or the number of the `signal`
 that ended the child: SIGPROF after `cpu` seconds of CPU time, SIGALRM after `wall` seconds without
 having had as much, SIGKILL or SIGTERM where somebody else ended it, another where it needed more
-than `memory` bytes. SIGUSR1 ends the job under
-way: nobody waits for its answer. The first line says that everything is loaded, or what is wrong
-with that.
+than `memory` bytes. The first line says that everything is loaded, or what is wrong with that.
+
+A line `null` ends the job under way: nobody waits for its answer, which comes nevertheless. Whoever
+asks has read all answers before the next question, so what the line means depends on nothing but
+its place: behind a question it is about that one, and without effect once that is answered.
+
+No answer waits until its child has ended. On a busy machine one that may use only idle cores takes
+a minute to die.
 """
 
 from __future__ import annotations
@@ -16,22 +21,25 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.ipc.parent import die_with_parent
 
-_NICENESS = 5  # steps and streams go first
-_SHORT_S = 0.1  # of CPU time: a patient job that takes more goes on only where a core is idle
-_LOOK_S = 0.02
-_LONGEST = 4096  # bytes of what is wrong
+_NICENESS: Final = 5  # steps and streams go first
+_SHORT_S: Final = 0.1  # of CPU time: a patient job that takes more goes on only on idle cores
+_LOOK_S: Final = 0.02
+_LONGEST: Final = 4096  # bytes of what is wrong
+_PIECE: Final = 1 << 16  # bytes read at once
+_MOST_ENDING: Final = 4  # children that may still be ending where the next job begins
 
 # What a child computes of a question and its bytes: a JSON value. ValueError: the question's fault.
 Job = Callable[[Any, bytes], Any]
@@ -61,70 +69,156 @@ def serve_jobs(
 ) -> int:
     """Answer until standard input ends; returns the process's exit code.
 
-    `patient`: jobs that take long go on only where a core is idle. `harmless`: whether a question
-    can neither end nor hold up a process; it is answered without a child, which takes tens of
+    `patient`: jobs that take long go on only where a core is idle; they leave nothing but their
+    answers, as the next one may begin before they have ended. `harmless`: whether a question can
+    neither end nor hold up a process; it is answered without a child, which takes tens of
     milliseconds of a large process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C means the server, which ends this
     os.nice(_NICENESS)
     try:
-        zygote = _Zygote(load(), limits, patient, harmless)
+        zygote = _Zygote(load(), limits, patient, harmless, _Input(sys.stdin.fileno()))
     except TgiTrioError as error:
         _tell({"wrong": str(error)})
         return 1
     _tell({"value": None})
-    source = sys.stdin.buffer
-    for line in source:
-        question = json.loads(line)
-        _tell(zygote.run(question["job"], source.read(question["bytes"])))
+    zygote.serve()
     return 0
+
+
+class _Input:
+    """A pipe that is read by lines and by counted bytes, which knows what it has read ahead."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+        self._ahead = b""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether something has been read from the pipe that nobody has taken."""
+        return bool(self._ahead)
+
+    def take_line(self) -> bytes:
+        """Wait for a line and return it; b"" at the end."""
+        while (end := self._ahead.find(b"\n")) < 0:
+            piece = os.read(self.pipe, _PIECE)
+            if not piece:
+                return b""
+            self._ahead += piece
+        line, self._ahead = self._ahead[: end + 1], self._ahead[end + 1 :]
+        return line
+
+    def take(self, count: int) -> bytes:
+        """Wait for so many bytes and return them; fewer where the pipe ends before."""
+        pieces, self._ahead = [self._ahead[:count]], self._ahead[count:]
+        missing = count - len(pieces[0])
+        while missing and (piece := os.read(self.pipe, min(missing, 1 << 20))):
+            pieces.append(piece)
+            missing -= len(piece)
+        return b"".join(pieces)
 
 
 class _Zygote:
     """Runs jobs, one after the other."""
 
     def __init__(
-        self, job: Job, limits: JobLimits, patient: bool, harmless: Callable[[Any], bool]
+        self,
+        job: Job,
+        limits: JobLimits,
+        patient: bool,
+        harmless: Callable[[Any], bool],
+        source: _Input,
     ) -> None:
         self._job = job
         self._harmless = harmless
         self._limits = limits
         self._patient = patient
-        self._child = 0  # process id while there is one
-        signal.signal(signal.SIGUSR1, self._abandon)
+        self._source = source
+        self._ending: dict[int, int] = {}  # children that nobody waits for, by descriptor (pidfd)
 
-    def run(self, question: Any, data: bytes) -> dict[str, Any]:
+    def serve(self) -> None:
+        """Answer until the source ends."""
+        while True:
+            if not self._source.ahead:
+                self._wait_readable([self._source.pipe])
+            line = self._source.take_line()
+            if not line:
+                return
+            question = json.loads(line)
+            if question is not None:  # else it is about a job that has been answered
+                data = self._source.take(question["bytes"])
+                _tell(self._run(question["job"], data))
+
+    def _run(self, question: Any, data: bytes) -> dict[str, Any]:
         """Return the answer to a question, or the signal that ended its child."""
         if self._harmless(question):
             return self._compute(question, data)
+        if self._source.ahead:  # nobody waits for the answer
+            self._source.take_line()
+            return {"signal": signal.SIGKILL}
+        while len(self._ending) > (_MOST_ENDING if self._patient else 0):
+            self._reap(select.select(list(self._ending), [], [])[0])
         reading, writing = os.pipe()
         parent = os.getpid()
-        # Who sends SIGUSR1 meanwhile is heard once it is known whom it ends.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         child = os.fork()
         if child == 0:
-            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
             die_with_parent(parent)
             self._answer(question, data, writing)
-        self._child = child
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         os.close(writing)
-        with open(reading, "rb") as pipe:
-            answer = pipe.read()
-        self._child = 0
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        if code < 0 or not answer:
-            return {"signal": -code or signal.SIGABRT}
-        found: dict[str, Any] = json.loads(answer)
+        try:
+            return self._follow(child, os.pidfd_open(child), reading)
+        finally:
+            os.close(reading)
+
+    def _follow(self, child: int, pidfd: int, pipe: int) -> dict[str, Any]:
+        """Return what a child answers, or the signal that ends it; it may be ending yet."""
+        until = time.monotonic() + self._limits.wall
+        said, watched = b"", {pipe, pidfd, self._source.pipe}
+        self._ending[pidfd] = child
+        while not said.endswith(b"\n"):
+            ready = self._wait_readable(watched, until)
+            if pipe in ready:
+                piece = os.read(pipe, _PIECE)
+                said += piece
+                if not piece:  # it has ended, or is about to
+                    watched.remove(pipe)
+            elif pidfd in ready:
+                code = self._reap([pidfd])
+                return {"signal": -code if code < 0 else signal.SIGABRT}
+            else:
+                os.kill(child, signal.SIGKILL)
+                if not ready:
+                    return {"signal": signal.SIGALRM}
+                self._source.take_line()  # nobody waits for the answer, or is there any more
+                return {"signal": signal.SIGKILL}
+        found: dict[str, Any] = json.loads(said)
         return found
+
+    def _wait_readable(self, descriptors: Collection[int], until: float | None = None) -> set[int]:
+        """Return which of some descriptors can be read; reap children that end meanwhile.
+
+        None of them at `until` (monotonic clock, seconds).
+        """
+        while True:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            others = self._ending.keys() - descriptors
+            ready, _, _ = select.select([*descriptors, *others], [], [], left)
+            self._reap(others.intersection(ready))
+            if (found := set(ready) - others) or not ready:
+                return found
+
+    def _reap(self, ended: Iterable[int]) -> int:
+        """Forget children that have ended, by descriptor; return the last one's exit code."""
+        code = 0
+        for pidfd in ended:
+            os.close(pidfd)
+            code = os.waitstatus_to_exitcode(os.waitpid(self._ending.pop(pidfd), 0)[1])
+        return code
 
     def _answer(self, question: Any, data: bytes, writing: int) -> NoReturn:
         """Write what the job comes to, within the limits, and end this process."""
         _limit_memory(self._limits.memory)
         signal.setitimer(signal.ITIMER_PROF, self._limits.cpu)  # SIGPROF ends the process
-        signal.setitimer(signal.ITIMER_REAL, self._limits.wall)  # and so does SIGALRM
         if self._patient:
             _slow_down_later()
         try:
@@ -142,10 +236,6 @@ class _Zygote:
             return {"wrong": _cut(str(error))}
         except BaseException as error:  # defects of libraries, llguidance's are PanicExceptions
             return {"wrong": _cut(f"{type(error).__name__}: {error}")}
-
-    def _abandon(self, number: int, frame: object) -> None:
-        if self._child:
-            os.kill(self._child, signal.SIGKILL)
 
 
 def _limit_memory(more: int) -> None:
@@ -173,7 +263,7 @@ def _cut(text: str) -> str:
 
 
 def _write(pipe: int, answer: dict[str, Any]) -> None:
-    data = json.dumps(answer).encode()
+    data = json.dumps(answer).encode() + b"\n"
     while data:
         data = data[os.write(pipe, data) :]
 
