@@ -213,9 +213,12 @@ async def test_all_who_wait_for_a_grammar_are_told_that_it_cannot_be_tried(
         await trio.testing.wait_all_tasks_blocked()
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
+    told: list[Unavailable] = []
+
     async def ask(one: GrammarChecker) -> None:
-        with pytest.raises(Unavailable, match="cannot be tried out"):
+        with pytest.raises(Unavailable, match="cannot be tried out") as caught:
             await one.check(grammars.regex("a"))
+        told.append(caught.value)
 
     async with checker() as one:
         with monkeypatch.context() as full:
@@ -224,6 +227,9 @@ async def test_all_who_wait_for_a_grammar_are_told_that_it_cannot_be_tried(
                 for _ in range(3):
                     nursery.start_soon(ask, one)
         assert asked == 1
+        # One error for each: several tasks that raise the same one add to each other's traceback.
+        assert len({id(each) for each in told}) == 3
+        assert {each.retry_after for each in told} == {30.0}
         await one.check(grammars.regex("a"))
 
 
@@ -279,6 +285,8 @@ async def test_a_trial_that_somebody_kills_says_nothing_of_the_grammar(
             await one.check(grammars.regex("a"))
             (process,) = children() - before
             listed = Path(f"/proc/{process}/task/{process}/children")
+            while listed.read_text():
+                await trio.sleep(0.01)  # the first trial's child has answered, and ends
             nursery.start_soon(endless)
             while not (jobs := listed.read_text().split()):
                 await trio.sleep(0.01)

@@ -13,6 +13,7 @@ import math
 import signal
 import sys
 from collections import OrderedDict
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,7 +88,7 @@ class GrammarChecker:
                 break
             await trial.ended.wait()
             if trial.failed is not None:
-                raise trial.failed
+                raise copy(trial.failed)  # each with a traceback of its own
         if verdict.until < math.inf:
             raise Unavailable(str(verdict.wrong), verdict.until - trio.current_time())
         if verdict.wrong is not None:
