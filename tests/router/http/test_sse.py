@@ -131,6 +131,25 @@ async def test_events_are_written_within_the_call(pair):
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("direct", [True, False])
+async def test_no_event_has_what_clients_take_for_the_end_of_a_line(pair, direct):
+    """Python's `splitlines`, and with it httpx, ends lines where the specification does not."""
+    ends, others = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", "“ĨĩâÂ” \u2027\u202a\U00012028"
+    texts = [ends, others, f"{others}{ends}", "plain"]
+    transport, body = pair(), EventBody(LIMITS)
+    async with trio.open_nursery() as nursery:
+        result = await start(nursery, body, transport) if direct else None
+        for text in texts:
+            body.write(b"data: %b\n\n" % orjson.dumps(text))
+        body.finish(b"data: %b\n\n" % orjson.dumps(ends))
+        result = result if result is not None else await start(nursery, body, transport)
+    received = (unchunk(transport.read()) + result[0]).decode()
+    lines = [line.removeprefix("data: ") for line in received.splitlines() if line]
+    assert [orjson.loads(line) for line in lines] == [*texts, ends]
+    assert others in received
+
+
+@pytest.mark.trio
 async def test_a_short_write_is_continued_by_the_task_in_order(pair):
     transport, body = pair(buffer=4096), EventBody(LIMITS)
     events = [b"data: %d %b\n\n" % (i, b"x" * 3000) for i in range(30)]

@@ -45,6 +45,23 @@ class StreamLimits:
     direct: bool = True
 
 
+def escape_line_ends(events: bytes) -> bytes:
+    """Return events whose JSON has no line ends of Unicode: U+0085, U+2028, U+2029 are escaped.
+
+    JSON allows them as they are and SSE gives them no meaning, but clients that read lines with
+    Python's `splitlines`, as httpx does, would cut events in two. What is not UTF-8 stays as it is.
+    """
+    # Each of these bytes is looked for in 15 ns, and begins few other characters than quotation
+    # marks and dashes; looking closer takes half a microsecond.
+    if 0xE2 not in events and 0xC2 not in events:
+        return events
+    text = events.decode(errors="surrogateescape")
+    if "\u2028" not in text and "\u2029" not in text and "\x85" not in text:
+        return events
+    text = text.replace("\u2028", r"\u2028").replace("\u2029", r"\u2029").replace("\x85", r"\u0085")
+    return text.encode(errors="surrogateescape")
+
+
 class EventBody:
     """The body of one event stream, fed by `producers` generations and then closed."""
 
@@ -77,6 +94,8 @@ class EventBody:
         """Send `events`, now if the socket takes them. Never blocks, never raises."""
         if not events:
             return  # an empty chunk would end the response
+        if not events.isascii():
+            events = escape_line_ends(events)
         plain = self._socket
         if plain is None:
             self._gather(events)
@@ -104,7 +123,7 @@ class EventBody:
             self.write(events)
             return
         self._socket = None  # they leave in one write together with the end of the response
-        self._gather(events + last())
+        self._gather(escape_line_ends(events + last()))
 
     def abandon(self) -> None:
         """Cut the response off, so that the client notices that it is incomplete."""
