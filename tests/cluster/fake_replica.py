@@ -34,7 +34,8 @@ class FakeReplica:
         self.load = ""  # what fronts are told of it
         self.status = 200  # of everything else
         self.silent = trio.Event()  # once set nothing is answered any more
-        self.cut_after: int | None = None  # bytes of a stream's body; then the connection is reset
+        # Bytes of a stream's body, or of a whole answer and its head; then the connection is reset.
+        self.cut_after: int | None = None
         self.pause = 0.0  # seconds before each event
         self.tokens = 8
         self.seen: list[Seen] = []
@@ -104,7 +105,10 @@ class FakeReplica:
             await self._stream(stream, seen)
         else:
             answer = {"text": "".join(text_of(seen, n) for n in range(self.tokens))}
-            await stream.send_all(_whole(200, json.dumps(answer).encode(), "application/json"))
+            whole = _whole(200, json.dumps(answer).encode(), "application/json")
+            await stream.send_all(whole[: self.cut_after])
+            if self.cut_after is not None:
+                raise _CutOffError
 
     async def _stream(self, stream: trio.SocketStream, seen: Seen) -> None:
         head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"

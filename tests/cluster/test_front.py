@@ -11,8 +11,9 @@ import trio
 
 from tests.cluster.fake_replica import fake_replicas
 from tests.cluster.served_front import WITH_SECRET, served_front
+from tgi_trio.cluster import relay
 from tgi_trio.cluster.front import FrontSettings
-from tgi_trio.cluster.members import MemberState
+from tgi_trio.cluster.members import MemberEvent, MemberState
 from tgi_trio.cluster.relay import MOST_LOST
 
 pytestmark = pytest.mark.trio
@@ -150,6 +151,52 @@ async def test_nobody_listens() -> None:
         assert "No replica is there" in json.loads(answer.body)["error"]["message"]
         assert answer.headers["retry-after"] == "1"
         assert (await front.ask("GET", "/health")).status == 503
+
+
+@pytest.mark.parametrize(
+    ("event", "status"), [(MemberEvent.WELL, 200), (MemberEvent.SILENT, 503), (None, 503)]
+)
+async def test_a_request_waits_for_the_only_replica_while_it_may_live(
+    event: MemberEvent | None, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which gets nothing before it has said how it is; one that is dead is not waited for."""
+    if event is None:
+        monkeypatch.setattr(relay, "WAIT_SECONDS", 0.05)
+    async with fake_replicas(1) as replicas, served_front(replicas.addresses) as front:
+        members, address = front.fleet.members, replicas.all[0].address
+
+        async def tell() -> None:
+            while not front.count("requests"):
+                await trio.sleep(0.001)
+            await trio.sleep(0.05)
+            assert replicas.asked == [0]
+            if event is not None:
+                members.tell(address, event, trio.current_time())
+
+        members.tell(address, MemberEvent.LATE, trio.current_time())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell)
+            answer = await front.ask("POST", "/generate", BODY)
+        assert answer.status == status
+        assert sum(replicas.asked) == (status == 200)
+        front.fleet.check()
+
+
+async def test_an_answer_that_was_cut_is_asked_for_again_where_there_is_one_replica() -> None:
+    async with fake_replicas(1) as replicas, served_front(replicas.addresses) as front:
+        (replica,) = replicas.all
+        replica.cut_after = 90
+
+        async def mend() -> None:
+            while not front.count("lost"):
+                await trio.sleep(0.001)
+            replica.cut_after = None
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mend)
+            answer = await front.ask("POST", "/generate", BODY)
+        assert answer.status == 200
+        assert replicas.asked in ([2], [3])  # it may be asked again before it is mended
 
 
 async def test_a_request_that_ends_replicas_is_given_up() -> None:

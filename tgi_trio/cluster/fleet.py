@@ -78,6 +78,7 @@ class Fleet:
         self._routing = routing
         self._replicas: dict[str, Replica] = {}
         self._nursery: trio.Nursery | None = None
+        self._changed = trio.lowlevel.ParkingLot()  # requests that wait for a replica
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Poll the health of all replicas, also of those named later, until cancelled."""
@@ -113,7 +114,28 @@ class Fleet:
         """Whether a replica takes requests."""
         return len(self._routing) > 0
 
+    async def wait_until_serves(self, until: float) -> bool:
+        """Wait until a replica takes requests; returns whether one does. A checkpoint.
+
+        Gives up at `until` (trio's clock), or at once where none will soon: replicas that are dead
+        or leaving, or refuse this front, are not waited for.
+        """
+        await trio.lowlevel.checkpoint()
+        with trio.move_on_at(until):
+            while not self.serves and self._may_serve():
+                await self._changed.park()
+        return self.serves
+
+    def _may_serve(self) -> bool:
+        """Return whether a replica may soon take requests that does not now."""
+        return any(
+            each.state in (MemberState.NEW, MemberState.SUSPECT)
+            and not self._replicas[each.name].refuses
+            for each in self.members
+        )
+
     def _change(self, member: Member, before: MemberState) -> None:
+        self._changed.unpark_all()
         name, state, routing = member.name, member.state, self._routing
         if before is MemberState.GONE:
             self._replicas[name] = Replica(member)
@@ -182,13 +204,13 @@ class Fleet:
 
     def _take_answer(self, replica: Replica, head: AnswerHead) -> None:
         well = head.status == 200
-        self._tell(replica, MemberEvent.WELL if well else MemberEvent.UNWELL)
         if head.status == 403 and not replica.refuses:
             log.warning(
                 "replica %s does not know this front: it needs the same --cluster-secret-file",
                 replica.name,
             )
         replica.refuses = head.status == 403
+        self._tell(replica, MemberEvent.WELL if well else MemberEvent.UNWELL)
         load = _LOAD.fullmatch(head.header(b"x-tgi-load"))
         if load is not None:
             requests, slots = map(int, load.groups())

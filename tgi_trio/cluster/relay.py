@@ -1,10 +1,11 @@
 """Serves one client's request from one replica, or from several after failures.
 
 If a replica is full (429) or does not serve now (503), the next one is tried; the client gets such
-an answer only if all replicas give one. If a replica is lost, the request is retried elsewhere:
-from the beginning if the client has got nothing yet, otherwise a stream is resumed behind the ids
-that the client has. A request that has lost MOST_LOST replicas fails, since it may be what crashes
-them.
+an answer only if all replicas give one. If none takes requests but one may soon, as when the only
+one was too busy to say how it is, the request waits for it. If a replica is lost, the request is
+retried elsewhere: from the beginning if the client has got nothing yet, otherwise a stream is
+resumed behind the ids that the client has. A request that has lost MOST_LOST replicas fails, since
+it may be what crashes them.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ log = logging.getLogger(__name__)
 
 MOST_LOST: Final = 3  # lost replicas after which a request fails
 MOST_HELD: Final = 1 << 24  # bytes of a stream that may be held back until their ids come
+WAIT_SECONDS: Final = 10.0  # a request that has not begun may wait this long for a replica
 RESUME_SECONDS: Final = 30.0  # a stream may wait this long for a replica that resumes it
-RESUME_PAUSE: Final = 0.1  # seconds between two rounds over all replicas
+PAUSE: Final = 0.1  # seconds between two rounds over all replicas
 
 PASSED_OVER: Final = frozenset({429, 503})  # statuses after which the next replica is tried
 
@@ -104,6 +106,16 @@ class Relay:
 
         Raises Unserved if there is none.
         """
+        until = trio.current_time() + WAIT_SECONDS
+        while (answer := await self._ask_all()) is None:
+            if not await self._fleet.wait_until_serves(until) or trio.current_time() >= until:
+                raise Unserved(503, "No replica is there to serve the request: try again later")
+            if self.replica is not None:  # lost: the next one may be the same
+                await trio.sleep(PAUSE)
+        return answer
+
+    async def _ask_all(self) -> Answer | None:
+        """Return the same as `start`, or None if there is no answer now. Raises Unserved."""
         refusal: Answer | None = None
         for replica in self._fleet.candidates(self._chain):
             answer = await self._attempt(replica)
@@ -114,9 +126,7 @@ class Relay:
             self._metrics.inc("tgi_front_passed_over")
             if refusal is None or answer.head.status == 429:
                 refusal = answer
-        if refusal is not None:
-            return refusal
-        raise Unserved(503, "No replica is there to serve the request: try again later")
+        return refusal
 
     async def _attempt(self, replica: Replica) -> Answer | None:
         """Ask a replica; None if it was lost. Raises Unserved."""
@@ -194,20 +204,12 @@ class Relay:
         self._cutter.start_again()
         with trio.move_on_after(RESUME_SECONDS):
             while True:
-                answer = await self._start_or_none()
+                answer = await self._ask_all()
                 if answer is not None and answer.body is None:
                     self._metrics.inc("tgi_front_resumed")
                     return
                 if answer is not None and answer.head.status not in PASSED_OVER:
                     status = answer.head.status
                     raise Unserved(502, f"No other replica can go on with it: status {status}")
-                await trio.sleep(RESUME_PAUSE)
+                await trio.sleep(PAUSE)
         raise Unserved(503, f"No replica could go on with it within {RESUME_SECONDS:g} s")
-
-    async def _start_or_none(self) -> Answer | None:
-        try:
-            return await self.start()
-        except Unserved as error:
-            if error.status == 503:
-                return None
-            raise
