@@ -49,6 +49,8 @@ HARMLESS: list[tuple[dict[str, Any], str, Stored]] = [
     (DEEPSEEK, f"{MTP}eh_proj.weight", F32),
     (DEEPSEEK, f"{MTP}shared_head.head.weight", F32),
     (DEEPSEEK, f"{MTP}mlp.experts.0.gate_proj.weight", F32),
+    (LLAMA, "mtp.layers.0.mlp.up_proj.weight", F32),
+    (LLAMA, "model.mtp_block.0.mlp.up_proj.weight", F32),  # ERNIE 4.5
 ]
 
 

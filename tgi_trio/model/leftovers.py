@@ -26,7 +26,7 @@ _HARMLESS: Final = (
 # Beginnings of names, for any model.
 _UNUSED_PARTS: Final = (
     (r"v_head\.", "the value head of reinforcement learning"),
-    (r"(model\.)?mtp\.", "layers that guess further tokens (multi-token prediction)"),
+    (r"(model\.)?mtp(_\w+)?\.", "layers that guess further tokens (multi-token prediction)"),
 )
 # Beginnings of names in composite models, of which only the text is loaded.
 _OTHER_SENSES: Final = (
