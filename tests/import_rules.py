@@ -35,7 +35,10 @@ RULES: dict[str, Rule] = {
     "model.gguf.folder": Rule(ours("errors model"), only=ours("orjson")),  # megabytes of JSON
     "model.scales": Rule(ours("errors model"), only=ours("numpy")),  # reads numbers of files
     "settings": Rule(
-        ours("errors model.config model.facts model.serving model.speculators.recognise"),
+        ours(
+            "errors model.config model.facts model.serving model.speculators.mtp "
+            "model.speculators.recognise"
+        ),
         only=NOTHING,
     ),
     # Reads what strangers wrote, so it has no use for anything that could run it.

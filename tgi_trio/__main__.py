@@ -213,7 +213,8 @@ def _embedded_heads(options: Options, model: Path) -> Path | None:
     from tgi_trio import demo
 
     heads = demo.heads_path()
-    wanted = options.speculate and model == demo.model_path() and heads.is_dir()
+    wanted = options.speculate and options.drafter is None
+    wanted = wanted and model == demo.model_path() and heads.is_dir()
     return heads if wanted else None
 
 

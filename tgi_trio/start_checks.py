@@ -25,13 +25,14 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.kernel_fit import find_undivided, find_unsupported
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
+from tgi_trio.model.speculators.mtp import need_mtp
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.router.telemetry.tracing import check_tracing_installed
 from tgi_trio.router.text.tokenizer_files import read_config as read_tokenizer_config
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.router.text.tokenizer_shape import check_tokenizer_json, find_difference
-from tgi_trio.settings.records import Settings
+from tgi_trio.settings.records import MTP, Settings
 
 
 def check_start(settings: Settings) -> list[str]:
@@ -52,6 +53,8 @@ def check_start(settings: Settings) -> list[str]:
     _check_tokenizer(settings)
     if settings.draft_model is not None:
         _check_drafter(settings, settings.draft_model)
+    if settings.drafter == MTP:
+        _check_own_layers(settings)
     if settings.otlp_endpoint is not None:
         check_tracing_installed()
     if settings.max_image_bytes < settings.max_image_fetch_size:
@@ -107,6 +110,14 @@ def _check_drafter(settings: Settings, folder: Path) -> None:
             f"--draft-model {folder} has another tokenizer than the model: {difference}. Its "
             "tokens would be guesses of other texts; name a smaller model of the same family"
         )
+
+
+def _check_own_layers(settings: Settings) -> None:
+    """Raise for layers of the model's own that cannot guess."""
+    config = read_config(settings.model_path, settings.rope)
+    spec = model_spec(config)
+    if isinstance(spec, DecoderSpec):  # what has such layers is no other model
+        need_mtp(config, spec)
 
 
 def _check_adapters(settings: Settings) -> list[str]:

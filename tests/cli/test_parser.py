@@ -50,6 +50,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "image_urls": ("public, :8080", "public, :8080"),
     "adapters": ("a/b, c = /d@e", ("a/b", "c=/d@e")),
     "backend": ("torch", "torch"),
+    "drafter": ("ngram", "ngram"),
     "sizes": ("1, 2,8", (1, 2, 8)),
     "ip": ("127.0.0.1", "127.0.0.1"),
     "key": ("secret", "secret"),

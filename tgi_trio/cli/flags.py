@@ -203,7 +203,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag(
                 "speculate",
                 "int",
-                "tokens guessed ahead per step, from the text so far or by what draft-model names",
+                "tokens guessed ahead per step: by what draft-model names, else as drafter says",
                 "all heads, 4 of a draft model, 0 without one",
             ),
             Flag(
@@ -211,6 +211,12 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
                 "path",
                 "folder or repository of what guesses: heads, or a smaller model",
                 "the heads of the model, else the text so far",
+            ),
+            Flag(
+                "drafter",
+                "drafter",
+                "ngram guesses from the text so far, mtp by layers of the model's own checkpoint",
+                "mtp where the checkpoint has such layers",
             ),
             Flag("feature-memory", "bytes", "for features of images that may be asked about again"),
             Flag("image-memory", "bytes", "for pixels of images, shared with the shard"),

@@ -18,6 +18,7 @@ from tgi_trio.settings.keys import check_key
 from tgi_trio.settings.records import (
     ACTIVATIONS,
     CPU_BACKENDS,
+    DRAFTERS,
     DTYPES,
     KV_CACHE_DTYPES,
     QUANTIZATIONS,
@@ -234,6 +235,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "adapters": ("IDS", _adapters),
     "image_urls": ("URLS", _image_urls),
     "backend": ("BACKEND", _one_of(CPU_BACKENDS)),
+    "drafter": ("DRAFTER", _one_of(DRAFTERS)),
     "bits": ("BITS", _bits),
     "sizes": ("SIZES", _sizes),
     "ip": ("IP", _text),

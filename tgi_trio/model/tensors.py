@@ -8,7 +8,7 @@ family.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Final, TypeAlias, cast
@@ -41,9 +41,8 @@ def decoder_claims(spec: DecoderSpec) -> TensorClaims:
     known |= dict.fromkeys((*_unread_heads(spec), *_unread_norms(spec)))
     scales = (name for i in range(len(spec.layers)) for part in kv_scales(spec, i) for name in part)
     tables = (part.name for part in _parts(spec) if isinstance(part, TensorRef) and part.integers)
-    return TensorClaims(
-        dict(_decoder(spec)), known | dict.fromkeys(scales), names.base, frozenset(tables)
-    )
+    shapes = dict(_shapes(_parts(spec)))
+    return TensorClaims(shapes, known | dict.fromkeys(scales), names.base, frozenset(tables))
 
 
 def _unread_heads(spec: DecoderSpec) -> Iterator[str]:
@@ -102,12 +101,22 @@ def t5_claims(spec: T5Spec) -> TensorClaims:
 
 def decoder_matrices(spec: DecoderSpec) -> list[MatrixRef]:
     """Return the matrices that the generic decoder reads, each once."""
-    found = {part.name: part for part in _parts(spec) if isinstance(part, MatrixRef)}
-    return list(found.values())
+    return matrices_in(_parts(spec))
 
 
-def _decoder(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
-    for part in _parts(spec):
+def matrices_in(parts: Iterable[Any]) -> list[MatrixRef]:
+    """Return the matrices in parts of a spec, at any depth, each once."""
+    inner = (each for part in parts for each in _inside(part))
+    return list({part.name: part for part in inner if isinstance(part, MatrixRef)}.values())
+
+
+def shapes_in(parts: Iterable[Any]) -> dict[str, Shape]:
+    """Return the tensors of parts of a spec, at any depth, with their shapes."""
+    return dict(_shapes(each for part in parts for each in _inside(part)))
+
+
+def _shapes(parts: Iterable[Part]) -> Iterator[tuple[str, Shape]]:
+    for part in parts:
         if isinstance(part, MatrixRef):
             shape = (part.rows, part.columns)
             yield part.name, shape[::-1] if part.transposed else shape

@@ -10,6 +10,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.records import (
     ACTIVATIONS,
     CPU_BACKENDS,
+    DRAFTERS,
     DTYPES,
     KV_CACHE_DTYPES,
     QUANTIZATIONS,
@@ -109,6 +110,7 @@ def check(options: Options) -> None:
     _check_adapters(options)
     _check_stages(options)
     _check_quantize(options)
+    _check_drafter(options)
     if options.activations not in (None, *ACTIVATIONS):
         raise ConfigurationError(f"`activations` must be 8 or 16. Given: {options.activations}")
     if options.kv_cache_dtype not in (None, *KV_CACHE_DTYPES):
@@ -163,6 +165,21 @@ def _check_stages(options: Options) -> None:
         raise ConfigurationError(
             "`pipeline_stages` does not go with adapters: leave out `lora_adapters` and "
             "`adapter_updates`"
+        )
+
+
+def _check_drafter(options: Options) -> None:
+    if options.drafter is None:
+        return
+    if options.drafter not in DRAFTERS:
+        raise ConfigurationError(
+            f"`drafter` must be one of {', '.join(DRAFTERS)}; heads and smaller models are named "
+            f"as `draft_model`. Given: {options.drafter}"
+        )
+    if options.draft_model is not None:
+        raise ConfigurationError(
+            f"`drafter` {options.drafter} and the `draft_model` {options.draft_model} cannot both "
+            "guess: leave one of them out"
         )
 
 

@@ -25,6 +25,8 @@ QUANTIZATIONS: Final = (
 KV_CACHE_DTYPES: Final = ("fp8_e4m3fn", "fp8_e5m2")  # TGI's names
 ACTIVATIONS: Final = (8, 16)  # bits
 ROPE_SCALINGS: Final = ("linear", "dynamic")
+NGRAM, MTP = "ngram", "mtp"
+DRAFTERS: Final = (NGRAM, MTP)  # without a folder: the text so far, the model's own layers
 CPU_BACKENDS: Final = ("auto", "numba", "torch")  # auto: numba if it can serve the model
 
 
@@ -53,6 +55,9 @@ class ShardOptions:
     # for a draft model, 0 without one; decided in `Settings`.
     speculate: int | None = None
     draft_model: Path | None = None  # folder of the drafter: speculation heads, or a smaller model
+    # Of DRAFTERS; None: the model's own layers where it has such. In `Settings` also "medusa",
+    # "mlp_speculator", "eagle3", "model" (a smaller one), as `draft_model` is; None: none guesses.
+    drafter: str | None = None
     watermark_gamma: float = 0.5  # part of the vocabulary that a watermark prefers
     watermark_delta: float = 2.0  # what it adds to the logits of those tokens
     feature_memory: int = 2**28  # bytes of cached image features
@@ -202,9 +207,6 @@ class Settings(AsGiven):
     max_queued_tokens: int  # prompt tokens of all requests in the queue
     model_pipeline_tag: str | None = None  # from the hub; set by the launcher when it has answered
     adapter_folders: Mapping[str, str] = field(default_factory=dict)  # of --lora-adapters, by name
-    # The drafter: "ngram" (the text so far), "medusa", "mlp_speculator", "eagle3", "model" (a
-    # smaller one); None: there is none.
-    drafter: str | None = None
     kv_blocks: int = 0  # that can be granted; set by `with_kv`
     state_slots: int = 0  # slots for recurrent states that can be granted; 0: no states
     kv_block_size: int = 0  # tokens; set by `with_kv`

@@ -11,10 +11,11 @@ from typing import Final
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.facts import ModelFacts
+from tgi_trio.model.speculators.mtp import no_mtp
 from tgi_trio.model.speculators.recognise import count_guesses, find_kind
 from tgi_trio.settings.checks import check, number_of_shards
 from tgi_trio.settings.elsewhere import check_ranks_elsewhere
-from tgi_trio.settings.records import AsGiven, Options, Settings
+from tgi_trio.settings.records import MTP, NGRAM, AsGiven, Options, Settings
 
 DEFAULT_POSITIONS: Final = 4096  # for a model without a longest sequence
 DEFAULT_PREFILL_TOKENS: Final = 4096  # TGI's, unless an accelerator suggests another
@@ -38,8 +39,8 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
             **{f.name: getattr(options, f.name) for f in fields(AsGiven)},
             "quantize": facts.quantize if options.quantize is None else options.quantize,
             "speculate": _speculate(options),
+            "drafter": _drafter(options, facts),
         },
-        drafter=_drafter(options),
         model_id=name,
         model_sha=facts.revision_sha,
         model_path=facts.path,
@@ -218,11 +219,13 @@ def _given_names(options: Options) -> frozenset[str]:
     return frozenset(names)
 
 
-def _drafter(options: Options) -> str | None:
+def _drafter(options: Options, facts: ModelFacts) -> str | None:
     """Return the drafter, as in `Settings.drafter`."""
+    if options.drafter == MTP and not facts.guesses:
+        raise ConfigurationError(no_mtp(facts.path))
     if not _speculate(options):
         return None
     if options.draft_model is None:
-        return "ngram"
+        return options.drafter or (MTP if facts.guesses else NGRAM)
     kind = find_kind(options.draft_model)
     return "model" if kind is None else kind.word

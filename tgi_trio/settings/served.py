@@ -23,6 +23,11 @@ def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str
         messages.append(
             "--draft-model has no effect: --speculate 0 lets nothing guess; leave it out"
         )
+    if "drafter" in settings.asked and not settings.speculate:
+        messages.append(
+            "--drafter has no effect: --speculate says how many tokens are guessed ahead; by "
+            "default none are"
+        )
     if settings.prefix_caching and not reuses:
         overruled.append("prefix_caching")
         messages.append(

@@ -48,7 +48,7 @@ def load_runner(
     """
     cores = os.sched_getaffinity(0)
     if settings.speculate == 0:  # nothing is to guess
-        settings = replace(settings, draft_model=None)
+        settings = replace(settings, draft_model=None, drafter=None)
     runner = _load_model(settings, device=device, ranks=ranks, fresh_files=fresh_files)
     if settings.max_lora_rank and device == CPU and isinstance(runner, KeepsRoom):
         runner.bytes_per_adapter = largest_adapter(settings, runner.info.dtype)
@@ -107,6 +107,7 @@ def _add_draft_model(
         settings,
         model_path=folder,
         draft_model=None,
+        drafter=None,
         speculate=None,
         tokenizer_file=None,
         quantize=None,

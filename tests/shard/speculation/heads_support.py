@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from tests.shard.moved_tokens import tokens_of
-from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.runner import (
@@ -226,11 +226,13 @@ class Answers:
 def _start(runner: Runner, longest: int, drafter: Drafter | None) -> Batch:
     """Return a batch over memory that has been warmed up for texts of `longest` tokens."""
     info = runner.info
+    room = runner.warm_up(WarmupRequest(BUDGET, longest, 16, 2048))
     return Batch(
         vocab_size=info.vocab_size,
         block_size=BLOCK,
-        blocks=runner.warm_up(WarmupRequest(BUDGET, longest, 16, 2048)).blocks,
+        blocks=room.blocks,
         eos_ids=info.eos_ids,
+        state_slots=room.state_slots,
         drafter=drafter,
         draft_budget=max(info.draft_budget, 8),
     )
@@ -265,6 +267,8 @@ def answer(
             block += need
             left = new - len(answers.tokens[i])
             row = PrefillRow(i, np.array(ids, np.int32), len(prompts[i]), 0, table, left, 0, own)
+            if runner.info.state_bytes:
+                row = replace(row, states=StateGrant((1 + 2 * i, 2 + 2 * i)))
             sequence = batch.add(row)
             while own.grammar and not runner.prepare(sequence):
                 pass

@@ -31,6 +31,7 @@ class KernelEagle:
     def __init__(self, forward: Forward, spec: EagleSpec, heads: LoadedHeads) -> None:
         """`heads`: the weights that are not linear layers, including an embedding."""
         self.spec = spec
+        self.max_positions = spec.max_positions
         self.token_map = heads.token_map
         self._forward = forward
         self._vectors = heads.vectors

@@ -1,4 +1,4 @@
-"""Guesses of an EAGLE-3 drafter: one layer that continues from the model's hidden states.
+"""Guesses of a layer that continues from the model's hidden states: EAGLE-3's, or the model's own.
 
 Its inputs are a token and the hidden state that chose it. It has a KV cache of its own, in blocks
 of the same numbers as the model's, and continues from its own state and guess. It makes one chain
@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.contract import (
     Choices,
     ShardSequence,
@@ -32,7 +31,7 @@ from tgi_trio.shard.speculation.sharing import share_room
 class EagleLayer(Protocol):
     """A drafter's weights and KV cache, and the backend's operations."""
 
-    spec: EagleSpec
+    max_positions: int  # longest sequence it was trained for; 0: the model's
     token_map: NDArray[np.int64] | None  # token of each row of its head; None: the row's number
 
     def join(self, parts: Sequence[Rows]) -> Rows:
@@ -40,7 +39,7 @@ class EagleLayer(Protocol):
         ...
 
     def fuse(self, states: Rows) -> Rows:
-        """Project the model's states [n, all that it reads] to the layer's [n, features]."""
+        """Turn the model's states [n, all that it reads] into the layer's [n, features]."""
         ...
 
     def run(
@@ -91,7 +90,7 @@ class EagleDrafter:
         self._reader = reader
         self._most = most
         self._eos_ids = frozenset(eos_ids)
-        self._longest = reader.layer.spec.max_positions
+        self._longest = reader.layer.max_positions
 
     def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
         ready = [row for row in rows if self._is_ready(row.sequence)]

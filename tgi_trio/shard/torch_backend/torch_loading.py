@@ -29,6 +29,7 @@ from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.recognise import find_kind
 from tgi_trio.model.t5_spec import T5Spec
 from tgi_trio.model.tensors import decoder_matrices
+from tgi_trio.settings.records import MTP
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding
@@ -41,10 +42,8 @@ from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import refuse_adapters
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
 from tgi_trio.shard.torch_backend.device_parts import rehearse_choices, tell_no_graphs
-from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle
-from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.loading.decoder_runner import make_decoder_runner
-from tgi_trio.shard.torch_backend.loading.guesser import load_guesser
+from tgi_trio.shard.torch_backend.loading.guesser import Guesser, find_guesser
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder, load_stage
@@ -88,16 +87,15 @@ def load_torch_runner(
     spec = _checked_spec(config, settings.rope)
     made = find_made(config, settings.quantize)
     encoding = None if made is None else ENCODINGS[made]
-    guessing = settings.draft_model
-    kind = None if guessing is None else find_kind(guessing)
+    kind = None if settings.draft_model is None else find_kind(settings.draft_model)
     if spec is not None:  # other models launch no kernels of ours
         begin_early(where)
     if isinstance(spec, DecoderSpec):
         rehearse_choices(sampler, config, where, target.dtype)
         model = _load_decoder(config, spec, target, fresh_files, encoding)
-        heads: TorchHeads | TorchEagle | None = None
-        if guessing is not None and kind is not None and (ranks is None or ranks.rank == 0):
-            heads = load_guesser(guessing, config, model, target, encoding)
+        heads: Guesser | None = None
+        if ranks is None or ranks.rank == 0:
+            heads = find_guesser(settings, config, model, target, encoding)
         return make_decoder_runner(
             model,
             settings,
@@ -107,7 +105,7 @@ def load_torch_runner(
             graph_sizes,
             heads,
             began,
-            ahead=not staged and (kind is None or not kind.goes_on),
+            ahead=not staged and settings.drafter != MTP and (kind is None or not kind.goes_on),
         )
     _refuse_what_decoders_have(settings, config, heads=kind is not None)
     if isinstance(spec, T5Spec):

@@ -44,6 +44,7 @@ from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_ahead
 from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
+from tgi_trio.shard.torch_backend.guessing.mtp import TorchMtp
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.interface import Model
@@ -82,13 +83,13 @@ class TorchRunner:
         load_ns: int = 0,
         kv_dtype: torch.dtype | None = None,
         heads: TorchHeads | None = None,
-        eagle: TorchEagle | None = None,
+        eagle: TorchEagle | TorchMtp | None = None,
         last: LastStep | None = None,
         adapters: StepAdapters | None = None,
         images: ImageStates | None = None,
     ) -> None:
         """`speculate`: the most guesses of a row in a step; `kv_dtype`: of K and V, None for
-        `dtype`; `heads`, `eagle`: guess for the model, and EAGLE reads the model's `taps`; `last`:
+        `dtype`; `heads`, `eagle`: guess for the model, the latter with K and V of its own; `last`:
         keeps the guesses of `steps`; `images`: passed to `StepFeatures.of`.
         """
         self._images = images

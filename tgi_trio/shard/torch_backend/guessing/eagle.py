@@ -40,6 +40,7 @@ class TorchEagle:
         layer = spec.layer
         self.features = spec.linears["fuse"].pieces[0].matrix.columns  # read from the model
         self.spec = spec
+        self.max_positions = spec.max_positions
         self.token_map = token_map
         self._dtype = dtype
         self._device = device

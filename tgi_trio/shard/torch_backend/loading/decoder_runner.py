@@ -6,6 +6,7 @@ import time
 
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import ModelConfig
+from tgi_trio.settings.records import MTP
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
@@ -15,10 +16,10 @@ from tgi_trio.shard.torch_backend.attention.compressed import CompressedAttentio
 from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
-from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource, KeptStates
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVShape
+from tgi_trio.shard.torch_backend.loading.guesser import Guesser
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.recordings.image_pages import ImagePages
@@ -33,7 +34,7 @@ def make_decoder_runner(
     target: LoadTarget,
     sampler: RowSampler,
     graph_sizes: tuple[int, ...],
-    heads: TorchHeads | TorchEagle | None,
+    heads: Guesser | None,
     began: int,
     *,
     ahead: bool,
@@ -75,7 +76,7 @@ def make_decoder_runner(
         load_ns=time.monotonic_ns() - began,
         kv_dtype=kv_dtype,
         heads=heads if isinstance(heads, TorchHeads) else None,
-        eagle=heads if isinstance(heads, TorchEagle) else None,
+        eagle=None if isinstance(heads, TorchHeads) else heads,
         last=last,
         adapters=adapters,
         images=images,
@@ -98,12 +99,13 @@ def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> Atten
 
 
 def _guesses(
-    settings: ShardSettings, model: Decoder, heads: TorchHeads | TorchEagle | None, last: LastStep
+    settings: ShardSettings, model: Decoder, heads: Guesser | None, last: LastStep
 ) -> Guesses | None:
     """Return what guesses on the device, with its results kept by `last`; None: nothing does."""
     if settings.speculate and isinstance(heads, TorchHeads):
         return Guesses(settings.speculate, last, heads)
-    if settings.speculate and settings.draft_model is None and _may_follow(model):
+    looks_up = settings.draft_model is None and settings.drafter != MTP
+    if settings.speculate and looks_up and _may_follow(model):
         return Guesses(settings.speculate, last)
     return None
 

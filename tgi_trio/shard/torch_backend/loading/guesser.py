@@ -1,4 +1,4 @@
-"""Loads a trained drafter in torch: speculation heads, or the layer of an EAGLE-3 drafter."""
+"""Loads a trained drafter in torch: heads, an EAGLE-3 drafter, a layer of the model's own."""
 
 from __future__ import annotations
 
@@ -6,60 +6,108 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.speculators.eagle import check_hidden_states
-from tgi_trio.model.speculators.recognise import read_heads
+from tgi_trio.model.speculators.mtp import need_mtp
+from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec
+from tgi_trio.settings.records import MTP
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding
 from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle, load_eagle
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads, load_heads
+from tgi_trio.shard.torch_backend.guessing.mtp import TorchMtp
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.loading.mtp import load_mtp
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.models.decoder_loading import DecoderLoader
 
+Guesser: TypeAlias = TorchHeads | TorchEagle | TorchMtp
 
-def load_guesser(
-    folder: Path,
+
+def find_guesser(
+    settings: ShardSettings,
     config: ModelConfig,
     model: Decoder,
     target: LoadTarget,
     encoding: Encoding | None,
-) -> TorchHeads | TorchEagle:
-    """Load the drafter of a model; only on rank 0, which chooses tokens."""
-    base = model.spec
-    spec = read_heads(folder, hidden=base.hidden_size, vocabulary=base.vocab_size)
+) -> Guesser | None:
+    """Load what was trained to guess for a model, None if nothing was named.
+
+    Only on rank 0, which chooses tokens.
+    """
+    opened = _WholeModel(config, model, target, encoding)
+    if settings.drafter == MTP:
+        return opened.load_mtp()
+    folder = settings.draft_model
+    if folder is None or find_kind(folder) is None:
+        return None
+    return opened.load_heads(folder)
+
+
+class _WholeModel:
+    """A model whose whole embedding and head a drafter may use, however ranks divide them."""
+
+    def __init__(
+        self, config: ModelConfig, model: Decoder, target: LoadTarget, encoding: Encoding | None
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._target = target
+        self._encoding = encoding
+
+    def load_heads(self, folder: Path) -> TorchHeads | TorchEagle:
+        """Load the drafter in a folder of its own."""
+        base, target = self._model.spec, self._target
+        spec = read_heads(folder, hidden=base.hidden_size, vocabulary=base.vocab_size)
+        if isinstance(spec, EagleSpec):
+            check_hidden_states(folder, base)
+            self._model.taps = spec.taps(len(self._model.layers))
+            return load_eagle(
+                spec,
+                vocabulary=base.vocab_size,
+                dtype=target.dtype,
+                device=target.device,
+                embedding=self._embedding,
+            )
+        return load_heads(
+            spec,
+            self._model,
+            dtype=target.dtype,
+            device=target.device,
+            whole_head=self._head,
+        )
+
+    def load_mtp(self) -> TorchMtp:
+        """Load the layer of the model's own checkpoint."""
+        spec = need_mtp(self._config, self._model.spec)[0]
+        shared = self._model.ranks is None
+        head = self._model.head if shared else self._head()
+        with self._loader() as loader:
+            return load_mtp(spec, loader.source, self._embedding(), head, self._model)
 
     @contextmanager
-    def whole_model() -> Iterator[DecoderLoader]:
-        alone = replace(target, group=None)
-        opened = open_checkpoint(config, base.names.base, encoding=encoding, writable=True)
+    def _loader(self) -> Iterator[DecoderLoader]:
+        base, alone = self._model.spec, replace(self._target, group=None)
+        opened = open_checkpoint(
+            self._config, base.names.base, encoding=self._encoding, writable=True
+        )
         with opened as checkpoint, torch.inference_mode():
             yield DecoderLoader(base, alone.weights(checkpoint))
 
-    def whole_embedding() -> torch.Tensor:
-        if model.ranks is None:
-            return model.embedding
-        with whole_model() as loader:
-            return loader.weight(outer_refs(base).embedding)
+    def _embedding(self) -> torch.Tensor:
+        if self._model.ranks is None:
+            return self._model.embedding
+        with self._loader() as loader:
+            return loader.weight(outer_refs(self._model.spec).embedding)
 
-    def whole_head() -> Linear:
-        with whole_model() as loader:
-            return loader.head(loader.weight(outer_refs(base).embedding))
-
-    if isinstance(spec, EagleSpec):
-        check_hidden_states(folder, base)
-        model.taps = spec.taps(len(model.layers))
-        return load_eagle(
-            spec,
-            vocabulary=base.vocab_size,
-            dtype=target.dtype,
-            device=target.device,
-            embedding=whole_embedding,
-        )
-    return load_heads(spec, model, dtype=target.dtype, device=target.device, whole_head=whole_head)
+    def _head(self) -> Linear:
+        with self._loader() as loader:
+            return loader.head(loader.weight(outer_refs(self._model.spec).embedding))

@@ -1,0 +1,185 @@
+"""Layers of the model's own that guess: what transformers says they do, and nobody's tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.quantised_support import Store, store_fp8, store_gptq
+from tests.shard.moved_tokens import tokens_of
+from tests.shard.ranks.rank_processes import ranks_of
+from tests.shard.speculation.heads_support import BLOCK, Answers, Watched, answer
+from tests.shard.speculation.mtp_support import counting, mtp_checkpoint, reference
+from tests.shard.speculation.test_same_tokens import ASKED, EVENTS
+from tests.shard.torch_backend.models_support import GreedyRecorder
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.speculators.mtp import LAYOUTS
+from tgi_trio.shard.backend import load_runner
+from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.runner import Runner
+
+MOST, NEW = 3, 14
+PROMPTS = [
+    [5, 6, 7, 8, 9],
+    [40, 41, 42],
+    [7, 300, 21, 22, 4, 9, 9, 3, 12, 90, 91, 14, 33, 8, 2, 6, 7],
+]
+GREEDY = SamplingParameters(ignore_eos=True)
+# Texts of families that have only images' models have the same layers as these.
+FAMILIES = sorted(LAYOUTS.keys() - {"glm4v_moe_text", "glm_ocr_text"})
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def load(folder: Path, **options: Any) -> Runner:
+    defaults: dict[str, Any] = {"drafter": "mtp", "speculate": MOST, "cpu_backend": "torch"}
+    return load_runner(ShardSettings(model_path=folder, cpu_threads=1, **defaults | options))
+
+
+def guesses_of(runner: Runner, **event: Any) -> tuple[list[tuple[list[int], list[int]]], Answers]:
+    """Return what was guessed behind which tokens, and the answers."""
+    drafter = runner.drafter(MOST)
+    assert drafter is not None
+    watched = Watched(drafter)
+    found = answer(runner, PROMPTS, [GREEDY] * len(PROMPTS), NEW, drafter=watched, **event)
+    return [(known, own) for known, own in watched.guessed if own], found
+
+
+def check_guesses(guessed: list[tuple[list[int], list[int]]], says: Any) -> None:
+    assert len(guessed) >= 6 and max(len(own) for _, own in guessed) >= 2
+    for known, own in guessed:
+        for token, best in zip(own, says.guesses(known, len(own)), strict=True):
+            assert token in best
+            if len(best) > 1:  # what follows depends on which it was
+                break
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_guesses_what_transformers_says(family: str, tmp_path: Path) -> None:
+    folder = mtp_checkpoint(tmp_path / "model", family)
+    guessed, found = guesses_of(load(folder))
+    check_guesses(guessed, reference(family, folder, tmp_path / "theirs"))
+    greedy = [GREEDY] * len(PROMPTS)
+    assert found.tokens == answer(load(folder, drafter=None), PROMPTS, greedy, NEW).tokens
+
+
+def test_prompts_in_pieces_and_right_guesses(tmp_path: Path) -> None:
+    folder = counting(mtp_checkpoint(tmp_path / "model", "glm4_moe", tie_word_embeddings=False))
+    guessed, found = guesses_of(load(folder), budget=12)
+    check_guesses(guessed, reference("glm4_moe", folder, tmp_path / "theirs"))
+    assert found.steps < NEW  # most are right
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text"])  # the second keeps states
+@pytest.mark.parametrize("event", EVENTS)
+def test_the_tokens_are_those_of_decoding_one_by_one(
+    event: str, family: str, counted: Callable[[str], tuple[Runner, Answers]]
+) -> None:
+    runner, plain = counted(family)
+    found = answer(runner, PROMPTS, ASKED[:3], NEW, drafter=runner.drafter(MOST), **EVENTS[event])
+    assert found.tokens == plain.tokens and found.drafts > 0
+    sampled = np.diff(found.tokens[1])
+    assert (sampled == 1).any() and (sampled != 1).sum() > 2  # where guesses are right, and wrong
+    assert found.steps < plain.steps or "budget" in EVENTS[event]
+
+
+@pytest.fixture(scope="module")
+def counted(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], tuple[Runner, Answers]]:
+    made: dict[str, tuple[Runner, Answers]] = {}
+
+    def make(family: str) -> tuple[Runner, Answers]:
+        if family not in made:
+            folder = tmp_path_factory.mktemp(family)
+            counting(mtp_checkpoint(folder, family, tie_word_embeddings=False))
+            runner = load(folder)
+            made[family] = runner, answer(runner, PROMPTS, ASKED[:3], NEW)
+        return made[family]
+
+    return make
+
+
+def test_what_a_prefix_has_stored_is_read_again(tmp_path: Path) -> None:
+    """The second sequence starts behind two blocks of the first, whose layer has them as well."""
+    folder = mtp_checkpoint(tmp_path / "model", "deepseek_v3")
+    runner = load(folder)
+    room = runner.warm_up(WarmupRequest(64, 256, 4, 2048))
+    drafter = runner.drafter(MOST)
+    assert drafter is not None
+    watched = Watched(drafter)
+    info = runner.info
+    batch = Batch(
+        vocab_size=info.vocab_size, block_size=BLOCK, blocks=room.blocks, eos_ids=info.eos_ids,
+        drafter=watched, draft_budget=8,
+    )  # fmt: skip
+    prompt = [i * 37 % 500 + 3 for i in range(2 * BLOCK + 3)]
+    for i, (own, held) in enumerate(((prompt, 0), ([*prompt, 9, 8, 7], 2 * BLOCK))):
+        blocks = [1, 2, *range(3 + 3 * i, 6 + 3 * i)]
+        ids = np.array(own, np.int32)
+        batch.add(PrefillRow(i, ids, len(own), held, blocks, NEW, 0, GREEDY))
+        while (plan := batch.plan(64)) is not None:
+            result = replace(runner.step(plan), forward_ns=0, sample_ns=0, processor_ns=0)
+            moved = batch.settle(plan, result)
+            assert dict(tokens_of(moved)).keys() <= {i}
+            for gone in moved.dropped:
+                runner.drop(gone)
+    guessed = [(known, own) for known, own in watched.guessed if own]
+    assert any(known[: len(prompt) + 3] == [*prompt, 9, 8, 7] for known, _ in guessed)
+    check_guesses(guessed, reference("deepseek_v3", folder, tmp_path / "theirs"))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next"])
+def test_beside_two_ranks_it_guesses_the_same(family: str, tmp_path: Path) -> None:
+    folder = mtp_checkpoint(tmp_path / "model", family)
+    expected, plain = guesses_of(load(folder))
+    options = {"drafter": "mtp", "speculate": MOST}
+    with ranks_of(folder, 2, GreedyRecorder(), **options) as runner:
+        guessed, found = guesses_of(runner)
+    assert guessed == expected and found.tokens == plain.tokens
+
+
+STORES: dict[str, tuple[Store, dict[str, Any]]] = {
+    "fp8": (
+        store_fp8("block", "weight_scale_inv"),
+        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [24, 40]},
+    ),
+    "gptq": (
+        store_gptq(4, 32),
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_quantised_layers_guess_by_the_numbers_that_they_stand_for(
+    kind: str, tmp_path: Path
+) -> None:
+    """As in DeepSeek's files, all but what joins state and embedding is quantised."""
+    store, said = STORES[kind]
+    options = {"hidden_size": 64, "q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 16}
+    plain = mtp_checkpoint(tmp_path / "plain", "deepseek_v3", **options)
+    stored = mtp_checkpoint(tmp_path / "stored", "deepseek_v3", **options)
+    tensors: dict[str, torch.Tensor] = {}
+    exact: dict[str, torch.Tensor] = {}
+    for name, weight in load_file(plain / "model.safetensors").items():
+        own, numbers = {name: weight}, weight
+        if "proj" in name and weight.dim() == 2 and "eh_proj" not in name:
+            own, array = store(name.removesuffix(".weight"), weight.numpy())
+            numbers = torch.from_numpy(array.astype(np.float32))
+        tensors |= own
+        exact[name] = numbers.contiguous()
+    save_file(exact, plain / "model.safetensors")
+    save_file(tensors, stored / "model.safetensors")
+    config = json.loads((stored / "config.json").read_text()) | {"quantization_config": said}
+    (stored / "config.json").write_text(json.dumps(config))
+    assert guesses_of(load(stored))[0] == guesses_of(load(plain))[0]

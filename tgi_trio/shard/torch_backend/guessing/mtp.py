@@ -1,0 +1,128 @@
+"""Layers of a model's own checkpoint that guess further tokens, in torch: `MtpSpec`.
+
+Each has a paged KV cache of its own; the embedding and the head are the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.attention.choice import choose_attention
+from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.models.attending import make_tables
+from tgi_trio.shard.torch_backend.models.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MtpWeights:
+    """The weights of one such layer."""
+
+    decoder: Decoder  # its final norm is the one behind the layer
+    embedding_norm: Norm
+    state_norm: Norm
+    fuse: Linear
+    states_first: bool  # the state is joined before the embedding
+
+    def join(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return what the decoder layer reads, [T, hidden]."""
+        both = self.embedding_norm(embedded), self.state_norm(states)
+        return self.fuse(torch.cat(both[::-1] if self.states_first else both, dim=-1))
+
+    def nbytes(self) -> int:
+        """Return the bytes of all weights; embedding and head are the model's."""
+        norms = self.embedding_norm.nbytes() + self.state_norm.nbytes()
+        layers = sum(layer.nbytes() for layer in self.decoder.layers)
+        return norms + self.fuse.nbytes() + layers
+
+
+class TorchMtp:
+    """Implements `EagleLayer` of `speculation/eagle.py`. States have the model's dtype.
+
+    They are those behind a final norm: the model's, then the layer's own.
+    """
+
+    max_positions = 0  # it was trained with the model
+    token_map: NDArray[np.int64] | None = None
+
+    def __init__(
+        self,
+        weights: MtpWeights,
+        *,
+        model_norm: Norm | None,
+        embedding: torch.Tensor,
+        head: Linear,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`model_norm`: the model's final one; `embedding` and `head`: the model's, whole."""
+        self._weights = weights
+        self._model_norm = model_norm
+        self._embedding = embedding
+        self._head = head
+        self._dtype = dtype
+        self._device = device
+        decoder = weights.decoder
+        self.features = decoder.spec.hidden_size  # read from the model
+        self._shape = decoder.kv_shape
+        self._attention: AttentionBackend = (
+            IndexedAttention()
+            if decoder.spec.index
+            else choose_attention(device, dtype, self._shape, in_kernels=decoder.attends_in_kernels)
+        )
+        self._cache: KVCache | None = None  # set by make_room
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self._shape.bytes_per_token(self._dtype)
+
+    def nbytes(self) -> int:
+        """Return the bytes of all weights, excluding the model's embedding and head."""
+        return self._weights.nbytes()
+
+    def make_room(self, blocks: int) -> int:
+        """Allocate a cache with as many blocks as the model's; return its bytes."""
+        self._cache = None  # before the new one: both may not fit
+        self._cache = KVCache(self._shape, blocks, self._dtype, self._device)
+        return self._cache.nbytes
+
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+    @torch.inference_mode()
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        return states if self._model_norm is None else self._model_norm(states)
+
+    @torch.inference_mode()
+    def run(
+        self, plan: StepPlan, states: torch.Tensor, wanted: NDArray[np.int64]
+    ) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        if self._cache is None:
+            raise RuntimeError("the drafter has no KV cache before the warm-up")
+        ids, positions, some = (
+            torch.from_numpy(each).to(self._device)
+            for each in (plan.token_ids, plan.positions, wanted)
+        )
+        x = self._weights.join(functional.embedding(ids, self._embedding), states)
+        decoder = self._weights.decoder
+        # the length at each position is the position + 1
+        tables = make_tables(decoder.rotaries, positions, positions + 1, x.dtype)
+        batch = self._attention.prepare(plan, self._cache)
+        x = decoder.run_layers(x, tables, self._attention, batch)
+        if not len(wanted):
+            return states[:0], np.empty(0, np.int64)
+        x = x.index_select(0, some)
+        if decoder.final_norm is not None:
+            x = decoder.final_norm(x)
+        best: NDArray[np.int64] = self._head(x).argmax(dim=-1).cpu().numpy()
+        return x, best
