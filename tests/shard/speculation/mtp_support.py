@@ -53,6 +53,7 @@ def mtp_checkpoint(folder: Path, family: str, *, layers: int = 1, **options: Any
     return folder
 
 
+_FUSE = ("eh_proj.weight", "mtp.fc.weight", "mtp_linear_proj.0.weight")
 _KINDS = {"mimo_v2_flash": "sliding_attention"}
 _DENSE = ("mimo_v2_flash", "ernie4_5_moe")
 
@@ -192,14 +193,14 @@ def counting(folder: Path) -> Path:
     for name, tensor in tensors.items():
         if any(part in name for part in ("o_proj", "out_proj", "down_proj")):
             tensor.zero_()
-        elif name.endswith("norm.weight") and "layers" not in name.removeprefix("mtp.layers"):
-            tensor.fill_(float(tensor.abs().mean() > 0.5))
+        elif name in ("model.norm.weight", "mtp.norm.weight"):
+            tensor.fill_(tensor.abs().mean().round().item())
     table = next(name for name in tensors if name.endswith("embed_tokens.weight"))
     vocab, hidden = tensors[table].shape
     embedding = torch.randn(vocab, hidden, generator=torch.Generator().manual_seed(1))
     tensors[table] = embedding
     states = embedding / embedding.pow(2).mean(dim=1, keepdim=True).sqrt()
-    fuse = next(n for n in tensors if n.endswith(("eh_proj.weight", "mtp.fc.weight")))
+    fuse = next(n for n in tensors if n.endswith(_FUSE))
     scale = 0.05 if "mtp.fc.weight" in tensors else 0.1  # Qwen's norms add 1 to their weights
     tensors["lm_head.weight"] = scale * states.roll(1, 0)  # what is sampled is often another
     tensors[fuse] = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), dim=1)

@@ -37,12 +37,24 @@ PROMPTS = [
 GREEDY = SamplingParameters(ignore_eos=True)
 # Texts of families that have only images' models have the same layers as these.
 FAMILIES = sorted(LAYOUTS.keys() - {"glm4v_moe_text", "glm_ocr_text"})
+_LATENT = dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim"), 32)
+_DELTA = dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 32)
+_MAMBA = {"mamba_head_dim": 32, "mamba_num_heads": 4, "ssm_state_size": 32, "head_dim": 32}
+# What makes a family's tiny model fit the CPU kernels; those of others compute the same layers.
+WIDER: dict[str, dict[str, int]] = {
+    "deepseek_v3": _LATENT | {"qk_rope_head_dim": 32},
+    "ernie4_5_moe": {},
+    "mimo_v2_flash": {"head_dim": 32, "v_head_dim": 32},
+    "nemotron_h": _MAMBA | {"moe_shared_expert_intermediate_size": 64},
+    "qwen3_next": _DELTA,
+}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def load(folder: Path, **options: Any) -> Runner:
-    defaults: dict[str, Any] = {"drafter": "mtp", "speculate": MOST, "cpu_backend": "torch"}
-    return load_runner(ShardSettings(model_path=folder, cpu_threads=1, **defaults | options))
+    plain: dict[str, Any] = {"cpu_backend": "torch", "cpu_threads": 1}
+    guessing: dict[str, Any] = {"drafter": "mtp", "speculate": MOST}
+    return load_runner(ShardSettings(model_path=folder, **plain | guessing | options))
 
 
 def guesses_of(runner: Runner, **event: Any) -> tuple[list[tuple[list[int], list[int]]], Answers]:
@@ -65,11 +77,13 @@ def check_guesses(guessed: list[tuple[list[int], list[int]]], says: Any) -> None
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_guesses_what_transformers_says(family: str, tmp_path: Path) -> None:
-    folder = mtp_checkpoint(tmp_path / "model", family)
-    guessed, found = guesses_of(load(folder))
-    check_guesses(guessed, reference(family, folder, tmp_path / "theirs"))
-    greedy = [GREEDY] * len(PROMPTS)
-    assert found.tokens == answer(load(folder, drafter=None), PROMPTS, greedy, NEW).tokens
+    folder = mtp_checkpoint(tmp_path / "model", family, **WIDER.get(family, {}))
+    theirs = reference(family, folder, tmp_path / "theirs")
+    for backend in ("torch", "numba")[: 1 + (family in WIDER)]:
+        guessed, found = guesses_of(load(folder, cpu_backend=backend))
+        check_guesses(guessed, theirs)
+        plain = load(folder, cpu_backend=backend, drafter=None, speculate=0)
+        assert found.tokens == answer(plain, PROMPTS, [GREEDY] * len(PROMPTS), NEW).tokens
 
 
 def test_prompts_in_pieces_and_right_guesses(tmp_path: Path) -> None:
@@ -79,12 +93,16 @@ def test_prompts_in_pieces_and_right_guesses(tmp_path: Path) -> None:
     assert found.steps < NEW  # most are right
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text"])  # the second keeps states
+# The second family keeps states.
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [("glm4_moe", "torch"), ("qwen3_5_text", "torch"), ("qwen3_5_text", "numba")],
+)
 @pytest.mark.parametrize("event", EVENTS)
 def test_the_tokens_are_those_of_decoding_one_by_one(
-    event: str, family: str, counted: Callable[[str], tuple[Runner, Answers]]
+    event: str, family: str, backend: str, counted: Callable[..., tuple[Runner, Answers]]
 ) -> None:
-    runner, plain = counted(family)
+    runner, plain = counted(family, backend)
     found = answer(runner, PROMPTS, ASKED[:3], NEW, drafter=runner.drafter(MOST), **EVENTS[event])
     assert found.tokens == plain.tokens and found.drafts > 0
     sampled = np.diff(found.tokens[1])
@@ -95,16 +113,16 @@ def test_the_tokens_are_those_of_decoding_one_by_one(
 @pytest.fixture(scope="module")
 def counted(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[str], tuple[Runner, Answers]]:
-    made: dict[str, tuple[Runner, Answers]] = {}
+) -> Callable[[str, str], tuple[Runner, Answers]]:
+    made: dict[tuple[str, str], tuple[Runner, Answers]] = {}
 
-    def make(family: str) -> tuple[Runner, Answers]:
-        if family not in made:
-            folder = tmp_path_factory.mktemp(family)
-            counting(mtp_checkpoint(folder, family, tie_word_embeddings=False))
-            runner = load(folder)
-            made[family] = runner, answer(runner, PROMPTS, ASKED[:3], NEW)
-        return made[family]
+    def make(family: str, backend: str) -> tuple[Runner, Answers]:
+        if (family, backend) not in made:
+            folder, wider = tmp_path_factory.mktemp(family), {} if family == "glm4_moe" else _DELTA
+            counting(mtp_checkpoint(folder, family, tie_word_embeddings=False, **wider))
+            runner = load(folder, cpu_backend=backend)
+            made[family, backend] = runner, answer(runner, PROMPTS, ASKED[:3], NEW)
+        return made[family, backend]
 
     return make
 
@@ -166,7 +184,7 @@ def test_quantised_layers_guess_by_the_numbers_that_they_stand_for(
 ) -> None:
     """As in DeepSeek's files, all but what joins state and embedding is quantised."""
     store, said = STORES[kind]
-    options = {"hidden_size": 64, "q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 16}
+    options = WIDER["deepseek_v3"]
     plain = mtp_checkpoint(tmp_path / "plain", "deepseek_v3", **options)
     stored = mtp_checkpoint(tmp_path / "stored", "deepseek_v3", **options)
     tensors: dict[str, torch.Tensor] = {}
@@ -182,4 +200,20 @@ def test_quantised_layers_guess_by_the_numbers_that_they_stand_for(
     save_file(tensors, stored / "model.safetensors")
     config = json.loads((stored / "config.json").read_text()) | {"quantization_config": said}
     (stored / "config.json").write_text(json.dumps(config))
-    assert guesses_of(load(stored))[0] == guesses_of(load(plain))[0]
+    expected = guesses_of(load(plain))[0]
+    assert guesses_of(load(stored))[0] == expected
+    kernels = load(stored, cpu_backend="numba", activations=16)
+    assert guesses_of(kernels)[0] == expected
+
+
+def test_with_cheaper_numbers_it_still_guesses_in_the_kernels(tmp_path: Path) -> None:
+    """Weights of 8 bits, K and V of 8 bits, two threads: guesses may differ, tokens do not."""
+    folder = counting(mtp_checkpoint(tmp_path, "ernie4_5_moe", tie_word_embeddings=False))
+    options: tuple[dict[str, Any], ...] = (
+        {"quantize": "eetq"}, {"kv_cache_dtype": "fp8_e4m3fn"}, {"cpu_threads": 2},
+    )  # fmt: skip
+    for own in options:
+        runner = load(folder, cpu_backend="numba", **own)
+        _, found = guesses_of(runner)
+        plain = answer(runner, PROMPTS, [GREEDY] * len(PROMPTS), NEW)
+        assert found.tokens == plain.tokens and found.steps < plain.steps

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.plan_parts import first_lengths
 
 if TYPE_CHECKING:  # it imports torch
-    from tgi_trio.shard.ranks.neighbours import Neighbours
     from tgi_trio.shard.ranks.portions import Portions
 
 _PAGE = 4096
@@ -36,6 +35,18 @@ _LEAST_TILE = 4
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+
+
+class Beyond(Protocol):
+    """What comes before and after the layers of a program that has no embedding or no head."""
+
+    def receive(self, hidden: Floats) -> None:
+        """Write what the first layer reads to `hidden` [T, hidden]; an embedding overwrites it."""
+        ...
+
+    def send(self, hidden: Floats) -> None:
+        """Take what leaves the last layer, [T, hidden], unless there is a head."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +116,14 @@ class Forward:
         program: Program,
         variant: Variant,
         cores: list[int],
-        neighbours: Neighbours | None = None,
+        neighbours: Beyond | None = None,
         portions: Portions | None = None,
     ) -> None:
         """Compile the kernels for `variant`, and start a thread on each of `cores`.
 
-        `neighbours`: of the program's pipeline stage; `portions`: the connection to ranks that
-        compute other portions of every layer. Both take part in each step. Raises what the compiler
-        raises if it has no instructions for this machine.
+        `neighbours`: of the program's layers, as in a pipeline; `portions`: the connection to ranks
+        that compute other portions of every layer. Both take part in each step. Raises what the
+        compiler raises if it has no instructions for this machine.
         """
         self.spec = program.spec
         self.variant = variant
@@ -277,6 +288,17 @@ class Forward:
     def hidden(self, places: NDArray[np.int64]) -> Floats:
         """Return a copy of the hidden states [n, hidden] of the last `run`, before the norm."""
         return self._hidden[places]
+
+    def embed(self, ids: Ints) -> Floats:
+        """Return the embeddings [n, hidden] of tokens; the states of the last `run` are lost."""
+        step, most = self._step, self._room[0]
+        found = np.empty((len(ids), self.spec.hidden_size), np.float32)
+        for first in range(0, len(ids), most):
+            part = np.ascontiguousarray(ids[first : first + most])
+            step["tokens"], step["wanted"], step["token_ids"] = len(part), 0, address(part)
+            self._run_rows(0, self.program.find_layer(0, adapted=False))
+            found[first : first + len(part)] = self._hidden[: len(part)]
+        return found
 
     def multiply(self, role: str, x: Floats) -> Floats:
         """Return x W^T + b [n, outputs] of a lone linear layer (`Program.lone`); x [n, inputs]."""

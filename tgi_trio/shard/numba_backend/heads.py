@@ -14,6 +14,7 @@ from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
 from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
 from tgi_trio.shard.checkpoint.lookup import read_table
 from tgi_trio.shard.checkpoint.numbers import to_float32
+from tgi_trio.shard.numba_backend.program_builder import FinalNorm
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 
 if TYPE_CHECKING:
@@ -65,6 +66,16 @@ def _table(values: NDArray[Any]) -> NDArray[Any]:
     return values.copy()  # a copy, since the file is closed
 
 
+def normalise(norm: FinalNorm, x: Floats) -> Floats:
+    """Return a norm of rows [n, features]."""
+    if norm.centred:
+        x = x - x.mean(axis=1, keepdims=True)
+    x = x / np.sqrt(_mean_square(x) + np.float32(norm.eps))
+    if norm.weight is not None:
+        x = x * norm.weight
+    return x if norm.bias is None else x + norm.bias
+
+
 class KernelArithmetic:
     """The `Arithmetic` of heads on the CPU kernels; see `speculation/arithmetic.py`.
 
@@ -77,13 +88,7 @@ class KernelArithmetic:
         self._heads = heads
 
     def normalise(self, x: Floats) -> Floats:
-        norm = self._norm
-        if norm.centred:
-            x = x - x.mean(axis=1, keepdims=True)
-        x = x / np.sqrt(_mean_square(x) + np.float32(norm.eps))
-        if norm.weight is not None:
-            x = x * norm.weight
-        return x if norm.bias is None else x + norm.bias
+        return normalise(self._norm, x)
 
     def concatenate(self, parts: Sequence[Floats]) -> Floats:
         return np.concatenate(parts)

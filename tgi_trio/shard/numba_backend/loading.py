@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,17 +17,20 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.kernel_fit import find_undivided, find_unsupported, undivided
+from tgi_trio.model.layer_work import find_run
 from tgi_trio.model.matrices import every_unit
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
+from tgi_trio.model.speculators.mtp import MtpSpec, need_mtp
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
 from tgi_trio.model.split import Portion, check_split
 from tgi_trio.model.stages import Stage, check_stages
 from tgi_trio.model.tensors import kv_scales
+from tgi_trio.settings.records import MTP
 from tgi_trio.shard.checkpoint.heads import open_heads
-from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint, read_table
+from tgi_trio.shard.checkpoint.lookup import Checkpoint, Weights, open_checkpoint, read_table
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.machine.cores import sensible_threads, share_cores, usable_cores
 from tgi_trio.shard.machine.dtypes import compute_dtype
@@ -37,6 +40,12 @@ from tgi_trio.shard.numba_backend.forward import Forward
 from tgi_trio.shard.numba_backend.heads import LoadedHeads
 from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs, variant_for
 from tgi_trio.shard.numba_backend.machine_code.beside import Wanted, compile_beside
+from tgi_trio.shard.numba_backend.mtp import (
+    MtpNorms,
+    PackedMtp,
+    lone_linears,
+    run_of_layers,
+)
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.program import Program, pack_program
@@ -93,6 +102,7 @@ def load(
     local_ranks = settings.local_size or settings.world_size
     cores, count = _share_cores(settings, local_ranks)
     heads = _load_heads(settings.draft_model, spec)
+    mtp = need_mtp(config, spec)[0] if settings.drafter == MTP else None
     with (
         nullcontext() if heads is None else _open_heads(heads.spec, int8) as head_files,
         _open_weights(config, spec, fresh_files, None if int8 else made) as checkpoint,
@@ -102,18 +112,22 @@ def load(
             dtype,
             int8=int8,
             threads=count,
-            heads=None if heads is None or head_files is None else (heads.spec, head_files),
+            heads=_find_lone(heads, head_files, mtp, checkpoint),
             max_lora_rank=settings.max_lora_rank,
             kv=_cache_numbers(settings.kv_cache_dtype, spec, checkpoint),
-            stage=stage,
+            run=find_run(spec, stage),
             portion=portion,
         ) as program,
+        _pack_own(mtp, checkpoint, settings, dtype, count, int8=int8) as own,
     ):
         _lend_embedding(heads, spec, checkpoint)
         # Weights are packed while kernels are loaded, or compiled, and tested.
         multipliers = _find_multipliers(program, settings, dtype)
         with compile_beside(_list_wanted(program, settings, dtype, multipliers, int8=int8)):
             variant = _link(program, settings, dtype, multipliers, int8=int8)
+            if own is not None:
+                wanted = _find_multipliers(own.program, settings, dtype)
+                _link_kernels(own.program, wanted, variant)
             adapters = _link_adapters(program, settings, variant)
             sampler = sampler or _make_sampler(settings, config, cores, grammars)
     forward = Forward(program, variant, cores[:count], neighbours, portions)
@@ -124,6 +138,7 @@ def load(
         sampler=sampler,
         load_ns=time.monotonic_ns() - began,
         heads=heads,
+        mtp=None if own is None else own.start(forward, cores[:count]),
         adapters=adapters,
         ranks=neighbours or portions,
         local_ranks=local_ranks,
@@ -181,6 +196,7 @@ def _find_whole(settings: ShardSettings, config: ModelConfig, *, int8: bool) -> 
     parts = {
         "adapters": settings.max_lora_rank > 0,
         "heads that guess": draft is not None and find_kind(draft) is not None,
+        "layers that guess": settings.drafter == MTP,
         "images": config.get("vision_config") is not None,
         "weights that become int8": int8,  # rows have scales over all columns
     }
@@ -231,9 +247,7 @@ def _link(
     Raises UnsupportedError if they fail their self-test.
     """
     variant = choose_variant(program.model, dtype, int8=int8, kv_dtype=settings.kv_cache_dtype)
-    program.link(choose_panel_kernels(multipliers))
-    for each in find_apart(program):
-        program.link_apart(each.codes, choose_apart(each, variant))
+    _link_kernels(program, multipliers, variant)
     if settings.activations is not None and not program.has_stored_kinds:
         print(
             f"--activations {settings.activations} changes nothing: no weights of this "
@@ -241,6 +255,13 @@ def _link(
             file=sys.stderr,
         )
     return variant
+
+
+def _link_kernels(program: Program, multipliers: Sequence[Multiplier], variant: Variant) -> None:
+    """Link what a program needs beside the step's kernels of `variant`."""
+    program.link(choose_panel_kernels(multipliers))
+    for each in find_apart(program):
+        program.link_apart(each.codes, choose_apart(each, variant))
 
 
 def _link_adapters(
@@ -282,6 +303,43 @@ def _open_heads(heads: HeadsSpec, int8: bool) -> Checkpoint:
     """
     exact = int8 or isinstance(heads, EagleSpec)
     return open_heads(heads, None if exact else ENCODINGS[_OF_HEADS])
+
+
+def _find_lone(
+    heads: LoadedHeads | None,
+    files: Checkpoint | None,
+    mtp: MtpSpec | None,
+    checkpoint: Checkpoint,
+) -> tuple[HeadsSpec, Weights] | None:
+    """Return the linear layers of what guesses that are run by the model's own program."""
+    if heads is not None and files is not None:
+        return heads.spec, files
+    return None if mtp is None else (lone_linears(mtp), checkpoint)
+
+
+@contextmanager
+def _pack_own(
+    mtp: MtpSpec | None,
+    checkpoint: Checkpoint,
+    settings: ShardSettings,
+    dtype: str,
+    threads: int,
+    *,
+    int8: bool,
+) -> Iterator[PackedMtp | None]:
+    """Pack a layer of the model's own that guesses, as `pack_program` does; None: there is none.
+
+    The step's kernels are those of the model's program.
+    """
+    if mtp is None:
+        yield None
+        return
+    kv = _cache_numbers(settings.kv_cache_dtype, mtp.decoder, checkpoint)
+    run = run_of_layers(mtp)
+    with pack_program(
+        mtp.decoder, checkpoint, dtype, int8=int8, threads=threads, kv=kv, run=run
+    ) as program:
+        yield PackedMtp(program, MtpNorms(mtp, checkpoint))
 
 
 def _lend_embedding(heads: LoadedHeads | None, spec: DecoderSpec, checkpoint: Checkpoint) -> None:

@@ -28,6 +28,7 @@ from tgi_trio.shard.machine.memory import free_bytes
 from tgi_trio.shard.numba_backend.eagle import KernelEagle
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
 from tgi_trio.shard.numba_backend.heads import KernelArithmetic, LoadedHeads
+from tgi_trio.shard.numba_backend.mtp import KernelMtp
 from tgi_trio.shard.plan_parts import prompt_spans
 from tgi_trio.shard.runner import (
     Computed,
@@ -60,28 +61,31 @@ class CpuRunner:
         sampler: RowSampler,
         load_ns: int = 0,
         heads: LoadedHeads | None = None,
+        mtp: KernelMtp | None = None,
         adapters: AdapterHost | None = None,
         ranks: Neighbours | Portions | None = None,
         local_ranks: int = 1,
     ) -> None:
-        """`heads`: speculation heads, whose linear layers are in the program. `ranks`: the other
-        ranks of `forward`, if any. `local_ranks`: how many ranks share this machine's memory.
+        """`heads`: speculation heads, whose linear layers are in the program. `mtp`: a layer of the
+        model's own that guesses. `ranks`: the other ranks of `forward`, if any. `local_ranks`: how
+        many ranks share this machine's memory.
         """
         self._ranks = ranks
         self._local_ranks = local_ranks
         self._adapters = adapters
         self.sampler = sampler
         self._heads = heads
-        self._eagle = None
+        self._eagle: KernelEagle | KernelMtp | None = mtp
         self._reader: EagleReader | None = None  # set when a drafter has been requested
         if heads is not None and isinstance(heads.spec, EagleSpec):
             self._heads, self._eagle = None, KernelEagle(forward, heads.spec, heads)
+        self._bytes_beside = 0 if mtp is None else mtp.weight_bytes
         self._last = LastStep()
         self._guesses = False  # there is a drafter, which needs the costs of steps
         self.kv_beside = 0 if self._eagle is None else self._eagle.kv_bytes_per_token
         self.bytes_per_adapter = 0
         self._forward = forward
-        self.close = weakref.finalize(self, forward.close)
+        self.close = weakref.finalize(self, _close, forward, mtp)
         team = forward.team
         program = forward.program
         words = [program.describe(), forward.variant.instructions]
@@ -144,7 +148,7 @@ class CpuRunner:
         return WarmupResult(
             blocks=blocks,
             block_size=BLOCK_SIZE,
-            weight_bytes=program.weight_bytes,
+            weight_bytes=program.weight_bytes + self._bytes_beside,
             activation_bytes=activation,
             kv_bytes=kv_bytes,
             spare_bytes=max(0, size.spare - kv_bytes),
@@ -171,7 +175,9 @@ class CpuRunner:
             if self._heads is not None:
                 self._last.keep(plan, sampled, choices, self._forward.hidden)
         if self._reader is not None:
-            self._reader.keep(plan, sampled, choices, self._forward.tapped)
+            tapped = isinstance(self._eagle, KernelEagle)
+            pick = self._forward.tapped if tapped else self._forward.hidden
+            self._reader.keep(plan, sampled, choices, pick)
         ended = time.monotonic_ns()
         # Only the last stage has logits, so only it has the log-probabilities of prompts.
         spans = prompt_spans(plan).items() if self._forward.program.run.is_last else ()
@@ -194,8 +200,9 @@ class CpuRunner:
 
     def drafter(self, most: int) -> Drafter | None:
         self._guesses = True
-        if self._eagle is not None:
+        if isinstance(self._eagle, KernelEagle):
             self._forward.taps = self._eagle.spec.taps(len(self._forward.spec.layers))
+        if self._eagle is not None:
             self._reader = self._reader or EagleReader(self._eagle)
             return EagleDrafter(self._reader, most, self._info.eos_ids)
         if self._heads is None:
@@ -230,6 +237,12 @@ class CpuRunner:
             if top_n:
                 tops += [_best(own, top_n) for own in logprobs]
         return PromptValues(values, tops)
+
+
+def _close(forward: Forward, mtp: KernelMtp | None) -> None:
+    if mtp is not None:  # it was started last
+        mtp.close()
+    forward.close()
 
 
 def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:

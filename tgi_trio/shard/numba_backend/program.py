@@ -16,7 +16,7 @@ from tgi_trio.model.layer_work import find_run
 from tgi_trio.model.spec import DecoderSpec, HeadSizes
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.split import Portion
-from tgi_trio.model.stages import Run, Stage
+from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations
@@ -52,14 +52,14 @@ def pack_program(
     heads: tuple[HeadsSpec, Weights] | None = None,
     max_lora_rank: int = 0,
     kv: CacheNumbers | None = None,
-    stage: Stage | None = None,
+    run: Run | None = None,
     portion: Portion = Portion(),  # noqa: B008 (frozen)
 ) -> Iterator[Program]:
     """Yield a model's program while `threads` pack its weights; leaving the block waits for them.
 
     `int8`: linear layers get 8-bit weights. `heads`: speculation heads and their weights.
-    `max_lora_rank`, `kv` and `portion` as for `Program`. `stage`: of a pipeline; only its layers
-    are packed; None: all. Raises ModelLoadError as the weights and the packer do.
+    `max_lora_rank`, `kv`, `run`, `portion`: as for `Program`. Raises ModelLoadError as the weights
+    and the packer do.
     """
     with Packer(Storage("int8" if int8 else dtype), threads) as packer:
         program = Program(
@@ -71,7 +71,7 @@ def pack_program(
             heads=heads,
             max_lora_rank=max_lora_rank,
             kv=kv,
-            run=find_run(spec, stage),
+            run=run,
             portion=portion,
         )
         packer.start()

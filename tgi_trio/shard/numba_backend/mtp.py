@@ -1,0 +1,161 @@
+"""A layer of the model's own checkpoint that guesses further tokens, in the kernels: `MtpSpec`.
+
+Its decoder layer is a program of its own, as a stage amid a pipeline is: states come in and go out.
+Embedding and head are the model's; what joins state and embedding is a lone linear of its program.
+Norms are in numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.matrices import NormRef
+from tgi_trio.model.speculators.mtp import MtpSpec
+from tgi_trio.model.speculators.spec import HeadsSpec
+from tgi_trio.model.stages import Run
+from tgi_trio.shard.checkpoint.lookup import Weights
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.numba_backend.forward import Forward, Tokens
+from tgi_trio.shard.numba_backend.heads import normalise
+from tgi_trio.shard.numba_backend.program import Program
+from tgi_trio.shard.numba_backend.program_builder import FinalNorm
+from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
+
+Floats = NDArray[np.float32]
+
+_FUSE: Final = "fuse"
+_NONE_WANTED: Final = np.empty(0, np.int32)
+_LEAST_ROOM: Final = 256  # tokens, and positions
+
+
+def lone_linears(spec: MtpSpec) -> HeadsSpec:
+    """Return the linear layers that belong into the model's own program, as those of heads do."""
+    return HeadsSpec(folder=Path(), heads=1, linears={_FUSE: spec.fuse}, tensors=())
+
+
+def run_of_layers(spec: MtpSpec) -> Run:
+    """Return what its own program computes: neither embedding nor head."""
+    return Run(range(len(spec.decoder.layers)), is_first=False, is_last=False)
+
+
+class MtpNorms:
+    """The norms before a layer."""
+
+    def __init__(self, spec: MtpSpec, weights: Weights) -> None:
+        """Read them; raises ModelLoadError as the weights do."""
+        self._added = np.float32(spec.decoder.norm.endswith("plus_one"))
+        self.embedding = self._read(spec.embedding_norm, weights)
+        self.state = self._read(spec.state_norm, weights)
+        self.states_first = spec.states_first
+
+    def _read(self, ref: NormRef, weights: Weights) -> FinalNorm:
+        weight = weights.vector(ref.weight, ref.size) + self._added
+        return FinalNorm(weight, None, ref.eps, centred=False)
+
+    def join(self, embedded: Floats, states: Floats) -> Floats:
+        """Return both normalised, side by side: [T, 2 * hidden]."""
+        both = normalise(self.embedding, embedded), normalise(self.state, states)
+        return np.concatenate(both[::-1] if self.states_first else both, axis=1)
+
+
+class StatesBeyond:
+    """What comes before a run of layers and after it: arrays of the caller's."""
+
+    def __init__(self) -> None:
+        self.given = self.taken = np.empty((0, 0), np.float32)
+
+    def receive(self, hidden: Floats) -> None:
+        """Write what was given to `hidden` [T, hidden]."""
+        np.copyto(hidden, self.given)
+
+    def send(self, hidden: Floats) -> None:
+        """Take `hidden` [T, hidden], which the next run overwrites."""
+        self.taken = hidden
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMtp:
+    """A layer that is packed and does not run yet."""
+
+    program: Program
+    norms: MtpNorms
+
+    def start(self, model: Forward, cores: list[int]) -> KernelMtp:
+        """Start a team of its own on the processors of the model's, with the same kernels."""
+        beyond = StatesBeyond()
+        layer = Forward(self.program, model.variant, cores, beyond)
+        return KernelMtp(model, layer, beyond, self.norms)
+
+
+class KernelMtp:
+    """The `EagleLayer` of `speculation/eagle.py` for the CPU kernels. States are float32.
+
+    They are those behind a final norm: the model's, then the layer's own.
+    """
+
+    max_positions = 0  # it was trained with the model
+    token_map: NDArray[np.int64] | None = None
+
+    def __init__(
+        self, model: Forward, layer: Forward, beyond: StatesBeyond, norms: MtpNorms
+    ) -> None:
+        """`layer`: of its own program, between the states of `beyond`."""
+        self._model = model
+        self._layer = layer
+        self._beyond = beyond
+        self._norms = norms
+        self._room = (0, 0)  # tokens, positions
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self._layer.program.kv_bytes_per_token
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its own weights, without what is in the model's program."""
+        return self._layer.program.weight_bytes
+
+    def make_room(self, blocks: int) -> int:
+        """Allocate a cache of as many blocks as the model's; return its bytes."""
+        self._reserve(_LEAST_ROOM, _LEAST_ROOM)
+        return self._layer.program.allocate_kv(blocks)
+
+    def join(self, parts: Sequence[Floats]) -> Floats:
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def fuse(self, states: Floats) -> Floats:
+        return normalise(self._model.program.final_norm, states)
+
+    def run(
+        self, plan: StepPlan, states: Floats, wanted: NDArray[np.int64]
+    ) -> tuple[Floats, NDArray[np.int64]]:
+        program = self._layer.program
+        if not program.kv_cache:
+            raise RuntimeError("the drafter has no KV cache before the warm-up")
+        tokens = Tokens.of(plan, by_length=program.by_length)
+        self._reserve(len(tokens.ids), tokens.longest)
+        joined = self._norms.join(self._model.embed(tokens.ids), states)
+        self._beyond.given = self._model.multiply(_FUSE, joined)
+        self._layer.run(tokens, _NONE_WANTED)
+        if not len(wanted):
+            return states[:0], np.empty(0, np.int64)
+        x = normalise(program.final_norm, self._beyond.taken[wanted])
+        best: NDArray[np.int64] = self._model.multiply(MODEL_HEAD, x).argmax(axis=1)
+        return x, best
+
+    def close(self) -> None:
+        """End the threads of its own program."""
+        self._layer.close()
+
+    def _reserve(self, tokens: int, positions: int) -> None:
+        """Make room for steps of so many tokens and positions; it doubles where it is too small."""
+        tokens, positions = (1 << (size - 1).bit_length() for size in (tokens, positions))
+        if tokens > self._room[0] or positions > self._room[1]:
+            self._room = max(tokens, self._room[0]), max(positions, self._room[1])
+            self._layer.reserve(self._room[0], 1, self._room[1])
