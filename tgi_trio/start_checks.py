@@ -24,6 +24,7 @@ from tgi_trio.model.check import (
 from tgi_trio.model.config import read_config
 from tgi_trio.model.kernel_fit import find_undivided, find_unsupported
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.mtp import need_mtp
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
@@ -98,6 +99,8 @@ def _check_drafter(settings: Settings, folder: Path) -> None:
         if isinstance(heads, EagleSpec):
             check_hidden_states(folder, spec)
             heads.taps(len(spec.layers))
+        if isinstance(heads, AssistantSpec):
+            heads.reading(spec)
         return
     draft = read_config(folder)
     spec = supported_spec(draft)

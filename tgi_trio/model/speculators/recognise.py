@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor, read_headers
 from tgi_trio.model.config import read_values
+from tgi_trio.model.speculators.assistant import is_assistant, read_assistant
 from tgi_trio.model.speculators.eagle import (
     is_eagle3,
     read_eagle3,
@@ -50,16 +51,18 @@ class Kind:
     read: _Read
     count: tuple[str, ...]  # keys of config.json that state the number of heads
     goes_on: bool = False  # it continues from its own guesses, for as many as are requested
+    reads_kv: bool = False  # it reads the model's own keys and values
 
 
 KINDS: Final = (
     Kind("medusa", is_medusa, read_medusa, ("medusa_num_heads", "num_heads")),
     Kind("mlp_speculator", is_mlp, read_mlp, ("n_predict",)),
     Kind("eagle3", is_eagle3, read_eagle3, (), goes_on=True),
+    Kind("gemma4_assistant", is_assistant, read_assistant, (), goes_on=True, reads_kv=True),
 )
 SERVED: Final = (
-    "Medusa heads (V1, V2, vLLM's), MLP speculators, EAGLE-3 drafters, models with the same "
-    "tokenizer"
+    "Medusa heads (V1, V2, vLLM's), MLP speculators, EAGLE-3 drafters, Gemma 4's assistants, "
+    "models with the same tokenizer"
 )
 
 

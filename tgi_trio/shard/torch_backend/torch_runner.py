@@ -35,6 +35,7 @@ from tgi_trio.shard.runner import (
 )
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.speculation.assistant import AssistantDrafter
 from tgi_trio.shard.speculation.eagle import EagleDrafter, EagleReader
 from tgi_trio.shard.speculation.heads import HeadsDrafter
 from tgi_trio.shard.speculation.hidden import LastStep
@@ -42,6 +43,7 @@ from tgi_trio.shard.speculation.ngram import FollowingNgrams, NgramDrafter
 from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_ahead
+from tgi_trio.shard.torch_backend.guessing.assistant import TorchAssistant
 from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.guessing.mtp import TorchMtp
@@ -84,20 +86,23 @@ class TorchRunner:
         kv_dtype: torch.dtype | None = None,
         heads: TorchHeads | None = None,
         eagle: TorchEagle | TorchMtp | None = None,
+        assistant: TorchAssistant | None = None,
         last: LastStep | None = None,
         adapters: StepAdapters | None = None,
         images: ImageStates | None = None,
     ) -> None:
         """`speculate`: the most guesses of a row in a step; `kv_dtype`: of K and V, None for
-        `dtype`; `heads`, `eagle`: guess for the model, the latter with K and V of its own; `last`:
-        keeps the guesses of `steps`; `images`: passed to `StepFeatures.of`.
+        `dtype`; `heads`, `eagle`, `assistant`: guess for the model, the second with K and V of its
+        own; `last`: keeps the guesses of `steps`; `images`: passed to `StepFeatures.of`.
         """
         self._images = images
         self._eagle = eagle
         self._reader: EagleReader | None = None  # made with the drafter
         self._heads = heads
+        self._assistant = assistant
         self._last = last or LastStep()
-        self.kv_beside = 0 if eagle is None else eagle.kv_bytes_per_token
+        beside = eagle or assistant
+        self.kv_beside = 0 if beside is None else beside.kv_bytes_per_token
         self.bytes_per_adapter = 0
         self._kv_dtype = kv_dtype or dtype
         self._ranks = ranks
@@ -166,6 +171,8 @@ class TorchRunner:
         kv_bytes = self._cache.nbytes
         if self._eagle is not None:
             kv_bytes += self._eagle.make_room(blocks)
+        if self._assistant is not None:
+            kv_bytes += self._assistant.make_room(self._cache)
         if self._reader is not None:
             self._reader.backlog.clear()
         if self._graphs:
@@ -257,8 +264,8 @@ class TorchRunner:
     def _bytes_beside(self) -> int:
         """Return the bytes of what is loaded besides the model: drafter, slots of adapters."""
         slots = 0 if self._adapters is None else self._adapters.nbytes
-        if self._eagle is not None:
-            return slots + self._eagle.nbytes()
+        if (own := self._eagle or self._assistant) is not None:
+            return slots + own.nbytes()
         if self._heads is None:
             return slots
         return slots + self._heads.nbytes(own_head=self._ranks is not None)
@@ -275,6 +282,8 @@ class TorchRunner:
         """Compute a plan and have the host choose its tokens."""
         began = time.monotonic_ns()
         hidden = self._forward(plan)
+        if self._assistant is not None:
+            self._assistant.keep(plan)
         sampled = np.flatnonzero(plan.samples)
         logits = None
         if len(sampled):
@@ -287,7 +296,7 @@ class TorchRunner:
         choices = Choices.none(0)
         if logits is not None:
             choices = choosing.choose_tokens(self.sampler, logits, plan, sampled)
-            if self._heads is not None and self._steps is None:
+            if (self._heads or self._assistant) and self._steps is None:
                 self._last.keep(plan, sampled, choices, partial(_copy_rows, hidden))
         if self._reader is not None and self._eagle is not None:
             tapped = hidden[:, -self._eagle.features :]
@@ -317,6 +326,8 @@ class TorchRunner:
         if self._eagle is not None:
             self._reader = self._reader or EagleReader(self._eagle)
             return EagleDrafter(self._reader, most, self._info.eos_ids)
+        if self._assistant is not None:
+            return AssistantDrafter(self._assistant, self._last, most, self._info.eos_ids)
         if self._heads is None and self._steps is not None and self._steps.looks_up:
             return FollowingNgrams(most, self._info.eos_ids, self._last)
         if self._heads is None:

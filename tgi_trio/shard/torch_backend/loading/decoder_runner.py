@@ -19,6 +19,7 @@ from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource, KeptStates
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVShape
+from tgi_trio.shard.torch_backend.loading.assistant import find_assistant
 from tgi_trio.shard.torch_backend.loading.guesser import Guesser
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
@@ -77,6 +78,7 @@ def make_decoder_runner(
         kv_dtype=kv_dtype,
         heads=heads if isinstance(heads, TorchHeads) else None,
         eagle=None if isinstance(heads, TorchHeads) else heads,
+        assistant=find_assistant(settings.draft_model, config, model, target, kv_dtype),
         last=last,
         adapters=adapters,
         images=images,

@@ -41,13 +41,15 @@ def find_guesser(
 ) -> Guesser | None:
     """Load what was trained to guess for a model, None if nothing was named.
 
-    Only on rank 0, which chooses tokens.
+    Only on rank 0, which chooses tokens. What reads the model's K and V is loaded on every rank
+    instead, by `find_assistant`.
     """
     opened = _WholeModel(config, model, target, encoding)
     if settings.drafter == MTP:
         return opened.load_mtp()
     folder = settings.draft_model
-    if folder is None or find_kind(folder) is None:
+    kind = None if folder is None else find_kind(folder)
+    if folder is None or kind is None or kind.reads_kv:
         return None
     return opened.load_heads(folder)
 
