@@ -23,7 +23,7 @@ def mixture_variants(generation: Generation) -> Iterator[Variant]:
 
 
 def _routing() -> Iterator[Variant]:
-    """Mixtral, Phi-3.5-MoE, gpt-oss, Qwen 3, Kolibri, DeepSeek V2 and V3."""
+    """Mixtral, Phi-3.5-MoE, gpt-oss, Qwen 3, Kolibri, DeepSeek V2, V3 and V4."""
     kinds: tuple[tuple[str, int, int, int, int, int], ...] = (
         ("softmax", 8, 2, 1, 1, 4096),
         ("sparse-mixer", 16, 2, 1, 1, 4096),
@@ -33,6 +33,7 @@ def _routing() -> Iterator[Variant]:
         ("sigmoid", 384, 6, 1, 1, 2560),
         ("grouped-softmax", 160, 6, 8, 3, 5120),
         ("grouped-sigmoid", 256, 8, 8, 4, 7168),
+        ("sqrt-softplus", 256, 6, 1, 1, 4096),
     )
     for routing, count, each, groups, used, inputs in kinds:
         logits = BF16 if routing in ("softmax", "sparse-mixer") else F32
@@ -45,8 +46,11 @@ def _routing() -> Iterator[Variant]:
             "GROUPS": groups,
             "PADDED_GROUPS": groups,
             "GROUPS_USED": used,
-            "HAS_BIAS": routing in ("grouped-sigmoid", "biased-softmax", "sigmoid"),
-            "SHARED": {"grouped-softmax": 2, "grouped-sigmoid": 1}.get(routing, 0),
+            "HAS_BIAS": routing
+            in ("grouped-sigmoid", "biased-softmax", "sigmoid", "sqrt-softplus"),
+            "SHARED": {"grouped-softmax": 2, "grouped-sigmoid": 1, "sqrt-softplus": 1}.get(
+                routing, 0
+            ),
         }
         yield Variant(
             f"route_tokens {routing} {count}",

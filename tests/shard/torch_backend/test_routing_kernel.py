@@ -54,6 +54,13 @@ ROUTINGS: dict[str, dict[str, Any]] = {
         "scale": 2.5,
     },
     "ernie4_5_moe": {"count": 6, "per_token": 3, "normalise": True, "routing": "biased-softmax"},
+    "deepseek_v4": {
+        "count": 6,
+        "per_token": 3,
+        "normalise": True,
+        "routing": "sqrt-softplus",
+        "scale": 1.5,
+    },
     "kolibri1": {"count": 6, "per_token": 3, "normalise": False, "routing": "sigmoid"},
     "laguna": {
         "count": 16,
@@ -72,7 +79,7 @@ ASKED = (  # dtypes of tokens and router
     (torch.bfloat16, torch.float32),
     (torch.bfloat16, torch.bfloat16),
 )
-BIASED = ("grouped-sigmoid", "biased-softmax", "sigmoid")
+BIASED = ("grouped-sigmoid", "biased-softmax", "sigmoid", "sqrt-softplus")
 
 
 def some(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -118,6 +125,28 @@ def test_it_chooses_what_torch_chooses(spec: ExpertsSpec, tokens: int) -> None:
         ours, _ = by_expert(routed, spec)
         theirs = torch.zeros_like(ours).scatter(1, chosen, weights)
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_softplus_of_any_size_is_exact() -> None:
+    spec = ExpertsSpec(4, 2, WIDTH, normalise=False, routing="sqrt-softplus")
+    logits = torch.tensor([[-12.0, -60.0, -7.0, -90.0], [19.9, 20.1, 50.0, 0.0]], device=DEVICE)
+    weights, chosen = route(logits, spec, None)
+    ours, _ = by_expert(experts(spec, None, torch.float32).route(logits, torch.float32), spec)
+    wanted = torch.zeros_like(ours).scatter(1, chosen, weights)
+    torch.testing.assert_close(ours, wanted, atol=0.0, rtol=1e-5)
+
+
+def test_a_table_chooses_for_the_kernel_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ExpertsSpec(6, 2, WIDTH, normalise=True, routing="sqrt-softplus", by_token=True)
+    made = experts(spec, None, torch.float32)
+    host = one_by_one(made, spec, None)
+    host.router = Linear(some(6, HIDDEN, seed=8))
+    host.table = torch.stack([torch.tensor([i % 6, (i + 2) % 6]) for i in range(9)]).to(DEVICE)
+    ids = torch.tensor([0, 3, 8, 3, 5], device=DEVICE)
+    x = some(5, HIDDEN, seed=4)
+    wanted = host(x, ids=ids)
+    host.grouped = made
+    torch.testing.assert_close(host(x, ids=ids), wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_many_programs_share_the_lists(spec: ExpertsSpec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,8 +195,8 @@ def find_odds(
     """Return the numbers from which weights are made, and the scores for choosing experts."""
     if ROUTING == "sparse-mixer":
         return logit, logit
-    elif ROUTING == "grouped-sigmoid":
-        odds = tl.sigmoid(logit)
+    elif ROUTING == "grouped-sigmoid" or ROUTING == "sqrt-softplus":
+        odds = tl.sigmoid(logit) if ROUTING == "grouped-sigmoid" else tl.sqrt(softplus(logit))
         score = odds
         if HAS_BIAS:
             score += tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
@@ -217,6 +217,15 @@ def find_odds(
         if ROUTING == "biased-softmax" and HAS_BIAS:
             score = odds + tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
         return odds, tl.where(logit == float("-inf"), logit, score)
+
+
+@triton.jit
+def softplus(x):
+    """Return log(1 + exp(x)), as exact for small exponentials as for others (Kahan's log1p)."""
+    grown = tl.exp(tl.minimum(x, 20.0))
+    one = 1.0 + grown
+    near = tl.where(one == 1.0, grown, tl.log(one) * (grown / tl.where(one == 1.0, 1.0, one - 1.0)))
+    return tl.where(x > 20.0, x, near)
 
 
 @triton.jit

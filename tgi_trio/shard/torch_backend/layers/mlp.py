@@ -142,7 +142,7 @@ class ExpertsMlp:
         ids: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the output of routed experts, and of shared ones that are grouped with them."""
-        if self.grouped is not None:
+        if self.grouped is not None and self.table is None:
             return self.grouped(x, self.grouped.ask(asking, self.router, x.dtype), doors)
         logits = self.router(asking.to(self.router.weight.dtype))
         if self.table is None:
@@ -151,6 +151,10 @@ class ExpertsMlp:
             if ids is None:
                 raise ValueError("a table has the experts of tokens, whose ids are not given")
             chosen = self.table.index_select(0, ids)
+            if self.grouped is not None:  # it takes the best, which are those that are left
+                left = torch.full_like(logits, float("-inf"))
+                left = left.scatter(1, chosen, logits.gather(1, chosen))
+                return self.grouped(x, self.grouped.route(left, x.dtype), doors)
             weights = weigh(logits, self.spec, chosen)
         if self.expert_scale is not None:
             weights = weights * self.expert_scale[chosen]
@@ -187,8 +191,8 @@ class ExpertsMlp:
             return True
         if self.spec.weighs_inputs or self.expert_scale is not None:
             return False  # the kernels weight outputs, and by the router alone
-        if self.spec.routing == "sqrt-softplus":  # which the kernels do not have
-            return False
+        if self.table is not None and not _differ(self.table):
+            return False  # nor an expert twice
         first = self.experts[0]
         if not runs_kernels(first.up.weight.device) or not has_triton():
             return False
@@ -214,6 +218,12 @@ class ExpertsMlp:
         parts = [self.router, self.shared_router, self.entry, self.exit]
         table = 0 if self.table is None else self.table.nbytes
         return self.mlp_bytes + table + sum(part.nbytes() for part in parts if part is not None)
+
+
+def _differ(table: torch.Tensor) -> bool:
+    """Return whether no row of `table` [N, per_token] has a number twice."""
+    ordered = table.sort(dim=1).values
+    return not bool((ordered[:, 1:] == ordered[:, :-1]).any())
 
 
 def cut_mlp(mlp: DenseMlp, width: int) -> list[DenseMlp]:

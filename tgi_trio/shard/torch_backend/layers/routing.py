@@ -130,8 +130,10 @@ def weigh(logits: torch.Tensor, spec: ExpertsSpec, chosen: torch.Tensor) -> torc
 
 
 def _share(odds: torch.Tensor, spec: ExpertsSpec) -> torch.Tensor:
-    """Return weights that add up to `spec.scale`."""
-    return odds / (odds.sum(dim=-1, keepdim=True) + 1e-20) * spec.scale
+    """Return the weights of chosen experts, [T, per_token], of which these are the odds."""
+    if spec.normalise:
+        odds = odds / (odds.sum(dim=-1, keepdim=True) + 1e-20)  # all may be zero
+    return odds * spec.scale
 
 
 def _of_best_groups(

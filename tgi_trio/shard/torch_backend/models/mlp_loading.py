@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from tgi_trio.model.matrices import VectorRef
+import torch
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.matrices import TensorRef, VectorRef
 from tgi_trio.model.matrix_roles import BesideRefs, ExpertsRefs, MlpRefs
 from tgi_trio.model.spec import ExpertsSpec
 from tgi_trio.shard.torch_backend.layers.activation import Activation, Xielu
@@ -58,8 +61,19 @@ def load_experts(
         expert_scale=loader.vector(scale) if scale else None,
         entry=loader.linear(refs.entry) if refs.entry else None,
         exit=loader.linear(refs.exit) if refs.exit else None,
-        table=loader.source.table(refs.table.name, refs.table.shape) if refs.table else None,
+        table=_load_table(loader, refs.table, spec) if refs.table else None,
     )
+
+
+def _load_table(loader: WeightLoader, ref: TensorRef, spec: ExpertsSpec) -> torch.Tensor:
+    """Return the experts of each token; raises ModelLoadError for those that there are not."""
+    table = loader.source.table(ref.name, ref.shape)
+    if not 0 <= int(table.min()) <= int(table.max()) < spec.count:
+        raise ModelLoadError(
+            f"Tensor {ref.name!r} has experts up to number {int(table.max())}, and there are "
+            f"{spec.count}."
+        )
+    return table
 
 
 def load_beside(
