@@ -35,6 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granitemoe_swa": {},
     "kolibri1": {},
     "laguna": {},
+    "longcat_flash": {"num_layers": 6},
     "mellum": {},
     "solar_open": {},
 }

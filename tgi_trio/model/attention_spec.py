@@ -60,6 +60,7 @@ class LatentSpec:
     rotary_dim: int  # and those that are rotated; all heads share their key
     value_dim: int
     bias: bool = False  # of the compressing linears
+    scale: float = 1.0  # of the normalised latent
 
 
 @dataclass(frozen=True, slots=True)

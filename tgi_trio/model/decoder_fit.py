@@ -113,6 +113,7 @@ CLAIMS: Final[Claims] = {
     "LatentSpec.rotary_dim": ANY,
     "LatentSpec.value_dim": ANY,
     "LatentSpec.bias": ANY,
+    "LatentSpec.scale": ANY,
     "DecoderSpec.index": ANY,
     "IndexSpec.heads": ANY,
     "IndexSpec.dim": ANY,
@@ -158,6 +159,7 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.sinks": ANY,
     "LayerSpec.mlp_width": ANY,
     "LayerSpec.beside": ANY,
+    "LayerSpec.later": ANY,
     "LayerSpec.sparsity": ANY,
     "DecoderSpec.streams": ANY,
     "StreamsSpec.count": ANY,
@@ -222,6 +224,7 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.raised": ANY,
     "ExpertsSpec.by_token": ANY,
     "ExpertsSpec.logit_cap": ANY,
+    "ExpertsSpec.idle": ANY,
 }
 
 

@@ -204,7 +204,7 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         block = names.layer.format(shared.layer) + names.block
     mlp: MlpRefs | ExpertsRefs | None = None
     if layer.feeds:
-        if experts and not layer.beside:
+        if experts and not (layer.beside or layer.later):
             mlp = experts_refs(spec, block, experts)
         else:
             mlp = dense_mlp_refs(spec, block, layer.mlp_width or spec.mlp_width)
@@ -224,6 +224,7 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         attention_sum_norm=norm(names.attention_sum_norm, mixes),
         mlp_sum_norm=norm(names.mlp_sum_norm, layer.feeds),
         beside=beside_refs(spec, prefix, experts) if experts and layer.beside else None,
+        later=experts_refs(spec, prefix, experts) if experts and layer.later else None,
         own_input=own_input_refs(spec, prefix, spec.own_inputs) if spec.own_inputs else None,
         streams=layer_streams_refs(spec, prefix, spec.streams) if spec.streams else None,
         scale=VectorRef(prefix + names.layer_scale, 1) if names.layer_scale else None,

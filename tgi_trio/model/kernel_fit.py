@@ -73,6 +73,7 @@ CLAIMS: Final[Claims] = {
     "LatentSpec.rotary_dim": _LATENTS,
     "LatentSpec.value_dim": _LATENTS,
     "LatentSpec.bias": ANY,
+    "LatentSpec.scale": only(1.0, refusal="latents are scaled by {}"),
     "DecoderSpec.head_dim": ANY,
     "DecoderSpec.hidden_size": multiples(PANEL, f"hidden size {{}} is no multiple of {PANEL}"),
     "DecoderSpec.mlp_width": _MLP,
@@ -159,6 +160,7 @@ CLAIMS: Final[Claims] = {
         PANEL, f"detours of {{}} numbers, which is no multiple of {PANEL}"
     ),
     "LayerSpec.beside": ANY,
+    "LayerSpec.later": only(False, refusal="what experts say joins behind the next layer"),
     "DecoderSpec.value_norm": ANY,
     "DecoderSpec.value_scale": ANY,
     "DecoderSpec.own_inputs": ANY,
@@ -202,6 +204,7 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.raised": only(True, refusal="gates and ups of experts have limits alone"),
     "ExpertsSpec.by_token": only(False, refusal="a table has the experts of tokens"),
     "ExpertsSpec.logit_cap": ANY,
+    "ExpertsSpec.idle": only(0, refusal="{} experts return their input"),
     "Names.sinks": ANY,
     "DecoderSpec.position_rows": ANY,
     "DecoderSpec.position_offset": ANY,  # of learned positions

@@ -39,7 +39,8 @@ def _work(spec: DecoderSpec, index: int) -> int:
     work = _count(_matrices(layer))
     if experts is None:
         return work
-    mixtures = (layer.mlp, None if layer.beside is None else layer.beside.experts)
+    beside = None if layer.beside is None else layer.beside.experts
+    mixtures = (layer.mlp, beside, layer.later)
     routed = [part.experts for part in mixtures if isinstance(part, ExpertsRefs)]
     each = _count(_matrices(tuple(routed)))
     return work - each + each * experts.per_token // experts.count

@@ -295,6 +295,7 @@ class LayerRefs:
     attention_sum_norm: NormRef | None = None
     mlp_sum_norm: NormRef | None = None
     beside: BesideRefs | None = None  # then `mlp` is dense
+    later: ExpertsRefs | None = None  # likewise
     own_input: OwnInputRefs | None = None
     streams: LayerStreamsRefs | None = None
     scale: VectorRef | None = None  # [1]

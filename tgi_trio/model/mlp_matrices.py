@@ -83,10 +83,11 @@ def experts_refs(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> Expert
         shape = (spec.vocab_size, experts.per_token)
         whole = whole_units(spec.vocab_size)
         table = TensorRef(prefix + names.expert_table, shape, whole, integers=True)
-    router = layer_matrix(spec, prefix + names.router, experts.count, hidden, bias=experts.biased)
+    every = experts.count + experts.idle
+    router = layer_matrix(spec, prefix + names.router, every, hidden, bias=experts.biased)
     return ExpertsRefs(
         router=whole_linear(router),
-        choice_bias=VectorRef(prefix + choice_bias, experts.count) if choice_bias else None,
+        choice_bias=VectorRef(prefix + choice_bias, every) if choice_bias else None,
         table=table,
         experts=tuple(
             _routed_expert(spec, prefix + names.experts, experts, index)

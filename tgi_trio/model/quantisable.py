@@ -55,6 +55,8 @@ def _unsolved_part(spec: DecoderSpec) -> str | None:
         return "layers that read another layer's keys and values"
     if spec.own_inputs is not None:
         return "layers with embeddings of their own"
+    if any(layer.later for layer in spec.layers):
+        return "experts whose result joins behind the next layer"
     experts = [layer.experts for layer in spec.layers if layer.experts]
     if experts and (spec.names.expert_gate_up or any(each.stacked for each in experts)):
         return "all experts of a layer in one tensor"

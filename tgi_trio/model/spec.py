@@ -171,7 +171,7 @@ class ExpertsSpec:
     jitter: float = 0.0
     groups: int = 1  # grouped: number of groups of experts
     groups_used: int = 1  # number of groups that a token may use
-    scale: float = 1.0  # grouped and sigmoid: factor of the chosen experts' weights
+    scale: float = 1.0  # grouped, sigmoid and biased: factor of the chosen experts' weights
     result_scale: float = 1.0  # of the result, the shared expert's included, before it is added
     stacked: bool = (
         False  # one matrix for all experts' gates, one for all ups, all downs transposed
@@ -183,13 +183,14 @@ class ExpertsSpec:
     raised: bool = True  # with a limit, 1 is added to ups
     by_token: bool = False  # a table has each token's experts; the router weights them alone
     logit_cap: float = 0.0  # soft cap of the router's logits; 0: none
+    # further experts, after the others, that return their input (LongCat-Flash, Meituan 2025)
+    idle: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible numbers."""
-        if not 0 < self.per_token <= self.count:
-            raise ValueError(
-                f"a token goes to {self.per_token} experts, and there are {self.count}"
-            )
+        every = self.count + self.idle
+        if not 0 < self.per_token <= every:
+            raise ValueError(f"a token goes to {self.per_token} experts, and there are {every}")
         if not self.routing.startswith("grouped"):
             return
         # a group's score is the sum of its two best
@@ -280,6 +281,8 @@ class LayerSpec:
     mlp_width: int = 0  # 0: the model's
     sparsity: float = 0.0  # the part of an MLP's gates to cut, assuming a normal distribution
     beside: bool = False  # experts are beside an MLP, not in place of it
+    # So they are, reading the same norm; their result is added after the next layer's MLP.
+    later: bool = False
     names: Names | None = None  # of its weights, if they differ from those of other layers
     shared: SharedBlock | None = None  # its attention and MLP
     compression: CompressionSpec | None = None

@@ -123,7 +123,7 @@ def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
             kv_head_share(spec, count, 0, ranks)
         widths = {layer.experts.width for layer in spec.layers if layer.experts}
         widths |= {layer.experts.shared_width for layer in spec.layers if layer.experts}
-        dense = (la for la in spec.layers if la.feeds and (la.beside or not la.experts))
+        dense = (la for la in spec.layers if la.feeds and (la.beside or la.later or not la.experts))
         widths |= {layer.mlp_width or spec.mlp_width for layer in dense}
         for mixer in {layer.mixer for layer in spec.layers if layer.mixer}:
             for units in mixer_units(mixer):

@@ -115,7 +115,8 @@ def check_stages(spec: DecoderSpec | T5Spec, stages: int) -> None:
             "--pipeline-stages."
         )
     needs_more = any(
-        each.reads_layer is not None or each.shared or each.crosses for each in spec.layers
+        each.reads_layer is not None or each.shared or each.crosses or each.later
+        for each in spec.layers
     )
     if spec.streams or spec.hyper or spec.own_inputs or needs_more:
         raise ModelLoadError(

@@ -38,7 +38,7 @@ def decoder_claims(spec: DecoderSpec) -> TensorClaims:
     names = spec.names
     # A copy of the embedding, if the file has one.
     known = {f"{names.head}.weight": None} if spec.tied_head else {}
-    known |= dict.fromkeys((*_unread_heads(spec), *_unread_norms(spec)))
+    known |= dict.fromkeys((*_unread_heads(spec), *_unread_norms(spec), *_unread_experts(spec)))
     scales = (name for i in range(len(spec.layers)) for part in kv_scales(spec, i) for name in part)
     tables = (part.name for part in _parts(spec) if isinstance(part, TensorRef) and part.integers)
     shapes = dict(_shapes(_parts(spec)))
@@ -61,6 +61,15 @@ def _unread_norms(spec: DecoderSpec) -> Iterator[str]:
     for index, layer in enumerate(spec.layers):
         if layer.names is not None and not layer.names.mlp_post_norm and spec.names.mlp_post_norm:
             yield f"{spec.names.layer.format(index)}{spec.names.mlp_post_norm}.weight"
+
+
+def _unread_experts(spec: DecoderSpec) -> Iterator[str]:
+    """Yield the gates and ups that transformers writes for experts that return their input."""
+    for index, layer in enumerate(spec.layers):
+        names, experts = layer.names or spec.names, layer.experts
+        for expert in range(experts.count, experts.count + experts.idle) if experts else ():
+            place = names.layer.format(index) + names.experts.format(expert)
+            yield from (f"{place}{part}.weight" for part in (names.expert_gate, names.expert_up))
 
 
 def kv_scales(spec: DecoderSpec, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -152,6 +152,24 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy"},
     "deepseek_v3": _LATENT,
     "axk1": _LATENT | {"num_local_experts": ABSENT, "num_experts": ABSENT},
+    "longcat_flash": {
+        "num_layers": 2,
+        "head_dim": 8,  # what turns
+        "ffn_hidden_size": 128,
+        "expert_ffn_hidden_size": 32,
+        "n_routed_experts": 4,
+        "zero_expert_num": 2,
+        "moe_topk": 3,
+        "routed_scaling_factor": 1.5,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 48,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": ABSENT,
+        "intermediate_size": ABSENT,
+    },
     "deepseek_v32": _LATENT | _INDEX,
     "glm_moe_dsa": _LATENT
     | _INDEX

@@ -122,6 +122,11 @@ alone. Laguna runs through transformers with gates of a kind that it does not na
 through transformers if it joins shared experts neither as their average nor as their sum with
 others, or chooses experts by neither softmax nor sigmoid.
 
+LongCat-Flash's layers have two attentions and two MLPs each, and are two layers here
+(`model/families/longcat.py`); what their experts say, some of whom return their input, joins behind
+the second. Torch computes it, on a GPU in recorded graphs, and it is not cut into stages. With a
+bias of the router, it runs through transformers.
+
 Llama 3.2 Vision and Idefics 1 have layers that attend to images (`model/crossing_matrices.py`,
 `torch_backend/layers/crossing.py`), whose keys and values are the
 [tower's](images.md#which-models) to make. Llama's are passed by in text, and by rows of text beside

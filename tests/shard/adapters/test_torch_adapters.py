@@ -46,6 +46,7 @@ ATTENTION = {  # of mixtures of experts: what is around them
     "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "minimax_m3_vl_text": ["q_proj", "k_proj", "o_proj"],  # an index has some of its own
     "qwen3_moe": ["q_proj", "v_proj"],
+    "laguna": ["q_proj", "o_proj", "g_proj"],
 }
 
 

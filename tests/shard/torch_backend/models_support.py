@@ -79,6 +79,7 @@ NEWER = (
     "kolibri1",
     "laguna",
     "llama4_text",
+    "longcat_flash",
     "mellum",
     "minicpm3",
     "minimax_m2",

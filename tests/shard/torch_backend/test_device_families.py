@@ -37,6 +37,8 @@ FAMILIES = (
     *("lfm2", "qwen3_5_text", "bamba"),
     # Experts parallel to attention, weighted by sigmoids; heads that differ in number, with gates.
     *("cohere2_moe", "laguna"),
+    # And experts of which some return their input, whose result joins behind the next layer.
+    "longcat_flash",
 )
 # Whose positions nothing turns, or more than one table.
 APART = ("gpt2", "bloom", "mpt", "opt", "gemma3_text", "laguna")

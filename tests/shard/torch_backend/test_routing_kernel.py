@@ -69,6 +69,14 @@ ROUTINGS: dict[str, dict[str, Any]] = {
         "routing": "grouped-sigmoid",
         "logit_cap": 1.5,
     },
+    "longcat_flash": {
+        "count": 7,
+        "per_token": 5,
+        "normalise": False,
+        "routing": "biased-softmax",
+        "scale": 1.5,
+        "idle": 4,
+    },
     "flint": {"count": 12, "per_token": 4, "normalise": True, "routing": "sigmoid", "scale": 1.5},
     "one group": {"count": 6, "per_token": 2, "normalise": True, "routing": "grouped-sigmoid"},
 }
@@ -84,6 +92,11 @@ BIASED = ("grouped-sigmoid", "biased-softmax", "sigmoid", "sqrt-softplus")
 
 def some(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def every(spec: ExpertsSpec) -> int:
+    """Return the number of experts, with those that return their input."""
+    return spec.count + spec.idle
 
 
 def experts(spec: ExpertsSpec, bias: torch.Tensor | None, dtype: torch.dtype) -> GroupedExperts:
@@ -114,14 +127,14 @@ def spec(request: pytest.FixtureRequest) -> ExpertsSpec:
 @pytest.mark.parametrize("tokens", [1, 7, 100])
 def test_it_chooses_what_torch_chooses(spec: ExpertsSpec, tokens: int) -> None:
     """Again and again: each launch leaves the counters as it found them."""
-    bias = some(spec.count, seed=3) if spec.routing in BIASED else None
+    bias = some(every(spec), seed=3) if spec.routing in BIASED else None
     made = experts(spec, bias, torch.float32)
     for seed in range(3):
-        logits = 2.0 * some(tokens, spec.count, seed=seed)
+        logits = 2.0 * some(tokens, every(spec), seed=seed)
         weights, chosen = route(logits, spec, bias)
         routed = made.route(logits, torch.float32)
         assert not made._counters.any()
-        assert routed.counts.tolist() == chosen.flatten().bincount(minlength=spec.count).tolist()
+        assert routed.counts.tolist() == chosen.flatten().bincount(minlength=every(spec)).tolist()
         ours, _ = by_expert(routed, spec)
         theirs = torch.zeros_like(ours).scatter(1, chosen, weights)
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
@@ -152,7 +165,7 @@ def test_a_table_chooses_for_the_kernel_as_well(monkeypatch: pytest.MonkeyPatch)
 def test_many_programs_share_the_lists(spec: ExpertsSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_experts, "_MOST_TOKENS", 4)
     made = experts(spec, None, torch.float32)
-    logits = some(50, spec.count, seed=5)
+    logits = some(50, every(spec), seed=5)
     routed = made.route(logits, torch.float32)
     _, chosen = route(logits, spec, None)
     for expert, count in enumerate(routed.counts.tolist()):
@@ -168,12 +181,12 @@ def test_few_tokens_are_multiplied_with_the_router_where_they_are_routed(
     for name, value in (("ROUTER_DEPTH", 16), ("_PART", 32)):
         monkeypatch.setattr(grouped_experts, name, value)
     inputs = 90  # three parts, the last of which is not whole
-    bias = some(spec.count, seed=3) if spec.routing in BIASED else None
+    bias = some(every(spec), seed=3) if spec.routing in BIASED else None
     made = experts(spec, bias, torch.float32)
     for seed, (asking, wide) in enumerate(ASKED):
         x = some(tokens, inputs, seed=seed, dtype=asking) / 4
-        own = some(spec.count, seed=7, dtype=wide) if seed else None
-        router = Linear(some(spec.count, inputs, seed=9, dtype=wide), own)
+        own = some(every(spec), seed=7, dtype=wide) if seed else None
+        router = Linear(some(every(spec), inputs, seed=9, dtype=wide), own)
         weights, chosen = by_expert(made.ask(x, router, torch.float32), spec)
         assert not made._counters.any() and not made._arrived.any()
         logits = router(x.to(wide))
@@ -187,7 +200,7 @@ def test_few_tokens_are_multiplied_with_the_router_where_they_are_routed(
 
 def by_expert(routed: Routed, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights and whether they are chosen, [T, experts] each, of lists of pairs."""
-    weights = torch.zeros(len(routed.weights), spec.count, device=DEVICE)
+    weights = torch.zeros(len(routed.weights), every(spec), device=DEVICE)
     chosen = torch.zeros_like(weights, dtype=torch.bool)
     for expert, count in enumerate(routed.counts.tolist()):
         pairs = routed.pairs[expert, :count].long()
@@ -203,9 +216,9 @@ def by_expert(routed: Routed, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Te
 def test_a_mixture_says_what_its_experts_say_one_by_one(
     spec: ExpertsSpec, tokens: int, dtype: torch.dtype
 ) -> None:
-    bias = some(spec.count, seed=3) if spec.routing in BIASED else None
+    bias = some(every(spec), seed=3) if spec.routing in BIASED else None
     made = experts(spec, bias, dtype)
-    x, logits = some(tokens, HIDDEN, seed=8, dtype=dtype), some(tokens, spec.count, seed=9)
+    x, logits = some(tokens, HIDDEN, seed=8, dtype=dtype), some(tokens, every(spec), seed=9)
     weights, chosen = route(logits, spec, bias)
     host = one_by_one(made, spec, bias)
     expected = host._one_by_one(x.float(), weights, chosen) if dtype is torch.float32 else None

@@ -168,6 +168,7 @@ def deepseek_spec(
     rotary_dim: int = 64,
     value_dim: int = 128,
     norm_eps: float = 1e-6,
+    theta: float = 10000.0,
 ) -> DecoderSpec:
     """Return the spec of a model with latent attention, with `experts` in the `sparse` layers.
 
@@ -183,7 +184,10 @@ def deepseek_spec(
         bias=bool(config.get("attention_bias", False)),
     )
     turning = rotary(
-        config, latent.rotary_dim, interleaved=bool(config.get("rope_interleave", True))
+        config,
+        latent.rotary_dim,
+        theta=theta,
+        interleaved=bool(config.get("rope_interleave", True)),
     )
     turning = replace(turning, dim=latent.rotary_dim)  # "partial" refers to a whole head
     layer = LayerSpec(scale=_scale(latent, turning), rotary=turning)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Final
 
 from tgi_trio.model.spec import Names
@@ -701,6 +701,35 @@ DEEPSEEK_V32 = replace(
     index_norm="self_attn.indexer.k_norm",
     index_weights="self_attn.indexer.weights_proj",
 )
+
+# Of the first half of its first layer; see `longcat_half`.
+LONGCAT_FLASH = replace(
+    DEEPSEEK_V3,
+    attention_norm="input_layernorm.0",
+    mlp_norm="post_attention_layernorm.0",
+    query_down="self_attn.0.q_a_proj",
+    query_norm="self_attn.0.q_a_layernorm",
+    query_up="self_attn.0.q_b_proj",
+    key="self_attn.0.k_proj",
+    value="self_attn.0.v_proj",
+    latent_down="self_attn.0.kv_a_proj_with_mqa",
+    latent_norm="self_attn.0.kv_a_layernorm",
+    latent_up="self_attn.0.kv_b_proj",
+    output="self_attn.0.o_proj",
+    gate="mlps.0.gate_proj",
+    up="mlps.0.up_proj",
+    down="mlps.0.down_proj",
+    router="mlp.router.classifier",
+    choice_bias="mlp.router.e_score_correction_bias",
+    shared_expert="",
+)
+
+
+def longcat_half(first: Names, layer: int, half: int) -> Names:
+    """Return the names in one `half` (0 or 1) of a `layer`, given those in a first half."""
+    own = {each.name: getattr(first, each.name).replace(".0", f".{half}") for each in fields(first)}
+    return replace(first, **own | {"layer": first.layer.format(layer)})
+
 
 LFM2 = replace(
     LLAMA,

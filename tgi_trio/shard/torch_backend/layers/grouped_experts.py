@@ -49,15 +49,23 @@ class GroupedExperts:
         down: GroupedMatrices,
         act: Activation,
         choice_bias: torch.Tensor | None,
+        *,
+        idles: bool = True,
     ) -> None:
-        """`up` and `down`: of all experts, the shared ones last, on one device."""
+        """`up` and `down`: of all experts, the shared ones last, on one device.
+
+        `idles`: as for `ExpertsMlp`. Experts that return their input have no matrices; where there
+        are such, there are no shared ones.
+        """
         self._spec = spec
         self._up = up
         self._down = down
         self._act = act
         self._choice_bias = choice_bias
+        self._idles = idles
         self._shared = up.count - spec.count
-        self._counters = torch.zeros(spec.count + 1, dtype=torch.int32, device=up.device)
+        self._routed = spec.count + spec.idle
+        self._counters = torch.zeros(self._routed + 1, dtype=torch.int32, device=up.device)
         blocks = -(-FEW_TOKENS // ROUTER_TOKENS)
         self._arrived = torch.zeros(blocks, dtype=torch.int32, device=up.device)
 
@@ -75,10 +83,14 @@ class GroupedExperts:
     ) -> ExpertParts:
         """Return the experts' outputs before they are summed; arguments as for a call."""
         gate = self._act if isinstance(self._act, Gate) and self._act.kernel else None
-        inner = self._up.multiply(x, routed, gathers=True, gate=gate)
+        room, lists = None, routed
+        if self._spec.idle:  # what nothing is written to below is the output of an idle expert
+            room = (x if self._idles else torch.zeros_like(x)).repeat_interleave(routed.each, dim=0)
+            lists = routed.of_first(self._spec.count)
+        inner = self._up.multiply(x, lists, gathers=True, gate=gate)
         if gate is None:
             inner = self._act(inner).contiguous()
-        parts = self._down.multiply(inner, routed, gathers=False)
+        parts = self._down.multiply(inner, lists, gathers=False, room=room)
         doors = None if doors is None else doors.contiguous()
         return ExpertParts(parts, routed.weights, doors, self._shared)
 
@@ -95,7 +107,7 @@ class GroupedExperts:
         tokens, inputs = x.shape
         if not self.asks(tokens):
             return self.route(router(x.to(router.weight.dtype)), dtype)
-        tile = router_tile(self._spec.count, inputs)
+        tile = router_tile(self._routed, inputs)
         blocks = -(-tokens // ROUTER_TOKENS)
         size = (blocks, tile["PARTS"], ROUTER_TOKENS, tile["PADDED"])
         routed = self._make_room(tokens, dtype)
@@ -138,7 +150,7 @@ class GroupedExperts:
 
     def _make_room(self, tokens: int, dtype: torch.dtype) -> Routed:
         spec, device = self._spec, self._up.device
-        every = spec.count + self._shared
+        every = self._routed + self._shared
         return Routed(
             torch.empty((tokens, spec.per_token), dtype=dtype, device=device),
             torch.empty((every, tokens), dtype=torch.int32, device=device),
@@ -150,7 +162,7 @@ class GroupedExperts:
         """Return the constants of both routing kernels."""
         spec = self._spec
         return {
-            "EXPERTS": spec.count,
+            "EXPERTS": self._routed,
             "PER_TOKEN": spec.per_token,
             "ROUTING": spec.routing,
             "NORMALISE": spec.normalise,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
@@ -63,6 +63,10 @@ class Routed:
     counts: torch.Tensor  # int32 [experts]
     each: int  # experts of a token, shared ones included
 
+    def of_first(self, count: int) -> Routed:
+        """Return the lists of the first experts alone."""
+        return replace(self, pairs=self.pairs[:count], counts=self.counts[:count])
+
 
 class GroupedMatrices(Protocol):
     """The matrices of all experts, and their biases."""
@@ -74,9 +78,18 @@ class GroupedMatrices(Protocol):
     def device(self) -> torch.device: ...
 
     def multiply(
-        self, x: torch.Tensor, routed: Routed, *, gathers: bool, gate: Gate | None = None
+        self,
+        x: torch.Tensor,
+        routed: Routed,
+        *,
+        gathers: bool,
+        gate: Gate | None = None,
+        room: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return [pairs, outputs], gated; `x`, `gathers` and the order as for `multiply_groups`."""
+        """Return [pairs, outputs], gated; `x`, `gathers` and the order as for `multiply_groups`.
+
+        `room`: where to write it; pairs that are in no list keep what is there.
+        """
         ...
 
 
@@ -96,14 +109,20 @@ class PlainMatrices:
         return self.weight.device
 
     def multiply(
-        self, x: torch.Tensor, routed: Routed, *, gathers: bool, gate: Gate | None = None
+        self,
+        x: torch.Tensor,
+        routed: Routed,
+        *,
+        gathers: bool,
+        gate: Gate | None = None,
+        room: torch.Tensor | None = None,
     ) -> torch.Tensor:
         weight, bias = self.weight, self.bias
         _, outputs, depth = weight.shape
         outputs //= 1 if gate is None else 2
         pairs = len(routed.weights) * routed.each // len(routed.counts)
         tile = choose_group_tile(x.dtype, generation(x.device), pairs, gated=gate is not None)
-        out = _make_room(x, routed, outputs)
+        out = _make_room(x, routed, outputs) if room is None else room
         multiply_groups[(_count_tiles(routed, tile.rows) * -(-outputs // tile.outputs),)](
             out,
             x,
@@ -139,13 +158,19 @@ class CodedMatrices:
         return self.codes.codes.device
 
     def multiply(
-        self, x: torch.Tensor, routed: Routed, *, gathers: bool, gate: Gate | None = None
+        self,
+        x: torch.Tensor,
+        routed: Routed,
+        *,
+        gathers: bool,
+        gate: Gate | None = None,
+        room: torch.Tensor | None = None,
     ) -> torch.Tensor:
         codes, form = self.codes, self.codes.form
         outputs = codes.outputs // self.count // (1 if gate is None else 2)
         few, many = choose_group_tiles(x.dtype, generation(x.device), form.kind)
         tile = many if _has_many(x, routed) else few
-        out = _make_room(x, routed, outputs)
+        out = _make_room(x, routed, outputs) if room is None else room
         multiply_coded_groups[(_count_tiles(routed, tile.rows), -(-outputs // tile.outputs))](
             out,
             x,

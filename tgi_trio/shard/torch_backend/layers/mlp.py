@@ -60,7 +60,7 @@ class ExpertsMlp:
 
     __slots__ = (
         *("choice_bias", "entry", "exit", "expert_scale", "experts", "grouped", "router"),
-        *("mlp_bytes", "shared", "shared_router", "spec", "table"),
+        *("idles", "mlp_bytes", "shared", "shared_router", "spec", "table"),
     )
 
     def __init__(
@@ -76,12 +76,14 @@ class ExpertsMlp:
         entry: Linear | None = None,
         exit: Linear | None = None,
         table: torch.Tensor | None = None,
+        idles: bool = True,
     ) -> None:
         """`router`: scores are computed in its dtype; `choice_bias`: as for `route`.
 
         `expert_scale`: float32 [experts], factors of the experts' weights. `entry` and `exit`:
         projections before and after the routed experts, but not the shared one (Nemotron 3).
         `table`: int64 [vocabulary, per_token], each token's experts (`ExpertsSpec.by_token`).
+        `idles`: whether this rank adds what experts say that return their input.
         """
         self.spec = spec
         self.router = router
@@ -93,6 +95,7 @@ class ExpertsMlp:
         self.entry = entry
         self.exit = exit
         self.table = table
+        self.idles = idles
         # On a device it replaces `experts` and, where possible, `shared`.
         self.grouped: GroupedExperts | None = None
         every = [*experts, *([] if shared is None else [shared])]
@@ -164,8 +167,10 @@ class ExpertsMlp:
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
     ) -> torch.Tensor:
         """Return the weighted sum of experts, computed one after another."""
-        out = torch.zeros_like(x)
-        for index in chosen.unique().tolist():
+        out, count = torch.zeros_like(x), len(self.experts)
+        if self.spec.idle and self.idles:
+            out = x * (weights * (chosen >= count)).sum(dim=-1, keepdim=True)
+        for index in chosen[chosen < count].unique().tolist():
             tokens, place = torch.where(chosen == index)
             inner, weight = x[tokens], weights[tokens, place, None]
             if self.spec.weighs_inputs:
@@ -202,7 +207,8 @@ class ExpertsMlp:
         from tgi_trio.shard.torch_backend.layers.grouped_matrices import group_linears
 
         every, shared = self.experts, self.shared
-        if shared is not None and self.entry is None and shared.act == first.act:
+        alone = self.entry is None and not self.spec.idle
+        if shared is not None and alone and shared.act == first.act:
             linears = [linear for mlp in (first, shared) for linear in (mlp.up, mlp.down)]
             if all(type(linear) is Linear for linear in linears):
                 every, shared = [*every, *cut_mlp(shared, first.down.weight.shape[1])], None
@@ -210,7 +216,9 @@ class ExpertsMlp:
         down = group_linears([each.down for each in every])
         if up is None or down is None:
             return False
-        self.grouped = GroupedExperts(self.spec, up, down, first.act, self.choice_bias)
+        self.grouped = GroupedExperts(
+            self.spec, up, down, first.act, self.choice_bias, idles=self.idles
+        )
         self.experts, self.shared = [], shared
         return True
 

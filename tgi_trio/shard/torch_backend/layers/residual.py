@@ -20,6 +20,7 @@ class Addends(NamedTuple):
     second: torch.Tensor | None = None
     norm: Norm | None = None
     scale: float = 1.0
+    later: torch.Tensor | None = None  # [T, hidden], added after the next layer's MLP instead
 
 
 def add_and_normalise(
@@ -58,7 +59,7 @@ def _in_kernel(x: torch.Tensor) -> bool:
 
 
 def _add(x: torch.Tensor, addends: Addends) -> torch.Tensor:
-    first, second, norm, scale = addends
+    first, second, norm, scale, _ = addends
     if isinstance(first, ExpertParts):
         first = first.combine()
     if norm is not None:
@@ -117,7 +118,7 @@ def addend_arguments(
 
     `x` stands for tensors that are missing or not summed yet; kernels do not read it there.
     """
-    first, second, inner, scale = addends or Addends(x)
+    first, second, inner, scale, _ = addends or Addends(x)
     return (
         x if isinstance(first, ExpertParts) else first.contiguous(),
         x if second is None else second.contiguous(),
@@ -131,7 +132,7 @@ def addend_arguments(
 
 def addend_constants(addends: Addends | None) -> dict[str, bool | str]:
     """Return the compile-time constants of kernels that add."""
-    second, inner, scale = (None, None, 1.0) if addends is None else addends[1:]
+    second, inner, scale = (None, None, 1.0) if addends is None else addends[1:4]
     return {
         "ADDS": addends is not None,
         "ADDS_SECOND": second is not None,

@@ -45,7 +45,7 @@ def _biased_softmax(
     weights = odds.gather(-1, chosen)
     if spec.normalise:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)  # all may be zero
-    return weights, chosen
+    return weights * spec.scale, chosen
 
 
 def _sparse_mixer(

@@ -128,11 +128,14 @@ class AttentionLoader(WeightLoader):
         each = latent.plain_dim + latent.value_dim
         heads = self.weight(refs.up).view(-1, each, latent.rank)
         key, value = heads.split((latent.plain_dim, latent.value_dim), 1)
+        latent_norm = self.norm(refs.latent_norm)
+        if latent.scale != 1.0 and latent_norm.weight is not None:
+            latent_norm.weight = latent_norm.weight * latent.scale
         return LatentProjections(
             latent,
             query_norm=self.optional_norm(refs.query_norm),
             query_up=self.linear(refs.query_up) if refs.query_up else None,
-            latent_norm=self.norm(refs.latent_norm),
+            latent_norm=latent_norm,
             key_up=key.contiguous(),
             value_up=value.transpose(1, 2).contiguous(),
         )

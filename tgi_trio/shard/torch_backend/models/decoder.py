@@ -31,7 +31,7 @@ from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gat
 from tgi_trio.shard.torch_backend.models.attending import Attending, RotaryTables, make_tables
 from tgi_trio.shard.torch_backend.models.beginning import Begin, Beginning, Begun
 from tgi_trio.shard.torch_backend.models.crossing import cross, look
-from tgi_trio.shard.torch_backend.models.feeding import feed_forward, leave_layer
+from tgi_trio.shard.torch_backend.models.feeding import feed_both, feed_forward, leave_layer
 from tgi_trio.shard.torch_backend.models.hyper_connected import run_hyper_connected
 from tgi_trio.shard.torch_backend.models.layer import Layer
 from tgi_trio.shard.torch_backend.models.projections import (
@@ -166,7 +166,7 @@ class Decoder:
         """
         if not self.attends_in_kernels:
             return False
-        mlps = [layer.mlp for layer in self.layers]
+        mlps = [mlp for layer in self.layers for mlp in (layer.mlp, layer.later)]
         return not any(isinstance(mlp, ExpertsMlp) and mlp.grouped is None for mlp in mlps)
 
     @property
@@ -319,7 +319,7 @@ class Decoder:
         states: StepStates | None,
     ) -> tuple[torch.Tensor, Addends | None]:
         """Return hidden states, and what is still to be added to them before the next norm."""
-        layer = self.layers[index]
+        layer, awaited = self.layers[index], addends.later if addends else None
         if layer.attention is not None and self._sums.attends_alone(layer):
             x, mixed = self._attend_alone(index, x, addends, tables, attention, batch)
             addends = self._sums.of_attention(layer, self._all_reduce(mixed))
@@ -332,10 +332,14 @@ class Decoder:
                 beside = self._all_reduce(layer.mlp(inner))
                 return x, self._sums.of_both(layer, addends, beside)
         x, addends = settle(x, addends, layer.attention_sum_norm)
-        if layer.mlp is not None:
-            reduce = None if self.ranks is None else self.ranks.all_reduce
-            x, found = feed_forward(layer.mlp, layer, x, addends, reduce)
-            addends = self._sums.of_mlp(layer, found)
+        if layer.mlp is None:
+            return settle(x, addends, layer.mlp_sum_norm)
+        reduce = None if self.ranks is None else self.ranks.all_reduce
+        if layer.later is not None:
+            x, said, later = feed_both(layer.mlp, layer.later, layer, x, addends, reduce)
+            return x, self._sums.of_mlp(layer, said)._replace(later=later)
+        x, found = feed_forward(layer.mlp, layer, x, addends, reduce)
+        addends = self._sums.of_mlp(layer, found)._replace(second=awaited)
         return settle(x, addends, layer.mlp_sum_norm)
 
     def _attend_alone(

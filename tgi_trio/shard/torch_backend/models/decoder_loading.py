@@ -228,7 +228,7 @@ class DecoderLoader(AttentionLoader):
         else:
             attention = self.attention(index, layer, refs.attention) if refs.attention else None
             mlp = self.mlp(refs.mlp, layer) if refs.mlp else None
-        experts = None if layer.beside else layer.experts
+        experts = None if layer.beside or layer.later else layer.experts
         result_scale = experts.result_scale if experts else 1.0
         return Layer(
             attention=attention,
@@ -242,6 +242,7 @@ class DecoderLoader(AttentionLoader):
             attention_sum_norm=self.optional_norm(refs.attention_sum_norm),
             mlp_sum_norm=self.optional_norm(refs.mlp_sum_norm),
             beside=self.beside(refs.beside, layer.experts),
+            later=self.later(refs.later, layer.experts),
             own_input=self.own_input(refs.own_input),
             streams=self.layer_streams(refs.streams, self.spec.streams),
             scale=self.source.vector(refs.scale.name, 1) if refs.scale else None,
@@ -296,6 +297,9 @@ class DecoderLoader(AttentionLoader):
             return None
         with self.source.as_numbers():
             return load_beside(self, refs, spec, self.act)
+
+    def later(self, refs: ExpertsRefs | None, spec: ExpertsSpec | None) -> ExpertsMlp | None:
+        return None if refs is None or spec is None else self.experts(refs, spec)
 
     def own_input(self, refs: OwnInputRefs | None) -> OwnInput | None:
         if refs is None:

@@ -42,6 +42,20 @@ def feed_forward(
     return x, found
 
 
+def feed_both(
+    mlp: Mlp,
+    later: ExpertsMlp,
+    layer: Layer,
+    x: torch.Tensor,
+    addends: Addends | None,
+    reduce: Reduce | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the sum of `x` and `addends`, the MLP's output for the sum's norm, and experts'."""
+    whole = reduce or _alone
+    x, inner = add_and_normalise(x, addends, layer.mlp_norm)
+    return x, whole(mlp(inner)), whole(later(inner))
+
+
 def leave_layer(
     layer: Layer, x: torch.Tensor, addends: Addends | None, own: torch.Tensor | None
 ) -> tuple[torch.Tensor, Addends | None]:

@@ -14,7 +14,7 @@ from tgi_trio.shard.torch_backend.layers.hyper import LayerHyper
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.mlp import Mlp
+from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
 from tgi_trio.shard.torch_backend.layers.shared_block import SharedUse
@@ -74,6 +74,7 @@ class Layer:
     attention_sum_norm: Norm | None = None  # of the sum with attention's result
     mlp_sum_norm: Norm | None = None
     beside: ExpertsBeside | None = None
+    later: ExpertsMlp | None = None  # experts whose result is added after the next layer's MLP
     own_input: OwnInput | None = None
     streams: LayerStreams | None = None
     scale: torch.Tensor | None = None  # [1]: multiplies the layer's output
@@ -84,10 +85,18 @@ class Layer:
     def _around(
         self,
     ) -> tuple[
-        ExpertsBeside | OwnInput | LayerStreams | SharedUse | CrossAttention | LayerHyper | None,
+        ExpertsBeside
+        | ExpertsMlp
+        | OwnInput
+        | LayerStreams
+        | SharedUse
+        | CrossAttention
+        | LayerHyper
+        | None,
         ...,
     ]:
-        return self.beside, self.own_input, self.streams, self.shared, self.crossing, self.hyper
+        own = self.own_input, self.streams, self.shared, self.crossing, self.hyper
+        return self.beside, self.later, *own
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""

@@ -62,6 +62,7 @@ def load_experts(
         entry=loader.linear(refs.entry) if refs.entry else None,
         exit=loader.linear(refs.exit) if refs.exit else None,
         table=_load_table(loader, refs.table, spec) if refs.table else None,
+        idles=loader.source.rank == 0,
     )
 
 
