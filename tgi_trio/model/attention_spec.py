@@ -61,6 +61,7 @@ class LatentSpec:
     value_dim: int
     bias: bool = False  # of the compressing linears
     scale: float = 1.0  # of the normalised latent
+    norm_eps: float = 1e-6  # of compressed queries and latents, whatever that of the layers is
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,21 @@ class IndexSpec:
     """Sparse attention: a token attends to the preceding tokens that an index scores best.
 
     Source: DeepSeek-V3.2 (2025), section 2.1: the lightning indexer. A score is the weighted sum
-    over heads of the positive part of query . key; all heads share a token's index key.
+    over heads of the positive part of query . key; all heads share a token's index key. With a
+    `pool` (GLM 5.3, 2026), runs of so many tokens are scored and chosen as a whole, by a mean of
+    their keys with learned weights; the tokens behind the last whole run are always attended to.
     """
 
     heads: int
     dim: int  # of a query and of the key
-    most: int  # tokens that are attended to
+    most: int  # tokens that are attended to; with a pool, those of whole runs
     rotary: RotarySpec  # of their leading dimensions
+    pool: int = 0  # 0: tokens are scored one by one
+
+    @property
+    def kept(self) -> int:
+        """The numbers that are kept of a token: its key, and its weights in the mean of a run."""
+        return 2 * self.dim if self.pool else self.dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,8 @@ NAMES: Final[Claims] = {
     "Names.index_key": ANY,
     "Names.index_norm": ANY,
     "Names.index_weights": ANY,
+    "Names.index_pool_gate": ANY,
+    "Names.index_pool_bias": ANY,
     "Names.output_down": ANY,
     "Names.compressor": ANY,
     "Names.index_compressor": ANY,
@@ -167,7 +169,7 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
         head=_vocabulary(spec, head, added[1]),
         own_inputs=own_inputs_refs(spec, spec.own_inputs) if spec.own_inputs else None,
         streams=streams_refs(spec, spec.streams) if spec.streams else None,
-        hyper=last_hyper_refs(spec, spec.hyper) if spec.hyper else None,
+        hyper=last_hyper_refs(spec, spec.hyper) if spec.hyper and spec.names.last_streams else None,
     )
 
 

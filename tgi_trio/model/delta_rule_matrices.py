@@ -18,16 +18,18 @@ from tgi_trio.model.matrices import (
 from tgi_trio.model.matrix_roles import DeltaRuleRefs
 from tgi_trio.model.mixers import DeltaRule
 
+_COMPRESSED = ("compressed", "low rank")
+
 
 def delta_rule_refs(mixer: DeltaRule, place: str, hidden: int) -> DeltaRuleRefs:
     """Return the parts of a delta rule at `place`, between hidden states [hidden]."""
     values = mixer.value_heads
     one = _value_units(mixer, 1)
-    compressed = mixer.layout == "compressed"
-    apart = mixer.layout in ("separate", "compressed")
+    compressed = mixer.layout in _COMPRESSED
+    apart = compressed or mixer.layout == "separate"
     width = values * mixer.value_dim
     output = MatrixRef(f"{place}.{'o_proj' if apart else 'out_proj'}.weight", hidden, width)
-    shape, axis = ((1, 1, values, 1), 2) if compressed else ((values,), 0)
+    shape, axis = ((1, 1, values, 1), 2) if mixer.layout == "compressed" else ((values,), 0)
     each = mixer.key_dim if compressed else 1
     return DeltaRuleRefs(
         inner=LinearRef(
@@ -75,7 +77,7 @@ def _inner(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[MatrixRe
     yield matrix("q_proj", key), units[0]
     yield matrix("k_proj", key), units[0]
     yield matrix("v_proj", value), run_of("heads", values, mixer.value_dim)
-    if mixer.layout == "compressed":
+    if mixer.layout in _COMPRESSED:
         yield matrix("f_a_proj", rank), whole_units(rank)
         yield matrix("g_a_proj", rank), whole_units(rank)
         yield matrix("b_proj", values), one

@@ -55,10 +55,12 @@ CLAIMS: Final[Claims] = {
     "BlockIndexSpec.most": ANY,
     "BlockIndexSpec.local": ANY,
     "DecoderSpec.mlp_limit": only(0.0, refusal="gates of dense MLPs are limited"),
+    "DecoderSpec.mlp_raised": ANY,  # part of what is refused
     "LayerSpec.chooses": ANY,  # part of what is refused, like the next ones
     "IndexSpec.heads": ANY,
     "IndexSpec.dim": ANY,
     "IndexSpec.most": ANY,
+    "IndexSpec.pool": ANY,
     "IndexSpec.rotary": ANY,
     "DecoderSpec.shared_key": only(None, refusal="all heads share one key, which is their value"),
     "LayerSpec.compression": ANY,  # part of what is refused, like the next ones
@@ -74,6 +76,7 @@ CLAIMS: Final[Claims] = {
     "LatentSpec.value_dim": _LATENTS,
     "LatentSpec.bias": ANY,
     "LatentSpec.scale": only(1.0, refusal="latents are scaled by {}"),
+    "LatentSpec.norm_eps": ANY,
     "DecoderSpec.head_dim": ANY,
     "DecoderSpec.hidden_size": multiples(PANEL, f"hidden size {{}} is no multiple of {PANEL}"),
     "DecoderSpec.mlp_width": _MLP,
@@ -107,6 +110,7 @@ CLAIMS: Final[Claims] = {
         PANEL, f"decays per channel of {{}} numbers, which is no multiple of {PANEL}"
     ),
     "DeltaRule.gate": only("silu", "sigmoid", refusal="gate {!r} is not built"),
+    "DeltaRule.least_decay": only(0.0, refusal="decays of a delta rule have a bound"),
     "DeltaRule.beta_scale": ANY,
     "DeltaRule.activation": CONVOLVED,
     "Mamba2.heads": ANY,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from tgi_trio.model.matrices import (
     LinearPiece,
     LinearRef,
+    MatrixRef,
     NormRef,
+    TensorRef,
     run_of,
     split_outputs,
     whole_linear,
@@ -15,7 +17,7 @@ from tgi_trio.model.matrix_roles import IndexRefs, LatentRefs
 from tgi_trio.model.mlp_matrices import layer_matrix, norm_ref
 from tgi_trio.model.spec import DecoderSpec, IndexSpec, LatentSpec
 
-_LATENT_EPS = 1e-6  # of the norms of compressed queries and latents, whatever that of the layers is
+_KEY_EPS = 1e-6  # of the norm of an index's keys, whatever that of the layers is
 
 
 def latent_qkv(
@@ -23,7 +25,7 @@ def latent_qkv(
 ) -> LinearRef:
     """Return the rows of queries or their compression, of the latent, and of the rotated key.
 
-    With an index, those of its key and of its heads' weights follow.
+    With an index, those of its key and of its heads' weights follow, and of weights in a run.
     """
     names, hidden, size = spec.names, spec.hidden_size, latent.plain_dim + latent.rotary_dim
     if latent.query_rank:
@@ -41,6 +43,9 @@ def latent_qkv(
         for name, rows in ((names.index_key, index.dim), (names.index_weights, index.heads)):
             own = layer_matrix(spec, prefix + name, rows, hidden)
             pieces.append(LinearPiece(own, whole_units(rows), inputs))
+        if index.pool:
+            gate = MatrixRef(prefix + names.index_pool_gate, index.dim, hidden)
+            pieces.append(LinearPiece(gate, whole_units(index.dim), inputs))
     return LinearRef(tuple(pieces))
 
 
@@ -50,8 +55,16 @@ def index_refs(spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexS
     up = layer_matrix(spec, prefix + names.index_query, index.heads * index.dim, latent.query_rank)
     return IndexRefs(
         query_up=whole_linear(up),
-        key_norm=NormRef(f"{key}.weight", f"{key}.bias", index.dim, _LATENT_EPS),
+        key_norm=NormRef(f"{key}.weight", f"{key}.bias", index.dim, _KEY_EPS),
+        pool_bias=_pool_bias(spec, prefix, index),
     )
+
+
+def _pool_bias(spec: DecoderSpec, prefix: str, index: IndexSpec) -> TensorRef | None:
+    if not index.pool:
+        return None
+    shape = (index.pool, index.dim)
+    return TensorRef(prefix + spec.names.index_pool_bias, shape, whole_units(index.pool))
 
 
 def latent_refs(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LatentRefs:
@@ -62,9 +75,9 @@ def latent_refs(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LatentRef
         size = latent.plain_dim + latent.rotary_dim
         matrix = layer_matrix(spec, prefix + names.query_up, heads * size, rank)
         query_up = split_outputs(matrix, "heads", size)
-        query_norm = norm_ref(spec, prefix, names.query_norm, rank, _LATENT_EPS)
+        query_norm = norm_ref(spec, prefix, names.query_norm, rank, latent.norm_eps)
     each = latent.plain_dim + latent.value_dim
-    latent_norm = norm_ref(spec, prefix, names.latent_norm, latent.rank, _LATENT_EPS)
+    latent_norm = norm_ref(spec, prefix, names.latent_norm, latent.rank, latent.norm_eps)
     if latent_norm is None:
         raise ValueError(f"{spec.family}: names lack latent_norm")
     return LatentRefs(

@@ -123,6 +123,7 @@ class IndexRefs:
 
     query_up: LinearRef
     key_norm: NormRef
+    pool_bias: TensorRef | None  # [pool, dim], added to tokens' weights in the mean of a run
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ StateDtype = Literal["float32", "model"]
 #   mixed:      stacked, but with betas and decays grouped (Qwen3-Next in GGUF)
 #   separate:   one matrix and one convolution for each (OLMo hybrid)
 #   compressed: the same, but decays and gates are of low rank (Kimi Linear)
-DeltaLayout = Literal["grouped", "stacked", "mixed", "separate", "compressed"]
+#   low rank:   the same, but decays' rates are a vector (GLM 5.3)
+DeltaLayout = Literal["grouped", "stacked", "mixed", "separate", "compressed", "low rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class DeltaRule:
     # two steps, with this rank between them.
     channel_rank: int = 0
     gate: Literal["silu", "sigmoid"] = "silu"
+    # Bound of a decay's logarithm, which is this times a sigmoid; 0: none, it is by softplus.
+    least_decay: float = 0.0
     beta_scale: float = 1.0  # 2: the state may also be reversed along a key
     activation: str = "silu"  # after the convolution
 

@@ -130,6 +130,8 @@ class Names:
     index_key: str = ""
     index_norm: str = ""  # of its key
     index_weights: str = ""  # of its heads
+    index_pool_gate: str = ""  # weights in the mean of a run; complete names
+    index_pool_bias: str = ""
     # See `SharedKeySpec`; the key's names are `key` and `key_norm`, the last linear's is `output`.
     output_down: str = ""
     compressor: str = ""  # see `CompressionSpec`; the prefix of its parts, like the next
@@ -347,6 +349,7 @@ class DecoderSpec:
     attention_scale: float = 1.0  # of attention's result, before it is added
     gate_scale: float = 1.0  # of the input of the gate's activation
     mlp_limit: float = 0.0  # of dense MLPs, as `ExpertsSpec.limit`
+    mlp_raised: bool = True
     mlp_scale: float = 1.0  # of the MLP's result, before it is added
     logit_scale: float = 1.0
     qkv_clip: float = 0.0  # q, k and v are clipped to +-this; 0: not

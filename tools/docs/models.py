@@ -85,6 +85,12 @@ those that `save_pretrained` writes (`model/other_names.py`); layers that guess 
 left unread. Other scores of experts than the published ones, biases in the shared expert and
 rotation by length run through transformers.
 
+GLM 5.3 Flash (`glm5_next`) has delta rules, whose decays have a bound, and layers with an index
+that chooses whole runs of tokens (`torch_backend/attention/chosen_runs.py`), between several hidden
+states as DeepSeek V4. What the mean of a run is made of lies behind the latents by token, and the
+means are made again in every step. An index that may leave out the tokens behind the last whole run
+is served through transformers.
+
 MiniMax-M3's layers attend to blocks of tokens, which an index of another kind chooses, for each KV
 head its own (`torch_backend/attention/chosen_blocks.py`): a block is as good as its best token, and
 the last blocks are always among them. Index keys are layers of the KV cache of their own. Torch
@@ -179,9 +185,10 @@ checkpoints' is, whether its file's was or not. Of a model that sees, its file h
 chunks of Llama 4, and how it scales queries, are those of the published models; layers that guess
 the token after the next are left unread. Qwen 3.5's value heads lie in another order than in its
 checkpoints, and are computed in it: ranks hold the last matrix of its delta rules as plain numbers.
-Of the newer families these are not read: DeepSeek V3.2 and V4, GLM 5, Hunyuan 3, MiniMax-M3,
-OLMo hybrid, RecurrentGemma, LFM3, and the mixtures that came after them (Command A+, K-EXAONE,
-Solar Open, FlexOlmo, Mellum, Kolibri, Flint, Trinity, Laguna, A.X-K1, Granite's with windows);
+Of the newer families these are not read: DeepSeek V3.2 and V4, GLM 5 and 5.3, Hunyuan 3,
+MiniMax-M3, OLMo hybrid, RecurrentGemma, LFM3, and the mixtures that came after them (Command A+,
+K-EXAONE, Solar Open, FlexOlmo, Mellum, Kolibri, Flint, Trinity, Laguna, A.X-K1, Granite's with
+windows);
 GPT-J and OPT, llama.cpp does not write.
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
@@ -298,6 +305,7 @@ _READ = (
 # Types that stand in others' `text_config` alone.
 INNER = (
     *("glm4v_moe_text", "glm4v_text", "glm_ocr_text", "mllama_text_model"),
+    "glm5_next_text",
     "muse_glimmer_text",
     *("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
 )

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.shard.torch_backend.models_support import (
+    TOLERANCES,
     Golden,
     assert_as_golden,
     assert_greedy,
@@ -54,6 +55,7 @@ OURS = (
         "llama4",
     ),
     *(
+        "glm5_next",
         "glmga",
         "llava",
         "llava_next",
@@ -103,7 +105,21 @@ def rename(folder: Path, to: Path, *names: tuple[str, str]) -> Path:
 
 @pytest.mark.parametrize("family", OURS)
 def test_text_is_written_by_our_own_model(wrapped: Any, family: str) -> None:
-    assert_as_golden(wrapped(family), PROMPTS, NEW)
+    assert_as_golden(wrapped(family), PROMPTS, NEW, tolerance=TOLERANCES.get(family, 1e-4))
+
+
+# Variants of a family that is in others' `text_config` alone.
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("glm5_next", {"index_topk": 512, "linear_lower_bound": None}),  # more than there is
+    ("glm5_next", {"index_kpool": 1, "attention_bias": True, "linear_lower_bound": -0.5}),
+    ("glm5_next", {"index_kpool": 12, "indexer_types": None, "n_group": 2, "hc_mult": 3}),
+)
+
+
+@pytest.mark.parametrize(("family", "text"), VARIANTS, ids=str)
+def test_variant(wrapped: Any, family: str, text: dict[str, Any]) -> None:
+    folder = wrapped(family, **text)
+    assert_as_golden(folder, PROMPTS, NEW, tolerance=TOLERANCES.get(family, 1e-4))
 
 
 def test_the_cpu_kernels_find_its_weights(wrapped: Any) -> None:
@@ -174,6 +190,8 @@ def test_what_is_no_part_of_any_sense_is_refused(wrapped: Any, tmp_path: Path) -
         check_checkpoint(config, model_spec(config))
 
 
+# Families whose layers without windows turn nothing.
+NOWHERE = ("cohere2", "exaone4", "muse_glimmer_text")
 # Of families whose default sections do not make up a head of their default size.
 SECTIONS = {"glm4v_moe_text": [2, 4, 4], "glm4v_text": [16, 24, 24]}
 
@@ -211,8 +229,8 @@ def test_sizes_that_the_nested_config_leaves_out(tmp_path: Path, kind: str) -> N
         assert spec.kv_heads == getattr(theirs, "num_key_value_heads", theirs.num_attention_heads)
         head_dim = getattr(theirs, "head_dim", None)
         assert spec.head_dim == (head_dim or theirs.hidden_size // theirs.num_attention_heads)
-        last = spec.layers[-1]  # one that turns nothing: convolutions, and layers without windows
-        assert last.rotary or last.mixer or kind in ("cohere2", "exaone4", "muse_glimmer_text")
+        last = spec.layers[-1]  # one that turns nothing, if any does
+        assert last.rotary or last.mixer or kind in NOWHERE
 
 
 def test_adapters_may_name_modules_as_the_whole_does(wrapped: Any) -> None:

@@ -731,6 +731,15 @@ def longcat_half(first: Names, layer: int, half: int) -> Names:
     return replace(first, **own | {"layer": first.layer.format(layer)})
 
 
+GLM5_NEXT = replace(
+    DEEPSEEK_V32,
+    mixer="self_attn",
+    attention_streams="hc_attn_",
+    mlp_streams="hc_ffn_",
+    index_pool_gate="self_attn.indexer.index_kpool_compress_gate",
+    index_pool_bias="self_attn.indexer.index_kpool_compress_ape",
+)
+
 LFM2 = replace(
     LLAMA,
     final_norm="model.embedding_norm",

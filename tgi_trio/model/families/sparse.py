@@ -33,7 +33,7 @@ def glm_moe_dsa(config: ModelConfig) -> DecoderSpec | None:
         value_dim=256,
         norm_eps=1e-5,
     )
-    own = _choosing(config, len(spec.layers))
+    own = choosing_layers(config, len(spec.layers))
     layers = (
         replace(layer, chooses=chooses) for layer, chooses in zip(spec.layers, own, strict=True)
     )
@@ -50,7 +50,7 @@ def _sparse(config: ModelConfig) -> list[bool]:
     return [i >= first for i in range(int(config.need("num_hidden_layers")))]
 
 
-def _choosing(config: ModelConfig, count: int) -> list[bool]:
+def choosing_layers(config: ModelConfig, count: int) -> list[bool]:
     """Return which layers have their own index."""
     kinds = config.get("indexer_types") or config.get("index_topk_pattern")
     if kinds:

@@ -26,6 +26,7 @@ from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.plan_parts import slice_plan
 from tgi_trio.shard.runner import DraftRow, Runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
+from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,8 +35,11 @@ FAMILIES = (
     *("lfm2", "lfm2_moe", "lfm3", "qwen3_5_text", "kimi_linear", "nemotron_h"),
     *("jamba", "mamba", "mamba2", "falcon_h1", "olmo_hybrid", "recurrent_gemma", "zamba2"),
 )
+WRAPPED = ("glm5_next",)  # the text of models that see images as well
 NEW = 12
 PROMPTS = [prompt for prompt in prompts(7) if len(prompt) > 2]
+# Without repetitions, where an index would choose between equals.
+LONG = [token for prompt in PROMPTS for token in prompt]
 SLOTS = 64
 BLOCKS = 512
 
@@ -118,11 +122,17 @@ def run(batch: Batch, runner: Runner, seed: int) -> dict[int, list[int]]:
     return texts
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, *WRAPPED])
 def model(
-    checkpoint: Checkpoint, request: pytest.FixtureRequest
+    checkpoint: Checkpoint,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Runner, GreedyRecorder, Golden]:
-    folder = checkpoint(request.param)
+    family = request.param
+    if family in WRAPPED:
+        folder = make_wrapped(tmp_path_factory.mktemp(family), family)
+    else:
+        folder = checkpoint(family)
     runner, recorder = load(folder, BLOCKS)
     return runner, recorder, Remembered(folder)
 
@@ -158,7 +168,7 @@ def test_a_sequence_goes_on_behind_a_snapshot(
     model: tuple[Runner, GreedyRecorder, Golden],
 ) -> None:
     runner, recorder, golden = model
-    prompt = (PROMPTS[-1] * 4)[:90]
+    prompt = LONG[:90]
     batch = serve(runner)
     batch.add(row(20, prompt, StateGrant((1, 2), saves=((32, 3), (80, 4)))))
     first = run(batch, runner, seed=1)

@@ -28,6 +28,14 @@ class ScoredGroup:
     places: torch.Tensor  # int64 [rows, keys]: the slots of each row's first keys
 
 
+@dataclass(slots=True)
+class Choice:
+    """The tokens of the cache to which a step's tokens attend."""
+
+    slots: torch.Tensor  # int64 [T, most]
+    hidden: torch.Tensor  # bool [T, most]: not attended to, as there are fewer
+
+
 def group_tokens(
     plan: StepPlan, heads: int, least: int, device: torch.device, *, unit: int = 1
 ) -> Iterator[ScoredGroup]:

@@ -15,7 +15,12 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.index_groups import ScoredGroup, group_tokens
+from tgi_trio.shard.torch_backend.attention.chosen_runs import choose_runs
+from tgi_trio.shard.torch_backend.attention.index_groups import (
+    Choice,
+    ScoredGroup,
+    group_tokens,
+)
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
@@ -32,18 +37,10 @@ _GATHERED = 1 << 15  # latents gathered at a time
 
 
 @dataclass(slots=True)
-class _Choice:
-    """The tokens of the cache to which a step's tokens attend."""
-
-    slots: torch.Tensor  # int64 [T, most]
-    hidden: torch.Tensor  # bool [T, most]: beyond the token's context, if that is shorter
-
-
-@dataclass(slots=True)
 class IndexedBatch(ReferenceBatch):
     """A plan, prepared."""
 
-    choice: _Choice | None = None  # of the last layer that has an index
+    choice: Choice | None = None  # of the last layer that has an index
     groups: list[ScoredGroup] = field(default_factory=list)  # made by the first layer
 
 
@@ -67,7 +64,7 @@ def attend_indexed(
     """Compute `attend_latents` over the tokens that `index` chooses.
 
     `index` None: over those that the layer before has chosen. `projected`: as for latents, then the
-    index key and the weights of the index's heads. `turns`: all rotary embeddings of the model with
+    what an index adds (`TokenIndex.split`). `turns`: all rotary embeddings of the model with
     the step's tables; the latents' is number `rotary`.
     """
     turning, table = turns[rotary]
@@ -75,9 +72,9 @@ def attend_indexed(
     index_key = projected.new_zeros(len(projected), 1, extra)
     plain = int(batch.plan.context_lengths.max()) <= layer.most
     if index is not None:
-        own = (index.spec.dim, index.spec.heads)
-        projected, key, weights = projected.split((projected.shape[-1] - sum(own), *own), dim=-1)
+        projected, key, weights, *pooled = index.split(projected)
         index_key = index.keys(key, *turns[index.rotary])
+        index_key = torch.cat((index_key, *(part[:, None] for part in pooled)), dim=-1)
         if not plain:
             compressed = latent.compress(projected)
             asked = index.ask(compressed, weights, *turns[index.rotary])
@@ -89,15 +86,22 @@ def attend_indexed(
         query = functional.pad(query, (0, extra))
         return attention.attend(layer, query, key, key, batch)
     batch.cache.write(layer.index, batch.slots, key, key, layer.kv_scales)
-    if asked is not None:
-        batch.choice = _choose(layer, asked, batch)
+    if asked is not None and index is not None:
+        pool = index.spec.pool
+        if not batch.groups:
+            device, heads = query.device, index.spec.heads
+            batch.groups += group_tokens(batch.plan, heads, layer.most, device, unit=max(1, pool))
+        if pool:
+            batch.choice = choose_runs(layer, index, asked, batch.cache, batch.groups, batch.slots)
+        else:
+            batch.choice = _choose(layer, asked, batch)
     if batch.choice is None:
         raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
     return _attend_chosen(layer, query, batch.cache, batch.choice)
 
 
 def _attend_chosen(
-    layer: AttentionLayer, query: torch.Tensor, cache: KVCache, choice: _Choice
+    layer: AttentionLayer, query: torch.Tensor, cache: KVCache, choice: Choice
 ) -> torch.Tensor:
     """Return attention [T, heads * value_dim] of queries [T, heads, dim]."""
     tokens, most = choice.slots.shape
@@ -119,11 +123,8 @@ def _attend_chosen(
 # --- choosing -------------------------------------------------------------------------------------
 
 
-def _choose(layer: AttentionLayer, asked: IndexQueries, batch: IndexedBatch) -> _Choice:
+def _choose(layer: AttentionLayer, asked: IndexQueries, batch: IndexedBatch) -> Choice:
     """Return the tokens to which each token of a step attends."""
-    if not batch.groups:
-        heads, device = asked.queries.shape[1], asked.queries.device
-        batch.groups += group_tokens(batch.plan, heads, layer.most, device)
     slots = batch.slots[:, None].repeat(1, layer.most)
     hidden = torch.ones_like(slots, dtype=torch.bool)
     for group in batch.groups:
@@ -135,7 +136,7 @@ def _choose(layer: AttentionLayer, asked: IndexQueries, batch: IndexedBatch) -> 
         chosen = group.places.expand(len(tokens), -1).gather(1, best)
         # Hidden places have weight zero, but NaN times zero is NaN: use the token's own slot there.
         slots[tokens] = torch.where(best > reach, slots[tokens], chosen)
-    return _Choice(slots, hidden)
+    return Choice(slots, hidden)
 
 
 def _score(

@@ -87,7 +87,7 @@ class HyperEnds:
     """What makes streams of the embedding, and the last hidden state of streams."""
 
     spec: HyperSpec
-    weights: HyperWeights
+    weights: HyperWeights | None  # None: the last hidden state is the mean of all
 
     def split(self, x: torch.Tensor) -> torch.Tensor:
         """Return the streams [T, count, hidden] of `x` [T, hidden], which is each of them."""
@@ -96,11 +96,13 @@ class HyperEnds:
     def join(self, streams: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum [T, hidden] of `streams` [T, count, hidden]."""
         own = self.weights
+        if own is None:
+            return streams.mean(dim=1)
         pre = torch.sigmoid(own.of(streams) * own.scale + own.base) + self.spec.eps
         return _add_up(pre, streams)
 
     def nbytes(self) -> int:
-        return self.weights.nbytes()
+        return 0 if self.weights is None else self.weights.nbytes()
 
 
 def balance(mixture: torch.Tensor, spec: HyperSpec) -> torch.Tensor:

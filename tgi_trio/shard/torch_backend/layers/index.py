@@ -26,14 +26,36 @@ class IndexQueries(NamedTuple):
 class TokenIndex:
     """Computes keys and queries of a layer's index."""
 
-    __slots__ = ("_key_norm", "_query_up", "rotary", "spec")
+    __slots__ = ("_key_norm", "_query_up", "pool_bias", "rotary", "spec")
 
-    def __init__(self, spec: IndexSpec, *, query_up: Linear, key_norm: Norm, rotary: int) -> None:
-        """`rotary`: the number of the rotary embedding of both."""
+    def __init__(
+        self,
+        spec: IndexSpec,
+        *,
+        query_up: Linear,
+        key_norm: Norm,
+        rotary: int,
+        pool_bias: torch.Tensor | None = None,
+    ) -> None:
+        """`rotary`: the number of the rotary embedding of both.
+
+        `pool_bias`: float32 [pool, dim], added to tokens' weights in the mean of a run.
+        """
         self.spec = spec
+        self.pool_bias = pool_bias
         self.rotary = rotary
         self._query_up = query_up
         self._key_norm = key_norm
+
+    def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return what is before the index in `projected` [T, width], its key, and the weights of
+        its heads; then, with a pool, the key's weights in the mean of a run.
+        """
+        spec = self.spec
+        own = (spec.dim, spec.heads, *([spec.dim] if spec.pool else []))
+        before = projected.shape[-1] - sum(own)
+        parts: tuple[torch.Tensor, ...] = projected.split((before, *own), dim=-1)
+        return parts
 
     def keys(self, projected: torch.Tensor, rotary: Rotary, table: RotaryTable) -> torch.Tensor:
         """Return index keys [T, 1, dim] of `projected` [T, dim]."""
@@ -54,7 +76,8 @@ class TokenIndex:
         self._query_up.pack()
 
     def nbytes(self) -> int:
-        return self._query_up.nbytes() + self._key_norm.nbytes()
+        pool = 0 if self.pool_bias is None else self.pool_bias.nbytes
+        return self._query_up.nbytes() + self._key_norm.nbytes() + pool
 
 
 def score_keys(asked: IndexQueries, keys: torch.Tensor) -> torch.Tensor:

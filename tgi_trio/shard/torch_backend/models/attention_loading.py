@@ -152,6 +152,7 @@ class AttentionLoader(WeightLoader):
             index,
             query_up=self.linear(refs.query_up),
             key_norm=Norm("layer", weight, bias, refs.key_norm.eps, index.dim),
+            pool_bias=self.tensor(refs.pool_bias, torch.float32) if refs.pool_bias else None,
             rotary=self._rotary(index.rotary),
         )
 

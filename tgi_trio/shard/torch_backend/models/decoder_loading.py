@@ -337,7 +337,9 @@ class DecoderLoader(AttentionLoader):
         )
 
     def hyper_ends(self, refs: HyperRefs | None, spec: HyperSpec | None) -> HyperEnds | None:
-        return None if refs is None or spec is None else HyperEnds(spec, self._hyper(refs))
+        if spec is None:
+            return None
+        return HyperEnds(spec, None if refs is None else self._hyper(refs))
 
     def layer_hyper(self, refs: LayerHyperRefs | None, spec: HyperSpec | None) -> LayerHyper | None:
         if refs is None or spec is None:
@@ -356,7 +358,8 @@ class DecoderLoader(AttentionLoader):
             act = self.act
             if layer.sparsity and act is not None:
                 act = SparseActivation(act, layer.sparsity)
-            return load_dense_mlp(self, refs, act, self.spec.mlp_limit, self.spec.gate_scale)
+            limit, raised = self.spec.mlp_limit, self.spec.mlp_raised
+            return load_dense_mlp(self, refs, act, limit, self.spec.gate_scale, raised=raised)
         assert layer.experts is not None  # `layer_refs` reads the same spec
         return self.experts(refs, layer.experts)
 

@@ -33,7 +33,8 @@ class DeltaRuleLayer:
         """Hold this rank's heads; see `DeltaRuleRefs` for the linears.
 
         `rate`, `decay_bias`: float32 [value_heads, 1] and [value_heads, 1 or key_dim]; the
-        logarithm of a token's decay is -rate * softplus(decay + decay_bias).
+        logarithm of a token's decay is -rate * softplus(decay + decay_bias), or, with a bound,
+        least_decay * sigmoid(rate * (decay + decay_bias)).
         """
         self.mixer = mixer
         self.inner = inner
@@ -70,7 +71,7 @@ class DeltaRuleLayer:
             self._spread(normalise(query.unflatten(-1, (-1, mixer.key_dim))) * mixer.key_dim**-0.5),
             self._spread(normalise(key.unflatten(-1, (-1, mixer.key_dim)))),
             value.unflatten(-1, (-1, mixer.value_dim)),
-            -self.rate * functional.softplus(decay + self.decay_bias),
+            self._decays(decay + self.decay_bias),
             beta.float().sigmoid() * mixer.beta_scale,
             steps.read(states["recurrence"]),
             steps,
@@ -80,6 +81,12 @@ class DeltaRuleLayer:
         gate = gate.float().view(read.shape)
         opened = functional.silu(gate) if mixer.gate == "silu" else gate.sigmoid()
         return self.output((normed * opened).flatten(1).to(x.dtype))
+
+    def _decays(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logarithms of decays."""
+        if self.mixer.least_decay:
+            return self.mixer.least_decay * torch.sigmoid(self.rate * x)
+        return -self.rate * functional.softplus(x)
 
     def _spread(self, heads: torch.Tensor) -> torch.Tensor:
         """Return `heads` [T, key heads, key_dim], repeated for the value heads that share them."""
