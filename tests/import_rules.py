@@ -186,7 +186,7 @@ RULES: dict[str, Rule] = {
         ours("errors testing.tiny_families testing.tiny_hybrids"), banned=SERVER
     ),  # writes tiny model folders
     "testing.wrapped_checkpoints": Rule(
-        ours("testing.checkpoints testing.tiny_families"), banned=SERVER
+        ours("testing.checkpoints testing.tiny_families testing.tiny_hybrids"), banned=SERVER
     ),
     "demo": Rule(ours("errors"), banned=SERVER),
     "__main__": Rule(

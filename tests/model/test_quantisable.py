@@ -29,6 +29,13 @@ CASES: dict[str, tuple[dict[str, object], str]] = {
         {"layer_types": ["full_attention", "minimax_m3_sparse"], "num_key_value_heads": 4},
         "an index that chooses what tokens attend to",
     ),
+    "qwen4_exp_text": (
+        {
+            **{"layer_types": ["full_attention"] * 2, "indexer_n_heads": 2, "indexer_kv_heads": 1},
+            **{"indexer_head_dim": 16, "indexer_budget": 64, "indexer_compress_ratio": 16},
+        },
+        "an index that chooses what tokens attend to",
+    ),
     "gemma3n_text": (
         {"num_kv_shared_layers": 0},
         "layers with embeddings of their own",

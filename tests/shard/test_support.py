@@ -17,6 +17,7 @@ from tgi_trio.model import decoder_fit, kernel_fit
 from tgi_trio.model.activation_names import PLAIN
 from tgi_trio.model.block_index import BlockIndexSpec
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
+from tgi_trio.model.gated_streams import GatedStreamsSpec
 from tgi_trio.model.mixers import (
     DeltaRule,
     Mamba1,
@@ -25,6 +26,8 @@ from tgi_trio.model.mixers import (
     RecurrentGate,
     ShortConvolution,
 )
+from tgi_trio.model.ngrams import NgramsSpec
+from tgi_trio.model.pooled_index import PooledIndexSpec
 from tgi_trio.model.spec import (
     CompressionSpec,
     Crossing,
@@ -69,6 +72,9 @@ RECORDS = (
     Mamba2,
     Mamba1,
     RecurrentGate,
+    GatedStreamsSpec,
+    NgramsSpec,
+    PooledIndexSpec,
 )
 FIELDS = {f"{kind.__name__}.{field.name}" for kind in RECORDS for field in dataclasses.fields(kind)}
 KINDS = [  # fields whose values are a list of words

@@ -1,4 +1,4 @@
-"""The matrices of a block index, which chooses the blocks of tokens that are attended to."""
+"""The matrices of indexes that choose the blocks of tokens that are attended to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tgi_trio.model.block_index import BlockIndexSpec
 from tgi_trio.model.matrices import LinearPiece, NormRef, run_of, whole_units
 from tgi_trio.model.matrix_roles import BlockIndexRefs
 from tgi_trio.model.mlp_matrices import layer_matrix
+from tgi_trio.model.pooled_index import PooledIndexSpec
 from tgi_trio.model.spec import DecoderSpec
 
 
@@ -22,8 +23,17 @@ def block_index_pieces(
     yield LinearPiece(key, whole_units(dim), whole_units(hidden))
 
 
-def block_index_refs(spec: DecoderSpec, prefix: str, index: BlockIndexSpec) -> BlockIndexRefs:
-    """Return the norms of a block index."""
+def pooled_index_piece(spec: DecoderSpec, prefix: str, index: PooledIndexSpec) -> LinearPiece:
+    """Return what a pooled index projects of its input: all queries, then its key."""
+    rows = (index.heads + 1) * index.dim
+    both = layer_matrix(spec, prefix + spec.names.index_query, rows, spec.hidden_size)
+    return LinearPiece(both, whole_units(rows), whole_units(spec.hidden_size))
+
+
+def block_index_refs(
+    spec: DecoderSpec, prefix: str, index: BlockIndexSpec | PooledIndexSpec
+) -> BlockIndexRefs:
+    """Return the norms of an index of blocks."""
     query, key = (
         NormRef(f"{prefix}{name}.weight", "", index.dim, spec.norm_eps)
         for name in (spec.names.index_query_norm, spec.names.index_norm)

@@ -36,6 +36,11 @@ def multiples(unit: int, refusal: str) -> Claim:
     return Claim(lambda value: value % unit == 0, refusal)
 
 
+def every_field(*records: type[Any]) -> Claims:
+    """Claim all values of all fields of some records."""
+    return {f"{own.__name__}.{field.name}": ANY for own in records for field in fields(own)}
+
+
 # For every mixer with a convolution.
 CONVOLVED = only("silu", "swish", refusal="activation {!r} behind a convolution is not built")
 

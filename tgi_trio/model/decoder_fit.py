@@ -10,8 +10,11 @@ from typing import Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model import mixer_matrices
 from tgi_trio.model.activation_names import LEARNED, PLAIN
-from tgi_trio.model.claims import ANY, CONVOLVED, Claims, find_unclaimed, only
+from tgi_trio.model.claims import ANY, CONVOLVED, Claims, every_field, find_unclaimed, only
 from tgi_trio.model.decoder_matrices import NAMES
+from tgi_trio.model.gated_streams import GatedStreamsSpec
+from tgi_trio.model.ngrams import NgramsSpec
+from tgi_trio.model.pooled_index import PooledIndexSpec
 from tgi_trio.model.spec import DecoderSpec
 
 _ROTARY_KINDS = (
@@ -143,6 +146,10 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.experts": ANY,
     "LayerSpec.mixer": ANY,
     "LayerSpec.blocks": ANY,
+    "LayerSpec.pooled": ANY,
+    "DecoderSpec.gated_streams": ANY,
+    "LayerSpec.ngrams": ANY,
+    **every_field(PooledIndexSpec, GatedStreamsSpec, NgramsSpec),
     "BlockIndexSpec.dim": ANY,
     "BlockIndexSpec.size": ANY,
     "BlockIndexSpec.most": ANY,

@@ -8,7 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tgi_trio.model.block_index_matrices import block_index_pieces, block_index_refs
+from tgi_trio.model.block_index_matrices import (
+    block_index_pieces,
+    block_index_refs,
+    pooled_index_piece,
+)
 from tgi_trio.model.claims import ANY, Claims
 from tgi_trio.model.crossing_matrices import crossing_refs
 from tgi_trio.model.latent_matrices import index_refs, latent_qkv, latent_refs
@@ -41,11 +45,14 @@ from tgi_trio.model.mlp_matrices import (
     layer_matrix,
     norm_ref,
 )
+from tgi_trio.model.ngram_matrices import ngrams_refs
 from tgi_trio.model.shared_key_matrices import shared_key_qkv, shared_key_refs
 from tgi_trio.model.shared_matrices import shared_refs
 from tgi_trio.model.spec import DecoderSpec, LayerSpec
 from tgi_trio.model.stream_matrices import (
+    last_gates_refs,
     last_hyper_refs,
+    layer_gates_refs,
     layer_hyper_refs,
     layer_streams_refs,
     own_input_refs,
@@ -118,6 +125,7 @@ NAMES: Final[Claims] = {
     "Names.attention_streams": ANY,
     "Names.mlp_streams": ANY,
     "Names.last_streams": ANY,
+    "Names.ngrams": ANY,
     "Names.mixer": ANY,
     "Names.layer_scale": ANY,
     "Names.beside_norm": ANY,
@@ -170,6 +178,7 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
         own_inputs=own_inputs_refs(spec, spec.own_inputs) if spec.own_inputs else None,
         streams=streams_refs(spec, spec.streams) if spec.streams else None,
         hyper=last_hyper_refs(spec, spec.hyper) if spec.hyper and spec.names.last_streams else None,
+        gates=last_gates_refs(spec, spec.gated_streams) if spec.gated_streams else None,
     )
 
 
@@ -233,6 +242,8 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         shared=shared_refs(spec, shared, prefix, block) if shared else None,
         crossing=crossing_refs(spec, layer.crosses, prefix) if layer.crosses else None,
         hyper=layer_hyper_refs(spec, prefix, spec.hyper) if spec.hyper else None,
+        gates=layer_gates_refs(spec, prefix, spec.gated_streams) if spec.gated_streams else None,
+        ngrams=ngrams_refs(spec, prefix, layer.ngrams) if layer.ngrams else None,
     )
 
 
@@ -263,12 +274,13 @@ def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRef
         spec, prefix + names.output, spec.hidden_size, heads * value_dim, bias=spec.output_bias
     )
     query_norm, key_norm = _query_key_norms(spec, prefix, layer)
+    chooses = layer.blocks or layer.pooled
     return AttentionRefs(
         qkv=latent_qkv(spec, prefix, latent, index) if latent else _qkv(spec, prefix, layer),
         output=split_inputs(output, run_of("heads", heads, value_dim)),
         latent=latent_refs(spec, prefix, latent) if latent else None,
         index=index_refs(spec, prefix, latent, index) if latent and index else None,
-        blocks=block_index_refs(spec, prefix, layer.blocks) if layer.blocks else None,
+        blocks=block_index_refs(spec, prefix, chooses) if chooses else None,
         query_norm=query_norm,
         key_norm=key_norm,
         sinks=sinks,
@@ -320,6 +332,8 @@ def _qkv(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> LinearRef:
     pieces = [LinearPiece(matrix, rows, whole_units(hidden)) for matrix, rows in pairs]
     if layer.blocks is not None:
         pieces += block_index_pieces(spec, prefix, layer.blocks, kv_heads)
+    if layer.pooled is not None:
+        pieces.append(pooled_index_piece(spec, prefix, layer.pooled))
     return LinearRef(tuple(pieces))
 
 

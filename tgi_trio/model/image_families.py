@@ -94,6 +94,7 @@ _UNSERVED: Final[Mapping[str, str]] = {
     "llava_onevision": "writes an image otherwise where a prompt has several",
     "ovis2": "has features for the marks around an image as well",
     "perception_lm": _BY_TORCHVISION,
+    "qwen4_exp": "has an index whose keys turn by the places of tokens in an image",
 }
 
 

@@ -8,10 +8,30 @@ from __future__ import annotations
 from typing import Final
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.model.claims import ANY, CONVOLVED, Claim, Claims, find_unclaimed, multiples, only
+from tgi_trio.model.block_index import BlockIndexSpec
+from tgi_trio.model.claims import (
+    ANY,
+    CONVOLVED,
+    Claim,
+    Claims,
+    every_field,
+    find_unclaimed,
+    multiples,
+    only,
+)
 from tgi_trio.model.decoder_matrices import NAMES
+from tgi_trio.model.gated_streams import GatedStreamsSpec
 from tgi_trio.model.mixers import Mamba2
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.ngrams import NgramsSpec
+from tgi_trio.model.pooled_index import PooledIndexSpec
+from tgi_trio.model.spec import (
+    CompressionSpec,
+    DecoderSpec,
+    HyperSpec,
+    IndexSpec,
+    SharedBlock,
+    SharedKeySpec,
+)
 from tgi_trio.model.split import Portion
 
 LANES = 16  # float32 numbers in a vector: one AVX512 register, two of AVX2, four of NEON
@@ -39,6 +59,11 @@ _CHANNELS = multiples(PANEL, f"{{}} channels are no multiple of {PANEL}")
 _MLP = multiples(PANEL, f"MLP width {{}} is no multiple of {PANEL}")
 _LATENTS = multiples(PANEL, f"latents with {{}} numbers, which is no multiple of {PANEL}")
 
+# Parts of what is refused.
+_REFUSED: Final = (
+    *(BlockIndexSpec, CompressionSpec, GatedStreamsSpec, HyperSpec, IndexSpec, NgramsSpec),
+    *(PooledIndexSpec, SharedBlock, SharedKeySpec),
+)
 CLAIMS: Final[Claims] = {
     **NAMES,
     "Names.final_norm": Claim(bool, "there is no norm before the head"),
@@ -50,10 +75,6 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.names": ANY,
     "DecoderSpec.index": only(None, refusal="an index chooses what tokens attend to"),
     "LayerSpec.blocks": only(None, refusal="an index chooses the blocks that tokens attend to"),
-    "BlockIndexSpec.dim": ANY,
-    "BlockIndexSpec.size": ANY,
-    "BlockIndexSpec.most": ANY,
-    "BlockIndexSpec.local": ANY,
     "DecoderSpec.mlp_limit": only(0.0, refusal="gates of dense MLPs are limited"),
     "DecoderSpec.mlp_raised": ANY,  # part of what is refused
     "LayerSpec.chooses": ANY,  # part of what is refused, like the next ones
@@ -62,12 +83,14 @@ CLAIMS: Final[Claims] = {
     "IndexSpec.most": ANY,
     "IndexSpec.pool": ANY,
     "IndexSpec.rotary": ANY,
+    "LayerSpec.chooses": ANY,  # part of what is refused
+    "LayerSpec.pooled": only(None, refusal="an index chooses the blocks that tokens attend to"),
+    "LayerSpec.ngrams": only(None, refusal="layers embed n-grams"),
+    "DecoderSpec.gated_streams": only(None, refusal="layers are between several hidden states"),
+    **every_field(*_REFUSED),
     "DecoderSpec.shared_key": only(None, refusal="all heads share one key, which is their value"),
-    "LayerSpec.compression": ANY,  # part of what is refused, like the next ones
-    **{f"SharedKeySpec.{name}": ANY for name in ("query_rank", "groups", "group_rank")},
-    **{f"CompressionSpec.{name}": ANY for name in ("rate", "overlaps", "index")},
+    "LayerSpec.compression": ANY,  # part of what is refused
     "DecoderSpec.hyper": only(None, refusal="layers are between several hidden states"),
-    **{f"HyperSpec.{name}": ANY for name in ("count", "iterations", "eps")},
     "DecoderSpec.latent": ANY,
     "LatentSpec.rank": _LATENTS,
     "LatentSpec.query_rank": _LATENTS,
@@ -176,10 +199,6 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.experts": ANY,
     "LayerSpec.names": ANY,
     "LayerSpec.shared": only(None, refusal="layers share blocks of attention and MLP"),
-    "SharedBlock.layer": ANY,  # parts of what is refused, like the next ones
-    "SharedBlock.use": ANY,
-    "SharedBlock.rank": ANY,
-    "SharedBlock.attention_rank": ANY,
     "ExpertsSpec.count": Claim(
         lambda n: n <= MOST_EXPERTS, f"there are more than {MOST_EXPERTS} experts"
     ),

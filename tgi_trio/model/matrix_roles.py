@@ -108,6 +108,35 @@ class LayerHyperRefs:
 
 
 @dataclass(frozen=True, slots=True)
+class GatesRefs:
+    """The gates of a `GatedStreamsSpec` before one part of a layer, or before the head."""
+
+    norm: NormRef  # of all hidden states, each normalised by itself
+    inner: LinearRef  # rows of the gates' low-rank input, then of each hidden state's factor
+    gates: LinearRef
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGatesRefs:
+    """The gates of a layer."""
+
+    attention: GatesRefs
+    mlp: GatesRefs
+
+
+@dataclass(frozen=True, slots=True)
+class NgramsRefs:
+    """The parts of a `NgramsSpec`."""
+
+    table: LinearRef  # columns are split over ranks
+    inner: LinearRef  # rows of the keys, then of the value
+    query_norm: NormRef  # of all hidden states, each normalised by itself, like the next ones
+    key_norm: NormRef
+    kernel_norm: NormRef
+    kernel: TensorRef  # [channels, 1, taps]
+
+
+@dataclass(frozen=True, slots=True)
 class LatentRefs:
     """What follows the first projection in latent attention."""
 
@@ -128,7 +157,7 @@ class IndexRefs:
 
 @dataclass(frozen=True, slots=True)
 class BlockIndexRefs:
-    """The norms of a block index, whose queries and key are in `qkv`."""
+    """The norms of an index of blocks, whose queries and key are in `qkv`."""
 
     query_norm: NormRef
     key_norm: NormRef
@@ -303,6 +332,8 @@ class LayerRefs:
     shared: SharedRefs | None = None  # then `attention` and `mlp` belong to several layers
     crossing: CrossingRefs | None = None  # then there is no `attention`
     hyper: LayerHyperRefs | None = None
+    gates: LayerGatesRefs | None = None
+    ngrams: NgramsRefs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,3 +348,4 @@ class OuterRefs:
     own_inputs: OwnInputsRefs | None = None
     streams: StreamsRefs | None = None
     hyper: HyperRefs | None = None
+    gates: GatesRefs | None = None

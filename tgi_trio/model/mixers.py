@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from math import inf, prod
 from typing import Literal, TypeAlias
 
-# "float32": recurrences, which sum over a whole sequence; "model": the model's dtype.
-StateDtype = Literal["float32", "model"]
+# "float32": recurrences, which sum over a whole sequence; "model": the model's dtype; "token":
+# token ids, int64.
+StateDtype = Literal["float32", "model", "token"]
+_BYTES = {"float32": 4, "token": 8}
 # How a checkpoint stores a delta rule's projections, see `mixer_matrices.py`.
 #   grouped:    one matrix; per key head its query, key, values and gates (Qwen3-Next)
 #   stacked:    queries, keys and values in one, gates in another (Qwen 3.5)
@@ -32,7 +34,7 @@ class StateShape:
 
     def nbytes(self, model_itemsize: int) -> int:
         """Return its bytes for one sequence; `model_itemsize`: of a number in the model's dtype."""
-        return prod(self.shape) * (4 if self.dtype == "float32" else model_itemsize)
+        return prod(self.shape) * _BYTES.get(self.dtype, model_itemsize)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,10 @@ def _unsolved_part(spec: DecoderSpec) -> str | None:
         return "layers that attend to images"
     if spec.shared_key is not None:
         return "attention to one key per token"
-    if spec.index is not None or any(layer.blocks for layer in spec.layers):
+    if spec.index is not None or any(layer.blocks or layer.pooled for layer in spec.layers):
         return "an index that chooses what tokens attend to"
+    if spec.gated_streams is not None:
+        return "several hidden states of a token"
     if any(layer.reads_layer is not None for layer in spec.layers):
         return "layers that read another layer's keys and values"
     if spec.own_inputs is not None:

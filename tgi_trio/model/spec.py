@@ -19,7 +19,10 @@ from tgi_trio.model.attention_spec import RotaryKind as RotaryKind
 from tgi_trio.model.attention_spec import RotarySpec as RotarySpec
 from tgi_trio.model.attention_spec import SharedKeySpec as SharedKeySpec
 from tgi_trio.model.block_index import BlockIndexSpec
+from tgi_trio.model.gated_streams import GatedStreamsSpec
 from tgi_trio.model.mixers import Mixer
+from tgi_trio.model.ngrams import NgramsSpec
+from tgi_trio.model.pooled_index import PooledIndexSpec
 
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
 # Norms of queries and keys.
@@ -137,10 +140,11 @@ class Names:
     compressor: str = ""  # see `CompressionSpec`; the prefix of its parts, like the next
     index_compressor: str = ""
     expert_table: str = ""  # see `ExpertsSpec.by_token`; the complete name
-    # See `HyperSpec`; prefixes.
+    # See `HyperSpec` and `GatedStreamsSpec`; prefixes.
     attention_streams: str = ""
     mlp_streams: str = ""
     last_streams: str = ""
+    ngrams: str = ""  # of a layer, see `NgramsSpec`
     # See `StreamsSpec`; "{}": number of a stream, where the second stream is 0.
     streams_in: str = ""
     streams_out: str = ""
@@ -270,9 +274,11 @@ class LayerSpec:
     rotary: RotarySpec | None = None
     experts: ExpertsSpec | None = None
     mixer: Mixer | None = None  # with a state per sequence
+    ngrams: NgramsSpec | None = None  # added to its hidden states; they keep a state as well
     # has its own index, if the model has one; else it reuses the preceding choice
     chooses: bool = True
     blocks: BlockIndexSpec | None = None  # chooses what is attended to; None: everything is
+    pooled: PooledIndexSpec | None = None  # likewise
     attends: bool = True  # has self-attention, beside a mixer if there is one
     crosses: Crossing | None = None  # has cross-attention to images, and no other attention
     feeds: bool = True  # has an MLP, or experts
@@ -363,6 +369,7 @@ class DecoderSpec:
     # Then kv_heads is 1, and sizes of layers include what they keep of tokens for entries.
     shared_key: SharedKeySpec | None = None
     hyper: HyperSpec | None = None
+    gated_streams: GatedStreamsSpec | None = None
 
     @property
     def keeps_values(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.matrices import Units, every_unit
+from tgi_trio.model.matrices import Units, every_unit, run_of
 from tgi_trio.model.mixer_matrices import mixer_units
 from tgi_trio.model.spec import DecoderSpec, HeadSizes
 from tgi_trio.model.t5_spec import T5Spec
@@ -128,6 +128,8 @@ def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
         for mixer in {layer.mixer for layer in spec.layers if layer.mixer}:
             for units in mixer_units(mixer):
                 unit_share(units, 0, ranks)
+        for ngrams in {layer.ngrams for layer in spec.layers if layer.ngrams}:
+            unit_share(run_of("channels", ngrams.width // ngrams.heads), 0, ranks)
         if spec.shared_key is not None:
             even_share(spec.shared_key.groups, "groups of heads", 0, ranks)
         check_gates(spec, ranks)

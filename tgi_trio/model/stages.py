@@ -118,7 +118,8 @@ def check_stages(spec: DecoderSpec | T5Spec, stages: int) -> None:
         each.reads_layer is not None or each.shared or each.crosses or each.later
         for each in spec.layers
     )
-    if spec.streams or spec.hyper or spec.own_inputs or needs_more:
+    several = spec.streams or spec.hyper or spec.gated_streams
+    if several or spec.own_inputs or needs_more:
         raise ModelLoadError(
             f"Model type {spec.family!r} has layers that need more of others than a hidden state, "
             "so it is not cut into stages; use --num-shard without --pipeline-stages."

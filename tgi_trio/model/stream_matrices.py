@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from tgi_trio.model.gated_streams import GatedStreamsSpec
 from tgi_trio.model.matrices import (
+    LinearPiece,
     LinearRef,
     MatrixRef,
     NormRef,
@@ -13,7 +15,9 @@ from tgi_trio.model.matrices import (
     whole_units,
 )
 from tgi_trio.model.matrix_roles import (
+    GatesRefs,
     HyperRefs,
+    LayerGatesRefs,
     LayerHyperRefs,
     LayerStreamsRefs,
     OwnInputRefs,
@@ -90,6 +94,34 @@ def _hyper(spec: DecoderSpec, place: str, hyper: HyperSpec, weights: int, kinds:
         mix=TensorRef(f"{place}fn", shape, whole_units(weights)),
         base=TensorRef(f"{place}base", (weights,), whole_units(weights)),
         scale=TensorRef(f"{place}scale", (kinds,), whole_units(kinds)),
+    )
+
+
+def layer_gates_refs(spec: DecoderSpec, prefix: str, streams: GatedStreamsSpec) -> LayerGatesRefs:
+    """Return the gates between hidden states and the layer at `prefix`."""
+    names = spec.names
+    return LayerGatesRefs(
+        attention=_gates(spec, prefix + names.attention_streams, streams, adds=True),
+        mlp=_gates(spec, prefix + names.mlp_streams, streams, adds=True),
+    )
+
+
+def last_gates_refs(spec: DecoderSpec, streams: GatedStreamsSpec) -> GatesRefs:
+    """Return the gates between hidden states and the head."""
+    return _gates(spec, spec.names.last_streams, streams, adds=False)
+
+
+def _gates(spec: DecoderSpec, place: str, streams: GatedStreamsSpec, *, adds: bool) -> GatesRefs:
+    """Return the gates at `place`; `adds`: what they are for adds to the hidden states."""
+    wide = streams.count * spec.hidden_size
+    matrices = [MatrixRef(f"{place}input_mix_weight_down.weight", streams.rank, wide)]
+    if adds:
+        matrices.append(MatrixRef(f"{place}block_inject_weight.weight", streams.count, wide))
+    pieces = (LinearPiece(m, whole_units(m.rows), whole_units(wide)) for m in matrices)
+    return GatesRefs(
+        norm=_norm(spec, f"{place}hc_norm", wide),
+        inner=LinearRef(tuple(pieces)),
+        gates=_whole(f"{place}input_mix_weight_up", wide, streams.rank),
     )
 
 

@@ -64,6 +64,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen4_exp": "qwen4_exp_text",
     "smolvlm": "llama",
     "video_llama_3": "qwen2",
     "video_llava": "llama",

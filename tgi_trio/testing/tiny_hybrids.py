@@ -125,6 +125,28 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "qwen3_5_moe_text": _MOE
     | _DELTA
     | {"shared_expert_intermediate_size": 32, "intermediate_size": ABSENT},
+    "qwen4_exp_text": _MOE
+    | _DELTA
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
+        "shared_expert_intermediate_size": 32,
+        "intermediate_size": ABSENT,
+        "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        "hc_count": 3,
+        "hc_lowrank": 24,
+        "ple_layer_ids": [1, 3],
+        "ple_embed_dim": 32,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 50,
+        "make_ngram_vocab_size_divisible_by": 16,
+        "split_ngram_parts": 3,
+        "indexer_n_heads": 8,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
     "lfm2": {
         "num_hidden_layers": 3,
         "layer_types": ["conv", "full_attention", "conv"],

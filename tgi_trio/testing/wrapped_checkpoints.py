@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tgi_trio.testing import tiny_families
+from tgi_trio.testing import tiny_families, tiny_hybrids
 from tgi_trio.testing.checkpoints import VOCAB_SIZE, fill_parameters, make_tokenizer
+from tgi_trio.testing.tiny_families import ABSENT
 
 _TEXT: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -190,6 +191,10 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         _QWEN_VISION,
     ),
+    "qwen4_exp": (
+        tiny_hybrids.FAMILIES["qwen4_exp_text"] | {"rope_parameters": _IN_TURNS | _HALF},
+        _QWEN_VISION,
+    ),
     "qwen3_vl": ({"head_dim": 16, "rope_parameters": _IN_TURNS}, _QWEN_VISION),
     "qwen3_vl_moe": (
         {
@@ -250,6 +255,7 @@ def make_wrapped(
     if image_token is not None:
         beside = beside | {"image_token_id": image_token}
     options = _TEXT | inner | text
+    options = {name: value for name, value in options.items() if value is not ABSENT}
     config = AutoConfig.for_model(
         _TYPES.get(family, family),
         vision_config=vision,

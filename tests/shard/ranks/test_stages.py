@@ -142,6 +142,7 @@ def test_each_rank_of_a_stage_goes_on_with_its_counterpart() -> None:
         ("llama", {}, 9, "layers cannot be cut into 9 stages; choose a smaller"),
         ("gemma3n_text", GEMMA3N_SPARSE, 2, "need more of others than a hidden state"),
         ("zamba2", {}, 2, "need more of others than a hidden state"),
+        ("qwen4_exp_text", {}, 2, "need more of others than a hidden state"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(

@@ -169,6 +169,22 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("nemotron_h", {"moe_latent_size": 40}),
     ("olmo_hybrid", {"rope_theta": None, "linear_allow_neg_eigval": False}),
+    (  # blocks are longer than pages, and n-grams pairs
+        "qwen4_exp_text",
+        {
+            **{"indexer_compress_ratio": 24, "indexer_budget": 24, "ngram_size": 2},
+            **{"output_gate_type": "sigmoid", "attention_bias": True, "norm_topk_prob": False},
+            **{"ple_layer_ids": [3], "tie_word_embeddings": True},
+        },
+    ),
+    (  # kinds of layers, and the width of n-grams, are left out
+        "qwen4_exp_text",
+        {
+            **{"num_hidden_layers": 4, "layer_types": None, "ple_embed_dim": None},
+            **{"indexer_compress_ratio": 3, "indexer_budget": 9, "split_ngram_parts": 1},
+            "rope_parameters": SHARPER | {"partial_rotary_factor": 0.5},
+        },
+    ),
     ("gpt_oss", {"swiglu_limit": 0.5, "attention_bias": False, "rope_parameters": SHARPER}),
 )
 

@@ -69,6 +69,7 @@ OURS = (
         "qwen2_vl",
         "qwen3_5",
         "qwen3_vl",
+        "qwen4_exp",
         "smolvlm",
     ),
 )

@@ -418,6 +418,20 @@ QWEN3_NEXT = replace(
 
 QWEN3_5 = replace(QWEN3, mixer="linear_attn")
 
+QWEN4 = replace(
+    QWEN3_NEXT,
+    final_norm="",
+    attention_norm="",
+    mlp_norm="",
+    attention_streams="attn_hyper_connection.",
+    mlp_streams="mlp_hyper_connection.",
+    last_streams="model.hyper_connection_mixer.",
+    index_query="self_attn.indexer.index_qk_proj",
+    index_query_norm="self_attn.indexer.q_layernorm",
+    index_norm="self_attn.indexer.k_layernorm",
+    ngrams="ple",
+)
+
 KIMI_LINEAR = replace(
     LLAMA,
     mixer="self_attn",

@@ -82,7 +82,7 @@ def choose_names(config: ModelConfig, choices: Mapping[str, Names]) -> Names:
 def is_stored(config: ModelConfig, names: Names, layer: int, name: str) -> bool:
     """Return whether the checkpoint has a layer's tensor, or no weights at all."""
     try:
-        stored = stored_names(config.folder)
+        stored = rename_text(dict.fromkeys(stored_names(config.folder)))
     except ModelLoadError:
         return True
     whole = names.layer.format(layer) + name

@@ -122,7 +122,7 @@ def check_hidden_states(folder: Path, base: DecoderSpec) -> None:
             f"{folder} reads every token once, and a {base.family} model computes some again "
             "behind wrong guesses, since its layers keep states; use --speculate alone"
         )
-    if base.streams is not None or base.hyper is not None:
+    if base.streams is not None or base.hyper is not None or base.gated_streams is not None:
         raise ConfigurationError(
             f"{folder} reads the hidden state that goes into a layer, and layers of a "
             f"{base.family} model have several; use --speculate alone"

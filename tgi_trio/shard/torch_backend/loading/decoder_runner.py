@@ -15,6 +15,7 @@ from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, 
 from tgi_trio.shard.torch_backend.attention.compressed import CompressedAttention
 from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource, KeptStates
@@ -91,6 +92,8 @@ def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> Atten
         return IndexedAttention()
     if model.spec.shared_key:
         return CompressedAttention()
+    if any(layer.pooled for layer in model.spec.layers):
+        return PooledAttention()
     return choose_attention(
         target.device,
         target.dtype,

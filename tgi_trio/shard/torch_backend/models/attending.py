@@ -17,6 +17,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     attend_heads,
     attend_latents_apart,
 )
+from tgi_trio.shard.torch_backend.attention.pooled_blocks import attend_pooled
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.norm import Norm
@@ -77,7 +78,9 @@ class Attending:
         if layer.shared_key is not None:
             attended = self._attend_shared_key(layer, layer.shared_key, qkv, tables, batch)
             return layer.output(layer.shared_key.group(attended))
-        gate = None
+        gate = asked = None
+        if layer.pooled is not None:
+            qkv, asked = qkv.split((qkv.shape[-1] - layer.pooled.width, layer.pooled.width), dim=-1)
         if self._spec.gated_attention or self._spec.gated_heads:
             width = layer.shape.heads * (layer.shape.head_dim if self._spec.gated_attention else 1)
             qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
@@ -90,7 +93,12 @@ class Attending:
             return layer.output(attended)
         if layer.query_norm and layer.key_norm:
             qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
-        attended = attend_heads(attention, layer.shape, qkv, steps, tables.get(layer.rotary), batch)
+        table, shape = tables.get(layer.rotary), layer.shape
+        if layer.pooled is not None and asked is not None:
+            index = layer.pooled
+            attended = attend_pooled(attention, shape, index, qkv, asked, steps, table, batch)
+        else:
+            attended = attend_heads(attention, shape, qkv, steps, table, batch)
         if gate is not None:
             by_head = (layer.shape.heads, -1)
             opened = self._open(gate).unflatten(-1, by_head)

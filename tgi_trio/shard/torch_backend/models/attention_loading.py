@@ -35,6 +35,7 @@ from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention, CrossLa
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
 from tgi_trio.shard.torch_backend.layers.shared_key import Entries, EntryIndex, SharedKey
 from tgi_trio.shard.torch_backend.models.layer import Attention
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
@@ -68,6 +69,7 @@ class AttentionLoader(WeightLoader):
             latent=self._latent(refs.latent, self.spec.latent),
             index=self._index(refs.index, self.spec.index),
             blocks=self._blocks(index, layer, refs.blocks, shape.kv_heads),
+            pooled=self._pooled(index, layer, refs.blocks),
             output=self.linear(refs.output),
             rotary=self._rotary(layer.rotary),
             query_norm=self.optional_norm(refs.query_norm) if whole else None,
@@ -202,16 +204,33 @@ class AttentionLoader(WeightLoader):
         """Return the block index of layer number `index`, with a head for each KV head."""
         if refs is None or layer.blocks is None:
             return None
-        ours = [self.spec.layers[i] for i in self.run]
-        kept = (each.attends and each.reads_layer is None for each in ours)
-        before = (each.blocks is not None for each in ours[: index - self.run.start])
         return BlockIndex(
             layer.blocks,
             heads=heads,
             query_norm=self.norm(refs.query_norm),
             key_norm=self.norm(refs.key_norm),
-            number=sum(kept) + sum(before),
+            number=self._index_layer(index),
         )
+
+    def _pooled(
+        self, index: int, layer: LayerSpec, refs: BlockIndexRefs | None
+    ) -> PooledIndex | None:
+        """Return the pooled index of layer number `index`, the same on every rank."""
+        if refs is None or layer.pooled is None:
+            return None
+        return PooledIndex(
+            layer.pooled,
+            query_norm=self.norm(refs.query_norm),
+            key_norm=self.norm(refs.key_norm),
+            number=self._index_layer(index),
+        )
+
+    def _index_layer(self, index: int) -> int:
+        """Return the layer of the KV cache with the index keys of layer number `index`."""
+        ours = [self.spec.layers[i] for i in self.run]
+        kept = (each.attends and each.reads_layer is None for each in ours)
+        before = (bool(each.blocks or each.pooled) for each in ours[: index - self.run.start])
+        return sum(kept) + sum(before)
 
     def _head_norms(
         self, layer: LayerSpec, refs: AttentionRefs, shape: AttentionLayer

@@ -41,7 +41,7 @@ from tgi_trio.shard.torch_backend.models.projections import (
     list_projections,
 )
 from tgi_trio.shard.torch_backend.models.streamed import run_streamed
-from tgi_trio.shard.torch_backend.states.pool import StateShapes
+from tgi_trio.shard.torch_backend.states.pool import StateShapes, list_state_shapes
 from tgi_trio.shard.torch_backend.states.steps import StepStates
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
@@ -115,16 +115,15 @@ class Decoder:
             for own in attending
             if not own.shape.reads_only
         ]
-        indices = (own.blocks for own in attending if own.blocks is not None)
-        sizes += (KVSize(1, index.spec.dim, 0) for index in indices)
+        indices = (own.blocks or own.pooled for own in attending)
+        sizes += (KVSize(1, index.spec.dim, 0) for index in indices if index is not None)
         return KVShape.of(sizes, same=not self.spec.keeps_values)
 
     @property
     def state_shapes(self) -> StateShapes:
         """Return the shapes of layers' states per sequence on this rank, by number of the layer."""
         ranks = 1 if self.ranks is None else self.ranks.size
-        mixers = {i: layer.mixer for i, layer in enumerate(self.spec.layers) if layer.mixer}
-        return {i: mixer.state_shapes(ranks) for i, mixer in mixers.items()}
+        return list_state_shapes(self.spec.layers, ranks)
 
     def linears(self) -> Iterator[Linear]:
         """Yield the linears that every token is multiplied with."""
@@ -156,7 +155,8 @@ class Decoder:
         """Whether kernels support what every layer sees; else plain torch computes attention."""
         plain = self.spec.index is None and self.spec.shared_key is None
         layers = self.spec.layers
-        return plain and all(layer.chunk == 0 and layer.blocks is None for layer in layers)
+        chooses = any(layer.blocks or layer.pooled for layer in layers)
+        return plain and not chooses and all(layer.chunk == 0 for layer in layers)
 
     @property
     def capturable(self) -> bool:

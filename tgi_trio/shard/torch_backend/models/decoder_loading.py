@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.nn import functional
 
 from tgi_trio.model.decoder_fit import check_supported
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
+from tgi_trio.model.gated_streams import GatedStreamsSpec
 from tgi_trio.model.layer_work import find_run
 from tgi_trio.model.matrices import run_of
 from tgi_trio.model.matrix_roles import (
     BesideRefs,
     ExpertsRefs,
     HyperRefs,
+    LayerGatesRefs,
     LayerHyperRefs,
     LayerRefs,
     LayerStreamsRefs,
     LowRankRefs,
     MlpRefs,
+    NgramsRefs,
     OuterRefs,
     OwnInputRefs,
     OwnInputsRefs,
@@ -39,6 +44,7 @@ from tgi_trio.model.stages import Stage, check_stages
 from tgi_trio.shard.sine_positions import sine_positions
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation, activation
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
+from tgi_trio.shard.torch_backend.layers.gated_streams import LayerGates
 from tgi_trio.shard.torch_backend.layers.hyper import (
     HyperConnection,
     HyperEnds,
@@ -53,14 +59,16 @@ from tgi_trio.shard.torch_backend.layers.shared_block import SharedLinear, Share
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
 from tgi_trio.shard.torch_backend.models.attention_loading import AttentionLoader
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
+from tgi_trio.shard.torch_backend.models.gated import GatedDecoder
 from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
-from tgi_trio.shard.torch_backend.models.mixer_loading import load_mixer
+from tgi_trio.shard.torch_backend.models.mixer_loading import load_mixer, load_ngrams
 from tgi_trio.shard.torch_backend.models.mlp_loading import (
     load_beside,
     load_dense_mlp,
     load_experts,
 )
 from tgi_trio.shard.torch_backend.models.staged import StagedDecoder
+from tgi_trio.shard.torch_backend.states.ngrams_layer import NgramsLayer
 from tgi_trio.shard.torch_backend.weights import WeightSource
 
 
@@ -117,7 +125,12 @@ class DecoderLoader(AttentionLoader):
         layers = self.layers()
         head = self.head(embedding)
         head.pack()
-        return Decoder(
+        kind: Callable[..., Decoder] = Decoder
+        if outer.gates is not None and spec.gated_streams is not None:
+            gates = self.stream_gates(outer.gates, spec.gated_streams)
+            gates.pack()
+            kind = partial(GatedDecoder, gates=gates)
+        return kind(
             spec,
             layers=layers,
             rotaries=[Rotary(rotary, self.source.device) for rotary in self.rotaries],
@@ -249,6 +262,8 @@ class DecoderLoader(AttentionLoader):
             shared=self.shared_use(refs.shared),
             crossing=self.crossing(index, layer, refs.crossing),
             hyper=self.layer_hyper(refs.hyper, self.spec.hyper),
+            gates=self.layer_gates(refs.gates, self.spec.gated_streams),
+            ngrams=self.ngrams(refs.ngrams, layer),
         )
 
     def block(
@@ -318,6 +333,20 @@ class DecoderLoader(AttentionLoader):
         for linear in (*into, *out):
             linear.pack()
         return Streams(into, out)
+
+    def layer_gates(
+        self, refs: LayerGatesRefs | None, streams: GatedStreamsSpec | None
+    ) -> LayerGates | None:
+        if refs is None or streams is None:
+            return None
+        both = (self.stream_gates(part, streams) for part in (refs.attention, refs.mlp))
+        return LayerGates(*both)
+
+    def ngrams(self, refs: NgramsRefs | None, layer: LayerSpec) -> NgramsLayer | None:
+        streams = self.spec.gated_streams
+        if refs is None or layer.ngrams is None or streams is None:
+            return None
+        return load_ngrams(self, refs, layer.ngrams, streams.count, self.ranks)
 
     def layer_streams(
         self, refs: LayerStreamsRefs | None, spec: StreamsSpec | None

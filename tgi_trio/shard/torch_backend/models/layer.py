@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -10,6 +11,7 @@ from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
 from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention
+from tgi_trio.shard.torch_backend.layers.gated_streams import LayerGates
 from tgi_trio.shard.torch_backend.layers.hyper import LayerHyper
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
@@ -17,9 +19,11 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
+from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
 from tgi_trio.shard.torch_backend.layers.shared_block import SharedUse
 from tgi_trio.shard.torch_backend.layers.shared_key import SharedKey
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams
+from tgi_trio.shard.torch_backend.states.ngrams_layer import NgramsLayer
 from tgi_trio.shard.torch_backend.states.steps import MixerLayer
 
 
@@ -41,6 +45,7 @@ class Attention:
     value_dim: int  # of each value in the cache
     keys_as_values: bool  # see `HeadSteps`
     shared_key: SharedKey | None = None  # then `qkv` has what it projects
+    pooled: PooledIndex | None = None  # likewise, for what is attended to
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
@@ -53,10 +58,23 @@ class Attention:
     def nbytes(self) -> int:
         around = [self.latent, self.index, self.shared_key, self.query_norm, self.key_norm]
         parts = [self.qkv, self.output, *around]
-        blocks = 0 if self.blocks is None else self.blocks.nbytes()
         plain = [self.head_norm, self.head_norm_bias]
-        small = blocks + sum(t.nbytes for t in plain if t is not None)
+        small = sum(t.nbytes for t in plain if t is not None)
+        small += sum(index.nbytes() for index in (self.blocks, self.pooled) if index is not None)
         return small + sum(p.nbytes() for p in parts if p)
+
+
+_Around: TypeAlias = (
+    ExpertsBeside
+    | ExpertsMlp
+    | OwnInput
+    | LayerStreams
+    | SharedUse
+    | CrossAttention
+    | LayerHyper
+    | LayerGates
+    | NgramsLayer
+)
 
 
 @dataclass(slots=True)
@@ -81,22 +99,12 @@ class Layer:
     shared: SharedUse | None = None  # then attention and MLP are a block that several layers share
     crossing: CrossAttention | None = None  # to images; then there is no other attention
     hyper: LayerHyper | None = None
+    gates: LayerGates | None = None
+    ngrams: NgramsLayer | None = None
 
-    def _around(
-        self,
-    ) -> tuple[
-        ExpertsBeside
-        | ExpertsMlp
-        | OwnInput
-        | LayerStreams
-        | SharedUse
-        | CrossAttention
-        | LayerHyper
-        | None,
-        ...,
-    ]:
+    def _around(self) -> tuple[_Around | None, ...]:
         own = self.own_input, self.streams, self.shared, self.crossing, self.hyper
-        return self.beside, self.later, *own
+        return self.beside, self.later, *own, self.gates, self.ngrams
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""

@@ -1,4 +1,4 @@
-"""Loads mixers: the parts of layers that keep a state per sequence."""
+"""Loads mixers and n-grams: the parts of layers that keep a state per sequence."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from tgi_trio.model.matrix_roles import (
     Mamba1Refs,
     Mamba2Refs,
     MixerRefs,
+    NgramsRefs,
     RecurrentGateRefs,
 )
 from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate
+from tgi_trio.model.ngrams import NgramsSpec
 from tgi_trio.shard.torch_backend.layers.activation import activation
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
@@ -25,6 +27,7 @@ from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.delta_rule_layer import DeltaRuleLayer
 from tgi_trio.shard.torch_backend.states.mamba1_layer import Mamba1Layer
 from tgi_trio.shard.torch_backend.states.mamba2_layer import Mamba2Layer
+from tgi_trio.shard.torch_backend.states.ngrams_layer import NgramsLayer
 from tgi_trio.shard.torch_backend.states.recurrent_gate_layer import HeadGate, RecurrentGateLayer
 from tgi_trio.shard.torch_backend.states.short_convolution import ShortConvolutionLayer
 from tgi_trio.shard.torch_backend.states.steps import MixerLayer
@@ -120,6 +123,22 @@ def _recurrent_gate(
         decay=_head_gate(loader, refs.decay),
         rate=functional.softplus(loader.tensor(refs.rate, torch.float32)),
         output=loader.linear(refs.output),
+    )
+
+
+def load_ngrams(
+    loader: WeightLoader, refs: NgramsRefs, ngrams: NgramsSpec, count: int, ranks: Gathering | None
+) -> NgramsLayer:
+    """Return a layer's n-grams for `count` hidden states of a token; `ranks` as for mixers."""
+    return NgramsLayer(
+        ngrams,
+        table=loader.weight(refs.table),
+        inner=loader.linear(refs.inner),
+        query_norm=loader.stream_norm(refs.query_norm, count),
+        key_norm=loader.stream_norm(refs.key_norm, count),
+        kernel_norm=loader.stream_norm(refs.kernel_norm, count),
+        kernel=loader.tensor(refs.kernel).squeeze(1),
+        ranks=ranks,
     )
 
 

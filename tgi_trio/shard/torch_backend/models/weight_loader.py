@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from tgi_trio.model.gated_streams import GatedStreamsSpec
 from tgi_trio.model.matrices import LinearRef, NormRef, TensorRef, Units, VectorRef
+from tgi_trio.model.matrix_roles import GatesRefs
 from tgi_trio.model.spec import NormKind
 from tgi_trio.model.split import unit_share
+from tgi_trio.shard.torch_backend.layers.gated_streams import StreamGates, StreamNorm
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.weights import WeightSource
@@ -59,3 +62,14 @@ class WeightLoader:
             self.source.vector(name, ref.size) if name else None for name in (ref.weight, ref.bias)
         )
         return Norm(ref.kind or self._norm, weight, bias, ref.eps, ref.size)
+
+    def stream_norm(self, ref: NormRef, count: int) -> StreamNorm:
+        """Return a norm of each of `count` hidden states, which is whole on every rank."""
+        weight = self.source.vector(ref.weight, ref.size)
+        return StreamNorm(self._norm, weight, ref.eps, count)
+
+    def stream_gates(self, refs: GatesRefs, streams: GatedStreamsSpec) -> StreamGates:
+        """Return gates of a token's hidden states, which are whole on every rank."""
+        norm = self.stream_norm(refs.norm, streams.count)
+        inner, gates = self.linear(refs.inner), self.linear(refs.gates)
+        return StreamGates(streams.count, streams.rank, norm, inner, gates)

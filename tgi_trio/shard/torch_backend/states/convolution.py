@@ -8,26 +8,29 @@ from tgi_trio.shard.torch_backend.states.steps import StateSteps
 
 
 class CausalConvolution:
-    """y_t = sum_k w_k x_(t - taps + 1 + k) + b, separately for each channel."""
+    """y_t = sum_k w_k x_(t - (taps - 1 - k) * dilation) + b, separately for each channel."""
 
-    def __init__(self, kernel: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, kernel: torch.Tensor, bias: torch.Tensor | None = None, *, dilation: int = 1
+    ) -> None:
         """`kernel` [channels, taps]: the weight of the token itself is last; `bias` [channels]."""
         self._kernel = kernel.t().contiguous()
         self._bias = bias
-        self._taps = kernel.shape[1]
+        self._dilation = dilation
+        self._before = (kernel.shape[1] - 1) * dilation
 
     def __call__(self, x: torch.Tensor, tails: torch.Tensor, steps: StateSteps) -> torch.Tensor:
         """Return y [T, channels] of `x` [T, channels].
 
-        `tails` [slots, taps - 1, channels]: the inputs before each row's first token, oldest
-        first; overwritten by the last inputs up to its last token.
+        `tails` [slots, (taps - 1) * dilation, channels]: the inputs before each row's first token,
+        oldest first; overwritten by the last inputs up to its last token.
         """
         tail = steps.read(tails).to(x.dtype)
         if steps.decodes:
-            window = torch.cat((tail, x.unsqueeze(1)), dim=1)  # [R, taps, channels]
+            window = torch.cat((tail, x.unsqueeze(1)), dim=1)
             steps.write(tails, window[:, 1:])
-            return self._finish((window * self._kernel).sum(dim=1))
-        before = self._taps - 1
+            return self._finish((window[:, :: self._dilation] * self._kernel).sum(dim=1))
+        before = self._before
         # Each row's tail, then its inputs, row after row.
         joined = torch.empty(
             (len(x) + tail.shape[0] * before, x.shape[1]), dtype=x.dtype, device=x.device
@@ -36,9 +39,9 @@ class CausalConvolution:
         joined[inputs] = x
         joined[firsts] = tail.flatten(0, 1)
         steps.write(tails, joined[lasts].view(tail.shape))
-        y = joined[inputs] * self._kernel[before]
-        for k in range(before):
-            y += joined[inputs - (before - k)] * self._kernel[k]
+        y = joined[inputs] * self._kernel[-1]
+        for k, weights in enumerate(self._kernel[:-1]):
+            y += joined[inputs - (before - k * self._dilation)] * weights
         return self._finish(y)
 
     def _finish(self, y: torch.Tensor) -> torch.Tensor:

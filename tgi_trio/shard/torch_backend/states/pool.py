@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 
 from tgi_trio.model.mixers import StateShape
+from tgi_trio.model.spec import LayerSpec
 
 StateShapes: TypeAlias = Mapping[int, Sequence[StateShape]]  # by the number of the layer
 
+_DTYPES: Final[Mapping[str, torch.dtype]] = {"float32": torch.float32, "token": torch.int64}
 NULL_SLOT = 0  # never handed out: rows of synthetic steps read and write it
+
+
+def list_state_shapes(layers: Sequence[LayerSpec], ranks: int) -> StateShapes:
+    """Return what each layer keeps of a sequence on one of `ranks` ranks, of those that do."""
+    found = {}
+    for i, layer in enumerate(layers):
+        if layer.mixer is not None:
+            found[i] = layer.mixer.state_shapes(ranks)
+        if layer.ngrams is not None:
+            found[i] = (*found.get(i, ()), *layer.ngrams.state_shapes())
+    return found
 
 
 class StatePool:
@@ -36,7 +49,7 @@ class StatePool:
             layer: {
                 own.name: torch.zeros(
                     (slots, *own.shape),
-                    dtype=torch.float32 if own.dtype == "float32" else dtype,
+                    dtype=_DTYPES.get(own.dtype, dtype),
                     device=device,
                 )
                 for own in states

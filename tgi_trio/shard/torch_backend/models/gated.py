@@ -1,0 +1,87 @@
+"""A decoder whose tokens have several hidden states, mixed by gates (`GatedStreamsSpec`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.layers.few_rows import Projection
+from tgi_trio.shard.torch_backend.layers.gated_streams import StreamGates
+from tgi_trio.shard.torch_backend.layers.residual import Addends
+from tgi_trio.shard.torch_backend.models.attending import RotaryTables
+from tgi_trio.shard.torch_backend.models.decoder import Decoder
+from tgi_trio.shard.torch_backend.states.steps import StepStates
+from tgi_trio.shard.torch_backend.step_features import StepFeatures
+
+
+class GatedDecoder(Decoder):
+    """A decoder of layers that read and write several hidden states, and may embed n-grams."""
+
+    def __init__(self, *given: Any, gates: StreamGates, **parts: Any) -> None:
+        """`gates`: those before the head; the rest as for `Decoder`."""
+        super().__init__(*given, **parts)
+        self.gates = gates
+
+    @property
+    def capturable(self) -> bool:
+        """False: no kernel chooses blocks, and nothing reads the norm of a sum."""
+        return False
+
+    def projections(self) -> Iterator[Projection]:
+        """Yield none: what linears read is mixed by gates."""
+        yield from ()
+
+    def head_projections(self) -> Iterator[tuple[HeadProjection, Addends | None]]:
+        """Yield none, as `projections` does."""
+        yield from ()
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        lengths: torch.Tensor,
+        attention: AttentionBackend,
+        batch: Any,
+        states: StepStates | None = None,
+        *,
+        features: StepFeatures | None = None,
+    ) -> torch.Tensor:
+        if features is not None:
+            raise ValueError(f"images are not placed in prompts of {self.spec.family}")
+        x, tables = self.begin(token_ids, positions, lengths)
+        streams = x.repeat(1, self.gates.count)
+        for index in range(len(self.layers)):
+            streams = self._run(index, streams, token_ids, tables, attention, batch, states)
+        return self.gates.mix(streams)[0]
+
+    def _run(
+        self,
+        index: int,
+        streams: torch.Tensor,
+        token_ids: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+        states: StepStates | None,
+    ) -> torch.Tensor:
+        """Return the hidden states [T, count * hidden] after a layer."""
+        layer = self.layers[index]
+        if layer.gates is None or layer.mlp is None:
+            raise ValueError(f"layer {index} lacks gates or an MLP")
+        if layer.ngrams is not None:
+            if states is None:
+                raise ValueError(f"layer {index} keeps states, and the step has none")
+            own = states.layers[index]
+            streams = layer.ngrams.add(streams, token_ids, own, states.steps)
+        read, factors = layer.gates.attention.mix(streams)
+        said = self._mix(index, read, tables, attention, batch, states)
+        streams = layer.gates.attention.add(streams, said, factors)
+        read, factors = layer.gates.mlp.mix(streams)
+        return layer.gates.mlp.add(streams, self._all_reduce(layer.mlp(read)), factors)
+
+    def nbytes(self) -> int:
+        return super().nbytes() + self.gates.nbytes()

@@ -1,0 +1,113 @@
+"""The n-gram embeddings of a layer; see `NgramsSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.nn import functional
+
+from tgi_trio.model.ngrams import NgramsSpec
+from tgi_trio.shard.torch_backend.layers.gated_streams import StreamNorm
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
+from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
+from tgi_trio.shard.torch_backend.states.steps import StateSteps
+
+_LEAST = 1e-6  # least size of a product whose root is taken
+
+
+class NgramsLayer:
+    """Adds embeddings of the n-grams that end in each token to its hidden states."""
+
+    def __init__(
+        self,
+        ngrams: NgramsSpec,
+        *,
+        table: torch.Tensor,
+        inner: Linear,
+        query_norm: StreamNorm,
+        key_norm: StreamNorm,
+        kernel_norm: StreamNorm,
+        kernel: torch.Tensor,
+        ranks: Gathering | None,
+    ) -> None:
+        """`table` [rows, numbers of a head on this rank]; `kernel` [channels, taps]."""
+        self._ngrams = ngrams
+        self._table = table
+        self._inner = inner
+        self._norms = query_norm, key_norm, kernel_norm
+        self._convolution = CausalConvolution(kernel, dilation=ngrams.order)
+        self._ranks = ranks
+        device = table.device
+        self._rows = torch.tensor(ngrams.rows, device=device).view(ngrams.order - 1, -1)
+        self._firsts = torch.tensor(ngrams.firsts, device=device).view(ngrams.order - 1, -1)
+
+    def add(
+        self,
+        streams: torch.Tensor,
+        token_ids: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
+        steps: StateSteps,
+    ) -> torch.Tensor:
+        """Return hidden states [T, count * hidden] with the n-grams of `token_ids` [T] added.
+
+        `states` and `steps` as for `MixerLayer.mix`.
+        """
+        query_norm, key_norm, kernel_norm = self._norms
+        rows = self.find_rows(token_ids, states["tokens"], steps)
+        both = self._inner(functional.embedding(rows, self._table).flatten(1))
+        if self._ranks is not None:
+            both = self._ranks.all_reduce(both)
+        key, value = both.tensor_split((streams.shape[1],), dim=-1)
+        hidden = value.shape[1]
+        product = (key_norm(key) * query_norm(streams)).unflatten(-1, (-1, hidden)).sum(dim=-1)
+        product = product / hidden**0.5
+        gate = (product.abs().clamp_min(_LEAST).sqrt() * product.sign()).sigmoid()
+        gated = (gate.unsqueeze(-1) * value.unsqueeze(-2)).flatten(-2)
+        spread = self._convolution(kernel_norm(gated), states["ngrams"], steps)
+        added: torch.Tensor = gated + functional.silu(spread)
+        return streams + added
+
+    def find_rows(
+        self, token_ids: torch.Tensor, tails: torch.Tensor, steps: StateSteps
+    ) -> torch.Tensor:
+        """Return the rows of the table for tokens int64 [T], int64 [T, heads].
+
+        `tails` [slots, order - 1]: the tokens before each row's first, oldest first; overwritten by
+        the last up to its last token.
+        """
+        own = self._ngrams
+        hashed = token_ids * own.factors[0]
+        ended = torch.zeros_like(token_ids, dtype=torch.bool)
+        found = []
+        befores = self._before(token_ids, tails, steps)
+        for factor, before in zip(own.factors[1:], befores, strict=True):
+            ended = ended | (before == own.end)
+            hashed = hashed ^ (before.masked_fill(ended, own.end) * factor)
+            found.append(hashed)
+        every = torch.stack(found, dim=1).unsqueeze(-1)  # [T, sizes of n-grams, 1]
+        return (every % self._rows + self._firsts).flatten(1)
+
+    def _before(
+        self, token_ids: torch.Tensor, tails: torch.Tensor, steps: StateSteps
+    ) -> list[torch.Tensor]:
+        """Return the tokens before each of `token_ids`, the nearest first: order - 1 of [T]."""
+        count = self._ngrams.order - 1
+        tail = steps.read(tails).masked_fill_(steps.fresh[:, None], self._ngrams.end)
+        if steps.decodes:
+            steps.write(tails, torch.cat((tail[:, 1:], token_ids[:, None]), dim=1))
+            return list(tail.flip(1).unbind(1))
+        joined = token_ids.new_empty(len(token_ids) + tail.numel())
+        inputs, firsts, lasts = steps.places_after(count)
+        joined[inputs] = token_ids
+        joined[firsts] = tail.flatten()
+        steps.write(tails, joined[lasts].view(tail.shape))
+        return [joined[inputs - back] for back in range(1, count + 1)]
+
+    def pack(self) -> None:
+        self._inner.pack()
+
+    def nbytes(self) -> int:
+        parts = (self._inner, self._convolution, *self._norms)
+        return self._table.nbytes + sum(part.nbytes() for part in parts)
