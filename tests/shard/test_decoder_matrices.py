@@ -67,7 +67,7 @@ def shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
             found[part.name] = shape[::-1] if part.transposed else shape
             found[part.bias] = (part.rows,)
         elif isinstance(part, NormRef):
-            found |= {part.weight: (part.size,), part.bias: (part.size,)}
+            found |= dict(part.tensors())
         elif isinstance(part, VectorRef):
             found[part.name] = (part.size,)
         elif isinstance(part, TensorRef):

@@ -69,7 +69,8 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.norm_weight": ANY,
     "DecoderSpec.parallel": ANY,
     "DecoderSpec.query_key_norm": only(
-        *("none", "head", "whole", "bare", "plain"), refusal="query and key norm {!r} is not known"
+        *("none", "head", "each", "whole", "bare", "plain"),
+        refusal="query and key norm {!r} is not known",
     ),
     "DecoderSpec.gated_attention": ANY,
     "DecoderSpec.gated_heads": ANY,

@@ -373,6 +373,16 @@ def _query_key_norms(
             norm_ref(spec, prefix, names.key_norm, spec.sizes(layer).kv_heads * size),
         )
     query, key = prefix + names.query_norm, prefix + names.key_norm
+    if spec.query_key_norm == "each":
+        kinds: list[tuple[str, Split, int]] = [
+            (query, "heads", spec.heads),
+            (key, "kv_heads", spec.sizes(layer).kv_heads),
+        ]
+        query_norm, key_norm = (
+            NormRef(f"{name}.weight", "", size, spec.norm_eps, heads=run_of(split, count))
+            for name, split, count in kinds
+        )
+        return query_norm, key_norm
     biases = (f"{query}.bias", f"{key}.bias") if spec.query_key_norm_bias else ("", "")
     query_norm = NormRef(f"{query}.weight", biases[0], size, spec.norm_eps)
     if layer.reads_layer is not None:

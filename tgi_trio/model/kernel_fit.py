@@ -83,7 +83,6 @@ CLAIMS: Final[Claims] = {
     "IndexSpec.most": ANY,
     "IndexSpec.pool": ANY,
     "IndexSpec.rotary": ANY,
-    "LayerSpec.chooses": ANY,  # part of what is refused
     "LayerSpec.pooled": only(None, refusal="an index chooses the blocks that tokens attend to"),
     "LayerSpec.ngrams": only(None, refusal="layers embed n-grams"),
     "DecoderSpec.gated_streams": only(None, refusal="layers are between several hidden states"),
@@ -238,7 +237,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.normalised_embedding": ANY,
     "Names.embedding_norm": ANY,
     "DecoderSpec.query_key_norm": only(
-        *("none", "head", "whole", "bare", "plain"), refusal="norm of {!r}"
+        *("none", "head", "each", "whole", "bare", "plain"), refusal="norm of {!r}"
     ),
     "DecoderSpec.gated_heads": ANY,
     "DecoderSpec.gate_activation": only("sigmoid", "softplus", refusal="gates by {!r}"),
@@ -424,9 +423,11 @@ def _find_odd_heads(spec: DecoderSpec) -> str | None:
 
 def _find_odd_head_norms(spec: DecoderSpec) -> str | None:
     """Return what is not implemented of norms of each query and key, or None."""
-    if spec.query_key_norm not in ("head", "bare"):
+    if spec.query_key_norm not in ("head", "each", "bare"):
         return None
     if not spec.norm.startswith("layer"):
+        if spec.query_key_norm == "each":
+            return "query and key heads have norms of their own, without a mean"
         return "query and key norms have biases" if spec.query_key_norm_bias else None
     if spec.norm_after_rotary or spec.query_key_norm == "bare":
         return "query and key norms have a mean, and follow their rotation or have no weights"

@@ -109,13 +109,28 @@ class LinearRef:
 
 @dataclass(frozen=True, slots=True)
 class NormRef:
-    """A norm over `size` features; "" for a weight or a bias that it does not have."""
+    """A norm over `size` features; "" for a weight or a bias that it does not have.
+
+    Of heads that have weights of their own, these are [heads, size], or "{}" in the name stands for
+    the number of the head.
+    """
 
     weight: str
     bias: str
     size: int
     eps: float
     kind: NormKind | None = None  # None: the model's
+    heads: Units | None = None  # heads that have weights of their own
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the name and the shape of every tensor."""
+        shape: tuple[int, ...] = (self.size,)
+        if self.heads is not None and "{}" in self.weight:
+            yield from ((self.weight.format(i), shape) for i in range(len(self.heads.starts)))
+            return
+        if self.heads is not None:
+            shape = len(self.heads.starts), self.size
+        yield from ((name, shape) for name in (self.weight, self.bias) if name)
 
 
 @dataclass(frozen=True, slots=True)

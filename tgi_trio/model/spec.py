@@ -27,10 +27,11 @@ from tgi_trio.model.pooled_index import PooledIndexSpec
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
 # Norms of queries and keys.
 #   head:  every head separately
+#   each:  as "head", each with weights of its own
 #   whole: all heads of a token together
 #   bare:  as "head", without weights, in layers with rotation
 #   plain: the same in all layers
-QueryKeyNorm = Literal["none", "head", "whole", "bare", "plain"]
+QueryKeyNorm = Literal["none", "head", "each", "whole", "bare", "plain"]
 
 # How a checkpoint stores the three projections.
 #   separate: three tensors

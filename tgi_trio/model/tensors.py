@@ -132,7 +132,7 @@ def _shapes(parts: Iterable[Part]) -> Iterator[tuple[str, Shape]]:
             if part.bias:
                 yield part.bias, (part.rows,)
         elif isinstance(part, NormRef):
-            yield from ((name, (part.size,)) for name in (part.weight, part.bias) if name)
+            yield from part.tensors()
         elif isinstance(part, TensorRef):
             yield part.name, part.shape
         else:

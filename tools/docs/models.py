@@ -149,6 +149,9 @@ others; of Idefics' the MLP alone adds something there. Eight tokens behind Llam
 read, an image's among them, and never chosen; Idefics' last ones have tables of their own. Torch
 computes both.
 
+Command R+ and StableLM 2 12B have norms of query and key heads, each with weights of its own; ranks
+divide these as they do heads.
+
 The first GPT normalises sums, not what its parts read of them; the norm of the last sum stands for
 later models' final one. XGLM's positions are computed (`shard/sine_positions.py`). XGLM with
 cross-attention, or with padding of a number that its positions have, runs through transformers, and

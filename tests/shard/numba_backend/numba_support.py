@@ -76,8 +76,8 @@ RARE: dict[str, dict[str, Any]] = {
     "falcon": {"hidden_size": 128},
     "bloom": {"hidden_size": 128},
     "mpt": {"d_model": 128},
-    "cohere": {"hidden_size": 128},
-    "stablelm": {"hidden_size": 128},
+    "cohere": {"hidden_size": 128, "use_qk_norm": True},
+    "stablelm": {"hidden_size": 128, "qk_layernorm": True},
 }
 
 _DELTA = {  # with a query group of three, as Qwen 3 has here: fewer kernels to compile

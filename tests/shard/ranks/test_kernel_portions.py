@@ -45,7 +45,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 LLAMA = FITTING["llama"]
 WARMUP = WarmupRequest(64, 256, 16, 100 * BLOCK)
 # Biases that one rank adds; norms behind branches; fewer KV heads than ranks; parallel branches
-# that both join; joined matrices; a scaled residual stream.
+# that both join; joined matrices; a scaled residual stream; norms of heads, each with its weights;
+# sums that are normalised.
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama": ("llama", 2, LLAMA),
     "four": ("llama", 4, LLAMA | {"vocab_size": 509}),
@@ -55,6 +56,8 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "gpt2": ("gpt2", 2, FITTING["gpt2"]),
     "phi3": ("phi3", 2, {"hidden_size": 128}),
     "granite": ("granite", 2, FITTING["granite"]),
+    "cohere": ("cohere", 2, FITTING["cohere"]),
+    "openai-gpt": ("openai-gpt", 2, FITTING["openai-gpt"]),
 }
 
 

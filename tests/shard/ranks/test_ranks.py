@@ -94,6 +94,19 @@ def test_four_ranks_share_the_heads_there_are(
 @pytest.mark.parametrize(
     ("family", "changes", "ranks"),
     [
+        ("cohere", {"use_qk_norm": True, "num_key_value_heads": 2}, 4),
+        ("stablelm", {"qk_layernorm": True}, 2),
+    ],
+)
+def test_ranks_share_the_norms_of_heads(
+    checkpoint: Checkpoint, family: str, changes: dict[str, int], ranks: int
+) -> None:
+    check_ranks(checkpoint(family, **changes), ranks, rows_for(3), 2e-4, chunk=20, joins=2)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "ranks"),
+    [
         ("granitemoehybrid", {"mamba_n_groups": 1}, 2),
         ("granitemoehybrid", {"mamba_n_groups": 2}, 4),
         ("falcon_h1", {"mamba_n_groups": 1, "mamba_rms_norm": True}, 2),

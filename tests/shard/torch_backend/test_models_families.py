@@ -68,6 +68,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("qwen3", {"attention_bias": True}),
     ("phi3", {"sliding_window": 20}),
     ("stablelm", {"use_parallel_residual": True}),
+    ("stablelm", {"qk_layernorm": True}),
+    ("cohere", {"use_qk_norm": True}),
     ("gpt_bigcode", {"multi_query": False}),
     ("gpt_neox", {"use_parallel_residual": False}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),

@@ -206,8 +206,12 @@ def _cohere(config: ModelConfig, theta: float, windows: list[int] | None = None)
     )
 
 
-def cohere(config: ModelConfig) -> DecoderSpec | None:
-    return None if config.get("use_qk_norm", False) else _cohere(config, 500000.0)
+def cohere(config: ModelConfig) -> DecoderSpec:
+    """Command R; R+ has norms of query and key heads, each with weights of its own."""
+    spec = _cohere(config, 500000.0)
+    if not config.get("use_qk_norm", False):
+        return spec
+    return replace(spec, names=names.COMMAND_R_PLUS, query_key_norm="each")
 
 
 def cohere2(config: ModelConfig) -> DecoderSpec:
@@ -216,15 +220,19 @@ def cohere2(config: ModelConfig) -> DecoderSpec:
     return _set_rotary(spec, spec.layers[0].rotary, None)
 
 
-def stablelm(config: ModelConfig) -> DecoderSpec | None:
-    if config.get("qk_layernorm", False):
-        return None
+def stablelm(config: ModelConfig) -> DecoderSpec:
+    """StableLM; the 12B model has norms of query and key heads, each with weights of its own."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     parallel = bool(config.get("use_parallel_residual", False))
     return llama_spec(
         config,
         turning=rotary(config, hidden // heads, partial=0.25),
-        names=names.SHARED_NORM if parallel else names.LLAMA,
+        names=replace(
+            names.SHARED_NORM if parallel else names.LLAMA,
+            query_norm="self_attn.q_layernorm.norms.{}",
+            key_norm="self_attn.k_layernorm.norms.{}",
+        ),
+        query_key_norm="each" if config.get("qk_layernorm", False) else "none",
         norm="layer",
         norm_eps=float(config.get("layer_norm_eps", 1e-5)),
         norm_bias=True,

@@ -238,6 +238,8 @@ GEMMA3N = replace(
 
 SHARED_NORM = replace(LLAMA, mlp_norm="")  # attention and MLP read the same norm
 
+COMMAND_R_PLUS = replace(SHARED_NORM, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
+
 OPT = Names(
     base="model.",
     embedding="model.decoder.embed_tokens",

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.matrices import NormRef
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.checkpoint.head_norms import read_head_norms
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import Buffer, Code, Epilogue
 
@@ -50,21 +51,25 @@ class NormWriter:
         self._writer.add(Code.NORM_ROWS, target=target, **fields, **self._numbers(ref))
 
     def add_heads(self, ref: NormRef, target: Buffer, width: int, offset: int, heads: int) -> None:
-        """Add a norm of each of `heads` heads in every row of a buffer; all have its weights."""
-        numbers, bias = self._numbers(ref), self.read_bias(ref)
-        weight = self.read_weight(ref)
+        """Add a norm of each of this rank's `heads` heads in every row of a buffer."""
+        if ref.heads is None:
+            weight, bias = self.read_weight(ref), self.read_bias(ref)
+            vectors = [None if each is None else np.tile(each, heads) for each in (weight, bias)]
+        else:
+            mine = self._writer.portion.share(ref.heads)
+            vectors = [read_head_norms(self._writer.source, ref, mine).reshape(-1), None]
+        weights, biases = (self._writer.keep(each) for each in vectors)
         self._writer.add(
             Code.NORM_ROWS,
             target=target,
             width=width,
             offset=offset,
             head_dim=ref.size,
-            **numbers
-            | {
-                "inputs": heads * ref.size,
-                "weights": self._writer.keep(None if weight is None else np.tile(weight, heads)),
-                "bias": self._writer.keep(None if bias is None else np.tile(bias, heads)),
-            },
+            inputs=heads * ref.size,
+            weights=weights,
+            bias=biases,
+            centred=self.centred,
+            eps=ref.eps,
         )
 
     def join(

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.matrices import LinearRef, Share
+from tgi_trio.model.matrices import LinearRef, NormRef, Share
+from tgi_trio.shard.checkpoint.head_norms import read_head_norms
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, read_bias, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
@@ -157,6 +158,10 @@ class WeightSource:
     def table(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a tensor of whole numbers, int64."""
         return torch.from_numpy(self._checkpoint.table(name, shape)).to(self.device)
+
+    def head_norms(self, ref: NormRef, mine: slice) -> torch.Tensor:
+        """Return the weights of norms of the heads `mine`, [heads, size]."""
+        return self._place(read_head_norms(self._checkpoint, ref, mine), self.dtype)
 
     def kv_scales(self, names: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[float, float]:
         """Return the scales of 8-bit keys and values, 1 if the checkpoint has none.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tgi_trio.model.decoder_matrices import normalises_plainly
+from tgi_trio.model.matrices import NormRef
 from tgi_trio.model.matrix_roles import (
     AttentionRefs,
     BlockIndexRefs,
@@ -242,6 +243,9 @@ class AttentionLoader(WeightLoader):
         if normalises_plainly(self.spec, layer):
             heads = shape.heads + shape.kv_heads
             return torch.ones(heads, shape.head_dim, device=self.source.device), None
+        if self.spec.query_key_norm == "each":
+            each = [self._head_norms_of(ref) for ref in (refs.query_norm, refs.key_norm) if ref]
+            return torch.cat(each), None
         if self.spec.query_key_norm != "head" or refs.query_norm is None:
             return None, None
         norms = [(refs.query_norm, shape.heads)]
@@ -253,6 +257,12 @@ class AttentionLoader(WeightLoader):
         if not refs.query_norm.bias:
             return weight, None
         return weight, self._head_vectors([(ref.bias, ref.size, heads) for ref, heads in norms])
+
+    def _head_norms_of(self, ref: NormRef) -> torch.Tensor:
+        """Return the norm weights [heads, head_dim] of this rank's heads, each with its own."""
+        if ref.heads is None:
+            raise ValueError(f"{ref.weight} is not of heads with weights of their own")
+        return self.source.head_norms(ref, self.share(ref.heads))
 
     def _head_vectors(self, parts: Sequence[tuple[str, int, int]]) -> torch.Tensor:
         """Return [all heads, size] from vectors, given by name, size and number of heads."""
