@@ -1,4 +1,4 @@
-"""DeepSeek V4 as config.json describes it, in its present and its older words."""
+"""DeepSeek V4 and Hunyuan 4 as config.json describes them, in present and older words."""
 
 from __future__ import annotations
 
@@ -49,9 +49,8 @@ NEWER = SIZES | {
 }
 
 
-def spec_of(values: dict[str, Any]) -> DecoderSpec | None:
-    config = ModelConfig(Path(), "deepseek_v4", None, 32, 1 << 20, (), values)
-    return decoder_spec(config)
+def spec_of(values: dict[str, Any], kind: str = "deepseek_v4") -> DecoderSpec | None:
+    return decoder_spec(ModelConfig(Path(), kind, None, 32, 1 << 20, (), values))
 
 
 def served(values: dict[str, Any]) -> DecoderSpec:
@@ -120,6 +119,29 @@ def test_variants_that_no_model_is_run_through_transformers(odd: dict[str, Any])
 def test_what_makes_no_model_is_named(odd: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         spec_of(OLDER | odd)
+
+
+def test_what_hunyuan_4_leaves_out_is_as_published() -> None:
+    spec = spec_of({"num_hidden_layers": 7}, "hy_v4")
+    assert spec is not None and spec.hyper is not None and spec.index is not None
+    assert [layer.chooses for layer in spec.layers] == [
+        *(True, True, False, False),
+        *(False, True, False),
+    ]
+    assert [layer.experts is not None for layer in spec.layers] == [False] + [True] * 6
+    experts = spec.layers[1].experts
+    assert experts is not None and (experts.limit, experts.width) == (10.0, 768)
+    assert not experts.limits_shared and not experts.raised
+    assert (spec.hyper.iterations, spec.hyper.added, spec.index.heads) == (0, 2.0, 16)
+    assert (spec.hidden_size, spec.heads, spec.norm_eps) == (2816, 32, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"swiglu_limit": 0.0}, {"layer_types": ["full_attention"] * 7}, {"q_lora_rank": 0}],
+)
+def test_variants_of_hunyuan_4_that_no_model_is(odd: dict[str, Any]) -> None:
+    assert spec_of({"num_hidden_layers": 7} | odd, "hy_v4") is None
 
 
 def test_what_reads_a_hidden_state_of_layers_is_refused() -> None:

@@ -25,6 +25,7 @@ CASES: dict[str, tuple[dict[str, object], str]] = {
     "lfm2": ({"full_attn_idxs": [1]}, "layers that keep a state per sequence"),
     "deepseek_v32": ({"num_experts_per_tok": 2}, "an index that chooses what tokens attend to"),
     "deepseek_v4": ({"o_groups": 2}, "attention to one key per token"),
+    "hy_v4": ({"num_experts_per_tok": 2}, "an index that chooses what tokens attend to"),
     "minimax_m3_vl_text": (
         {"layer_types": ["full_attention", "minimax_m3_sparse"], "num_key_value_heads": 4},
         "an index that chooses what tokens attend to",

@@ -89,6 +89,8 @@ class IndexSpec:
     most: int  # tokens that are attended to; with a pool, those of whole runs
     rotary: RotarySpec  # of their leading dimensions
     pool: int = 0  # 0: tokens are scored one by one
+    last: bool = False  # the trailing dimensions are rotated instead
+    norm_eps: float = 1e-6  # of the key's norm; entries have another
 
     @property
     def kept(self) -> int:

@@ -118,6 +118,7 @@ NAMES: Final[Claims] = {
     "Names.index_weights": ANY,
     "Names.index_pool_gate": ANY,
     "Names.index_pool_bias": ANY,
+    "Names.value_gate": ANY,
     "Names.output_down": ANY,
     "Names.compressor": ANY,
     "Names.index_compressor": ANY,

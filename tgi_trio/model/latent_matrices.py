@@ -17,15 +17,14 @@ from tgi_trio.model.matrix_roles import IndexRefs, LatentRefs
 from tgi_trio.model.mlp_matrices import layer_matrix, norm_ref
 from tgi_trio.model.spec import DecoderSpec, IndexSpec, LatentSpec
 
-_KEY_EPS = 1e-6  # of the norm of an index's keys, whatever that of the layers is
-
 
 def latent_qkv(
     spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexSpec | None
 ) -> LinearRef:
     """Return the rows of queries or their compression, of the latent, and of the rotated key.
 
-    With an index, those of its key and of its heads' weights follow, and of weights in a run.
+    With an index, those of its key and of its heads' weights follow, and of weights in a run; last
+    come gates of values.
     """
     names, hidden, size = spec.names, spec.hidden_size, latent.plain_dim + latent.rotary_dim
     if latent.query_rank:
@@ -46,6 +45,10 @@ def latent_qkv(
         if index.pool:
             gate = MatrixRef(prefix + names.index_pool_gate, index.dim, hidden)
             pieces.append(LinearPiece(gate, whole_units(index.dim), inputs))
+    if spec.gated_values:
+        width = spec.heads * latent.value_dim
+        gate = layer_matrix(spec, prefix + names.value_gate, width, hidden)
+        pieces.append(LinearPiece(gate, run_of("heads", spec.heads, latent.value_dim), inputs))
     return LinearRef(tuple(pieces))
 
 
@@ -55,7 +58,7 @@ def index_refs(spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexS
     up = layer_matrix(spec, prefix + names.index_query, index.heads * index.dim, latent.query_rank)
     return IndexRefs(
         query_up=whole_linear(up),
-        key_norm=NormRef(f"{key}.weight", f"{key}.bias", index.dim, _KEY_EPS),
+        key_norm=NormRef(f"{key}.weight", f"{key}.bias", index.dim, index.norm_eps),
         pool_bias=_pool_bias(spec, prefix, index),
     )
 

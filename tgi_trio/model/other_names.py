@@ -39,8 +39,17 @@ _DEEPSEEK_V4: Final = (
     (r"\.(shared_experts|experts\.\d+)\.w3\.", r".\1.up_proj."),
     (r"(?<!_hc)\.scale$", ".weight_scale_inv"),
 )
+_HY_V4: Final = (
+    (r"\.hc_pre\.hc_", ".hc_"),
+    (r"\.learnable_sink_param$", ".sinks"),
+    (r"\.linear_gate\.", ".gate_proj."),
+    (r"\.hc_attn_layer\.hc_(fn|base|scale)$", r".attn_hc.\1"),
+    (r"\.hc_mlp_layer\.hc_(fn|base|scale)$", r".ffn_hc.\1"),
+    (r"(^|\.)hc_head_(fn|base|scale)$", r"\1hc_\2"),
+)
 _FAMILIES: Final[Mapping[str, Sequence[tuple[re.Pattern[str], str]]]] = {
     "deepseek_v4": [(re.compile(found), name) for found, name in _DEEPSEEK_V4],
+    "hy_v4": [(re.compile(found), name) for found, name in _HY_V4],
 }
 
 

@@ -136,6 +136,7 @@ class Names:
     index_weights: str = ""  # of its heads
     index_pool_gate: str = ""  # weights in the mean of a run; complete names
     index_pool_bias: str = ""
+    value_gate: str = ""  # see `DecoderSpec.gated_values`
     # See `SharedKeySpec`; the key's names are `key` and `key_norm`, the last linear's is `output`.
     output_down: str = ""
     compressor: str = ""  # see `CompressionSpec`; the prefix of its parts, like the next
@@ -188,6 +189,7 @@ class ExpertsSpec:
     weighs_inputs: bool = False  # weights multiply the experts' inputs, not their results
     limit: float = 0.0  # bounds of gate and up, see `layers/gating.py`; 0: none
     raised: bool = True  # with a limit, 1 is added to ups
+    limits_shared: bool = False  # the shared expert has the same limit
     by_token: bool = False  # a table has each token's experts; the router weights them alone
     logit_cap: float = 0.0  # soft cap of the router's logits; 0: none
     # further experts, after the others, that return their input (LongCat-Flash, Meituan 2025)
@@ -227,12 +229,15 @@ class HyperSpec:
 
     Source: manifold-constrained hyper-connections (Xie and others 2026). Both read a sum of the
     states, and their result is added to each; sums and a mixture of the states have weights that
-    are computed from all of them. Those of the mixture are made doubly stochastic.
+    are computed from all of them. Those of the mixture are made doubly stochastic. Hunyuan 4 has no
+    mixture.
     """
 
     count: int
-    iterations: int  # of Sinkhorn and Knopp's algorithm
+    iterations: int  # of Sinkhorn and Knopp's algorithm; 0: states are not mixed
     eps: float
+    added: float = 2.0  # the largest weight of a result in a state
+    added_eps: float = 0.0  # is added to that weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +336,8 @@ class DecoderSpec:
     # a head's output is multiplied by one activated gate, from a separate matrix
     gated_heads: bool = False
     gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"  # of both
+    # with latents: each number of a head's output is multiplied by a sigmoid gate of its own
+    gated_values: bool = False
     qkv_layout: QkvLayout = "separate"
     qkv_bias: bool = False
     output_bias: bool = False

@@ -76,10 +76,12 @@ def layer_streams_refs(spec: DecoderSpec, prefix: str, streams: StreamsSpec) -> 
 
 def layer_hyper_refs(spec: DecoderSpec, prefix: str, hyper: HyperSpec) -> LayerHyperRefs:
     """Return the hyper-connections of the layer at `prefix`."""
-    names, weights = spec.names, (2 + hyper.count) * hyper.count
+    names, weights, kinds = spec.names, 2 * hyper.count, 2
+    if hyper.iterations:
+        weights, kinds = weights + hyper.count * hyper.count, kinds + 1
     return LayerHyperRefs(
-        attention=_hyper(spec, prefix + names.attention_streams, hyper, weights, 3),
-        mlp=_hyper(spec, prefix + names.mlp_streams, hyper, weights, 3),
+        attention=_hyper(spec, prefix + names.attention_streams, hyper, weights, kinds),
+        mlp=_hyper(spec, prefix + names.mlp_streams, hyper, weights, kinds),
     )
 
 

@@ -179,6 +179,18 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "indexer_types": ["full", "shared", "full"],
     },
+    "hy_v4": _LATENT
+    | _INDEX
+    | {
+        "num_hidden_layers": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": ABSENT,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "indexer_types": ["full", "full", "shared", "full"],
+        "swiglu_limit": 0.7,
+        "hc_magnitude": 1.5,
+    },
     "gpt_oss": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,

@@ -70,7 +70,9 @@ all gates of an MLP set together: such models are not split over ranks.
 DeepSeek V3.2 and GLM 5 attend to those tokens alone that an index scores best
 (`torch_backend/attention/indexed.py`): its keys lie behind the latents in the cache, in pages as
 they do. Torch computes it, on a GPU as well, without recorded graphs. The index is computed in the
-model's dtype, as `transformers` does, not in 8 bits behind a Hadamard transform.
+model's dtype, as `transformers` does, not in 8 bits behind a Hadamard transform. Hunyuan 4 is
+computed so as well, with its sinks, gates of values, limits of routed experts and several hidden
+states; without limits it runs through transformers.
 
 DeepSeek V4's heads all attend to one key per token, which is its value as well, in a window, and to
 *entries*, means of runs of 4 or 128 tokens; of the former an index selects those that a token
@@ -79,11 +81,11 @@ the pages, behind its key, and an entry takes the place of numbers of its last t
 wrong guesses and preempted sequences need nothing of their own, for six times the memory of the
 keys alone in layers with an index, three times in the others. An 8-bit cache is refused. A token
 has several hidden states, of which attention and experts read a sum (hyper-connections,
-`layers/hyper.py`); in the first layers its experts are those of a table, by its id. Torch computes
-it, on a GPU as well, without recorded graphs. The names of published files are read as well as
-those that `save_pretrained` writes (`model/other_names.py`); layers that guess further tokens are
-left unread. Other scores of experts than the published ones, biases in the shared expert and
-rotation by length run through transformers.
+`layers/hyper.py`; Hunyuan 4 has them without a mixture); in the first layers its experts are those
+of a table, by its id. Torch computes it, on a GPU as well, without recorded graphs. The names of
+published files are read as well as those that `save_pretrained` writes (`model/other_names.py`);
+layers that guess further tokens are left unread. Other scores of experts than the published ones,
+biases in the shared expert and rotation by length run through transformers.
 
 GLM 5.3 Flash (`glm5_next`) has delta rules, whose decays have a bound, and layers with an index
 that chooses whole runs of tokens (`torch_backend/attention/chosen_runs.py`), between several hidden
@@ -197,10 +199,9 @@ checkpoints' is, whether its file's was or not. Of a model that sees, its file h
 chunks of Llama 4, and how it scales queries, are those of the published models; layers that guess
 the token after the next are left unread. Qwen 3.5's value heads lie in another order than in its
 checkpoints, and are computed in it: ranks hold the last matrix of its delta rules as plain numbers.
-Of the newer families these are not read: DeepSeek V3.2 and V4, GLM 5 and 5.3, Hunyuan 3,
-MiniMax-M3, OLMo hybrid, RecurrentGemma, LFM3, and the mixtures that came after them (Command A+,
-K-EXAONE, Solar Open, FlexOlmo, Mellum, Kolibri, Flint, Trinity, Laguna, A.X-K1, Granite's with
-windows);
+Of the newer families these are not read: DeepSeek V3.2 and V4, GLM 5, Hunyuan 3, MiniMax-M3,
+OLMo hybrid, RecurrentGemma, LFM3, and the mixtures that came after them (Command A+, K-EXAONE,
+Solar Open, FlexOlmo, Mellum, Kolibri, Flint, Trinity, Laguna, A.X-K1, Granite's with windows);
 GPT-J and OPT, llama.cpp does not write.
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its

@@ -74,6 +74,7 @@ NEWER = (
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
     "hy_v3",
+    "hy_v4",
     "hyperclovax",
     "iquestcoder",
     "jais2",

@@ -29,6 +29,21 @@ def test_streams_take_from_each_other_and_from_the_result() -> None:
     assert left.tolist() == [[[105.75, 211.5], [205.25, 410.5]]]
 
 
+def test_streams_that_are_not_mixed_keep_what_they_have() -> None:
+    spec = HyperSpec(count=2, iterations=0, eps=0.0, added=3.0, added_eps=0.5)
+    weights = HyperWeights(
+        torch.zeros(4, 4), torch.tensor([0.0, 30.0, 0.0, 30.0]), torch.ones(2), 1e-6
+    )
+    own = HyperConnection(spec, weights)
+    streams = torch.tensor([[[1.0, 2.0], [10.0, 20.0]]])
+    read, post, mixture = own.enter(streams)
+    assert mixture is None
+    torch.testing.assert_close(read, torch.tensor([[10.5, 21.0]]))
+    torch.testing.assert_close(post, torch.tensor([[2.0, 3.5]]))
+    left = own.leave(streams, torch.tensor([[100.0, 200.0]]), post, mixture)
+    torch.testing.assert_close(left, torch.tensor([[[201.0, 402.0], [360.0, 720.0]]]))
+
+
 def test_weights_do_not_depend_on_the_size_of_the_streams() -> None:
     count, hidden = SPEC.count, 3
     weights = HyperWeights(
@@ -40,6 +55,7 @@ def test_weights_do_not_depend_on_the_size_of_the_streams() -> None:
     larger = own.enter(7 * streams)
     torch.testing.assert_close(larger[0], 7 * read)
     torch.testing.assert_close(larger[1], post)
+    assert mixture is not None and larger[2] is not None
     torch.testing.assert_close(larger[2], mixture)
     assert float(post.min()) >= 0.0 and float(post.max()) <= 2.0
 

@@ -117,6 +117,16 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"index_local_blocks": 0, "index_block_size": 24, "index_topk_blocks": 1},
     ),
     ("glm_moe_dsa", {"rope_parameters": SHARPER, "indexer_types": ["full", "shared", "shared"]}),
+    (
+        "hy_v4",
+        {
+            "index_topk": 512,
+            "rope_parameters": SHARPER,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "hc_mult": 2,
+        },
+    ),
     (  # attention and an MLP alone
         "granitemoehybrid",
         {
@@ -310,9 +320,10 @@ def test_deepseek_v4_as_the_hub_has_it(checkpoint: Checkpoint, tmp_path: Path) -
     _check_against(folder, Golden(original))
 
 
-def test_deepseek_v4_by_the_names_of_its_modules(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """The experts of a layer are one tensor then."""
-    original = checkpoint("deepseek_v4")
+@pytest.mark.parametrize("family", ["deepseek_v4", "hy_v4"])
+def test_names_of_modules(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
+    """Of families that transformers saves by others. A layer's experts are one tensor then."""
+    original = checkpoint(family)
     folder = Path(shutil.copytree(original, tmp_path / "own"))
     golden = Golden(original)
     golden.model.save_pretrained(folder, save_original_format=False)

@@ -810,3 +810,12 @@ DEEPSEEK_V4 = replace(
     mlp_streams="ffn_hc.",
     last_streams="model.hc_head.hc_",
 )
+
+HY_V4 = replace(
+    DEEPSEEK_V32,
+    sinks="self_attn.sinks",
+    value_gate="self_attn.gate_proj",
+    attention_streams="attn_hc.",
+    mlp_streams="ffn_hc.",
+    last_streams="model.hc_head.hc_",
+)

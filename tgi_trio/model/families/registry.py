@@ -88,6 +88,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "minicpm3": deepseek.minicpm3,
     "youtu": deepseek.youtu,
     "glm": glm.glm,
+    "hy_v4": sparse.hy_v4,
     "glm4": glm.glm4,
     "glm4_moe": glm.glm4_moe,
     "glm4_moe_lite": glm.glm4_moe_lite,

@@ -1,4 +1,4 @@
-"""Sparse latent attention, with an index that chooses tokens: DeepSeek V3.2 and GLM 5."""
+"""Sparse latent attention, with an index that chooses tokens: DeepSeek V3.2, GLM 5, Hunyuan 4."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.deepseek import deepseek_spec, v3_experts
-from tgi_trio.model.spec import DecoderSpec, IndexSpec
+from tgi_trio.model.spec import DecoderSpec, HyperSpec, IndexSpec
 
 
 def deepseek_v32(config: ModelConfig) -> DecoderSpec | None:
@@ -39,6 +39,55 @@ def glm_moe_dsa(config: ModelConfig) -> DecoderSpec | None:
     )
     spec = replace(spec, layers=tuple(layers))
     return _set_index(config, spec, heads=32, interleaved=True)
+
+
+def hy_v4(config: ModelConfig) -> DecoderSpec | None:
+    """Hunyuan 4 (2026): sinks, gates of values, several hidden states, limits of routed experts.
+
+    None without limits, which transformers cannot compute either, and for other kinds of layers.
+    """
+    count = int(config.get("num_hidden_layers", 34))
+    defaults = {
+        "hidden_size": 2816,
+        "intermediate_size": 6912,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": count,
+        "num_attention_heads": 32,
+        "routed_scaling_factor": 2.827,
+        "mlp_layer_types": ["dense"] + ["sparse"] * (count - 1),
+        "indexer_types": ["full" if i == 0 or (i - 1) % 4 == 0 else "shared" for i in range(count)],
+    }
+    given = {name: value for name, value in config.values.items() if value is not None}
+    config = replace(config, values={**defaults, **given, "rope_interleave": False})
+    limit = float(config.get("swiglu_limit", 10.0))
+    if limit <= 0.0 or set(config.get("layer_types", ())) - {"indexed_attention"}:
+        return None
+    experts = v3_experts(config, groups=1, groups_used=1)
+    spec = deepseek_spec(
+        config,
+        replace(experts, limit=limit, raised=False),
+        names.HY_V4,
+        sparse=_sparse(config),
+        plain_dim=192,
+        value_dim=256,
+        norm_eps=1e-5,
+    )
+    own = choosing_layers(config, count)
+    layers = (
+        replace(layer, chooses=chooses) for layer, chooses in zip(spec.layers, own, strict=True)
+    )
+    hyper = HyperSpec(
+        count=int(config.get("hc_mult", 4)),
+        iterations=0,
+        eps=float(config.get("hc_eps", 1e-6)),
+        added=float(config.get("hc_magnitude", 2.0)),
+        added_eps=float(config.get("hc_eps", 1e-6)),
+    )
+    spec = replace(spec, layers=tuple(layers), gated_values=True, hyper=hyper)
+    indexed = _set_index(config, spec, heads=16, interleaved=False)
+    if indexed is None or indexed.index is None:
+        return None
+    return replace(indexed, index=replace(indexed.index, last=True, norm_eps=spec.norm_eps))
 
 
 def _sparse(config: ModelConfig) -> list[bool]:

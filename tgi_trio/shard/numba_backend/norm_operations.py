@@ -68,7 +68,7 @@ class NormWriter:
             inputs=heads * ref.size,
             weights=weights,
             bias=biases,
-            centred=self.centred,
+            centred=self.is_centred(ref),
             eps=ref.eps,
         )
 

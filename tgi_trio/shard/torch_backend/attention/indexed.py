@@ -115,8 +115,11 @@ def _attend_chosen(
         keys = keys.view(*slots.shape, dim)
         scores = torch.matmul(query[some], keys.transpose(1, 2)) * layer.scale
         scores = scores.masked_fill(choice.hidden[some, None], float("-inf"))
+        if layer.sinks is not None:
+            sinks = layer.sinks.to(scores.dtype)[:, None].expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, sinks), dim=-1)
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-        parts.append(torch.matmul(weights, keys[..., : layer.value_dim]))
+        parts.append(torch.matmul(weights[..., :most], keys[..., : layer.value_dim]))
     return torch.cat(parts).flatten(1)
 
 

@@ -1,6 +1,7 @@
 """Several hidden states of a token, mixed around attention and MLP: hyper-connections.
 
-Sources: Xie and others 2026 (manifold-constrained hyper-connections); transformers' DeepSeek V4.
+Sources: Xie and others 2026 (manifold-constrained hyper-connections); transformers' DeepSeek V4
+and, without a mixture, Hunyuan 4.
 Weights are computed in float32.
 """
 
@@ -12,6 +13,8 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.spec import HyperSpec
+
+Mixture = torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,27 +43,33 @@ class HyperConnection:
     spec: HyperSpec
     weights: HyperWeights
 
-    def enter(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def enter(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Mixture]:
         """Return what the part reads of `streams` [T, count, hidden], and what `leave` needs.
 
         That is [T, hidden]; the weights [T, count] of the part's result in each stream; and the
-        mixture [T, count, count], to each stream (last) from each.
+        mixture [T, count, count], to each stream (last) from each, None: of each stream alone.
         """
-        spec, (sums, adds, mixes) = self.spec, self.weights.scale
-        count = spec.count
-        parts = self.weights.of(streams).split((count, count, count * count), dim=-1)
-        bases = self.weights.base.split((count, count, count * count))
-        pre = torch.sigmoid(parts[0] * sums + bases[0]) + spec.eps
-        post = 2 * torch.sigmoid(parts[1] * adds + bases[1])
-        mixture = (parts[2] * mixes + bases[2]).unflatten(-1, (count, count))
-        mixture = balance(torch.softmax(mixture, dim=-1) + spec.eps, spec)
+        spec, count = self.spec, self.spec.count
+        scales, parts = self.weights.scale, self.weights.of(streams)
+        bases = self.weights.base
+        pre = torch.sigmoid(parts[:, :count] * scales[0] + bases[:count]) + spec.eps
+        post = parts[:, count : 2 * count] * scales[1] + bases[count : 2 * count]
+        post = spec.added * torch.sigmoid(post) + spec.added_eps
+        mixture = None
+        if spec.iterations:
+            mixture = parts[:, 2 * count :] * scales[2] + bases[2 * count :]
+            mixture = torch.softmax(mixture.unflatten(-1, (count, count)), dim=-1) + spec.eps
+            mixture = balance(mixture, spec)
         return _add_up(pre, streams), post, mixture
 
     @staticmethod
     def leave(
-        streams: torch.Tensor, found: torch.Tensor, post: torch.Tensor, mixture: torch.Tensor
+        streams: torch.Tensor, found: torch.Tensor, post: torch.Tensor, mixture: Mixture
     ) -> torch.Tensor:
         """Return the streams [T, count, hidden] after a part, whose result is `found`."""
+        if mixture is None:
+            added = post.unsqueeze(-1) * found.float().unsqueeze(-2)
+            return (added + streams.float()).to(streams.dtype)
         kept = torch.matmul(mixture.to(streams.dtype).transpose(-1, -2), streams)
         return post.to(streams.dtype).unsqueeze(-1) * found.unsqueeze(-2) + kept
 

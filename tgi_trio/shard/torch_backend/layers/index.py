@@ -59,7 +59,8 @@ class TokenIndex:
 
     def keys(self, projected: torch.Tensor, rotary: Rotary, table: RotaryTable) -> torch.Tensor:
         """Return index keys [T, 1, dim] of `projected` [T, dim]."""
-        return rotary.apply(self._key_norm(projected)[:, None], table.cos, table.sin)
+        turn = rotary.apply_last if self.spec.last else rotary.apply
+        return turn(self._key_norm(projected)[:, None], table.cos, table.sin)
 
     def ask(
         self,
@@ -70,7 +71,8 @@ class TokenIndex:
     ) -> IndexQueries:
         """Return the queries; `compressed` [T, query_rank] is normalised; `weights` [T, heads]."""
         queries = self._query_up(compressed).view(len(compressed), self.spec.heads, -1)
-        return IndexQueries(rotary.apply(queries, table.cos, table.sin).float(), weights.float())
+        turn = rotary.apply_last if self.spec.last else rotary.apply
+        return IndexQueries(turn(queries, table.cos, table.sin).float(), weights.float())
 
     def pack(self) -> None:
         self._query_up.pack()

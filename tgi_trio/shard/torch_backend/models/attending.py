@@ -81,12 +81,12 @@ class Attending:
         gate = asked = None
         if layer.pooled is not None:
             qkv, asked = qkv.split((qkv.shape[-1] - layer.pooled.width, layer.pooled.width), dim=-1)
-        if self._spec.gated_attention or self._spec.gated_heads:
-            width = layer.shape.heads * (layer.shape.head_dim if self._spec.gated_attention else 1)
+        if width := layer.shape.heads * self._gates_of_head(layer):
             qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
         if layer.latent is not None:
             attended = self._attend_latents(layer, layer.latent, qkv, tables, attention, batch)
-            return layer.output(layer.latent.values(attended))
+            values = layer.latent.values(attended)
+            return layer.output(values if gate is None else values * gate.sigmoid())
         if layer.blocks is not None:
             table = tables.get(layer.rotary)
             attended = attend_blocks(attention, layer.shape, qkv, steps, layer.blocks, table, batch)
@@ -111,6 +111,12 @@ class Attending:
         if self._spec.gate_activation == "softplus":
             return functional.softplus(gate.float()).to(gate.dtype)
         return gate.sigmoid()
+
+    def _gates_of_head(self, layer: Attention) -> int:
+        """Return the number of gates of each head's output; 0: there are none."""
+        if self._spec.gated_values and layer.latent is not None:
+            return layer.latent.spec.value_dim
+        return layer.shape.head_dim if self._spec.gated_attention else int(self._spec.gated_heads)
 
     def _attend_latents(
         self,

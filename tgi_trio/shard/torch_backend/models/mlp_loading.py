@@ -51,12 +51,13 @@ def load_experts(
     if refs.choice_bias is not None:
         choice_bias = loader.vector(refs.choice_bias)
     one = partial(load_dense_mlp, loader, act=act, limit=spec.limit, raised=spec.raised)
+    shared = one if spec.limits_shared else partial(load_dense_mlp, loader, act=act)
     return ExpertsMlp(
         spec,
         router=Linear(router, loader.bias(refs.router)),
         choice_bias=choice_bias,
         experts=[one(expert) for expert in refs.experts],
-        shared=None if refs.shared is None else one(refs.shared),
+        shared=None if refs.shared is None else shared(refs.shared),
         shared_router=loader.linear(refs.shared_router) if refs.shared_router else None,
         expert_scale=loader.vector(scale) if scale else None,
         entry=loader.linear(refs.entry) if refs.entry else None,
