@@ -94,6 +94,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.tied_head": ANY,
     "DecoderSpec.extra_tokens": ANY,
     "DecoderSpec.added_tokens": ANY,
+    "DecoderSpec.embedding_width": ANY,
     "DecoderSpec.normalised_head": ANY,
     "DecoderSpec.normalised_embedding": ANY,
     "DecoderSpec.position_rows": ANY,

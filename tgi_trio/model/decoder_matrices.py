@@ -89,6 +89,8 @@ NAMES: Final[Claims] = {
     "Names.sinks": ANY,
     "Names.positions": ANY,
     "Names.embedding_norm": ANY,
+    "Names.embedding_in": ANY,
+    "Names.embedding_out": ANY,
     "Names.head": ANY,
     "Names.added_embedding": ANY,
     "Names.added_head": ANY,
@@ -157,12 +159,12 @@ NAMES: Final[Claims] = {
 def outer_refs(spec: DecoderSpec) -> OuterRefs:
     """Return the parts of a decoder before and after its layers."""
     names, hidden = spec.names, spec.hidden_size
-    rows = spec.vocab_size - spec.added_tokens
-    table = MatrixRef(f"{names.embedding}.weight", rows, hidden)
+    rows, width = spec.vocab_size - spec.added_tokens, spec.embedding_width or hidden
+    table = MatrixRef(f"{names.embedding}.weight", rows, width)
     head = MatrixRef(
         table.name if spec.tied_head else f"{names.head}.weight",
         rows - spec.extra_tokens,
-        hidden,
+        width,
         f"{names.head}.bias" if spec.head_bias else "",
     )
     added = names.added_embedding, names.added_embedding if spec.tied_head else names.added_head
@@ -170,12 +172,18 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
     if spec.position_rows and not spec.sine_positions:
         rows = spec.position_rows
         positions = whole_linear(MatrixRef(f"{names.positions}.weight", rows, hidden))
+    widened = narrowed = None
+    if spec.embedding_width:
+        widened = whole_linear(MatrixRef(f"{names.embedding_in}.weight", hidden, width))
+        narrowed = whole_linear(MatrixRef(f"{names.embedding_out}.weight", width, hidden))
     return OuterRefs(
         embedding=_vocabulary(spec, table, added[0]),
         positions=positions,
         embedding_norm=_embedding_norm(spec),
         final_norm=norm_ref(spec, "", names.final_norm, hidden, kind=spec.outer_norm),
         head=_vocabulary(spec, head, added[1]),
+        embedding_in=widened,
+        embedding_out=narrowed,
         own_inputs=own_inputs_refs(spec, spec.own_inputs) if spec.own_inputs else None,
         streams=streams_refs(spec, spec.streams) if spec.streams else None,
         hyper=last_hyper_refs(spec, spec.hyper) if spec.hyper and spec.names.last_streams else None,

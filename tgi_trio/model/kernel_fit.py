@@ -236,6 +236,9 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.sine_positions": ANY,
     "DecoderSpec.alibi": ANY,
     "DecoderSpec.alibi_scale": ANY,  # of linear biases
+    "DecoderSpec.embedding_width": multiples(
+        PANEL, f"rows of embeddings have {{}} numbers, which is no multiple of {PANEL}"
+    ),
     "DecoderSpec.normalised_head": ANY,
     "DecoderSpec.normalised_embedding": ANY,
     "Names.embedding_norm": ANY,
@@ -367,6 +370,8 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
     """Return a combination of a layer's parts that is not implemented, or None."""
     if spec.latent is not None and (reason := _find_odd_latents(spec)):
         return reason
+    if spec.embedding_width > spec.hidden_size:
+        return "rows of embeddings are wider than hidden states"
     if reason := _find_odd_branches(spec):
         return reason
     if spec.streams is not None and (reason := _find_odd_streams(spec)):

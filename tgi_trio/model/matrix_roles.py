@@ -345,6 +345,8 @@ class OuterRefs:
     embedding_norm: NormRef | None
     final_norm: NormRef | None
     head: LinearRef  # the embedding's matrix if the head is tied
+    embedding_in: LinearRef | None = None  # from the embedding's width to the hidden size
+    embedding_out: LinearRef | None = None  # and back, after the final norm
     own_inputs: OwnInputsRefs | None = None
     streams: StreamsRefs | None = None
     hyper: HyperRefs | None = None

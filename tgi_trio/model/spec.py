@@ -92,6 +92,8 @@ class Names:
     sinks: str = ""  # the complete name of a tensor [heads]
     positions: str = ""
     embedding_norm: str = ""
+    embedding_in: str = ""  # see `DecoderSpec.embedding_width`
+    embedding_out: str = ""
     head: str = "lm_head"
     added_embedding: str = ""  # for the last tokens of the vocabulary
     added_head: str = ""
@@ -350,6 +352,9 @@ class DecoderSpec:
     added_tokens: int = 0  # last tokens of the vocabulary, whose rows are in separate tables
     extra_tokens: int = 0  # last tokens of the vocabulary, which are read but never chosen
     normalised_embedding: bool = False  # each row is normalised, without weights
+    # Features of a token's row of embedding and head, which a linear widens for the first layer and
+    # another narrows for the head; 0: the hidden size.
+    embedding_width: int = 0
     normalised_head: bool = False  # each row of the head is divided by its length
     position_rows: int = 0  # rows of the table of learned positions; 0: none
     position_offset: int = 0

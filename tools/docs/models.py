@@ -154,8 +154,10 @@ computes both.
 Command R+ and StableLM 2 12B have norms of query and key heads, each with weights of its own; ranks
 divide these as they do heads.
 
-The first GPT normalises sums, not what its parts read of them; the norm of the last sum stands for
-later models' final one. XGLM's positions are computed (`shard/sine_positions.py`). XGLM with
+The first GPT and OPT 350M normalise sums, not what their parts read of them; the norm of the last
+sum stands for other models' final one. OPT 350M's embeddings are narrower than its layers, with a
+linear before these and one behind; OPT without a final norm, or without weights in its norms, runs
+through transformers. XGLM's positions are computed (`shard/sine_positions.py`). XGLM with
 cross-attention, or with padding of a number that its positions have, runs through transformers, and
 IQuest Coder with windows or clipped queries, which transformers refuses.
 

@@ -72,7 +72,7 @@ RARE: dict[str, dict[str, Any]] = {
     "gptj": {"n_embd": 128},
     "gpt_neox": {"hidden_size": 128},
     "phi": {"hidden_size": 128},
-    "opt": {"hidden_size": 128, "word_embed_proj_dim": 128},
+    "opt": {"hidden_size": 128, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
     "falcon": {"hidden_size": 128},
     "bloom": {"hidden_size": 128},
     "mpt": {"d_model": 128},

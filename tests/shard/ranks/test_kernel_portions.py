@@ -46,7 +46,7 @@ LLAMA = FITTING["llama"]
 WARMUP = WarmupRequest(64, 256, 16, 100 * BLOCK)
 # Biases that one rank adds; norms behind branches; fewer KV heads than ranks; parallel branches
 # that both join; joined matrices; a scaled residual stream; norms of heads, each with its weights;
-# sums that are normalised.
+# sums that are normalised, and narrower embeddings.
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama": ("llama", 2, LLAMA),
     "four": ("llama", 4, LLAMA | {"vocab_size": 509}),
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "phi3": ("phi3", 2, {"hidden_size": 128}),
     "granite": ("granite", 2, FITTING["granite"]),
     "cohere": ("cohere", 2, FITTING["cohere"]),
-    "openai-gpt": ("openai-gpt", 2, FITTING["openai-gpt"]),
+    "opt": ("opt", 2, FITTING["opt"]),
 }
 
 

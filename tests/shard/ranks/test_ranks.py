@@ -96,9 +96,10 @@ def test_four_ranks_share_the_heads_there_are(
     [
         ("cohere", {"use_qk_norm": True, "num_key_value_heads": 2}, 4),
         ("stablelm", {"qk_layernorm": True}, 2),
+        ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}, 2),
     ],
 )
-def test_ranks_share_the_norms_of_heads(
+def test_ranks_share_what_few_families_have(
     checkpoint: Checkpoint, family: str, changes: dict[str, int], ranks: int
 ) -> None:
     check_ranks(checkpoint(family, **changes), ranks, rows_for(3), 2e-4, chunk=20, joins=2)

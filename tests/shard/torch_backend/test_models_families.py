@@ -155,6 +155,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("nanochat", {"final_logit_softcapping": None, "num_key_value_heads": 4}),
     ("nanochat", {"rope_parameters": SHARPER, "attention_bias": True}),
     ("openai-gpt", {"afn": "relu", "n_layer": 1, "tie_word_embeddings": False}),
+    ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),  # as that of 350M
+    ("opt", {"word_embed_proj_dim": 96, "tie_word_embeddings": False}),
     ("persimmon", {"qk_layernorm": False}),
     ("xglm", {"scale_embedding": False}),
     ("jais2", {"attention_bias": False, "mlp_bias": False}),

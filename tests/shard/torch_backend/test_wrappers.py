@@ -207,6 +207,7 @@ def test_sizes_that_the_nested_config_leaves_out(tmp_path: Path, kind: str) -> N
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
         "n_group": 1,
+        "topk_group": 1,
         "block_auto_adjust_ff_dim": False,  # LFM2's width is what it says
     }
     if kind in SECTIONS:

@@ -67,27 +67,25 @@ def gpt2(config: ModelConfig) -> DecoderSpec | None:
 
 
 def openai_gpt(config: ModelConfig) -> DecoderSpec:
-    """The first GPT (OpenAI 2018): the norm of a sum takes its place.
+    """The first GPT (OpenAI 2018): the norm of a sum takes its place."""
+    numbers, said = _gpt2_numbers(config), config.get("afn", "gelu")
+    changes: dict[str, Any] = {
+        "names": names.OPENAI_GPT,
+        "mlp_width": 4 * numbers["hidden"],
+        "position_rows": int(config.get("n_positions", 512)),
+        "qkv_layout": "stacked",
+        "transposed": True,
+        "activation": "gelu_new" if said == "gelu" else said,
+    }
+    return _end_with_sum(_spec(config, **numbers | changes))
 
-    That of the last sum is in the place of later models' final norm.
-    """
-    numbers = _gpt2_numbers(config)
-    *layers, last = numbers["layers"]
-    own = replace(names.OPENAI_GPT, final_norm=f"{names.OPENAI_GPT.layer.format(len(layers))}ln_2")
-    said = config.get("afn", "gelu")
-    return _spec(
-        config,
-        qkv_layout="stacked",
-        transposed=True,
-        activation="gelu_new" if said == "gelu" else said,
-        **numbers
-        | {
-            "names": own,
-            "mlp_width": 4 * numbers["hidden"],
-            "position_rows": int(config.get("n_positions", 512)),
-            "layers": (*layers, replace(last, names=replace(own, mlp_sum_norm=""))),
-        },
-    )
+
+def _end_with_sum(spec: DecoderSpec) -> DecoderSpec:
+    """Return a spec of normalised sums; the norm of the last stands for later models' final one."""
+    last = len(spec.layers) - 1
+    kept = replace(spec.names, final_norm=spec.names.layer.format(last) + spec.names.mlp_sum_norm)
+    end = replace(spec.layers[last], names=replace(kept, mlp_sum_norm=""))
+    return replace(spec, names=kept, layers=(*spec.layers[:last], end))
 
 
 def gpt_bigcode(config: ModelConfig) -> DecoderSpec | None:
@@ -217,22 +215,24 @@ def phi(config: ModelConfig) -> DecoderSpec | None:
 
 
 def opt(config: ModelConfig) -> DecoderSpec | None:
+    """OPT (Meta 2022); that of 350M normalises sums, and has narrower embeddings."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
-    if (
-        not config.get("do_layer_norm_before", True)
-        or config.get("_remove_final_layer_norm", False)
-        or int(config.get("word_embed_proj_dim", hidden)) != hidden
-        or not config.get("layer_norm_elementwise_affine", True)
-    ):
+    before = bool(config.get("do_layer_norm_before", True))
+    if before and config.get("_remove_final_layer_norm", False):
+        return None
+    if not config.get("layer_norm_elementwise_affine", True):
         return None
     biased = bool(config.get("enable_bias", True))
-    return _spec(
+    width = int(config.get("word_embed_proj_dim", hidden))
+    kept = names.OPT if before else names.OPT_OF_SUMS
+    spec = _spec(
         config,
         hidden=hidden,
         heads=heads,
         layers=(LayerSpec(scale=(hidden // heads) ** -0.5),)
         * int(config.need("num_hidden_layers")),
-        names=names.OPT,
+        names=kept if width == hidden else replace(kept, **names.OPT_PROJECTED),
+        embedding_width=0 if width == hidden else width,
         mlp_width=int(config.need("ffn_dim")),
         norm_eps=1e-5,
         qkv_bias=biased,
@@ -243,6 +243,7 @@ def opt(config: ModelConfig) -> DecoderSpec | None:
         position_rows=config.max_positions + 2,  # the first two rows are for padding
         position_offset=2,
     )
+    return spec if before else _end_with_sum(spec)
 
 
 def xglm(config: ModelConfig) -> DecoderSpec | None:

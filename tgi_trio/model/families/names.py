@@ -256,6 +256,19 @@ OPT = Names(
     down="fc2",
 )
 
+OPT_OF_SUMS = replace(
+    OPT,
+    final_norm="",
+    attention_norm="",
+    mlp_norm="",
+    attention_sum_norm="self_attn_layer_norm",
+    mlp_sum_norm="final_layer_norm",
+)
+OPT_PROJECTED: Final = {
+    "embedding_in": "model.decoder.project_in",
+    "embedding_out": "model.decoder.project_out",
+}
+
 XGLM = replace(
     OPT,
     embedding="model.embed_tokens",

@@ -33,17 +33,17 @@ class NormWriter:
         None converts rows of hidden states to these forms without a norm.
         """
         if ref is None:
-            self._writer.add(
-                Code.PASS_ON,
-                source=source,
-                target=Buffer.NORMED,
-                inputs=self._spec.hidden_size,
-                span=self._spec.hidden_size,
-            )
+            self.pass_on(source, self._spec.hidden_size)
             return
         defaults = {"target": Buffer.NORMED, "epilogue": Epilogue.PASS, "scale": 1.0}
         numbers = self._numbers(ref)
         self._writer.add(Code.NORM, source=source, **(numbers | defaults | fields))
+
+    def pass_on(self, source: Buffer, width: int) -> None:
+        """Add a conversion of rows [width] to activations of the next product, without a norm."""
+        self._writer.add(
+            Code.PASS_ON, source=source, target=Buffer.NORMED, inputs=width, span=width
+        )
 
     def add_in_place(self, ref: NormRef, target: Buffer, width: int, offset: int = 0) -> None:
         """Add a norm of part of every row of a buffer, `width` features each."""

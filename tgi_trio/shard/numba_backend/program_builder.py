@@ -124,14 +124,18 @@ class ProgramBuilder:
         else:
             table = self.writer.pack_codes(embedding.parts, packing)
             self.writer.quantised.add(len(self.writer.rows), packing)
+        width = spec.embedding_width or spec.hidden_size
         self.writer.add(
             Code.EMBED,
-            target=Buffer.HIDDEN,
+            target=Buffer.BRANCH if outer.embedding_in else Buffer.HIDDEN,
             weights=table,
-            inputs=spec.hidden_size,
-            width=spec.hidden_size,
+            inputs=width,
+            width=width,
             scale=scale[0],
         )
+        if outer.embedding_in is not None:
+            self._norms.pass_on(Buffer.BRANCH, width)
+            self.writer.linear(outer.embedding_in, Buffer.NORMED, Buffer.HIDDEN)
         rows = None
         if outer.positions is not None:
             rows = read_table(self.writer.source, outer.positions, every_unit).dequantised()
@@ -157,6 +161,9 @@ class ProgramBuilder:
         """Add the final norm and the head, for the wanted tokens."""
         spec, outer = self._spec, outer_refs(self._model)
         self._norms.add(outer.final_norm, Buffer.HIDDEN, wanted_only=1)
+        if outer.embedding_out is not None:
+            self.writer.linear(outer.embedding_out, Buffer.NORMED, Buffer.BRANCH, wanted_only=1)
+            self._norms.pass_on(Buffer.BRANCH, spec.embedding_width)
         self.writer.linear(
             outer.head,
             Buffer.NORMED,

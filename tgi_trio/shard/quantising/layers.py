@@ -101,6 +101,7 @@ class LayerWalk:
         self._embedding = self._loader.weight(outer.embedding)
         self._positions = self._loader.positions(outer)
         self._norm = self._loader.optional_norm(outer.embedding_norm)
+        self._widening = self._loader.optional_linear(outer.embedding_in)
         ids = [torch.from_numpy(sample) for sample in samples]
         start = self._decoder([])
         self._hidden = [start.embed(each, self._places) for each in ids]
@@ -141,6 +142,7 @@ class LayerWalk:
             embedding_norm=self._norm,
             final_norm=None,
             head=Linear(self._embedding),
+            embedding_in=self._widening,
         )
 
     def _run(self, decoder: Decoder, hidden: torch.Tensor) -> torch.Tensor:

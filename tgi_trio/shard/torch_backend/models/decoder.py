@@ -79,6 +79,8 @@ class Decoder:
         own_inputs: OwnInputs | None = None,
         streams: Streams | None = None,
         hyper: HyperEnds | None = None,
+        embedding_in: Linear | None = None,
+        embedding_out: Linear | None = None,
     ) -> None:
         """`vocabulary`: the tokens whose rows `embedding` and `head` have; None: all."""
         self.spec = spec
@@ -94,7 +96,10 @@ class Decoder:
         self.own_inputs = own_inputs
         self.streams = streams
         self.hyper = hyper
+        self.embedding_in = embedding_in
+        self.embedding_out = embedding_out
         plain = ranks is None and positions is None and embedding_norm is None
+        plain = plain and embedding_in is None
         self.beginning = Beginning(embedding, spec.embedding_scale, rotaries if plain else ())
         self.taps: tuple[int, ...] = ()  # layers whose inputs `forward` returns as well
         self._attend = Attending(spec, rotaries, ranks)
@@ -138,7 +143,7 @@ class Decoder:
     def projections(self) -> Iterator[Projection]:
         """Yield those of `linears` that read a norm; in layers, the norm of a sum."""
         yield from list_projections(self.layers, self._sums)
-        if self.final_norm is not None:
+        if self.final_norm is not None and self.embedding_out is None:
             yield Projection(self.head, self.final_norm, None, None)
 
     def head_projections(self) -> Iterator[tuple[HeadProjection, Addends | None]]:
@@ -220,6 +225,8 @@ class Decoder:
         if spec.embedding_scale != 1.0:
             # Rounded to the dtype first, as Gemma was trained.
             x = x * torch.tensor(spec.embedding_scale, dtype=x.dtype)
+        if self.embedding_in is not None:
+            x = self.embedding_in(x)
         if self.positions is not None:
             x = x + functional.embedding(positions + spec.position_offset, self.positions)
         if self.embedding_norm is not None:
@@ -289,6 +296,9 @@ class Decoder:
         if self.taps:
             hidden = hidden[:, : self.spec.hidden_size].contiguous()
         norm, extra = self.final_norm, self.spec.extra_tokens
+        if self.embedding_out is not None:
+            hidden = self.embedding_out(hidden if norm is None else norm(hidden))
+            norm = None
         own = self.head(hidden) if norm is None else project_normed(self.head, hidden, norm)
         logits = gather_logits(own, self.spec.vocab_size - extra, self.ranks)
         if self.spec.logit_scale != 1.0:
@@ -302,10 +312,9 @@ class Decoder:
         total = self.embedding.nbytes + sum(layer.nbytes() for layer in self.layers)
         if self.head.weight is not self.embedding:
             total += self.head.nbytes()
-        if self.own_inputs is not None:
-            total += self.own_inputs.nbytes()
-        for ends in (self.streams, self.hyper):
-            total += 0 if ends is None else ends.nbytes()
+        ends = self.embedding_in, self.embedding_out
+        for part in (*ends, self.own_inputs, self.streams, self.hyper):
+            total += 0 if part is None else part.nbytes()
         return total + (self.positions.nbytes if self.positions is not None else 0)
 
     def _layer(

@@ -13,7 +13,7 @@ from tgi_trio.model.decoder_fit import check_supported
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.gated_streams import GatedStreamsSpec
 from tgi_trio.model.layer_work import find_run
-from tgi_trio.model.matrices import run_of
+from tgi_trio.model.matrices import LinearRef, run_of
 from tgi_trio.model.matrix_roles import (
     BesideRefs,
     ExpertsRefs,
@@ -144,7 +144,17 @@ class DecoderLoader(AttentionLoader):
             own_inputs=self.own_inputs(outer.own_inputs, spec.own_inputs),
             streams=self.streams(outer.streams),
             hyper=self.hyper_ends(outer.hyper, spec.hyper),
+            embedding_in=self.optional_linear(outer.embedding_in),
+            embedding_out=self.optional_linear(outer.embedding_out),
         )
+
+    def optional_linear(self, ref: LinearRef | None) -> Linear | None:
+        """Return a packed linear, None if there is none."""
+        if ref is None:
+            return None
+        linear = self.linear(ref)
+        linear.pack()
+        return linear
 
     def positions(self, outer: OuterRefs) -> torch.Tensor | None:
         """Return the table of positions [rows, hidden], learned or computed; None: there is none.
@@ -167,9 +177,8 @@ class DecoderLoader(AttentionLoader):
         """Return the loader's run of layers as a stage, with embedding and head if it uses them."""
         spec, outer = self.spec, outer_refs(self.spec)
         first, last = stage.is_first, stage.is_last
-        none = torch.empty(
-            (0, spec.hidden_size), dtype=self.source.dtype, device=self.source.device
-        )
+        width = spec.embedding_width or spec.hidden_size
+        none = torch.empty((0, width), dtype=self.source.dtype, device=self.source.device)
         wanted = first or (last and spec.tied_head)
         embedding = self.weight(outer.embedding) if wanted else none
         layers = self.layers()
@@ -189,6 +198,8 @@ class DecoderLoader(AttentionLoader):
             ranks=self.ranks,
             stage=stage,
             neighbours=neighbours,
+            embedding_in=self.optional_linear(outer.embedding_in) if first else None,
+            embedding_out=self.optional_linear(outer.embedding_out) if last else None,
         )
 
     def layers(self) -> list[Layer]:
