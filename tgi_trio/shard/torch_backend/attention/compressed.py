@@ -11,8 +11,9 @@ Tokens attend together as in `indexed.py`: decodes of several rows, or several t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,13 +27,30 @@ from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.layers.index import IndexQueries, choose_best, score_keys
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.shared_key import Entries, Projected
+from tgi_trio.shard.torch_backend.staging import Array, Staging
 
 _GATHERED = 1 << 15  # entries of several tokens gathered at a time
 _READ = 1 << 12  # tokens that are read at a time for entries
 
 
-@dataclass(slots=True)
-class _Runs:
+class Kind(NamedTuple):
+    """What tokens of some layers see, and what is made of them."""
+
+    window: int
+    rate: int  # tokens of a run; 0: there are no entries
+    overlaps: bool
+    most: int  # entries that an index selects; 0: all are seen
+    heads: int
+
+    @classmethod
+    def of(cls, layer: AttentionLayer, entries: Entries | None) -> Kind:
+        """Return the kind of a layer."""
+        rate, overlaps = (entries.spec.rate, entries.spec.overlaps) if entries else (0, False)
+        most = layer.most if entries and entries.index else 0
+        return cls(layer.window, rate, overlaps, most, layer.heads)
+
+
+class _Runs(NamedTuple):
     """The runs of tokens that end in a step."""
 
     slots: torch.Tensor  # int64 [C], of each run's last token
@@ -41,37 +59,54 @@ class _Runs:
     missing: torch.Tensor  # bool [C, tokens]
 
 
-@dataclass(slots=True)
-class _Seen:
-    """Places of the cache that tokens of a group see."""
-
-    slots: torch.Tensor  # int64 [rows, keys]
-    hidden: torch.Tensor  # bool [rows, tokens of a row, keys]
-
-
-@dataclass(slots=True)
-class _Group:
+class _Group(NamedTuple):
     """Tokens that attend together: as many of each of some rows."""
 
     tokens: torch.Tensor  # int64 [rows * each]
     own: torch.Tensor  # int64 [rows, 1]: the slot of a token of each row
-    window: _Seen
-    entries: _Seen | None  # None: there is none yet
+    window: torch.Tensor  # int64 [rows, keys]: slots
+    unseen: torch.Tensor  # bool [rows, each, keys]
+    entries: torch.Tensor  # int64 [rows, entries]: slots; there may be none yet
+    unmade: torch.Tensor  # bool [rows, each, entries]
 
 
 @dataclass(slots=True)
 class CompressedBatch(ReferenceBatch):
-    """A plan, prepared; the parts are made by the first layer that needs them."""
+    """A plan, prepared."""
 
-    runs: dict[tuple[int, bool], _Runs | None] = field(default_factory=dict)
-    groups: dict[tuple[int, int], list[_Group]] = field(default_factory=dict)
+    runs: dict[tuple[int, bool], _Runs] = field(default_factory=dict)  # those that end, if any do
+    groups: dict[Kind, list[_Group]] = field(default_factory=dict)
 
 
 class CompressedAttention(ReferenceAttention):
     """Plain torch; see `attend_shared_key`."""
 
+    def __init__(self, kinds: Iterable[Kind], device: torch.device) -> None:
+        """`kinds`: those of all layers."""
+        self._kinds = list(dict.fromkeys(kinds))
+        self._staging = Staging(device)
+
     def prepare(self, plan: StepPlan, cache: KVCache) -> CompressedBatch:
-        return CompressedBatch(cache, plan, torch.from_numpy(plan.kv_slots).to(cache.key.device))
+        arrays: list[Array] = [plan.kv_slots]
+        ending: list[tuple[int, bool]] = []
+        for rate, overlaps in {(kind.rate, kind.overlaps) for kind in self._kinds if kind.rate}:
+            if (found := _find_runs(plan, rate, overlaps)) is not None:
+                ending.append((rate, overlaps))
+                arrays += found
+        groups = {kind: list(_make_groups(plan, kind)) for kind in self._kinds}
+        for parts in (part for own in groups.values() for part in own):
+            arrays += parts
+        sent = iter(self._staging.send(arrays))  # all in one copy, for which nobody waits
+        return CompressedBatch(
+            cache,
+            plan,
+            next(sent),
+            runs={key: _Runs(*(next(sent) for _ in range(4))) for key in ending},
+            groups={
+                kind: [_Group(*(next(sent) for _ in parts)) for parts in own]
+                for kind, own in groups.items()
+            },
+        )
 
 
 def attend_shared_key(
@@ -93,9 +128,11 @@ def attend_shared_key(
     keys = batch.cache.key_slots[layer.index][:, 0]
     dim = query.shape[-1]
     if entries is not None:
-        _make_entries(entries, keys, dim, turning, batch)
+        runs = batch.runs.get((entries.spec.rate, entries.spec.overlaps))
+        if runs is not None:
+            _make_entries(entries, keys, dim, turning, runs)
     out = torch.empty_like(query)
-    for group in _groups(layer, entries, batch):
+    for group in batch.groups[Kind.of(layer, entries)]:
         out[group.tokens] = _attend(layer, query, asked, entries, keys, group)
     return out
 
@@ -104,18 +141,12 @@ def attend_shared_key(
 
 
 def _make_entries(
-    entries: Entries, keys: torch.Tensor, dim: int, turning: Rotary, batch: CompressedBatch
+    entries: Entries, keys: torch.Tensor, dim: int, turning: Rotary, runs: _Runs
 ) -> None:
     """Write the entries of the runs that end in a step to `keys` [slots, numbers].
 
     `dim`: of a token's key, which what is kept for entries follows.
     """
-    spec = entries.spec
-    kind = spec.rate, spec.overlaps
-    if kind not in batch.runs:
-        batch.runs[kind] = _find_runs(batch.plan, *kind, keys.device)
-    if (runs := batch.runs[kind]) is None:
-        return
     table = turning.table(runs.starts, runs.starts + 1, keys.dtype)
     size = max(1, _READ // runs.tokens.shape[1])
     for first in range(0, len(runs.slots), size):
@@ -132,8 +163,8 @@ def _make_entries(
             begin += 2 * own.width
 
 
-def _find_runs(plan: StepPlan, rate: int, overlaps: bool, device: torch.device) -> _Runs | None:
-    """Return the runs of `rate` tokens that end in a step, None if none does."""
+def _find_runs(plan: StepPlan, rate: int, overlaps: bool) -> tuple[Array, ...] | None:
+    """Return the parts of `_Runs` of `rate` tokens that end in a step, None if none does."""
     ends = np.flatnonzero((plan.positions + 1) % rate == 0)
     if not len(ends):
         return None
@@ -142,8 +173,7 @@ def _find_runs(plan: StepPlan, rate: int, overlaps: bool, device: torch.device) 
     places = last - np.arange((2 if overlaps else 1) * rate)[::-1]
     missing, own = places < 0, plan.kv_slots[ends]
     slots = np.where(missing, own[:, None], _slots(plan, rows, places))
-    parts = own, last[:, 0] + 1 - rate, slots, missing
-    return _Runs(*(torch.from_numpy(part).to(device) for part in parts))
+    return own, last[:, 0] + 1 - rate, slots, missing
 
 
 def _slots(plan: StepPlan, rows: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -157,59 +187,33 @@ def _slots(plan: StepPlan, rows: NDArray[np.int64], places: NDArray[np.int64]) -
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def _groups(layer: AttentionLayer, entries: Entries | None, batch: CompressedBatch) -> list[_Group]:
-    rate = entries.spec.rate if entries else 0
-    most = entries.spec.index.most if entries and entries.spec.index else 0
-    if (rate, most) not in batch.groups:
-        made = _make_groups(layer, rate, most, batch)
-        batch.groups[rate, most] = list(made)
-    return batch.groups[rate, most]
-
-
-def _make_groups(
-    layer: AttentionLayer, rate: int, most: int, batch: CompressedBatch
-) -> Iterator[_Group]:
-    plan, device = batch.plan, batch.slots.device
+def _make_groups(plan: StepPlan, kind: Kind) -> Iterator[tuple[Array, ...]]:
+    """Yield the parts of a step's groups, in which layers of a kind attend."""
     keys = plan.context_lengths.astype(np.int64)
-    keys = layer.window + (keys // rate if rate else 0 * keys)
-    for rows, tokens in split_tokens(plan, keys, layer.heads):
-        size = max(1, _GATHERED // most) if most else len(tokens)
+    keys = kind.window + (keys // kind.rate if kind.rate else 0 * keys)
+    for rows, tokens in split_tokens(plan, keys, kind.heads):
+        size = max(1, _GATHERED // kind.most) if kind.most else len(tokens)
         for first in range(0, len(tokens), size):
             some = tokens[first : first + size]
             own = rows if len(rows) == 1 else rows[first : first + size]
-            yield _group(plan, own, some, layer.window, rate, device)
+            yield _group(plan, own, some, kind)
 
 
 def _group(
-    plan: StepPlan,
-    rows: NDArray[np.int64],
-    tokens: NDArray[np.int64],
-    window: int,
-    rate: int,
-    device: torch.device,
-) -> _Group:
-    """Return a group of as many tokens of each row; with `rate` 0 there are no entries."""
+    plan: StepPlan, rows: NDArray[np.int64], tokens: NDArray[np.int64], kind: Kind
+) -> tuple[Array, ...]:
+    """Return the parts of a `_Group` of as many tokens of each row."""
+    window, rate = kind.window, kind.rate
     places = plan.positions[tokens].astype(np.int64).reshape(len(rows), -1)
-    each = places.shape[1]
     own = plan.kv_slots[tokens].reshape(len(rows), -1)[:, :1]
-    near = places[:, :1] - window + 1 + np.arange(window + each - 1)
+    near = places[:, :1] - window + 1 + np.arange(window + places.shape[1] - 1)
     seen, asking = near[:, None, :], places[:, :, None]
-    hidden = (seen < 0) | (seen > asking) | (seen <= asking - window)
+    unseen = (seen < 0) | (seen > asking) | (seen <= asking - window)
     slots = np.where(near < 0, own, _slots(plan, rows, near))
-    entries = None
     count = int(places.max() + 1) // rate if rate else 0
-    if count:
-        ends = np.broadcast_to(np.arange(1, count + 1) * rate - 1, (len(rows), count))
-        unmade = ends[:, None, :] > asking
-        reached = ends <= places[:, -1:]
-        far = np.where(reached, _slots(plan, rows, ends), own)
-        entries = _Seen(*(torch.from_numpy(part).to(device) for part in (far, unmade)))
-    return _Group(
-        torch.from_numpy(tokens).to(device),
-        torch.from_numpy(own).to(device),
-        _Seen(torch.from_numpy(slots).to(device), torch.from_numpy(hidden).to(device)),
-        entries,
-    )
+    ends = np.broadcast_to(np.arange(1, count + 1) * rate - 1, (len(rows), count))
+    made = np.where(ends <= places[:, -1:], _slots(plan, rows, ends), own)
+    return tokens, own, slots, unseen, made, ends[:, None, :] > asking
 
 
 # --- attention ------------------------------------------------------------------------------------
@@ -224,14 +228,14 @@ def _attend(
     group: _Group,
 ) -> torch.Tensor:
     """Return attention [tokens, heads, dim] of a group's tokens."""
-    rows, each = group.window.hidden.shape[:2]
+    rows, each = group.unseen.shape[:2]
     query = query.index_select(0, group.tokens)
     heads, dim = query.shape[1:]
-    parts = [(keys[:, :dim], group.window.slots, group.window.hidden)]
-    if entries is not None and group.entries is not None:
+    parts = [(keys[:, :dim], group.window, group.unseen)]
+    if entries is not None and group.entries.shape[1]:
         place = entries.compressor.last
         made = keys[:, dim + place.start : dim + place.stop]
-        slots, hidden = group.entries.slots, group.entries.hidden
+        slots, hidden = group.entries, group.unmade
         if asked is not None and entries.index and slots.shape[1] > layer.most:
             slots, hidden = _choose(layer, asked, entries, keys[:, dim:], group)
         parts.append((made, slots, hidden))
@@ -267,19 +271,19 @@ def _choose(
     And which of them are hidden, bool [rows, tokens of a row, most]. `kept`: [slots, numbers],
     what the cache has behind a token's key.
     """
-    seen, index = group.entries, entries.index
-    assert seen is not None and index is not None
-    rows, each, count = seen.hidden.shape
+    index = entries.index
+    assert index is not None
+    rows, each, count = group.unmade.shape
     begin = 2 * entries.compressor.width + index.compressor.last.start
     made = kept[:, begin : begin + index.compressor.dim]
-    made = made.index_select(0, seen.slots.flatten()).view(rows, count, -1)
+    made = made.index_select(0, group.entries.flatten()).view(rows, count, -1)
     own = IndexQueries(
         *(of.index_select(0, group.tokens).unflatten(0, (rows, each)) for of in asked)
     )
-    scores = score_keys(own, made).masked_fill(seen.hidden, float("-inf"))
+    scores = score_keys(own, made).masked_fill(group.unmade, float("-inf"))
     best = choose_best(scores.flatten(0, 1), layer.most)
-    hidden = seen.hidden.flatten(0, 1).gather(1, best)
-    slots = seen.slots.repeat_interleave(each, dim=0).gather(1, best)
+    hidden = group.unmade.flatten(0, 1).gather(1, best)
+    slots = group.entries.repeat_interleave(each, dim=0).gather(1, best)
     # Hidden places have weight zero, but NaN times zero is NaN: use a token's own slot there.
     slots = torch.where(hidden, group.own.repeat_interleave(each, dim=0), slots)
     return slots, hidden.unflatten(0, (rows, each))

@@ -100,4 +100,7 @@ def choose_best(scores: torch.Tensor, most: int) -> torch.Tensor:
     better, same = scores > least, scores == least
     room = most - better.sum(dim=-1, keepdim=True)
     chosen = better | (same & (same.cumsum(dim=-1) <= room))
-    return chosen.nonzero()[:, 1].view(len(scores), most)
+    # Not `nonzero`, whose size a device would have to tell the host; the last column is for others.
+    places = torch.where(chosen, chosen.cumsum(dim=-1) - 1, most)
+    numbers = torch.arange(scores.shape[1], device=scores.device).expand_as(places)
+    return places.new_zeros((len(scores), most + 1)).scatter_(1, places, numbers)[:, :most]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import ModelConfig
@@ -12,7 +13,7 @@ from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import TorchAdapters
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
-from tgi_trio.shard.torch_backend.attention.compressed import CompressedAttention
+from tgi_trio.shard.torch_backend.attention.compressed import CompressedAttention, Kind
 from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
@@ -91,7 +92,7 @@ def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> Atten
     if model.spec.index or any(layer.blocks for layer in model.spec.layers):
         return IndexedAttention()
     if model.spec.shared_key:
-        return CompressedAttention()
+        return CompressedAttention(_compressed_kinds(model), target.device)
     if any(layer.pooled for layer in model.spec.layers):
         return PooledAttention()
     return choose_attention(
@@ -101,6 +102,13 @@ def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> Atten
         eight_bits=eight_bits,
         in_kernels=model.attends_in_kernels,
     )
+
+
+def _compressed_kinds(model: Decoder) -> Iterator[Kind]:
+    """Yield the kinds of layers with one key per token."""
+    for layer in model.layers:
+        if layer.attention is not None and layer.attention.shared_key is not None:
+            yield Kind.of(layer.attention.shape, layer.attention.shared_key.entries)
 
 
 def _guesses(
