@@ -257,8 +257,10 @@ def tensors(
     experts: dict[str, list[tuple[int, np.ndarray]]] = {}
     for own, tensor in load_file(folder / "model.safetensors").items():
         array = tensor.float().numpy()
-        number = re.search(r"\.experts\.(\d+)\.", own)
+        number = re.search(r"\.(?:experts|norms)\.(\d+)\.", own)
         whole = own if number is None else own.replace(number[0], ".experts.")
+        if number is not None and ".norms." in own:  # of every head
+            whole = own.replace(number[0], ".")
         whole = whole.replace("e_score_correction_bias", "e_score_correction.bias")
         if "kv_b_proj" in own and case != "deepseek2-old":
             heads, key = config["num_key_value_heads"], config["qk_nope_head_dim"]

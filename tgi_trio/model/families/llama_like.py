@@ -12,6 +12,8 @@ from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
 
 # A key in the config that we make of a GGUF file: queries, keys and values are separate matrices.
 PROJECTIONS_APART = "projections_apart"
+# Another one: norms of heads that have weights of their own are in one tensor.
+NORMS_STACKED = "norms_stacked"
 _BAICHUAN_2_VOCABULARY = 125696
 
 
@@ -224,13 +226,14 @@ def stablelm(config: ModelConfig) -> DecoderSpec:
     """StableLM; the 12B model has norms of query and key heads, each with weights of its own."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     parallel = bool(config.get("use_parallel_residual", False))
+    each = "" if config.get(NORMS_STACKED) else ".norms.{}"
     return llama_spec(
         config,
         turning=rotary(config, hidden // heads, partial=0.25),
         names=replace(
             names.SHARED_NORM if parallel else names.LLAMA,
-            query_norm="self_attn.q_layernorm.norms.{}",
-            key_norm="self_attn.k_layernorm.norms.{}",
+            query_norm="self_attn.q_layernorm" + each,
+            key_norm="self_attn.k_layernorm" + each,
         ),
         query_key_norm="each" if config.get("qk_layernorm", False) else "none",
         norm="layer",

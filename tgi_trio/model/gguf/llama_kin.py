@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from tgi_trio.model.families.llama_like import PROJECTIONS_APART
+from tgi_trio.model.families.llama_like import NORMS_STACKED, PROJECTIONS_APART
 from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
@@ -182,4 +182,5 @@ def stablelm(model: GgufModel, values: Values) -> Values:
         "use_parallel_residual": bool(model.get("use_parallel_residual", False)),
         "use_qkv_bias": values["attention_bias"],
         "qk_layernorm": any("attn_q_norm" in name for name in model.tensors),
+        NORMS_STACKED: True,
     }
