@@ -33,6 +33,8 @@ ASKED: list[dict[str, Any]] = [{}, {}]
 FAMILIES = (
     *("qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "bloom", "falcon"),
     *("cohere", "olmo2", "stablelm", "mpt", "opt", "qwen3_moe", "deepseek_v3", "gpt_oss"),
+    # Sums that are normalised; norms without weights, and heads that turn backwards.
+    *("openai-gpt", "nanochat"),
     # And of every kind that keeps a state.
     *("lfm2", "qwen3_5_text", "bamba"),
     # Experts parallel to attention, weighted by sigmoids; heads that differ in number, with gates.
@@ -41,10 +43,11 @@ FAMILIES = (
     "longcat_flash",
 )
 # Whose positions nothing turns, or more than one table.
-APART = ("gpt2", "bloom", "mpt", "opt", "gemma3_text", "laguna")
+APART = ("gpt2", "bloom", "mpt", "opt", "gemma3_text", "laguna", "openai-gpt", "nanochat")
 # Whose heads are rotated at most, and whose attention has the norm before it for itself.
 TURNED = (
     *("qwen2", "gemma2", "phi3", "gpt2", "bloom", "stablelm", "mpt", "opt", "gpt_oss", "bamba"),
+    "openai-gpt",
 )
 
 

@@ -52,12 +52,14 @@ def list_linears(layers: Sequence[Layer]) -> Iterator[Linear]:
 
 
 def list_projections(layers: Sequence[Layer], sums: Sums) -> Iterator[Projection]:
-    """Yield those of `list_linears` that read the norm of a sum."""
+    """Yield those of `list_linears` that read the norm of a sum, or the sum itself."""
     for i, layer in enumerate(layers):
-        if i > 0 and layer.attention is not None and sums.attends_alone(layer):
+        summed = i > 0 and layers[i - 1].mlp_sum_norm is None
+        if summed and layer.attention is not None and sums.attends_alone(layer):
             before = sums.of_mlp(layers[i - 1], layer.attention.qkv.weight)
             yield Projection(layer.attention.qkv, layer.attention_norm, None, before)
-        if isinstance(layer.mlp, DenseMlp) and not sums.parallel:
+        apart = sums.parallel or layer.attention_sum_norm is not None
+        if isinstance(layer.mlp, DenseMlp) and not apart:
             before = sums.of_attention(layer, layer.mlp.up.weight)
             yield Projection(layer.mlp.up, layer.mlp_norm, layer.mlp.act, before)
 
@@ -65,7 +67,8 @@ def list_projections(layers: Sequence[Layer], sums: Sums) -> Iterator[Projection
 def list_head_projections(
     layers: Sequence[Layer], sums: Sums, steps: Mapping[int, HeadSteps]
 ) -> Iterator[tuple[HeadProjection, Addends | None]]:
-    """Yield projections of heads, with what is added before them: None in the first layer.
+    """Yield projections of heads, with what is added before them: None in the first layer, and
+    where the sum is normalised itself.
 
     `steps`: what is done with a layer's heads, by number of the layer.
     """
@@ -76,4 +79,5 @@ def list_head_projections(
             plain = own.latent is None and own.shared_key is None
             if plain and not own.query_norm and not own.key_norm:
                 yield HeadProjection(own.qkv, layer.attention_norm, steps[i]), before
-            before = sums.of_mlp(layer, own.qkv.weight)
+            settled = layer.mlp_sum_norm is not None
+            before = None if settled else sums.of_mlp(layer, own.qkv.weight)
