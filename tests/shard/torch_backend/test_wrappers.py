@@ -205,6 +205,7 @@ def test_sizes_that_the_nested_config_leaves_out(tmp_path: Path, kind: str) -> N
     said: dict[str, Any] = {
         "num_local_experts": 2,
         "num_experts_per_tok": 2,
+        **{"n_group": 1, "topk_group": 1},
         "moe_intermediate_size": 32,
         "n_group": 1,
         "topk_group": 1,
