@@ -128,10 +128,8 @@ def _kinds(config: ModelConfig, count: int) -> list[str]:
 def _set_experts(config: ModelConfig, spec: DecoderSpec, limit: float) -> DecoderSpec:
     stated = config.get("mlp_layer_types")
     kinds = stated or ["dense" if i < 3 else "sparse" for i in range(len(spec.layers))]
-    config = replace(config, values={"n_routed_experts": 288, **config.values})
-    experts = replace(
-        v3_experts(config, groups=1, groups_used=1), limit=limit, raised=False, limits_shared=True
-    )
+    routed = v3_experts(config, groups=1, groups_used=1, count=288)
+    experts = replace(routed, limit=limit, raised=False, limits_shared=True)
     layers = (
         replace(layer, experts=experts) if kind == "sparse" else layer
         for layer, kind in zip(spec.layers, kinds, strict=True)
