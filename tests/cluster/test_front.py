@@ -117,14 +117,18 @@ async def test_a_connection_is_kept_for_the_next_request() -> None:
         assert (replica.taken, front.count("lost")) == (2, 0)
 
 
-async def test_a_full_replica_is_passed_over_and_the_last_answer_is_passed_on() -> None:
+@pytest.mark.parametrize("unserved", [503, 529])
+async def test_a_full_replica_is_passed_over_and_the_last_answer_is_passed_on(
+    unserved: int,
+) -> None:
+    """Messages have 529 where all else has 503."""
     async with fake_replicas(3) as replicas, served_front(replicas.addresses) as front:
         replicas.all[0].status = 429
-        replicas.all[1].status = 503
+        replicas.all[1].status = unserved
         for _ in range(6):
             answer = await front.ask("POST", "/generate_stream", BODY)
             assert (answer.status, answer.body) == (200, WHOLE)
-        replicas.all[2].status = 503
+        replicas.all[2].status = unserved
         answer = await front.ask("POST", "/generate_stream", BODY)
         assert (answer.status, json.loads(answer.body)) == (
             429,

@@ -14,7 +14,9 @@ FRONT_METRICS: Final[tuple[Metric, ...]] = (
     Metric("tgi_front_running", "gauge", "Requests that are under way"),
     Metric("tgi_front_cancelled", "counter", "Requests whose client left before the end"),
     Metric(
-        "tgi_front_passed_over", "counter", "Answers of 429 or 503 after which another was asked"
+        "tgi_front_passed_over",
+        "counter",
+        "Answers of 429, 503 or 529 after which another was asked",
     ),
     Metric("tgi_front_lost", "counter", "Times that a request lost its replica"),
     Metric("tgi_front_resumed", "counter", "Streams that went on at another replica"),

@@ -1,9 +1,9 @@
 """Serves one client's request from one replica, or from several after failures.
 
-If a replica is full (429) or does not serve now (503), the next one is tried; the client gets such
-an answer only if all replicas give one. If none takes requests but one may soon, as when the only
-one was too busy to say how it is, the request waits for it. If a replica is lost, the request is
-retried elsewhere: from the beginning if the client has got nothing yet, otherwise a stream is
+If a replica is full (429) or does not serve now (503, 529), the next one is tried; the client gets
+such an answer only if all replicas give one. If none takes requests but one may soon, as when the
+only one was too busy to say how it is, the request waits for it. If a replica is lost, the request
+is retried elsewhere: from the beginning if the client has got nothing yet, otherwise a stream is
 resumed behind the ids that the client has. A request that has lost MOST_LOST replicas fails, since
 it may be what crashes them.
 """
@@ -34,7 +34,8 @@ WAIT_SECONDS: Final = 10.0  # a request that has not begun may wait this long fo
 RESUME_SECONDS: Final = 30.0  # a stream may wait this long for a replica that resumes it
 PAUSE: Final = 0.1  # seconds between two rounds over all replicas
 
-PASSED_OVER: Final = frozenset({429, 503})  # statuses after which the next replica is tried
+# Statuses after which the next replica is tried; Messages have 529 in the place of 503.
+PASSED_OVER: Final = frozenset({429, 503, 529})
 
 
 class Unserved(Exception):
@@ -102,7 +103,7 @@ class Relay:
             end()
 
     async def start(self) -> Answer:
-        """Return the first answer other than 429 and 503, else the best of those.
+        """Return the first answer other than 429, 503 and 529, else the best of those.
 
         Raises Unserved if there is none.
         """
