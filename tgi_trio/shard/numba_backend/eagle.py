@@ -58,6 +58,9 @@ class KernelEagle:
     def join(self, parts: Sequence[Floats]) -> Floats:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def pick(self, states: Floats, places: NDArray[np.int64]) -> Floats:
+        return states[places]
+
     def fuse(self, states: Floats) -> Floats:
         return self._forward.multiply("fuse", states)
 

@@ -101,10 +101,11 @@ class Backlog:
         if sequence.id in self._reached:
             self.due = True
 
-    def take(self, join: Any) -> tuple[StepPlan, Any]:
+    def take(self, join: Any, pick: Any) -> tuple[StepPlan, Any]:
         """Return the backlog as a plan, with its states [T, features], and clear it.
 
-        The plan's tokens are those after its positions. `join`: concatenates states.
+        The plan's tokens are those after its positions. `join`: concatenates states; `pick`:
+        returns some of them, given their places [n].
         """
         steps = self._steps
         self.clear()
@@ -119,7 +120,7 @@ class Backlog:
         places, counts = np.unique(ids[order], return_counts=True)
         plan = plan_rows([by_id[i] for i in places.tolist()], counts, positions[order], following)
         states = join([step.states for step in steps])
-        return plan, states if len(order) == len(ids) and _rising(order) else states[order]
+        return plan, states if len(order) == len(ids) and _rising(order) else pick(states, order)
 
 
 def _marks(places: NDArray[np.intp], count: int) -> NDArray[np.bool_]:

@@ -38,6 +38,10 @@ class EagleLayer(Protocol):
         """Concatenate along the first axis."""
         ...
 
+    def pick(self, states: Rows, places: NDArray[np.int64]) -> Rows:
+        """Return some of the rows."""
+        ...
+
     def fuse(self, states: Rows) -> Rows:
         """Turn the model's states [n, all that it reads] into the layer's [n, features]."""
         ...
@@ -74,7 +78,7 @@ class EagleReader:
         if not self.backlog.size:
             self.backlog.due = False
             return None
-        plan, states = self.backlog.take(self.layer.join)
+        plan, states = self.backlog.take(self.layer.join, self.layer.pick)
         last = {
             row.id: int(end) - 1 for row, end in zip(plan.rows, plan.query_starts[1:], strict=True)
         }
@@ -127,7 +131,8 @@ class EagleDrafter:
                     still.append(i)
             if not still:
                 break
-            going, states, tokens = going[still], states[still], tokens[still]
+            going, tokens = going[still], tokens[still]
+            states = layer.pick(states, np.array(still))
             sequences = [shared[place][0].sequence for place in going.tolist()]
             made = [len(guesses[place]) for place in going.tolist()]
             positions = np.array([s.length for s in sequences]) - 2 + np.array(made)

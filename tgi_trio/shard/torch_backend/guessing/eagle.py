@@ -76,6 +76,9 @@ class TorchEagle:
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
+    def pick(self, states: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
+        return states.index_select(0, torch.from_numpy(places).to(states.device))
+
     @torch.inference_mode()
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         return self._linears["fuse"](states)
