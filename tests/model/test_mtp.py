@@ -53,6 +53,14 @@ def test_a_repository_that_states_them_and_leaves_them_out(folder: Path, tmp_pat
         resolved(without, speculate=2, drafter="mtp")
 
 
+def test_of_several_layers_each_guesses_once(tmp_path: Path) -> None:
+    folder = mtp_checkpoint(tmp_path, "mimo_v2_flash", layers=3)
+    assert resolved(folder, speculate=3).drafter == "mtp"
+    with pytest.raises(ConfigurationError, match=r"`speculate` must be <= 3: .* Given: 4"):
+        resolved(folder, speculate=4)
+    assert resolved(folder, speculate=4, drafter="ngram").drafter == "ngram"
+
+
 @pytest.mark.parametrize(
     ("part", "says"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tgi_trio.model.config import RopeScaling, read_config, read_json
 from tgi_trio.model.quantised.recognise import find_word
-from tgi_trio.model.speculators.mtp import has_mtp
+from tgi_trio.model.speculators.mtp import count_mtp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class ModelFacts:
     tokenizer_path: Path | None = None  # None: the model's own folder
     dtype: str | None = None  # of the checkpoint, e.g. "bfloat16"
     quantize: str | None = None  # the format of its quantised weights, as --quantize calls it
-    guesses: bool = False  # the checkpoint has layers that guess further tokens
+    guessing_layers: int = 0  # of the checkpoint, which guess further tokens
     revision_sha: str | None = None  # commit, when the folder is a hub snapshot
 
 
@@ -49,7 +49,7 @@ def read_model_facts(
         tokenizer_path=tokenizer_path,
         dtype=config.dtype,
         quantize=find_word(config),
-        guesses=has_mtp(config),
+        guessing_layers=count_mtp(config),
         revision_sha=_revision(path),
     )
 

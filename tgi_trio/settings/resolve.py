@@ -221,11 +221,18 @@ def _given_names(options: Options) -> frozenset[str]:
 
 def _drafter(options: Options, facts: ModelFacts) -> str | None:
     """Return the drafter, as in `Settings.drafter`."""
-    if options.drafter == MTP and not facts.guesses:
+    layers, most = facts.guessing_layers, _speculate(options)
+    if options.drafter == MTP and not layers:
         raise ConfigurationError(no_mtp(facts.path))
-    if not _speculate(options):
+    if not most:
         return None
     if options.draft_model is None:
-        return options.drafter or (MTP if facts.guesses else NGRAM)
+        drafter = options.drafter or (MTP if layers else NGRAM)
+        if drafter == MTP and 1 < layers < most:  # an only layer goes on from its own guesses
+            raise ConfigurationError(
+                f"`speculate` must be <= {layers}: the checkpoint has {layers} layers that guess "
+                f"further tokens, each of them one. Given: {most}"
+            )
+        return drafter
     kind = find_kind(options.draft_model)
     return "model" if kind is None else kind.word

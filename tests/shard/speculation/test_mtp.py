@@ -57,12 +57,14 @@ def load(folder: Path, **options: Any) -> Runner:
     return load_runner(ShardSettings(model_path=folder, **plain | guessing | options))
 
 
-def guesses_of(runner: Runner, **event: Any) -> tuple[list[tuple[list[int], list[int]]], Answers]:
+def guesses_of(
+    runner: Runner, prompts: list[list[int]] = PROMPTS, **event: Any
+) -> tuple[list[tuple[list[int], list[int]]], Answers]:
     """Return what was guessed behind which tokens, and the answers."""
     drafter = runner.drafter(MOST)
     assert drafter is not None
     watched = Watched(drafter)
-    found = answer(runner, PROMPTS, [GREEDY] * len(PROMPTS), NEW, drafter=watched, **event)
+    found = answer(runner, prompts, [GREEDY] * len(prompts), NEW, drafter=watched, **event)
     return [(known, own) for known, own in watched.guessed if own], found
 
 
@@ -176,6 +178,34 @@ STORES: dict[str, tuple[Store, dict[str, Any]]] = {
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False},
     ),
 }
+
+
+# How often wrong guesses follow right ones decides what is read again.
+@pytest.mark.parametrize("event", ["nothing", "prompts in pieces", "preempted"])
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_of_several_layers_each_guesses_what_transformers_says(
+    backend: str, event: str, several: tuple[Path, Any, dict[str, Any]]
+) -> None:
+    folder, theirs, runners = several
+    runner = runners.get(backend) or runners.setdefault(backend, load(folder, cpu_backend=backend))
+    alone = event == "nothing"  # then there is room for a guess of each layer
+    prompts = PROMPTS[2:] if alone else PROMPTS
+    guessed, found = guesses_of(runner, prompts, **EVENTS[event])
+    check_guesses(guessed, theirs)
+    plain = answer(runner, prompts, [GREEDY] * len(prompts), NEW)
+    assert found.tokens == plain.tokens
+    assert any(len(own) == 3 for _, own in guessed) or not alone
+    assert found.steps < plain.steps or not alone
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[str, Any]]:
+    """A checkpoint with three layers, the first of which is mostly right; and transformers'."""
+    folder, options = tmp_path_factory.mktemp("several"), WIDER["mimo_v2_flash"]
+    mtp_checkpoint(folder, "mimo_v2_flash", layers=3, tie_word_embeddings=False, **options)
+    counting(folder)
+    theirs = reference("mimo_v2_flash", folder, tmp_path_factory.mktemp("theirs"))
+    return folder, theirs, {}
 
 
 @pytest.mark.parametrize("kind", STORES)

@@ -171,10 +171,10 @@ LAYOUTS: Final[Mapping[str, MtpLayout]] = {
 }
 
 
-def has_mtp(config: ModelConfig) -> bool:
-    """Return whether a checkpoint has such layers; raises ModelLoadError as `decoder_spec` does."""
+def count_mtp(config: ModelConfig) -> int:
+    """Return how many such layers a checkpoint has; raises what `decoder_spec` does."""
     spec = decoder_spec(config) if config.text_type in LAYOUTS else None
-    return spec is not None and bool(find_mtp(config, spec))
+    return 0 if spec is None else len(find_mtp(config, spec))
 
 
 def find_mtp(config: ModelConfig, spec: DecoderSpec) -> tuple[MtpSpec, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -102,7 +102,7 @@ def load(
     local_ranks = settings.local_size or settings.world_size
     cores, count = _share_cores(settings, local_ranks)
     heads = _load_heads(settings.draft_model, spec)
-    mtp = need_mtp(config, spec)[0] if settings.drafter == MTP else None
+    mtp = need_mtp(config, spec) if settings.drafter == MTP else ()
     with (
         nullcontext() if heads is None else _open_heads(heads.spec, int8) as head_files,
         _open_weights(config, spec, fresh_files, None if int8 else made) as checkpoint,
@@ -125,9 +125,9 @@ def load(
         multipliers = _find_multipliers(program, settings, dtype)
         with compile_beside(_list_wanted(program, settings, dtype, multipliers, int8=int8)):
             variant = _link(program, settings, dtype, multipliers, int8=int8)
-            if own is not None:
-                wanted = _find_multipliers(own.program, settings, dtype)
-                _link_kernels(own.program, wanted, variant)
+            for layer in own:
+                wanted = _find_multipliers(layer.program, settings, dtype)
+                _link_kernels(layer.program, wanted, variant)
             adapters = _link_adapters(program, settings, variant)
             sampler = sampler or _make_sampler(settings, config, cores, grammars)
     forward = Forward(program, variant, cores[:count], neighbours, portions)
@@ -138,7 +138,7 @@ def load(
         sampler=sampler,
         load_ns=time.monotonic_ns() - began,
         heads=heads,
-        mtp=None if own is None else own.start(forward, cores[:count]),
+        mtp=[layer.start(forward, cores[:count], i) for i, layer in enumerate(own)],
         adapters=adapters,
         ranks=neighbours or portions,
         local_ranks=local_ranks,
@@ -308,38 +308,41 @@ def _open_heads(heads: HeadsSpec, int8: bool) -> Checkpoint:
 def _find_lone(
     heads: LoadedHeads | None,
     files: Checkpoint | None,
-    mtp: MtpSpec | None,
+    mtp: Sequence[MtpSpec],
     checkpoint: Checkpoint,
 ) -> tuple[HeadsSpec, Weights] | None:
     """Return the linear layers of what guesses that are run by the model's own program."""
     if heads is not None and files is not None:
         return heads.spec, files
-    return None if mtp is None else (lone_linears(mtp), checkpoint)
+    return (lone_linears(mtp), checkpoint) if mtp else None
 
 
 @contextmanager
 def _pack_own(
-    mtp: MtpSpec | None,
+    mtp: Sequence[MtpSpec],
     checkpoint: Checkpoint,
     settings: ShardSettings,
     dtype: str,
     threads: int,
     *,
     int8: bool,
-) -> Iterator[PackedMtp | None]:
-    """Pack a layer of the model's own that guesses, as `pack_program` does; None: there is none.
+) -> Iterator[list[PackedMtp]]:
+    """Pack layers of the model's own that guess, as `pack_program` does.
 
     The step's kernels are those of the model's program.
     """
-    if mtp is None:
-        yield None
-        return
-    kv = _cache_numbers(settings.kv_cache_dtype, mtp.decoder, checkpoint)
-    run = run_of_layers(mtp)
-    with pack_program(
-        mtp.decoder, checkpoint, dtype, int8=int8, threads=threads, kv=kv, run=run
-    ) as program:
-        yield PackedMtp(program, MtpNorms(mtp, checkpoint))
+    with ExitStack() as packing:
+        own = []
+        for spec in mtp:
+            kv = _cache_numbers(settings.kv_cache_dtype, spec.decoder, checkpoint)
+            run = run_of_layers(spec)
+            program = packing.enter_context(
+                pack_program(
+                    spec.decoder, checkpoint, dtype, int8=int8, threads=threads, kv=kv, run=run
+                )
+            )
+            own.append(PackedMtp(program, MtpNorms(spec, checkpoint)))
+        yield own
 
 
 def _lend_embedding(heads: LoadedHeads | None, spec: DecoderSpec, checkpoint: Checkpoint) -> None:

@@ -29,14 +29,15 @@ from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
 Floats = NDArray[np.float32]
 
-_FUSE: Final = "fuse"
+_FUSE: Final = "fuse {}"  # role, by number of the layer
 _NONE_WANTED: Final = np.empty(0, np.int32)
 _LEAST_ROOM: Final = 256  # tokens, and positions
 
 
-def lone_linears(spec: MtpSpec) -> HeadsSpec:
+def lone_linears(specs: Sequence[MtpSpec]) -> HeadsSpec:
     """Return the linear layers that belong into the model's own program, as those of heads do."""
-    return HeadsSpec(folder=Path(), heads=1, linears={_FUSE: spec.fuse}, tensors=())
+    linears = {_FUSE.format(i): spec.fuse for i, spec in enumerate(specs)}
+    return HeadsSpec(folder=Path(), heads=len(specs), linears=linears, tensors=())
 
 
 def run_of_layers(spec: MtpSpec) -> Run:
@@ -86,11 +87,11 @@ class PackedMtp:
     program: Program
     norms: MtpNorms
 
-    def start(self, model: Forward, cores: list[int]) -> KernelMtp:
+    def start(self, model: Forward, cores: list[int], number: int) -> KernelMtp:
         """Start a team of its own on the processors of the model's, with the same kernels."""
         beyond = StatesBeyond()
         layer = Forward(self.program, model.variant, cores, beyond)
-        return KernelMtp(model, layer, beyond, self.norms)
+        return KernelMtp(model, layer, beyond, self.norms, number)
 
 
 class KernelMtp:
@@ -103,9 +104,11 @@ class KernelMtp:
     token_map: NDArray[np.int64] | None = None
 
     def __init__(
-        self, model: Forward, layer: Forward, beyond: StatesBeyond, norms: MtpNorms
+        self, model: Forward, layer: Forward, beyond: StatesBeyond, norms: MtpNorms, number: int
     ) -> None:
-        """`layer`: of its own program, between the states of `beyond`."""
+        """`layer`: of its own program, between the states of `beyond`; `number`: among several."""
+        self._role = _FUSE.format(number)
+        self.features = model.spec.hidden_size  # read from the model
         self._model = model
         self._layer = layer
         self._beyond = beyond
@@ -116,9 +119,8 @@ class KernelMtp:
     def kv_bytes_per_token(self) -> int:
         return self._layer.program.kv_bytes_per_token
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of its own weights, without what is in the model's program."""
+    def nbytes(self) -> int:
+        """Return the bytes of its own weights, without what is in the model's program."""
         return self._layer.program.weight_bytes
 
     def make_room(self, blocks: int) -> int:
@@ -138,19 +140,32 @@ class KernelMtp:
     def run(
         self, plan: StepPlan, states: Floats, wanted: NDArray[np.int64]
     ) -> tuple[Floats, NDArray[np.int64]]:
+        x = self._compute(plan, states)
+        if not len(wanted):
+            return states[:0], np.empty(0, np.int64)
+        x = normalise(self._layer.program.final_norm, x[wanted])
+        return x, self.guess(x)
+
+    def read(self, plan: StepPlan, states: Floats) -> Floats:
+        """Compute a plan's tokens, and store their K and V; return their states [T, hidden]."""
+        return normalise(self._layer.program.final_norm, self._compute(plan, states))
+
+    def guess(self, states: Floats) -> NDArray[np.int64]:
+        """Return the best tokens [n] by states [n, hidden]."""
+        best: NDArray[np.int64] = self._model.multiply(MODEL_HEAD, states).argmax(axis=1)
+        return best
+
+    def _compute(self, plan: StepPlan, states: Floats) -> Floats:
+        """Return what leaves the decoder layer, [T, hidden], until the next call."""
         program = self._layer.program
         if not program.kv_cache:
             raise RuntimeError("the drafter has no KV cache before the warm-up")
         tokens = Tokens.of(plan, by_length=program.by_length)
         self._reserve(len(tokens.ids), tokens.longest)
         joined = self._norms.join(self._model.embed(tokens.ids), states)
-        self._beyond.given = self._model.multiply(_FUSE, joined)
+        self._beyond.given = self._model.multiply(self._role, joined)
         self._layer.run(tokens, _NONE_WANTED)
-        if not len(wanted):
-            return states[:0], np.empty(0, np.int64)
-        x = normalise(program.final_norm, self._beyond.taken[wanted])
-        best: NDArray[np.int64] = self._model.multiply(MODEL_HEAD, x).argmax(axis=1)
-        return x, best
+        return self._beyond.taken
 
     def close(self) -> None:
         """End the threads of its own program."""

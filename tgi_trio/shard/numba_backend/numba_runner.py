@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,9 +38,10 @@ from tgi_trio.shard.runner import (
 )
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
-from tgi_trio.shard.speculation.eagle import EagleDrafter, EagleReader
+from tgi_trio.shard.speculation.eagle import EagleReader
 from tgi_trio.shard.speculation.heads import HeadsDrafter
 from tgi_trio.shard.speculation.hidden import LastStep
+from tgi_trio.shard.speculation.mtp import MtpLayers, drafter_of, join_layers, reader_of
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 
 if TYPE_CHECKING:  # it imports torch
@@ -61,25 +63,25 @@ class CpuRunner:
         sampler: RowSampler,
         load_ns: int = 0,
         heads: LoadedHeads | None = None,
-        mtp: KernelMtp | None = None,
+        mtp: Sequence[KernelMtp] = (),
         adapters: AdapterHost | None = None,
         ranks: Neighbours | Portions | None = None,
         local_ranks: int = 1,
     ) -> None:
-        """`heads`: speculation heads, whose linear layers are in the program. `mtp`: a layer of the
-        model's own that guesses. `ranks`: the other ranks of `forward`, if any. `local_ranks`: how
-        many ranks share this machine's memory.
+        """`heads`: speculation heads, whose linear layers are in the program. `mtp`: layers of
+        the model's own that guess. `ranks`: the other ranks of `forward`, if any. `local_ranks`:
+        how many ranks share this machine's memory.
         """
         self._ranks = ranks
         self._local_ranks = local_ranks
         self._adapters = adapters
         self.sampler = sampler
         self._heads = heads
-        self._eagle: KernelEagle | KernelMtp | None = mtp
+        self._eagle: KernelEagle | KernelMtp | MtpLayers | None = join_layers(mtp)
         self._reader: EagleReader | None = None  # set when a drafter has been requested
         if heads is not None and isinstance(heads.spec, EagleSpec):
             self._heads, self._eagle = None, KernelEagle(forward, heads.spec, heads)
-        self._bytes_beside = 0 if mtp is None else mtp.weight_bytes
+        self._bytes_beside = sum(layer.nbytes() for layer in mtp)
         self._last = LastStep()
         self._guesses = False  # there is a drafter, which needs the costs of steps
         self.kv_beside = 0 if self._eagle is None else self._eagle.kv_bytes_per_token
@@ -144,7 +146,7 @@ class CpuRunner:
         if self._eagle is not None:
             kv_bytes += self._eagle.make_room(blocks)
         if self._reader is not None:
-            self._reader.backlog.clear()
+            self._reader.clear()
         return WarmupResult(
             blocks=blocks,
             block_size=BLOCK_SIZE,
@@ -203,8 +205,8 @@ class CpuRunner:
         if isinstance(self._eagle, KernelEagle):
             self._forward.taps = self._eagle.spec.taps(len(self._forward.spec.layers))
         if self._eagle is not None:
-            self._reader = self._reader or EagleReader(self._eagle)
-            return EagleDrafter(self._reader, most, self._info.eos_ids)
+            self._reader = self._reader or reader_of(self._eagle)
+            return drafter_of(self._reader, most, self._info.eos_ids)
         if self._heads is None:
             return NgramDrafter(most, self._info.eos_ids)
         arithmetic = KernelArithmetic(self._forward, self._forward.program, self._heads)
@@ -217,7 +219,7 @@ class CpuRunner:
     def drop(self, sequence: ShardSequence) -> None:
         self.sampler.drop(sequence)
         if self._reader is not None:
-            self._reader.backlog.drop(sequence)
+            self._reader.drop(sequence)
 
     def prove_sound(self) -> None:
         prove_by_step(self.step, self.info.vocab_size)
@@ -239,9 +241,9 @@ class CpuRunner:
         return PromptValues(values, tops)
 
 
-def _close(forward: Forward, mtp: KernelMtp | None) -> None:
-    if mtp is not None:  # it was started last
-        mtp.close()
+def _close(forward: Forward, mtp: Sequence[KernelMtp]) -> None:
+    for layer in reversed(mtp):  # what was started last ends first
+        layer.close()
     forward.close()
 
 

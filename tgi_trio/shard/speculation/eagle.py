@@ -70,6 +70,14 @@ class EagleReader:
             self.read([])
         self.backlog.keep(plan, sampled, choices, pick)
 
+    def drop(self, sequence: ShardSequence) -> None:
+        """Note that a sequence has ended: its blocks may be reused after the next step."""
+        self.backlog.drop(sequence)
+
+    def clear(self) -> None:
+        """Drop all states, if the KV blocks for them no longer exist."""
+        self.backlog.clear()
+
     def read(self, sequences: Sequence[ShardSequence]) -> tuple[Rows, NDArray[np.int64]] | None:
         """Read the backlog; returns states and best rows after the last token of each sequence.
 

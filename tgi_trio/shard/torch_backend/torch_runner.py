@@ -36,9 +36,10 @@ from tgi_trio.shard.runner import (
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.assistant import AssistantDrafter
-from tgi_trio.shard.speculation.eagle import EagleDrafter, EagleReader
+from tgi_trio.shard.speculation.eagle import EagleReader
 from tgi_trio.shard.speculation.heads import HeadsDrafter
 from tgi_trio.shard.speculation.hidden import LastStep
+from tgi_trio.shard.speculation.mtp import MtpLayers, drafter_of, reader_of
 from tgi_trio.shard.speculation.ngram import FollowingNgrams, NgramDrafter
 from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
@@ -85,7 +86,7 @@ class TorchRunner:
         load_ns: int = 0,
         kv_dtype: torch.dtype | None = None,
         heads: TorchHeads | None = None,
-        eagle: TorchEagle | TorchMtp | None = None,
+        eagle: TorchEagle | TorchMtp | MtpLayers | None = None,
         assistant: TorchAssistant | None = None,
         last: LastStep | None = None,
         adapters: StepAdapters | None = None,
@@ -174,7 +175,7 @@ class TorchRunner:
         if self._assistant is not None:
             kv_bytes += self._assistant.make_room(self._cache)
         if self._reader is not None:
-            self._reader.backlog.clear()
+            self._reader.clear()
         if self._graphs:
             longest = longest_sequence(request, self._info)
             width = math.ceil(longest / BLOCK_SIZE)
@@ -324,8 +325,8 @@ class TorchRunner:
         if not self._info.draft_budget:
             return None
         if self._eagle is not None:
-            self._reader = self._reader or EagleReader(self._eagle)
-            return EagleDrafter(self._reader, most, self._info.eos_ids)
+            self._reader = self._reader or reader_of(self._eagle)
+            return drafter_of(self._reader, most, self._info.eos_ids)
         if self._assistant is not None:
             return AssistantDrafter(self._assistant, self._last, most, self._info.eos_ids)
         if self._heads is None and self._steps is not None and self._steps.looks_up:
@@ -344,7 +345,7 @@ class TorchRunner:
         if self._steps is not None:
             self._steps.drop(sequence)
         if self._reader is not None:
-            self._reader.backlog.drop(sequence)
+            self._reader.drop(sequence)
 
     def prove_sound(self) -> None:
         prove_by_step(self.step, self.info.vocab_size)

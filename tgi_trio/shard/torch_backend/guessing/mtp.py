@@ -110,22 +110,37 @@ class TorchMtp:
     def run(
         self, plan: StepPlan, states: torch.Tensor, wanted: NDArray[np.int64]
     ) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        x = self._compute(plan, states)
+        if not len(wanted):
+            return states[:0], np.empty(0, np.int64)
+        x = self._normalise(self.pick(x, wanted))
+        return x, self.guess(x)
+
+    @torch.inference_mode()
+    def read(self, plan: StepPlan, states: torch.Tensor) -> torch.Tensor:
+        """Compute a plan's tokens, and store their K and V; return their states [T, hidden]."""
+        return self._normalise(self._compute(plan, states))
+
+    @torch.inference_mode()
+    def guess(self, states: torch.Tensor) -> NDArray[np.int64]:
+        """Return the best tokens [n] by states [n, hidden]."""
+        best: NDArray[np.int64] = self._head(states).argmax(dim=-1).cpu().numpy()
+        return best
+
+    def _compute(self, plan: StepPlan, states: torch.Tensor) -> torch.Tensor:
+        """Return what leaves the decoder layer, [T, hidden]."""
         if self._cache is None:
             raise RuntimeError("the drafter has no KV cache before the warm-up")
-        ids, positions, some = (
-            torch.from_numpy(each).to(self._device)
-            for each in (plan.token_ids, plan.positions, wanted)
+        ids, positions = (
+            torch.from_numpy(each).to(self._device) for each in (plan.token_ids, plan.positions)
         )
         x = self._weights.join(functional.embedding(ids, self._embedding), states)
         decoder = self._weights.decoder
         # the length at each position is the position + 1
         tables = make_tables(decoder.rotaries, positions, positions + 1, x.dtype)
         batch = self._attention.prepare(plan, self._cache)
-        x = decoder.run_layers(x, tables, self._attention, batch)
-        if not len(wanted):
-            return states[:0], np.empty(0, np.int64)
-        x = x.index_select(0, some)
-        if decoder.final_norm is not None:
-            x = decoder.final_norm(x)
-        best: NDArray[np.int64] = self._head(x).argmax(dim=-1).cpu().numpy()
-        return x, best
+        return decoder.run_layers(x, tables, self._attention, batch)
+
+    def _normalise(self, x: torch.Tensor) -> torch.Tensor:
+        norm = self._weights.decoder.final_norm
+        return x if norm is None else norm(x)

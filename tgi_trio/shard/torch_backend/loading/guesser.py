@@ -20,6 +20,7 @@ from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.settings.records import MTP
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding
+from tgi_trio.shard.speculation.mtp import MtpLayers, join_layers
 from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle, load_eagle
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads, load_heads
 from tgi_trio.shard.torch_backend.guessing.mtp import TorchMtp
@@ -29,7 +30,7 @@ from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.models.decoder_loading import DecoderLoader
 
-Guesser: TypeAlias = TorchHeads | TorchEagle | TorchMtp
+Guesser: TypeAlias = TorchHeads | TorchEagle | TorchMtp | MtpLayers
 
 
 def find_guesser(
@@ -87,13 +88,15 @@ class _WholeModel:
             whole_head=self._head,
         )
 
-    def load_mtp(self) -> TorchMtp:
-        """Load the layer of the model's own checkpoint."""
-        spec = need_mtp(self._config, self._model.spec)[0]
-        shared = self._model.ranks is None
-        head = self._model.head if shared else self._head()
+    def load_mtp(self) -> TorchMtp | MtpLayers | None:
+        """Load the layers of the model's own checkpoint."""
+        specs = need_mtp(self._config, self._model.spec)
+        embedding = self._embedding()
+        head = self._model.head if self._model.ranks is None else self._head()
         with self._loader() as loader:
-            return load_mtp(spec, loader.source, self._embedding(), head, self._model)
+            return join_layers(
+                [load_mtp(spec, loader.source, embedding, head, self._model) for spec in specs]
+            )
 
     @contextmanager
     def _loader(self) -> Iterator[DecoderLoader]:
