@@ -5,7 +5,10 @@ Towers are transformers' own, the text is computed by us.
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +17,15 @@ from tests.shard.image_support import Told
 from tests.shard.images.images_support import NEW, Maker, Model, Shard, arena
 from tests.shard.images.pictures import CROSSED, END, FAMILIES, Prompt, picture
 from tests.shard.numba_backend.numba_support import cpu_runner
+from tests.shard.speculation.mtp_support import add_layers
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated, load
 from tgi_trio.ipc.messages import StateGrant
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
+from tgi_trio.shard.numba_backend.loading import load as load_kernels
 from tgi_trio.shard.runner import Runner
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -194,6 +203,30 @@ def test_guesses_of_a_hybrid_behind_images(model: Maker) -> None:
         shard.run()
         own.golden.check(prompt, row, recorder)
     assert generated(row) == generated(plain)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_layers_of_its_own_guess_behind_images(model: Maker, kernels: bool, tmp_path: Path) -> None:
+    sizes = ("head_dim", "linear_key_head_dim", "linear_value_head_dim")
+    own = model("qwen3_5", **dict.fromkeys(sizes, 32))
+    folder = add_layers(shutil.copytree(own.folder, tmp_path / "model"))
+    settings = ShardSettings(model_path=folder, speculate=2, drafter="mtp", cpu_threads=1)
+    recorder = GreedyRecorder()
+    with contextlib.ExitStack() as at_end, arena() as memory:
+        runner: Any
+        if kernels:
+            runner = load_kernels(settings, read_config(folder), sampler=recorder)
+            at_end.callback(runner.close)
+        else:
+            runner = load_torch_runner(settings, sampler=recorder)
+        runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
+        shard = Shard(runner, own.tower, memory, rules=own.rules)
+        prompts = own.prompts()[:2]
+        rows = [shard.add(i, prompt, 16) for i, prompt in enumerate(prompts)]
+        shard.run(20)
+        for prompt, row in zip(prompts, rows, strict=True):
+            own.golden.check(prompt, row, recorder)
+    assert shard.guessed
 
 
 @pytest.mark.parametrize("family", CROSSED)

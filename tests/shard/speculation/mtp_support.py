@@ -32,7 +32,11 @@ _AS_NEXTN = (
 
 def mtp_checkpoint(folder: Path, family: str, *, layers: int = 1, **options: Any) -> Path:
     """Write a tiny checkpoint of a family with such layers, under its own names."""
-    make_checkpoint(folder, family, **options)
+    return add_layers(make_checkpoint(folder, family, **options), layers)
+
+
+def add_layers(folder: Path, layers: int = 1) -> Path:
+    """Add such layers with random weights to a checkpoint."""
     stated = json.loads((folder / "config.json").read_text())
     stated["num_nextn_predict_layers"] = layers
     (folder / "config.json").write_text(json.dumps(stated))
