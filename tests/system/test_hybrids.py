@@ -12,6 +12,7 @@ import httpx
 import pytest
 import trio
 
+from tests.shard.speculation.mtp_support import add_layers
 from tests.system.client import generate, get, open_session, stream
 from tests.system.golden import reference, tokenize
 from tests.system.server import serving
@@ -43,12 +44,26 @@ def test_sixty_four_clients_share_slots_for_six() -> None:
         assert server.metric("tgi_state_slots_total") == 12
 
 
+# Which the CPU kernels compute; the second by guesses of a layer of its own.
+HYBRIDS = {
+    "lfm2": {"hidden_size": 128},
+    "qwen3_5_text": dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 32),
+}
+
+
 @pytest.mark.trio
-async def test_a_hybrid_says_what_transformers_says_whatever_happens_to_it(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, "lfm2", hidden_size=128)  # which the CPU kernels compute
+@pytest.mark.parametrize("family", HYBRIDS)
+async def test_a_hybrid_says_what_transformers_says_whatever_happens_to_it(
+    family: str, tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path, family, **HYBRIDS[family])
+    if own := family == "qwen3_5_text":
+        add_layers(tmp_path)
     flags = ("--model-id", str(tmp_path), "--dtype", "float32", "--speculate", "2", *SMALL)
     with serving(*flags) as server:
-        served = get(f"{server.url}/info").json()["settings"]["serving"]
+        settings = get(f"{server.url}/info").json()["settings"]
+        assert settings["drafter"] == ("mtp" if own else "ngram")
+        served = settings["serving"]
         assert "path: decoder" in served and "CPU kernels: yes" in served
         expected = reference(tmp_path, [tokenize(server, text) for text in PROMPTS], NEW_TOKENS)
 
@@ -80,3 +95,4 @@ async def test_a_hybrid_says_what_transformers_says_whatever_happens_to_it(tmp_p
         assert found == dict(enumerate(expected))
         server.wait_idle()
         assert server.metric("tgi_state_slots_total") > 0
+        assert server.metric("tgi_batch_draft_tokens") > 0 or not own
