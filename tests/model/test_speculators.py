@@ -137,9 +137,21 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obj
         lambda config, tensors: config.update(num_attention_heads="many"),
         r"says num_attention_heads 'many'; an EAGLE-3 drafter needs a number",
     ),
-    "a norm that is not served": (
+    "a norm that is missing": (
         lambda config, tensors: config.update(norm_before_fc=True),
-        r"says norm_before_fc True; served are EAGLE-3 drafters without it",
+        r"'input_norm\.weight' is missing",
+    ),
+    "two norms in one place": (
+        lambda config, tensors: config.update(norm_before_fc=True, fc_norm=True),
+        r"says norm_before_fc and fc_norm, which exclude each other",
+    ),
+    "a norm without a word": (
+        lambda config, tensors: tensors.update({"fc_norm.0.weight": torch.ones(64)}),
+        r"'fc_norm\.0\.weight' in .* is no part of an EAGLE-3 drafter",
+    ),
+    "a window of no size": (
+        lambda config, tensors: config.update(layer_types=["sliding_attention"]),
+        r"says sliding_window None; an EAGLE-3 drafter needs a number above 0",
     ),
     "one state alone": (
         lambda config, tensors: config["eagle_config"].update(use_aux_hidden_state=False),

@@ -63,8 +63,13 @@ def eagle(
     own_table: bool = False,
     tokens: int = DRAFT_TOKENS,
     seed: int = 0,
+    newer: str = "",
+    window: int = 0,
 ) -> Path:
-    """Write a seeded drafter: in its authors' format, or that of the library `speculators`."""
+    """Write a seeded drafter: in its authors' format, or that of the library `speculators`.
+
+    `newer`: with EAGLE 3.1's norms, of which this is the one before `fc`.
+    """
     layer, wide = "layers.0." if speculators else "midlayer.", len(taps)
     tensors = _draw_tensors(layer, wide, vocab, tokens, own_table=own_table, seed=seed)
     own: dict[str, Any] = {
@@ -81,12 +86,22 @@ def eagle(
         "vocab_size": vocab,
         "max_position_embeddings": 2048,
     }
+    if window:
+        own |= {"layer_types": ["sliding_attention"], "sliding_window": window}
+    norms: dict[str, Any] = {}
+    if newer:
+        norms = {newer: True, "norm_output": True}
+        sizes = {"input_norm": wide * TARGET} if newer == "norm_before_fc" else {}
+        sizes = sizes or {f"fc_norm.{i}": TARGET for i in range(wide)}
+        generator = torch.Generator().manual_seed(seed + 1)
+        for name, size in sizes.items():
+            tensors[f"{name}.weight"] = 1 + 0.3 * torch.randn(size, generator=generator)
     if not speculators:
         config = own | {
             "architectures": ["LlamaForCausalLMEagle3"],
             "draft_vocab_size": tokens,
             "base_model_name_or_path": str(base),
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in taps]},
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in taps]} | norms,
         }
         return write_heads(folder, config, tensors, "model.safetensors")
     config = {
@@ -94,6 +109,7 @@ def eagle(
         "speculators_model_type": "eagle3",
         "draft_vocab_size": tokens,
         "norm_before_residual": True,
+        **norms,
         "eagle_aux_hidden_state_layer_ids": list(taps),
         "transformer_layer_config": own,
         "speculators_config": {
@@ -117,6 +133,8 @@ class EagleReference:
             "self_attn.q_proj.weight"
         )
         self._norms_residual = config.get("norm_before_residual", False)
+        self._norms_output = (config | config.get("eagle_config", {})).get("norm_output", False)
+        self._window = (config | config.get("transformer_layer_config", {})).get("sliding_window")
         model: Any = self._model
         table = model.get_input_embeddings().weight.detach()
         self._table = self._w.get("embed_tokens.weight", table)
@@ -128,18 +146,27 @@ class EagleReference:
     @torch.inference_mode()
     def guesses(self, ids: Sequence[int], count: int) -> list[list[int]]:
         """Return what is guessed behind `ids`, best first, two where rounding may decide."""
-        states = self._model_states(ids[:-1]) @ self._w["fc.weight"].T
+        states = self._normalise_inputs(self._model_states(ids[:-1])) @ self._w["fc.weight"].T
         tokens, found = list(ids[1:]), []
         while True:
             out = self._run(torch.tensor(tokens), states)
-            logits = self._w["lm_head.weight"] @ self._norm("norm", out[-1])
+            normed = self._norm("norm", out)
+            logits = self._w["lm_head.weight"] @ normed[-1]
             best = logits.topk(2)
             rows = best.indices if best.values[0] - best.values[1] < 1e-3 else best.indices[:1]
             found.append([int(i + self._w["d2t"][i]) for i in rows])
             if len(found) == count:
                 return found
             tokens.append(found[-1][0])
-            states = torch.cat((states, out[-1:]))
+            states = torch.cat((states, (normed if self._norms_output else out)[-1:]))
+
+    def _normalise_inputs(self, states: torch.Tensor) -> torch.Tensor:
+        if "input_norm.weight" in self._w:
+            return self._norm("input_norm", states)
+        if "fc_norm.0.weight" not in self._w:
+            return states
+        parts = states.split(TARGET, dim=-1)
+        return torch.cat([self._norm(f"fc_norm.{i}", x) for i, x in enumerate(parts)], dim=-1)
 
     def _model_states(self, ids: Sequence[int]) -> torch.Tensor:
         """Return [T, all that is read]: what goes into the layers, and what leaves the last."""
@@ -163,7 +190,10 @@ class EagleReference:
         q, k = _turn(q), _turn(k)
         k, v = (each.repeat_interleave(HEADS // KV_HEADS, dim=0) for each in (k, v))
         scores = q @ k.transpose(1, 2) / DIM**0.5
-        scores = scores + torch.full((count, count), float("-inf")).triu(1)
+        hidden = torch.ones(count, count).triu(1)
+        if self._window:
+            hidden += torch.ones(count, count).tril(-self._window)
+        scores = scores.masked_fill(hidden.bool(), float("-inf"))
         attended = (scores.softmax(-1) @ v).transpose(0, 1).reshape(count, -1)
         x = (normed if self._norms_residual else states) + (
             attended @ w[f"{layer}self_attn.o_proj.weight"].T

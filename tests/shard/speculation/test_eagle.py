@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,13 +40,19 @@ def load(base: Path, heads: Path, backend: str = "torch") -> Runner:
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 @pytest.mark.parametrize(
-    ("speculators", "budget"),
-    [(False, 64), (True, 6)],  # the second computes prompts in pieces
+    ("speculators", "budget", "newer"),
+    [
+        (False, 64, {}),
+        (True, 6, {}),  # prompts in pieces
+        (True, 64, {"newer": "norm_before_fc", "window": 7}),  # what speculators writes unasked
+        (False, 64, {"newer": "fc_norm"}),
+    ],
 )
 def test_it_guesses_what_its_format_says(
-    speculators: bool, budget: int, backend: str, base: Path, tmp_path: Path
+    speculators: bool, budget: int, newer: dict[str, Any], backend: str, base: Path, tmp_path: Path
 ) -> None:
-    folder = eagle(tmp_path, base, VOCAB, speculators=speculators, own_table=speculators)
+    own_table = speculators and not newer
+    folder = eagle(tmp_path, base, VOCAB, speculators=speculators, own_table=own_table, **newer)
     runner, reference = load(base, folder, backend), EagleReference(folder, base)
     for prompts in (PROMPTS, PROMPTS[:1]):
         check_guesses(runner, prompts, reference, budget)

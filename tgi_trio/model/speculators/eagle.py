@@ -25,7 +25,6 @@ GUESSES: Final = 4  # tokens ahead, if neither a flag nor config.json states it
 _LAYERS: Final = ("midlayer.", "layers.0.")
 # Tensors that are not needed: the inverse token map, and parts of the model.
 _UNREAD: Final = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
-_REFUSED: Final = ("norm_before_fc", "fc_norm", "norm_output")  # settings of newer drafters
 
 
 def is_eagle3(values: Mapping[str, Any], folder: Path) -> bool:
@@ -70,7 +69,7 @@ def read_eagle3(
     Raises ModelLoadError, naming what is wrong.
     """
     config = _layer_config(folder, values)
-    layer = llama_spec(config)
+    layer = llama_spec(config, windows=_windows(folder, config))
     if layer.activation != "silu" or len(layer.layers) != 1:
         raise ModelLoadError(
             f"the speculator in {folder} has {len(layer.layers)} layers with {layer.activation!r}; "
@@ -81,12 +80,14 @@ def read_eagle3(
     named = _Named(tensors)
     size, rows = layer.hidden_size, int(values.get("draft_vocab_size") or vocabulary)
     taps = _taps(folder, values)
-    linears = _linears(named, layer, rows, states=(len(taps) or 3) * hidden)
+    states = len(taps) or 3
+    linears = _linears(named, layer, rows, states=states * hidden)
     vectors = {
         "embedding norm": (f"{named.layer}input_layernorm.weight", size),
         "state norm": (f"{named.layer}hidden_norm.weight", size),
         "mlp norm": (f"{named.layer}post_attention_layernorm.weight", size),
         "final norm": (named.full("norm.weight"), size),
+        **_input_norms(folder, values, named, states, hidden),
     }
     tables = {}
     if size != hidden or named.full("embed_tokens.weight") in tensors:
@@ -111,6 +112,7 @@ def read_eagle3(
         norms_residual=bool(
             values.get("norm_before_residual", bool(values.get("speculators_model_type")))
         ),
+        norms_output=_setting(values, "norm_output"),
         stated_taps=taps,
     )
 
@@ -186,6 +188,29 @@ def _linears(named: _Named, layer: DecoderSpec, rows: int, *, states: int) -> di
     }
 
 
+def _input_norms(
+    folder: Path, values: Mapping[str, Any], named: _Named, states: int, hidden: int
+) -> dict[str, tuple[str, int]]:
+    """Return the norms of the model's states before they are fused: of all at once, or of each.
+
+    Raises ModelLoadError for both.
+    """
+    whole, each = (_setting(values, name) for name in ("norm_before_fc", "fc_norm"))
+    if whole and each:
+        raise ModelLoadError(
+            f"{folder / 'config.json'} says norm_before_fc and fc_norm, which exclude each other"
+        )
+    if whole:
+        return {"input norm": (named.full("input_norm.weight"), states * hidden)}
+    count = states if each else 0
+    return {f"input norm {i}": (named.full(f"fc_norm.{i}.weight"), hidden) for i in range(count)}
+
+
+def _setting(values: Mapping[str, Any], name: str) -> bool:
+    """Return a setting: of the top level, as speculators writes it, or of eagle_config."""
+    return bool(values.get(name) or _object(values, "eagle_config").get(name))
+
+
 def _stacked(*matrices: MatrixRef) -> LinearRef:
     """Return stacked matrices with the same inputs."""
     return LinearRef(
@@ -198,12 +223,6 @@ def _layer_config(folder: Path, values: Mapping[str, Any]) -> ModelConfig:
 
     Raises ModelLoadError for unsupported settings.
     """
-    for name in _REFUSED:
-        if values.get(name):
-            raise ModelLoadError(
-                f"{folder / 'config.json'} says {name} {values[name]!r}; served are EAGLE-3 "
-                "drafters without it"
-            )
     if _object(values, "eagle_config").get("use_aux_hidden_state", True) is False:
         raise ModelLoadError(
             f"{folder / 'config.json'} says use_aux_hidden_state false; served are EAGLE-3 "
@@ -228,6 +247,17 @@ def _layer_config(folder: Path, values: Mapping[str, Any]) -> ModelConfig:
         eos_ids=(),
         values=own,
     )
+
+
+def _windows(folder: Path, config: ModelConfig) -> list[int]:
+    """Return the window of each layer, 0 without one: only layer_types says that there is one."""
+    found, count = config.get("layer_types"), int(config.need("num_hidden_layers"))
+    types = found[:count] if isinstance(found, list) else []
+    sliding = [kind == "sliding_attention" for kind in types]
+    if any(sliding):
+        _need(folder, config.values, "sliding_window")
+    window = config.get("sliding_window", 0)
+    return [window if own else 0 for own in sliding] + [0] * (count - len(sliding))
 
 
 def _taps(folder: Path, values: Mapping[str, Any]) -> tuple[int, ...]:

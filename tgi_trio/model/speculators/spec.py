@@ -63,16 +63,20 @@ class MlpSpec(HeadsSpec):
 class EagleSpec(HeadsSpec):
     """EAGLE-3 (Li and others 2025, arXiv 2503.01840): one decoder layer that guesses repeatedly.
 
+    With the norms of EAGLE 3.1 (2026, arXiv 2605.09992), if it was trained with them.
+
     It reads the model's hidden states at several layers, and the token that followed from them.
     Roles: linears "fuse" (from the states to the layer's features), "qkv" (of the normalised
     embedding and the normalised state, concatenated), "output", "inner" (gate, then up), "down",
-    "head"; vectors "embedding norm", "state norm", "mlp norm", "final norm"; table "embedding", if
-    it has its own.
+    "head"; vectors "embedding norm", "state norm", "mlp norm", "final norm", and before "fuse"
+    "input norm" of all states that it reads at once, or "input norm I" of each; table "embedding",
+    if it has its own.
     """
 
     layer: DecoderSpec  # of one layer: heads, rotary embedding, epsilon of the norms
     max_positions: int  # longest sequence it was trained for; 0: not stated
     norms_residual: bool  # the residual stream starts from the normalised state
+    norms_output: bool  # it continues from its state behind the final norm
     # the states that it reads, as in `taps`; (): config.json does not state it
     stated_taps: tuple[int, ...]
 

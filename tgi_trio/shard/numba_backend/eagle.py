@@ -62,6 +62,10 @@ class KernelEagle:
         return states[places]
 
     def fuse(self, states: Floats) -> Floats:
+        norms = [role for role in self._vectors if role.startswith("input norm")]
+        if norms:
+            parts = zip(norms, np.split(states, len(norms), axis=1), strict=True)
+            states = np.concatenate([self._normalise(role, own) for role, own in parts], axis=1)
         return self._forward.multiply("fuse", states)
 
     def run(
@@ -81,9 +85,9 @@ class KernelEagle:
         half = np.float32(0.5)
         gate = gate * (half + half * np.tanh(half * gate))  # SiLU
         x = x + self._forward.multiply("down", gate * up)
-        logits = self._forward.multiply("head", self._normalise("final norm", x))
-        best: NDArray[np.int64] = logits.argmax(axis=1)
-        return x, best
+        normed = self._normalise("final norm", x)
+        best: NDArray[np.int64] = self._forward.multiply("head", normed).argmax(axis=1)
+        return normed if self.spec.norms_output else x, best
 
     def _keep(self, plan: StepPlan, qkv: Floats) -> Floats:
         """Write K and V to the cache; return rotated queries [T, heads, dim]."""
@@ -114,12 +118,14 @@ class KernelEagle:
         if self._cache is None:
             raise RuntimeError("the drafter has no KV cache before the warm-up")
         heads, kv_heads, dim = self._shape
+        window = self.spec.layer.layers[0].window
         found = np.empty((len(wanted), heads * dim), np.float32)
         rows = np.searchsorted(plan.query_starts, wanted, side="right") - 1
         for i, (place, row) in enumerate(zip(wanted.tolist(), rows.tolist(), strict=True)):
             count = int(plan.positions[place]) + 1
+            first = max(0, count - window) if window else 0
             own = plan.block_tables[row, : -(-count // BLOCK_SIZE)].astype(np.int64)
-            slots = (own[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1)[:count]
+            slots = (own[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1)[first:count]
             keys, values = (each[slots].transpose(1, 0, 2) for each in self._cache)
             query = queries[place].reshape(kv_heads, heads // kv_heads, dim)
             scores = query @ keys.transpose(0, 2, 1) * np.float32(self.spec.layer.layers[0].scale)

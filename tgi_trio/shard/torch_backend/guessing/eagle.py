@@ -50,7 +50,8 @@ class TorchEagle:
         self._shape = KVShape(1, layer.kv_heads, layer.head_dim)
         self._attention = choose_attention(device, dtype, self._shape)
         self._facts = AttentionLayer(
-            0, layer.heads, layer.kv_heads, layer.head_dim, layer.layers[0].scale
+            *(0, layer.heads, layer.kv_heads, layer.head_dim, layer.layers[0].scale),
+            window=layer.layers[0].window,
         )
         turning = layer.layers[0].rotary
         self._rotary = None if turning is None else Rotary(turning, device)
@@ -81,6 +82,10 @@ class TorchEagle:
 
     @torch.inference_mode()
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        norms = [role for role in self._vectors if role.startswith("input norm")]
+        if norms:
+            parts = zip(norms, states.chunk(len(norms), dim=-1), strict=True)
+            states = torch.cat([self._normalise(role, part) for role, part in parts], dim=-1)
         return self._linears["fuse"](states)
 
     @torch.inference_mode()
@@ -107,9 +112,9 @@ class TorchEagle:
         x = residual + self._linears["output"](attended.index_select(0, some))
         gate, up = self._linears["inner"](self._normalise("mlp norm", x)).chunk(2, dim=-1)
         x = x + self._linears["down"](functional.silu(gate) * up)
-        logits = self._linears["head"](self._normalise("final norm", x))
-        best: NDArray[np.int64] = logits.argmax(dim=-1).cpu().numpy()
-        return x, best
+        normed = self._normalise("final norm", x)
+        best: NDArray[np.int64] = self._linears["head"](normed).argmax(dim=-1).cpu().numpy()
+        return normed if self.spec.norms_output else x, best
 
     def _normalise(self, role: str, x: torch.Tensor) -> torch.Tensor:
         weight = self._vectors[role]
