@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.shard.speculation.eagle_support import DRAFT_TOKENS, TARGET, eagle
+from tests.shard.speculation.eagle_support import DRAFT_TOKENS, TARGET, eagle, eagle_one
 from tests.shard.speculation.heads_support import HEADS, medusa, mlp_speculator, vllm_medusa
 from tgi_trio import demo
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.hub import Served, resolve_drafter, resolve_served
 from tgi_trio.model.facts import read_model_facts
+from tgi_trio.model.speculators.eagle_one import EagleOneSpec
 from tgi_trio.model.speculators.recognise import (
     base_of_heads,
     count_guesses,
@@ -69,17 +70,67 @@ def test_tokens_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"architectures": ["EAGLEModel"], "model_type": "llama"},
         {"speculators_model_type": "eagle", "model_type": "speculator"},
-        {"model_type": "eagle"},
+        {"architectures": ["EAGLEModel"], "model_type": "llama"},
     ],
 )
-def test_earlier_kinds_of_eagle_are_refused_with_what_is_served(
+def test_other_kinds_of_eagle_are_refused_with_what_is_served(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"fusion_fc.weight": torch.zeros(4, 8)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"EAGLE speculator.*served are Medusa heads.*EAGLE-3"):
         find_kind(tmp_path)
+
+
+def test_a_first_eagle_is_known_by_its_tensors_however_it_is_stored(tmp_path: Path) -> None:
+    folder = eagle_one(tmp_path, tmp_path, EAGLE_VOCAB, biased=True)
+    tensors = load_file(folder / "model.safetensors")
+    spec = read_heads(folder, hidden=TARGET, vocabulary=EAGLE_VOCAB)
+    assert isinstance(spec, EagleOneSpec) and spec.taps(8) == (8,)
+    assert "embed_tokens.weight" not in spec.tensors  # the model's own is read
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")  # as its authors publish it
+    kind = find_kind(resolve_drafter(str(folder)))
+    assert kind is not None and kind.word == "eagle"
+    config = json.loads((folder / "config.json").read_text())
+    for renamed in ({"model_type": "eagle", "model": config}, {"architectures": ["EAGLEModel"]}):
+        (folder / "config.json").write_text(json.dumps(config | renamed))
+        assert find_kind(folder) is kind
+        read_heads(folder, hidden=TARGET, vocabulary=EAGLE_VOCAB)
+
+
+OTHERS: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], object], str]] = {
+    "another hidden size": (
+        lambda config, tensors: config.update(hidden_size=128),
+        r"made for another model: its hidden_size is 128, the model's is 64",
+    ),
+    "another vocabulary": (
+        lambda config, tensors: config.update(vocab_size=32000),
+        r"made for another model: its vocab_size is 32000, the model's is 512",
+    ),
+    "a norm": (
+        lambda config, tensors: tensors.update({"layers.0.input_layernorm.weight": torch.ones(64)}),
+        r"'layers\.0\.input_layernorm\.weight' in .* is no part of an EAGLE drafter of one layer",
+    ),
+    "a tensor that is missing": (
+        lambda config, tensors: tensors.pop("layers.0.mlp.up_proj.weight"),
+        r"'layers\.0\.mlp\.up_proj\.weight' is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_first_eagle_of_another_shape_is_refused(what: str, tmp_path: Path) -> None:
+    change, said = OTHERS[what]
+    folder = eagle_one(tmp_path, tmp_path, EAGLE_VOCAB)
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    change(config, tensors)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=said):
+        read_heads(folder, hidden=TARGET, vocabulary=EAGLE_VOCAB)
 
 
 def test_eagle_3_is_read_as_its_authors_write_it_and_as_speculators_does(tmp_path: Path) -> None:
@@ -135,7 +186,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obj
     ),
     "no number of heads": (
         lambda config, tensors: config.update(num_attention_heads="many"),
-        r"says num_attention_heads 'many'; an EAGLE-3 drafter needs a number",
+        r"says num_attention_heads 'many'; an EAGLE drafter needs a number",
     ),
     "a norm that is missing": (
         lambda config, tensors: config.update(norm_before_fc=True),
@@ -151,7 +202,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obj
     ),
     "a window of no size": (
         lambda config, tensors: config.update(layer_types=["sliding_attention"]),
-        r"says sliding_window None; an EAGLE-3 drafter needs a number above 0",
+        r"says sliding_window None; an EAGLE drafter needs a number above 0",
     ),
     "one state alone": (
         lambda config, tensors: config["eagle_config"].update(use_aux_hidden_state=False),

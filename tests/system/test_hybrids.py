@@ -7,6 +7,7 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -45,7 +46,7 @@ def test_sixty_four_clients_share_slots_for_six() -> None:
 
 
 # Which the CPU kernels compute; the second by guesses of a layer of its own.
-HYBRIDS = {
+HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"hidden_size": 128},
     "qwen3_5_text": dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 32),
 }

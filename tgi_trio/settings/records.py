@@ -56,8 +56,8 @@ class ShardOptions:
     speculate: int | None = None
     draft_model: Path | None = None  # folder of the drafter: speculation heads, or a smaller model
     # Of DRAFTERS; None: the model's own layers where it has such. In `Settings` also "medusa",
-    # "mlp_speculator", "eagle3", "gemma4_assistant", "model" (a smaller one), as `draft_model` is;
-    # None: none guesses.
+    # "mlp_speculator", "eagle", "eagle3", "gemma4_assistant", "model" (a smaller one), as
+    # `draft_model` is; None: none guesses.
     drafter: str | None = None
     watermark_gamma: float = 0.5  # part of the vocabulary that a watermark prefers
     watermark_delta: float = 2.0  # what it adds to the logits of those tokens

@@ -122,6 +122,41 @@ def eagle(
     return write_heads(folder, config, tensors, "model.safetensors")
 
 
+def eagle_one(folder: Path, base: Path, vocab: int, *, biased: bool = False, seed: int = 0) -> Path:
+    """Write a seeded EAGLE drafter as its authors do: nothing but its tensors says what it is.
+
+    `biased`: like those for Qwen 2, and with a copy of the model's embedding.
+    """
+    drawn = _draw_tensors("layers.0.", 2, vocab, 1, own_table=biased, seed=seed)
+    unlike = ("input_layernorm", "hidden_norm", "norm.weight", "lm_head", "d2t", "t2d")
+    tensors = {name: x for name, x in drawn.items() if not name.startswith(unlike)}
+    tensors = {name: x for name, x in tensors.items() if not name[9:].startswith(unlike)}
+    generator = torch.Generator().manual_seed(seed + 1)
+    for name in "qkv":
+        matrix = f"layers.0.self_attn.{name}_proj"
+        tensors[f"{matrix}.weight"] = tensors[f"{matrix}.weight"][:, :HIDDEN]
+        if biased:
+            size = len(tensors[f"{matrix}.weight"])
+            tensors[f"{matrix}.bias"] = 0.3 * torch.randn(size, generator=generator)
+    if biased:
+        tensors["fc.bias"] = 0.3 * torch.randn(HIDDEN, generator=generator)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": EPS,
+        "rope_theta": THETA,
+        "hidden_act": "silu",
+        "vocab_size": vocab,
+        "max_position_embeddings": 2048,
+    }
+    return write_heads(folder, config, tensors, "model.safetensors")
+
+
 class EagleReference:
     """A drafter beside a model of transformers, one sequence at a time and nothing kept."""
 
@@ -129,7 +164,7 @@ class EagleReference:
         config = json.loads((folder / "config.json").read_text())
         self._model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         self._w = load_file(folder / "model.safetensors")
-        self._layer = next(n for n in self._w if "q_proj" in n).removesuffix(
+        self._layer = next(n for n in self._w if n.endswith("q_proj.weight")).removesuffix(
             "self_attn.q_proj.weight"
         )
         self._norms_residual = config.get("norm_before_residual", False)
@@ -139,9 +174,8 @@ class EagleReference:
         table = model.get_input_embeddings().weight.detach()
         self._table = self._w.get("embed_tokens.weight", table)
         taps = config.get("eagle_aux_hidden_state_layer_ids")
-        self._taps = taps or [
-            i + 1 for i in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
-        ]
+        stated = config.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids", [])
+        self._taps = taps or [i + 1 for i in stated]
 
     @torch.inference_mode()
     def guesses(self, ids: Sequence[int], count: int) -> list[list[int]]:
@@ -187,6 +221,13 @@ class EagleReference:
             (x @ w[f"{layer}self_attn.{n}_proj.weight"].T).view(count, -1, DIM).transpose(0, 1)
             for n in "qkv"
         )
+        return self._finish(normed if self._norms_residual else states, q, k, v)
+
+    def _finish(
+        self, residual: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what leaves the layer, for unrotated heads [heads, T, DIM]."""
+        w, layer, count = self._w, self._layer, len(residual)
         q, k = _turn(q), _turn(k)
         k, v = (each.repeat_interleave(HEADS // KV_HEADS, dim=0) for each in (k, v))
         scores = q @ k.transpose(1, 2) / DIM**0.5
@@ -195,9 +236,7 @@ class EagleReference:
             hidden += torch.ones(count, count).tril(-self._window)
         scores = scores.masked_fill(hidden.bool(), float("-inf"))
         attended = (scores.softmax(-1) @ v).transpose(0, 1).reshape(count, -1)
-        x = (normed if self._norms_residual else states) + (
-            attended @ w[f"{layer}self_attn.o_proj.weight"].T
-        )
+        x = residual + attended @ w[f"{layer}self_attn.o_proj.weight"].T
         y = self._norm(f"{layer}post_attention_layernorm", x)
         inner = functional.silu(y @ w[f"{layer}mlp.gate_proj.weight"].T)
         inner = inner * (y @ w[f"{layer}mlp.up_proj.weight"].T)
@@ -206,6 +245,36 @@ class EagleReference:
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS)
         return x * scale * self._w[f"{name}.weight"]
+
+
+class EagleOneReference(EagleReference):
+    """The same for EAGLE's first drafters (Li and others 2024)."""
+
+    @torch.inference_mode()
+    def guesses(self, ids: Sequence[int], count: int) -> list[list[int]]:
+        known = torch.tensor([list(ids[:-1])])
+        states = self._model.model(known).last_hidden_state[0]
+        tokens, found = list(ids[1:]), []
+        while True:
+            table = self._model.get_input_embeddings().weight
+            x = self._multiply("fc", torch.cat((table[tokens], states), dim=-1))
+            q, k, v = (
+                self._multiply(f"{self._layer}self_attn.{name}_proj", x)
+                .view(len(tokens), -1, DIM)
+                .transpose(0, 1)
+                for name in "qkv"
+            )
+            out = self._finish(x, q, k, v)
+            best = self._model.lm_head(out[-1]).topk(2)
+            rows = best.indices if best.values[0] - best.values[1] < 1e-3 else best.indices[:1]
+            found.append(rows.tolist())
+            if len(found) == count:
+                return found
+            tokens.append(found[-1][0])
+            states = torch.cat((states, out[-1:]))
+
+    def _multiply(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._w[f"{name}.weight"], self._w.get(f"{name}.bias"))
 
 
 def _turn(x: torch.Tensor) -> torch.Tensor:

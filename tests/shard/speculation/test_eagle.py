@@ -9,7 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.shard.speculation.eagle_support import EagleReference, eagle
+from tests.shard.speculation.eagle_support import (
+    EagleOneReference,
+    EagleReference,
+    eagle,
+    eagle_one,
+)
 from tests.shard.speculation.heads_support import Watched, answer, counting_model
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -56,6 +61,16 @@ def test_it_guesses_what_its_format_says(
     runner, reference = load(base, folder, backend), EagleReference(folder, base)
     for prompts in (PROMPTS, PROMPTS[:1]):
         check_guesses(runner, prompts, reference, budget)
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize(("biased", "budget"), [(False, 64), (True, 6)])
+def test_eagle_s_first_drafters_guess_what_its_formulas_say(
+    biased: bool, budget: int, backend: str, base: Path, tmp_path: Path
+) -> None:
+    folder = eagle_one(tmp_path, base, VOCAB, biased=biased)
+    runner, reference = load(base, folder, backend), EagleOneReference(folder, base)
+    check_guesses(runner, PROMPTS, reference, budget)
 
 
 def test_what_follows_right_guesses_is_what_the_formulas_say(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.shard.adapters.peft_support import install, write_adapter
 from tests.shard.ranks.rank_processes import ranks_of
-from tests.shard.speculation.eagle_support import eagle
+from tests.shard.speculation.eagle_support import eagle, eagle_one
 from tests.shard.speculation.heads_support import (
     Answers,
     answer,
@@ -46,6 +46,7 @@ DRAFTERS: dict[str, Callable[[Path, Path], Path]] = {
     "medusa": lambda folder, base: medusa(folder, base, HIDDEN, VOCAB, layers=1, own=False),
     "mlp": lambda folder, base: mlp_speculator(folder, base, HIDDEN, VOCAB, tied=False),
     "eagle": lambda folder, base: eagle(folder, base, VOCAB),
+    "first eagle": lambda folder, base: eagle_one(folder, base, VOCAB),
     "model": lambda folder, base: make_checkpoint(
         folder, "llama", head_dim=32, num_hidden_layers=1, seed=5
     ),
@@ -140,7 +141,7 @@ def test_right_and_wrong_guesses_of_every_kind_take_turns(tmp_path: Path) -> Non
             assert found.tokens == expected.tokens and found.drafts > 0
 
 
-@pytest.mark.parametrize("kind", ["medusa", "mlp", "eagle"])
+@pytest.mark.parametrize("kind", ["medusa", "mlp", "eagle", "first eagle"])
 def test_beside_two_ranks_as_well(kind: str, base: Path, tmp_path: Path) -> None:
     folder = DRAFTERS[kind](tmp_path, base)
     greedy = [SamplingParameters(ignore_eos=True)] * 3

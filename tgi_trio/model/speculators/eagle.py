@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,20 +68,20 @@ def read_eagle3(
 
     Raises ModelLoadError, naming what is wrong.
     """
-    config = _layer_config(folder, values)
-    layer = llama_spec(config, windows=_windows(folder, config))
-    if layer.activation != "silu" or len(layer.layers) != 1:
-        raise ModelLoadError(
-            f"the speculator in {folder} has {len(layer.layers)} layers with {layer.activation!r}; "
-            "served are EAGLE-3 drafters of one layer with 'silu'"
-        )
+    _check_states(folder, values)
+    config = layer_config(folder, values)
+    layer = read_layer(config)
     if config.vocab_size:
         check_base(folder, "vocab_size", config.vocab_size, vocabulary)
-    named = _Named(tensors)
+    named = NamedTensors(tensors)
     size, rows = layer.hidden_size, int(values.get("draft_vocab_size") or vocabulary)
     taps = _taps(folder, values)
     states = len(taps) or 3
-    linears = _linears(named, layer, rows, states=states * hidden)
+    linears = {
+        "fuse": whole_linear(named.matrix("fc", size, states * hidden)),
+        **layer_linears(named, layer, inputs=2 * size),
+        "head": whole_linear(named.matrix("lm_head", rows, size)),
+    }
     vectors = {
         "embedding norm": (f"{named.layer}input_layernorm.weight", size),
         "state norm": (f"{named.layer}hidden_norm.weight", size),
@@ -93,11 +93,9 @@ def read_eagle3(
     if size != hidden or named.full("embed_tokens.weight") in tensors:
         tables["embedding"] = named.matrix("embed_tokens", vocabulary, size)
     token_map = named.full("d2t") if rows != vocabulary or named.full("d2t") in tensors else ""
-    matrices = [piece.matrix for ref in linears.values() for piece in ref.pieces]
-    read = [matrix.name for matrix in (*matrices, *tables.values())]
-    read += [matrix.bias for matrix in matrices if matrix.bias]
-    read += [name for name, _ in vectors.values()] + ([token_map] if token_map else [])
-    named.refuse_others(read)
+    read = named.list_read(linears, vectors)
+    read += [matrix.name for matrix in tables.values()] + ([token_map] if token_map else [])
+    named.refuse_others(read, _UNREAD, "an EAGLE-3 drafter of one layer of Llama's shape")
     return EagleSpec(
         folder=folder,
         heads=stated_guesses(values),
@@ -131,8 +129,8 @@ def check_hidden_states(folder: Path, base: DecoderSpec) -> None:
         )
 
 
-class _Named:
-    """A folder's names of tensors: most of them with or without "model." as prefix."""
+class NamedTensors:
+    """A folder's tensors by name: most names with or without "model." as prefix."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
@@ -153,13 +151,24 @@ class _Named:
     def layer_matrix(self, name: str, rows: int, columns: int) -> MatrixRef:
         return self._matrix(f"{self.layer}{name}.weight", rows, columns)
 
-    def refuse_others(self, read: list[str]) -> None:
-        """Raise ModelLoadError for tensors that would be ignored: they mean another drafter."""
-        known = {*read, *(self.full(name) for name in _UNREAD)}
+    def list_read(
+        self, linears: Mapping[str, LinearRef], vectors: Mapping[str, tuple[str, int]]
+    ) -> list[str]:
+        """Return the names of all tensors of linear layers and vectors."""
+        matrices = [piece.matrix for ref in linears.values() for piece in ref.pieces]
+        names = [matrix.name for matrix in matrices] + [name for name, _ in vectors.values()]
+        return names + [matrix.bias for matrix in matrices if matrix.bias]
+
+    def refuse_others(self, read: list[str], unread: Sequence[str], whole: str) -> None:
+        """Raise ModelLoadError for tensors that would be ignored: they mean another drafter.
+
+        `unread`: those that need not be read of `whole`.
+        """
+        known = {*read, *(self.full(name) for name in unread)}
         if others := sorted(self._tensors.keys() - known):
             raise ModelLoadError(
-                f"Tensor {others[0]!r} in {self._tensors[others[0]].file} is no part of an EAGLE-3 "
-                "drafter of one layer of Llama's shape, which alone is served"
+                f"Tensor {others[0]!r} in {self._tensors[others[0]].file} is no part of {whole}, "
+                "which alone is served"
             )
 
     def _matrix(self, name: str, rows: int, columns: int) -> MatrixRef:
@@ -167,16 +176,15 @@ class _Named:
         return MatrixRef(name, rows, columns, bias=bias if bias in self._tensors else "")
 
 
-def _linears(named: _Named, layer: DecoderSpec, rows: int, *, states: int) -> dict[str, LinearRef]:
-    """Return the drafter's linears; `rows`: tokens of its head, `states`: features of the taps."""
+def layer_linears(named: NamedTensors, layer: DecoderSpec, *, inputs: int) -> dict[str, LinearRef]:
+    """Return the linears of a drafter's layer, whose attention reads `inputs` features."""
     size = layer.hidden_size
     heads, kv_heads = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     return {
-        "fuse": whole_linear(named.matrix("fc", size, states)),
         "qkv": _stacked(
-            named.layer_matrix("self_attn.q_proj", heads, 2 * size),
-            named.layer_matrix("self_attn.k_proj", kv_heads, 2 * size),
-            named.layer_matrix("self_attn.v_proj", kv_heads, 2 * size),
+            named.layer_matrix("self_attn.q_proj", heads, inputs),
+            named.layer_matrix("self_attn.k_proj", kv_heads, inputs),
+            named.layer_matrix("self_attn.v_proj", kv_heads, inputs),
         ),
         "output": whole_linear(named.layer_matrix("self_attn.o_proj", size, heads)),
         "inner": _stacked(
@@ -184,12 +192,11 @@ def _linears(named: _Named, layer: DecoderSpec, rows: int, *, states: int) -> di
             named.layer_matrix("mlp.up_proj", layer.mlp_width, size),
         ),
         "down": whole_linear(named.layer_matrix("mlp.down_proj", size, layer.mlp_width)),
-        "head": whole_linear(named.matrix("lm_head", rows, size)),
     }
 
 
 def _input_norms(
-    folder: Path, values: Mapping[str, Any], named: _Named, states: int, hidden: int
+    folder: Path, values: Mapping[str, Any], named: NamedTensors, states: int, hidden: int
 ) -> dict[str, tuple[str, int]]:
     """Return the norms of the model's states before they are fused: of all at once, or of each.
 
@@ -218,16 +225,28 @@ def _stacked(*matrices: MatrixRef) -> LinearRef:
     )
 
 
-def _layer_config(folder: Path, values: Mapping[str, Any]) -> ModelConfig:
-    """Return the config of the one layer.
-
-    Raises ModelLoadError for unsupported settings.
-    """
+def _check_states(folder: Path, values: Mapping[str, Any]) -> None:
+    """Raise ModelLoadError for a drafter that does not read several hidden states."""
     if _object(values, "eagle_config").get("use_aux_hidden_state", True) is False:
         raise ModelLoadError(
             f"{folder / 'config.json'} says use_aux_hidden_state false; served are EAGLE-3 "
             "drafters that read hidden states of several layers"
         )
+
+
+def read_layer(config: ModelConfig) -> DecoderSpec:
+    """Return the spec of a drafter's one layer; raises ModelLoadError for what is not served."""
+    layer = llama_spec(config, windows=_windows(config))
+    if layer.activation != "silu" or len(layer.layers) != 1:
+        raise ModelLoadError(
+            f"the speculator in {config.folder} has {len(layer.layers)} layers with "
+            f"{layer.activation!r}; served are EAGLE drafters of one layer with 'silu'"
+        )
+    return layer
+
+
+def layer_config(folder: Path, values: Mapping[str, Any]) -> ModelConfig:
+    """Return the config of the one layer; raises ModelLoadError for a damaged config.json."""
     own = {**values, **_object(values, "transformer_layer_config")}
     own.setdefault("num_hidden_layers", 1)
     for name in ("hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers"):
@@ -249,13 +268,13 @@ def _layer_config(folder: Path, values: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _windows(folder: Path, config: ModelConfig) -> list[int]:
+def _windows(config: ModelConfig) -> list[int]:
     """Return the window of each layer, 0 without one: only layer_types says that there is one."""
     found, count = config.get("layer_types"), int(config.need("num_hidden_layers"))
     types = found[:count] if isinstance(found, list) else []
     sliding = [kind == "sliding_attention" for kind in types]
     if any(sliding):
-        _need(folder, config.values, "sliding_window")
+        _need(config.folder, config.values, "sliding_window")
     window = config.get("sliding_window", 0)
     return [window if own else 0 for own in sliding] + [0] * (count - len(sliding))
 
@@ -288,6 +307,6 @@ def _need(folder: Path, values: Mapping[str, Any], name: str) -> None:
     found = values.get(name)
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         raise ModelLoadError(
-            f"{folder / 'config.json'} says {name} {found!r}; an EAGLE-3 drafter needs a number "
+            f"{folder / 'config.json'} says {name} {found!r}; an EAGLE drafter needs a number "
             "above 0"
         )

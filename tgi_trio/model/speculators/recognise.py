@@ -22,6 +22,7 @@ from tgi_trio.model.speculators.eagle import (
     stated_guesses,
     words_of,
 )
+from tgi_trio.model.speculators.eagle_one import is_eagle_one, read_eagle_one
 from tgi_trio.model.speculators.medusa import is_medusa, read_medusa
 from tgi_trio.model.speculators.mlp import is_mlp, read_mlp
 from tgi_trio.model.speculators.spec import HeadsSpec
@@ -58,11 +59,12 @@ KINDS: Final = (
     Kind("medusa", is_medusa, read_medusa, ("medusa_num_heads", "num_heads")),
     Kind("mlp_speculator", is_mlp, read_mlp, ("n_predict",)),
     Kind("eagle3", is_eagle3, read_eagle3, (), goes_on=True),
+    Kind("eagle", is_eagle_one, read_eagle_one, (), goes_on=True),
     Kind("gemma4_assistant", is_assistant, read_assistant, (), goes_on=True, reads_kv=True),
 )
 SERVED: Final = (
-    "Medusa heads (V1, V2, vLLM's), MLP speculators, EAGLE-3 drafters, Gemma 4's assistants, "
-    "models with the same tokenizer"
+    "Medusa heads (V1, V2, vLLM's), MLP speculators, EAGLE and EAGLE-3 drafters, Gemma 4's "
+    "assistants, models with the same tokenizer"
 )
 
 

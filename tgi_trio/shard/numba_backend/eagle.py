@@ -71,23 +71,37 @@ class KernelEagle:
     def run(
         self, plan: StepPlan, states: Floats, wanted: NDArray[np.int64]
     ) -> tuple[Floats, NDArray[np.int64]]:
-        embedded = self._normalise("embedding norm", to_float32(self._embedding[plan.token_ids]))
+        embedded = self._normalise("embedding norm", self._embed(plan))
         normed = self._normalise("state norm", states)
-        qkv = self._forward.multiply("qkv", np.concatenate((embedded, normed), axis=1))
-        queries = self._keep(plan, qkv)
-        if not len(wanted):
+        x = np.concatenate((embedded, normed), axis=1)
+        out = self._compute(plan, x, normed if self.spec.norms_residual else states, wanted)
+        if out is None:
             return states[:0], np.empty(0, np.int64)
+        normed = self._normalise("final norm", out)
+        best: NDArray[np.int64] = self._forward.multiply("head", normed).argmax(axis=1)
+        return normed if self.spec.norms_output else out, best
+
+    def _embed(self, plan: StepPlan) -> Floats:
+        return to_float32(self._embedding[plan.token_ids])
+
+    def _compute(
+        self, plan: StepPlan, x: Floats, residual: Floats, wanted: NDArray[np.int64]
+    ) -> Floats | None:
+        """Compute the layer for its inputs `x` [T, inputs], and store K and V.
+
+        Return what leaves it at the places `wanted`: `residual` [T, features] and the outputs of
+        attention and MLP; None if no place is wanted.
+        """
+        queries = self._keep(plan, self._forward.multiply("qkv", x))
+        if not len(wanted):
+            return None
         attended = self._attend(plan, queries, wanted)
-        residual = normed if self.spec.norms_residual else states
-        x = residual[wanted] + self._forward.multiply("output", attended)
-        inner = self._forward.multiply("inner", self._normalise("mlp norm", x))
+        y = residual[wanted] + self._forward.multiply("output", attended)
+        inner = self._forward.multiply("inner", self._normalise("mlp norm", y))
         gate, up = np.split(inner, 2, axis=1)
         half = np.float32(0.5)
         gate = gate * (half + half * np.tanh(half * gate))  # SiLU
-        x = x + self._forward.multiply("down", gate * up)
-        normed = self._normalise("final norm", x)
-        best: NDArray[np.int64] = self._forward.multiply("head", normed).argmax(axis=1)
-        return normed if self.spec.norms_output else x, best
+        return y + self._forward.multiply("down", gate * up)
 
     def _keep(self, plan: StepPlan, qkv: Floats) -> Floats:
         """Write K and V to the cache; return rotated queries [T, heads, dim]."""

@@ -27,6 +27,7 @@ from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.kv_sizing import longest_sequence, size_cache
 from tgi_trio.shard.machine.memory import free_bytes
 from tgi_trio.shard.numba_backend.eagle import KernelEagle
+from tgi_trio.shard.numba_backend.eagle_one import make_eagle
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
 from tgi_trio.shard.numba_backend.heads import KernelArithmetic, LoadedHeads
 from tgi_trio.shard.numba_backend.mtp import KernelMtp
@@ -80,7 +81,7 @@ class CpuRunner:
         self._eagle: KernelEagle | KernelMtp | MtpLayers | None = join_layers(mtp)
         self._reader: EagleReader | None = None  # set when a drafter has been requested
         if heads is not None and isinstance(heads.spec, EagleSpec):
-            self._heads, self._eagle = None, KernelEagle(forward, heads.spec, heads)
+            self._heads, self._eagle = None, make_eagle(forward, heads.spec, heads)
         self._bytes_beside = sum(layer.nbytes() for layer in mtp)
         self._last = LastStep()
         self._guesses = False  # there is a drafter, which needs the costs of steps

@@ -92,29 +92,43 @@ class TorchEagle:
     def run(
         self, plan: StepPlan, states: torch.Tensor, wanted: NDArray[np.int64]
     ) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        embedded = self._normalise("embedding norm", self._embed(plan))
+        normed = self._normalise("state norm", states)
+        x = torch.cat((embedded, normed), dim=-1)
+        out = self._attend(plan, x, normed if self.spec.norms_residual else states, wanted)
+        if out is None:
+            return states[:0], np.empty(0, np.int64)
+        normed = self._normalise("final norm", out)
+        best: NDArray[np.int64] = self._linears["head"](normed).argmax(dim=-1).cpu().numpy()
+        return normed if self.spec.norms_output else out, best
+
+    def _embed(self, plan: StepPlan) -> torch.Tensor:
+        ids = torch.from_numpy(plan.token_ids).to(self._device)
+        return functional.embedding(ids, self._embedding)
+
+    def _attend(
+        self, plan: StepPlan, x: torch.Tensor, residual: torch.Tensor, wanted: NDArray[np.int64]
+    ) -> torch.Tensor | None:
+        """Compute the layer's attention for its inputs `x` [T, inputs], and store K and V.
+
+        Return what leaves the layer at the places `wanted`: `residual` [T, features] and the
+        outputs of attention and MLP; None if no place is wanted.
+        """
         if self._cache is None:
             raise RuntimeError("the drafter has no KV cache before the warm-up")
-        ids, positions, some = (
-            torch.from_numpy(each).to(self._device)
-            for each in (plan.token_ids, plan.positions, wanted)
-        )
-        embedded = self._normalise("embedding norm", functional.embedding(ids, self._embedding))
-        normed = self._normalise("state norm", states)
-        qkv = self._linears["qkv"](torch.cat((embedded, normed), dim=-1))
-        table = None
+        positions = torch.from_numpy(plan.positions).to(self._device)
+        qkv, table = self._linears["qkv"](x), None
         if self._rotary is not None:  # the length at each position is the position + 1
             table = self._rotary.table(positions, positions + 1, qkv.dtype)
         batch = self._attention.prepare(plan, self._cache)
         attended = attend_heads(self._attention, self._facts, qkv, self._steps, table, batch)
         if not len(wanted):
-            return states[:0], np.empty(0, np.int64)
-        residual = (normed if self.spec.norms_residual else states).index_select(0, some)
-        x = residual + self._linears["output"](attended.index_select(0, some))
-        gate, up = self._linears["inner"](self._normalise("mlp norm", x)).chunk(2, dim=-1)
-        x = x + self._linears["down"](functional.silu(gate) * up)
-        normed = self._normalise("final norm", x)
-        best: NDArray[np.int64] = self._linears["head"](normed).argmax(dim=-1).cpu().numpy()
-        return normed if self.spec.norms_output else x, best
+            return None
+        some = torch.from_numpy(wanted).to(self._device)
+        y = residual.index_select(0, some)
+        y = y + self._linears["output"](attended.index_select(0, some))
+        gate, up = self._linears["inner"](self._normalise("mlp norm", y)).chunk(2, dim=-1)
+        return y + self._linears["down"](functional.silu(gate) * up)
 
     def _normalise(self, role: str, x: torch.Tensor) -> torch.Tensor:
         weight = self._vectors[role]
@@ -128,10 +142,12 @@ def load_eagle(
     dtype: torch.dtype,
     device: torch.device,
     embedding: Callable[[], torch.Tensor],
+    make: Callable[..., TorchEagle] = TorchEagle,
 ) -> TorchEagle:
     """Read the weights of a drafter; raises ModelLoadError if files cannot be used.
 
-    `embedding`: returns the model's whole embedding, for a drafter without one.
+    `embedding`: returns the model's whole embedding, for a drafter without one; `make`: the
+    drafter's class.
     """
     with open_heads(spec) as files, torch.inference_mode():
         source = WeightSource(files, dtype=dtype, device=device, rank=0, world_size=1)
@@ -142,7 +158,7 @@ def load_eagle(
         for linear in linears.values():
             linear.pack()
         own = spec.tables.get("embedding")
-        return TorchEagle(
+        return make(
             spec,
             dtype=dtype,
             device=device,

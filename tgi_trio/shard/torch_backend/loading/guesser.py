@@ -1,10 +1,11 @@
-"""Loads a trained drafter in torch: heads, an EAGLE-3 drafter, a layer of the model's own."""
+"""Loads a trained drafter in torch: heads, an EAGLE drafter, layers of the model's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,6 +15,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.speculators.eagle import check_hidden_states
+from tgi_trio.model.speculators.eagle_one import EagleOneSpec
 from tgi_trio.model.speculators.mtp import need_mtp
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec
@@ -22,6 +24,7 @@ from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding
 from tgi_trio.shard.speculation.mtp import MtpLayers, join_layers
 from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle, load_eagle
+from tgi_trio.shard.torch_backend.guessing.eagle_one import TorchEagleOne
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads, load_heads
 from tgi_trio.shard.torch_backend.guessing.mtp import TorchMtp
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -73,12 +76,17 @@ class _WholeModel:
         if isinstance(spec, EagleSpec):
             check_hidden_states(folder, base)
             self._model.taps = spec.taps(len(self._model.layers))
+            make: Callable[..., TorchEagle] = TorchEagle
+            if isinstance(spec, EagleOneSpec):
+                head = self._model.head if self._model.ranks is None else self._head()
+                make = partial(TorchEagleOne, norm=self._model.final_norm, head=head)
             return load_eagle(
                 spec,
                 vocabulary=base.vocab_size,
                 dtype=target.dtype,
                 device=target.device,
                 embedding=self._embedding,
+                make=make,
             )
         return load_heads(
             spec,
