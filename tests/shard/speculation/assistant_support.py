@@ -68,7 +68,7 @@ def assistant(
             "model_type": own.model_type,
             "vocab_size": own.vocab_size,
             "hidden_size": 32,
-            "intermediate_size": 48,
+            "intermediate_size": 64,
             "num_hidden_layers": 4,
             "layer_types": [_SLIDING, _SLIDING, _SLIDING, _FULL],
             "num_attention_heads": 8,

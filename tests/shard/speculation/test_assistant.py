@@ -100,19 +100,22 @@ def check_guesses(runner: Runner, reference: AssistantReference, **event: Any) -
 
 
 @pytest.mark.parametrize(
-    ("family", "clusters", "budget"),
+    ("family", "clusters", "budget", "backend"),
     [
-        ("gemma4_text", True, 64),
-        ("gemma4_text", False, 6),  # prompts in pieces
-        ("gemma4_unified_text", True, 64),
+        ("gemma4_text", True, 64, "torch"),
+        ("gemma4_text", False, 6, "torch"),  # prompts in pieces
+        ("gemma4_unified_text", True, 64, "torch"),
+        ("gemma4_text", True, 6, "numba"),
+        ("gemma4_unified_text", False, 64, "numba"),
     ],
 )
 def test_it_guesses_what_transformers_guesses(
-    family: str, clusters: bool, budget: int, tmp_path: Path
+    family: str, clusters: bool, budget: int, backend: str, tmp_path: Path
 ) -> None:
     base = gemma4(tmp_path / "base", family)
     folder = assistant(tmp_path / "own", base, clusters=clusters)
-    check_guesses(load(base, folder), AssistantReference(folder, base), budget=budget)
+    runner = load(base, folder, cpu_backend=backend)
+    check_guesses(runner, AssistantReference(folder, base), budget=budget)
 
 
 @pytest.mark.parametrize("family", BASES)  # the second has a single global KV head, on both ranks
@@ -147,13 +150,39 @@ def test_keys_and_values_of_eight_bits_are_read_as_well(folders: Folders) -> Non
     assert found.tokens == expected.tokens and found.drafts > 0
 
 
-def test_torch_serves_it_where_kernels_were_to(
-    folders: Folders, capsys: pytest.CaptureFixture[str]
+def test_kernels_read_keys_and_values_of_sixteen_bits(folders: Folders) -> None:
+    """Of bfloat16, two numbers of a key are neighbours; most guesses are those of float32."""
+    base, folder = folders
+    runner = load(base, folder, cpu_backend="numba", dtype="bfloat16")
+    reference, drafter = AssistantReference(folder, base), runner.drafter(MOST)
+    assert drafter is not None
+    texts = [[*ids, *answer(runner, [ids], GREEDY[:1], NEW).tokens[0]] for ids in PROMPTS]
+    watched = Corrected(drafter, texts)
+    answer(runner, PROMPTS, GREEDY, NEW, drafter=watched)
+    firsts = [(known, own[0]) for known, own in watched.guessed if own]
+    same = sum(token == reference.guesses(known, 1)[0][0] for known, token in firsts)
+    assert same > 0.5 * len(firsts) > 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"kv_cache_dtype": "fp8_e5m2"}, "an assistant that reads keys and values of 8 bits"),
+        ({}, "an assistant with features in no multiples of 32"),
+    ],
+)
+def test_torch_serves_what_kernels_cannot(
+    settings: dict[str, Any],
+    reason: str,
+    folders: Folders,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     base, folder = folders
-    runner = load(base, folder, cpu_backend="auto")
+    if not settings:
+        folder = assistant(tmp_path, base, intermediate_size=48)
+    runner = load(base, folder, cpu_backend="auto", **settings)
     assert runner.info.backend == "torch"
-    reason = "an assistant that reads the model's keys and values"
     assert f"served with torch, not with the CPU kernels: {reason}" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match=reason):
-        load(base, folder, cpu_backend="numba")
+        load(base, folder, cpu_backend="numba", **settings)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.matrices import LinearRef, MatrixRef, whole_linear
 from tgi_trio.model.spec import DecoderSpec, HeadSizes, LayerSpec
@@ -40,8 +41,9 @@ class AssistantSpec(HeadsSpec):
     the last known token, whose keys and values do not exist yet; it does not move with the guesses.
 
     Roles: linears "entry" (from embedding and state to the layers' features), "exit" (from the
-    layers' features to a state of the model), "clusters" (scores of groups of tokens, if there are
-    any); all others are called as their tensors, as are vectors.
+    layers' features to a state of the model), "clusters" (scores of groups of tokens) or, without
+    groups, "head"; all others are called as their tensors, as are vectors. Table "head", of whose
+    rows only some are multiplied, with groups.
     """
 
     decoder: DecoderSpec  # its layers' `reads_layer`: see `reading`
@@ -117,6 +119,12 @@ def read_assistant(
     shapes = claims.needed.items()
     own = {role: ref.pieces[0].matrix.name for role, ref in linears.items()}
     read = [*own.values(), *claims.needed, *([_ORDER] if clusters else [])]
+    outer, layers = outer_refs(decoder), dict(_matrices(decoder))
+    head = outer.head.pieces[0].matrix
+    if not clusters:
+        linears["head"] = whole_linear(head)
+    for name in {head.name, outer.embedding.pieces[0].matrix.name}:
+        layers.pop(name)
     if others := sorted(tensors.keys() - {*read, *claims.known}):
         raise ModelLoadError(
             f"Tensor {others[0]!r} in {tensors[others[0]].file} is no part of an assistant of "
@@ -125,8 +133,9 @@ def read_assistant(
     return AssistantSpec(
         folder=folder,
         heads=GUESSES,
-        linears=linears | dict(_matrices(decoder)),
+        linears=linears | layers,
         vectors={name: (name, shape[0]) for name, shape in shapes if len(shape) == 1},
+        tables={"head": head} if clusters else {},
         tensors=tuple(read),
         token_map=_ORDER if clusters else "",
         decoder=decoder,
@@ -180,7 +189,7 @@ def _clusters(folder: Path, values: Mapping[str, Any], vocabulary: int) -> tuple
 
 
 def _matrices(decoder: DecoderSpec) -> Iterator[tuple[str, LinearRef]]:
-    """Yield the matrices of the layers, and the embedding of which the head is made."""
+    """Yield all matrices, by name."""
     for name, shape in decoder_claims(decoder).needed.items():
         if len(shape) == 2:
             yield name, whole_linear(MatrixRef(name, *shape))

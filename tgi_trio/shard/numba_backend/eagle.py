@@ -109,23 +109,13 @@ class KernelEagle:
             raise RuntimeError("the drafter has no KV cache before the warm-up")
         heads, kv_heads, dim = self._shape
         split = qkv.reshape(len(qkv), -1, dim)
-        turned = self._turn(split[:, : heads + kv_heads], plan.positions)
+        turned = split[:, : heads + kv_heads]
+        if self._turning is not None:
+            turned = turn_heads(turned, plan.positions, *self._turning)
         keys, values = self._cache
         keys[plan.kv_slots] = turned[:, heads:]
         values[plan.kv_slots] = split[:, heads + kv_heads :]
         return turned[:, :heads]
-
-    def _turn(self, x: Floats, positions: NDArray[np.int64]) -> Floats:
-        """Rotate [T, heads, dim], with pairs half of the rotated dimensions apart."""
-        if self._turning is None:
-            return x
-        frequencies, scale = self._turning
-        count = len(frequencies)
-        angles = positions[:, None, None].astype(np.float32) * frequencies
-        cosines, sines = np.cos(angles) * np.float32(scale), np.sin(angles) * np.float32(scale)
-        first, second = x[..., :count], x[..., count : 2 * count]
-        turned = (first * cosines - second * sines, second * cosines + first * sines)
-        return np.concatenate((*turned, x[..., 2 * count :]), axis=-1)
 
     def _attend(self, plan: StepPlan, queries: Floats, wanted: NDArray[np.int64]) -> Floats:
         """Return the attention output of the queries at `wanted`: [n, heads * dim]."""
@@ -152,3 +142,18 @@ class KernelEagle:
         squares: Any = np.add.reduce(x * x, axis=1, keepdims=True) * np.float32(1 / x.shape[1])
         found: Floats = x / np.sqrt(squares + np.float32(self.spec.layer.norm_eps))
         return found * self._vectors[role]
+
+
+def turn_heads(
+    x: Floats, positions: NDArray[np.int64], frequencies: Floats, scale: float
+) -> Floats:
+    """Rotate [T, heads, dim], with pairs half of the rotated dimensions apart.
+
+    `frequencies`, `scale`: as `rotary_frequencies` returns them.
+    """
+    count = len(frequencies)
+    angles = positions[:, None, None].astype(np.float32) * frequencies
+    cosines, sines = np.cos(angles) * np.float32(scale), np.sin(angles) * np.float32(scale)
+    first, second = x[..., :count], x[..., count : 2 * count]
+    turned = (first * cosines - second * sines, second * cosines + first * sines)
+    return np.concatenate((*turned, x[..., 2 * count :]), axis=-1)

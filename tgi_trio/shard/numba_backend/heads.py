@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.matrices import every_unit, whole_linear
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
 from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
 from tgi_trio.shard.checkpoint.lookup import read_table
@@ -30,8 +29,6 @@ _EPS: Final = 1e-6
 
 def find_unfit(spec: HeadsSpec) -> str | None:
     """Return why the kernels cannot compute these heads, or None."""
-    if isinstance(spec, AssistantSpec):
-        return "an assistant that reads the model's keys and values"
     if spec.widest % _FEATURES:
         return f"heads with {spec.widest} features, which is no multiple of {_FEATURES}"
     if not isinstance(spec, EagleSpec):

@@ -21,6 +21,7 @@ from tgi_trio.model.layer_work import find_run
 from tgi_trio.model.matrices import every_unit
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.mtp import MtpSpec, need_mtp
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
@@ -36,6 +37,7 @@ from tgi_trio.shard.machine.cores import sensible_threads, share_cores, usable_c
 from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
 from tgi_trio.shard.numba_backend.apart_table import find_apart
+from tgi_trio.shard.numba_backend.assistant_fit import refuse_unfit
 from tgi_trio.shard.numba_backend.forward import Forward
 from tgi_trio.shard.numba_backend.heads import LoadedHeads
 from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs, variant_for
@@ -101,7 +103,7 @@ def load(
     spec = _find_spec(settings, config, dtype, portion, stage, int8=int8)
     local_ranks = settings.local_size or settings.world_size
     cores, count = _share_cores(settings, local_ranks)
-    heads = _load_heads(settings.draft_model, spec)
+    heads = _load_heads(settings, spec)
     mtp = need_mtp(config, spec) if settings.drafter == MTP else ()
     with (
         nullcontext() if heads is None else _open_heads(heads.spec, int8) as head_files,
@@ -120,7 +122,7 @@ def load(
         ) as program,
         _pack_own(mtp, checkpoint, settings, dtype, count, int8=int8) as own,
     ):
-        _lend_embedding(heads, spec, checkpoint)
+        _lend_embedding(heads, spec, checkpoint, program)
         # Weights are packed while kernels are loaded, or compiled, and tested.
         multipliers = _find_multipliers(program, settings, dtype)
         with compile_beside(_list_wanted(program, settings, dtype, multipliers, int8=int8)):
@@ -301,7 +303,7 @@ def _open_heads(heads: HeadsSpec, int8: bool) -> Checkpoint:
     `int8`: packing rounds all of the program's weights anyway. A drafter that continues from its
     own states is not rounded.
     """
-    exact = int8 or isinstance(heads, EagleSpec)
+    exact = int8 or isinstance(heads, EagleSpec | AssistantSpec)
     return open_heads(heads, None if exact else ENCODINGS[_OF_HEADS])
 
 
@@ -345,19 +347,29 @@ def _pack_own(
         yield own
 
 
-def _lend_embedding(heads: LoadedHeads | None, spec: DecoderSpec, checkpoint: Checkpoint) -> None:
+def _lend_embedding(
+    heads: LoadedHeads | None, spec: DecoderSpec, checkpoint: Checkpoint, program: Program
+) -> None:
     """Give a drafter without its own embedding that of the model."""
-    if heads is None or not isinstance(heads.spec, EagleSpec) or "embedding" in heads.tables:
+    if heads is None or not isinstance(heads.spec, EagleSpec | AssistantSpec):
+        return
+    if "embedding" in heads.tables:
+        return
+    if program.embedding is not None:
+        heads.tables["embedding"] = program.embedding
         return
     table = read_table(checkpoint, outer_refs(spec).embedding, every_unit).dequantised()
     heads.tables["embedding"] = np.array(table)  # a copy, since the file is closed
 
 
-def _load_heads(folder: Path | None, spec: DecoderSpec) -> LoadedHeads | None:
-    """Return the heads in a folder without their linear layers; None: it has none."""
+def _load_heads(settings: ShardSettings, spec: DecoderSpec) -> LoadedHeads | None:
+    """Return the heads that are to guess without their linear layers; None: there are none."""
+    folder = settings.draft_model
     if folder is None or find_kind(folder) is None:
         return None
     heads = read_heads(folder, hidden=spec.hidden_size, vocabulary=spec.vocab_size)
+    if isinstance(heads, AssistantSpec):
+        refuse_unfit(heads, spec, eight_bits=settings.kv_cache_dtype is not None)
     if isinstance(heads, EagleSpec):
         check_hidden_states(folder, spec)
     return LoadedHeads(heads, spec)

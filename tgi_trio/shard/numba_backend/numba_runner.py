@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
@@ -26,6 +27,7 @@ from tgi_trio.shard.contract import (
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.kv_sizing import longest_sequence, size_cache
 from tgi_trio.shard.machine.memory import free_bytes
+from tgi_trio.shard.numba_backend.assistant import KernelAssistant
 from tgi_trio.shard.numba_backend.eagle import KernelEagle
 from tgi_trio.shard.numba_backend.eagle_one import make_eagle
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
@@ -39,6 +41,7 @@ from tgi_trio.shard.runner import (
 )
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.speculation.assistant import AssistantDrafter
 from tgi_trio.shard.speculation.eagle import EagleReader
 from tgi_trio.shard.speculation.heads import HeadsDrafter
 from tgi_trio.shard.speculation.hidden import LastStep
@@ -210,6 +213,9 @@ class CpuRunner:
             return drafter_of(self._reader, most, self._info.eos_ids)
         if self._heads is None:
             return NgramDrafter(most, self._info.eos_ids)
+        if isinstance(self._heads.spec, AssistantSpec):
+            assistant = KernelAssistant(self._forward, self._heads.spec, self._heads)
+            return AssistantDrafter(assistant, self._last, most, self._info.eos_ids)
         arithmetic = KernelArithmetic(self._forward, self._forward.program, self._heads)
         spec, token_map = self._heads.spec, self._heads.token_map
         return HeadsDrafter(spec, arithmetic, self._last, most, self._info.eos_ids, token_map)

@@ -124,6 +124,7 @@ class Program:
         )
         self._kv_number = np.dtype(np.uint8 if kv else np.uint16 if bf16 else np.float32)
         self.lone: Mapping[str, LoneLinear] = built.lone
+        self.embedding = built.embedding
         self.final_norm: FinalNorm = built.final_norm
         self.weight_bytes = built.writer.weight_bytes
         self.end = built.end

@@ -80,6 +80,8 @@ class ProgramBuilder:
         self._streams: StreamWriter | None = None
         if spec.streams is not None:
             self._streams = StreamWriter(self.writer, self._norms, spec, spec.streams)
+        # As numbers [vocabulary, features]; None: it is kept as codes, or not on this rank.
+        self.embedding: NDArray[Any] | None = None
         self._index = 0  # of the layer whose operations are written
         self.layer_rows: list[int] = []  # the first operation of each
         self._build()
@@ -120,7 +122,8 @@ class ProgramBuilder:
             scale = to_float32(to_bfloat16(scale))
         packing = self.writer.packing(embedding.parts)
         if packing is None or packing.kind.floating or packing.order:
-            table = self.writer.keep(to_storage(embedding.dequantised(), self._bf16))
+            self.embedding = np.ascontiguousarray(to_storage(embedding.dequantised(), self._bf16))
+            table = self.writer.keep(self.embedding)
         else:
             table = self.writer.pack_codes(embedding.parts, packing)
             self.writer.quantised.add(len(self.writer.rows), packing)
