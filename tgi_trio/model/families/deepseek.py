@@ -51,7 +51,7 @@ def v3_experts(
     """Return the experts of V3 and its successors; the numbers are defaults."""
     width = int(config.get("moe_intermediate_size", 2048))
     return ExpertsSpec(
-        count=int(config.get("n_routed_experts", config.get("num_local_experts", count))),
+        count=int(config.get("n_routed_experts", count)),
         per_token=int(config.get("num_experts_per_tok", 8)),
         width=width,
         normalise=bool(config.get("norm_topk_prob", True)),
