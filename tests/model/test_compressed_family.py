@@ -131,7 +131,7 @@ def test_what_hunyuan_4_leaves_out_is_as_published() -> None:
     assert [layer.experts is not None for layer in spec.layers] == [False] + [True] * 6
     experts = spec.layers[1].experts
     assert experts is not None and (experts.limit, experts.width) == (10.0, 768)
-    assert not experts.limits_shared and not experts.raised
+    assert experts.shared_limit == 0.0 and not experts.raised
     assert (spec.hyper.iterations, spec.hyper.added, spec.index.heads) == (0, 2.0, 16)
     assert (spec.hidden_size, spec.heads, spec.norm_eps) == (2816, 32, 1e-5)
 

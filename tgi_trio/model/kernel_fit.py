@@ -27,6 +27,7 @@ from tgi_trio.model.pooled_index import PooledIndexSpec
 from tgi_trio.model.spec import (
     CompressionSpec,
     DecoderSpec,
+    ExpertsSpec,
     HyperSpec,
     IndexSpec,
     SharedBlock,
@@ -225,8 +226,9 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.biased": ANY,
     "ExpertsSpec.weighs_inputs": ANY,
     "ExpertsSpec.limit": ANY,
-    "ExpertsSpec.raised": only(True, refusal="gates and ups of experts have limits alone"),
-    "ExpertsSpec.limits_shared": only(False, refusal="the shared expert has a limit"),
+    "ExpertsSpec.bounds_opened": ANY,
+    "ExpertsSpec.shared_limit": ANY,
+    "ExpertsSpec.raised": ANY,
     "ExpertsSpec.by_token": only(False, refusal="a table has the experts of tokens"),
     "ExpertsSpec.logit_cap": ANY,
     "ExpertsSpec.idle": only(0, refusal="{} experts return their input"),
@@ -389,6 +391,8 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
             return "gates are scaled and cut at a bound"
         if layer.mixer is not None and spec.parallel:
             return "what keeps a state is parallel to the MLP"
+        if layer.experts and _has_odd_limits(layer.experts):
+            return "a shared expert's gates have limits before their activation"
         compressed = layer.experts.latent_width if layer.experts else 0
         if compressed > spec.hidden_size:
             return "experts read compressed tokens that are wider than others"
@@ -397,6 +401,12 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
         if layer.beside and (spec.parallel or not post_norm):
             return "experts beside an MLP join it without a norm"
     return None
+
+
+def _has_odd_limits(experts: ExpertsSpec) -> bool:
+    """Whether a shared expert has limits of a kind that is not implemented."""
+    limit = experts.limit if experts.shared_limit is None else experts.shared_limit
+    return bool(experts.shared_width and limit and (experts.raised or not experts.bounds_opened))
 
 
 def _find_odd_branches(spec: DecoderSpec) -> str | None:

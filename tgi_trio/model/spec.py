@@ -191,7 +191,8 @@ class ExpertsSpec:
     weighs_inputs: bool = False  # weights multiply the experts' inputs, not their results
     limit: float = 0.0  # bounds of gate and up, see `layers/gating.py`; 0: none
     raised: bool = True  # with a limit, 1 is added to ups
-    limits_shared: bool = False  # the shared expert has the same limit
+    bounds_opened: bool = False  # the limit is that of activated gates
+    shared_limit: float | None = None  # the same for the shared expert; None: as for the others
     by_token: bool = False  # a table has each token's experts; the router weights them alone
     logit_cap: float = 0.0  # soft cap of the router's logits; 0: none
     # further experts, after the others, that return their input (LongCat-Flash, Meituan 2025)

@@ -32,10 +32,11 @@ def split_experts(
         return dict(tensors)
     count, place = mixtures[0].count, names.experts.replace("{}.", "")
     if names.expert_gate_up:
-        parts = "|".join(map(re.escape, (names.expert_gate_up, names.expert_down)))
-        whole = re.compile(rf"(.*\.{re.escape(place)})((?:{parts})\w*)")
+        own = "|".join(map(re.escape, (names.expert_gate_up, names.expert_down)))
+        whole = re.compile(rf"(.*\.{re.escape(place)})((?:{own})\w*)")
     else:
-        whole = re.compile(rf"(.*\.{re.escape(place)})({_GATES_UPS}|{_DOWNS})")
+        own = "|".join((names.expert_gate, names.expert_up, names.expert_down))
+        whole = re.compile(rf"(.*\.{re.escape(place)})({_GATES_UPS}|{_DOWNS}|(?:{own})\.\w+)")
     split: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():
         found = whole.fullmatch(name)
@@ -46,8 +47,8 @@ def split_experts(
                     f"config.json says that there are {count} experts."
                 )
             for i, piece in enumerate(split_first_axis(stored)):
-                own = _name_parts(found[2], piece, names)
-                split.update((f"{found[1]}{i}.{part}", each) for part, each in own.items())
+                parts = _name_parts(found[2], piece, names)
+                split.update((f"{found[1]}{i}.{part}", each) for part, each in parts.items())
         else:
             split[name] = stored
     return split
@@ -74,7 +75,7 @@ def _name_parts(whole: str, piece: StoredTensor, names: Names) -> dict[str, Stor
 
     Gate rows come before up rows.
     """
-    if names.expert_gate_up:
+    if names.expert_gate_up or "." in whole:  # by the family's names, as in Step 3.5
         return {whole: piece}
     if whole == _DOWNS:
         return {f"{names.expert_down}.weight": piece}

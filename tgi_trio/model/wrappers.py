@@ -66,6 +66,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen4_exp": "qwen4_exp_text",
     "smolvlm": "llama",
+    "step3p7": "step3p5",
     "video_llama_3": "qwen2",
     "video_llava": "llama",
     "vipllava": "llama",
@@ -119,6 +120,7 @@ DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
     "qwen3": (151936, 4096, 22016, 32, 32, 32, 128, 32768),
     "qwen3_moe": (151936, 2048, 6144, 24, 32, 4, None, 32768),
     "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16, 16, None, 128000),
+    "step3p5": (128815, 4096, 11264, 45, 64, 8, 128, 128000),
     "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128, 128000),
 }
 # Tokens after the vocabulary which a text reads, for images, but never generates.

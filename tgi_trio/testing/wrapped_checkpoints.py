@@ -204,6 +204,26 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         _QWEN_VISION,
     ),
     "smolvlm": ({"model_type": "llama"}, _VISION),
+    "step3p7": (
+        {
+            **{"num_hidden_layers": 3, "head_dim": 16, "sliding_window": 24},
+            **{"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+            **{"num_sliding_attention_heads": 8, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+            **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+            **{"share_expert_dim": 48, "moe_router_scaling_factor": 1.5},
+            **{"swiglu_limits": [0.0, 0.0, 0.2], "swiglu_limits_shared": [0.0, 0.1, 0.3]},
+            "rope_parameters": {
+                "full_attention": {
+                    **{"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        {
+            **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+            **{"image_size": 16, "patch_size": 4, "mlp_ratio": 1.0},
+        },
+    ),
     "vipllava": ({"model_type": "llama"}, _CLIP),
 }
 _PERCEIVER = {
@@ -233,7 +253,7 @@ _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
 _FLAT = ("idefics",)  # the options of `text_config` are the whole model's
 _TYPES = {"pixtral": "llava"}  # the whole model's type, if it is not the family's name
 _GEMMA = ("gemma", "gemma2", "gemma3_text")
-_MINUS_ONE_NORMS = (*_GEMMA, "minimax_m3_vl_text")  # types of text models
+_MINUS_ONE_NORMS = (*_GEMMA, "minimax_m3_vl_text", "step3p5")  # types of text models
 _SCALED_EMBEDDINGS = (*_GEMMA, "gemma4_text")  # by the square root of their width
 
 

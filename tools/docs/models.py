@@ -139,6 +139,11 @@ alone. Laguna runs through transformers with gates of a kind that it does not na
 through transformers if it joins shared experts neither as their average nor as their sum with
 others, or chooses experts by neither softmax nor sigmoid.
 
+The text of Step 3.7 Flash is the type `step3p5` (`model/families/step.py`): layers with a window
+have more query heads, and activated gates of the last layers' experts are bounded. With bounds in
+dense layers, biases of MLPs, or gates other than one per head, it runs through transformers; so
+does the type by itself, whose code comes with it.
+
 LongCat-Flash's layers have two attentions and two MLPs each, and are two layers here
 (`model/families/longcat.py`); what their experts say, some of whom return their input, joins behind
 the second. Torch computes it, on a GPU in recorded graphs, and it is not cut into stages. With a
@@ -319,9 +324,8 @@ _READ = (
 
 # Types that stand in others' `text_config` alone.
 INNER = (
-    *("glm4v_moe_text", "glm4v_text", "glm_ocr_text", "mllama_text_model"),
-    "glm5_next_text",
-    "muse_glimmer_text",
+    *("glm4v_moe_text", "glm4v_text", "glm5_next_text", "glm_ocr_text", "mllama_text_model"),
+    *("muse_glimmer_text", "step3p5"),
     *("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
 )
 IMAGED = ("idefics",)  # types that are tested where their images are

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     ("family", "text"),
     [
         ("muse_glimmer", {"head_dim": 32}),
+        ("step3p7", {"head_dim": 32, "share_expert_dim": 64}),
         ("muse_glimmer", {"head_dim": 32, "attention_bias": True, "layer_types": None}),
     ],
     ids=str,

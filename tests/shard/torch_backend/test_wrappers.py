@@ -71,6 +71,7 @@ OURS = (
         "qwen3_vl",
         "qwen4_exp",
         "smolvlm",
+        "step3p7",
     ),
 )
 

@@ -52,7 +52,6 @@ def minimax_m3(config: ModelConfig) -> DecoderSpec | None:
         routing="grouped-sigmoid",
         scale=float(config.get("routed_scaling_factor", 2.0)),
         limit=limit,
-        limits_shared=True,
     )
     sparse, chosen = _kinds(config, len(spec.layers))
 

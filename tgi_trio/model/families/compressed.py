@@ -62,7 +62,6 @@ def deepseek_v4(config: ModelConfig) -> DecoderSpec | None:
         scale=float(config.get("routed_scaling_factor", 1.5)),
         limit=limit,
         raised=False,
-        limits_shared=True,
     )
     window = int(config.get("sliding_window", 128))
     rates = _rates(config)

@@ -129,7 +129,7 @@ def _set_experts(config: ModelConfig, spec: DecoderSpec, limit: float) -> Decode
     stated = config.get("mlp_layer_types")
     kinds = stated or ["dense" if i < 3 else "sparse" for i in range(len(spec.layers))]
     routed = v3_experts(config, groups=1, groups_used=1, count=288)
-    experts = replace(routed, limit=limit, raised=False, limits_shared=True)
+    experts = replace(routed, limit=limit, raised=False)
     layers = (
         replace(layer, experts=experts) if kind == "sparse" else layer
         for layer, kind in zip(spec.layers, kinds, strict=True)

@@ -769,6 +769,15 @@ GLM5_NEXT = replace(
     index_pool_bias="self_attn.indexer.index_kpool_compress_ape",
 )
 
+STEP3P5 = replace(
+    QWEN3_MOE,
+    head_gate="self_attn.g_proj",
+    router="moe.gate",
+    choice_bias="moe.router_bias",
+    experts="moe.{}.",
+    shared_expert="share_expert.",
+)
+
 LFM2 = replace(
     LLAMA,
     final_norm="model.embedding_norm",

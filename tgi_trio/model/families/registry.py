@@ -35,6 +35,7 @@ from tgi_trio.model.families import (
     qwen4,
     sparse,
     state_spaces,
+    step,
     windowed,
     zamba,
 )
@@ -80,6 +81,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "deepseek_v2": deepseek.deepseek_v2,
     "deepseek_v3": deepseek.deepseek_v3,
     "axk1": deepseek.axk1,
+    "step3p5": step.step3p5,
     "longcat_flash": longcat.longcat_flash,
     "deepseek_v32": sparse.deepseek_v32,
     "glm_moe_dsa": sparse.glm_moe_dsa,

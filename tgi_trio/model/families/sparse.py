@@ -65,7 +65,7 @@ def hy_v4(config: ModelConfig) -> DecoderSpec | None:
     experts = v3_experts(config, groups=1, groups_used=1)
     spec = deepseek_spec(
         config,
-        replace(experts, limit=limit, raised=False),
+        replace(experts, limit=limit, raised=False, shared_limit=0.0),
         names.HY_V4,
         sparse=_sparse(config),
         plain_dim=192,

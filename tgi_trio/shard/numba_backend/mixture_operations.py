@@ -156,7 +156,8 @@ class MixtureWriter:
             facts[name] = getattr(spec, name)
         facts["weighs_inputs"] = spec.weighs_inputs
         facts["routing"] = ROUTINGS[spec.routing]
-        facts["limit"] = spec.limit
+        for name in ("limit", "raised", "bounds_opened"):
+            facts[name] = getattr(spec, name)
         facts["paired"] = self._refs.experts[0].paired
         if bias is not None:
             values = self._writer.source.vector(bias.name, bias.size)
@@ -183,6 +184,7 @@ class MixtureWriter:
     def _share(self, shared: MlpRefs) -> None:
         """Add the shared expert, gated if it has a router of its own."""
         writer, branch, router = self._writer, self._branch, self._refs.shared_router
+        spec = self._spec
         if router is not None:
             writer.linear(router, Buffer.NORMED, Buffer.OPENED, feeder=self._feeder)
         writer.linear(
@@ -192,6 +194,7 @@ class MixtureWriter:
             paired=shared.gated,
             feeder=self._feeder,
             width=self._spec.shared_width,
+            clip=spec.limit if spec.shared_limit is None else spec.shared_limit,
             **self._activated(gated=shared.gated),
         )
         if router is None:

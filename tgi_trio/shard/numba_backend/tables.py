@@ -260,7 +260,8 @@ OPERATION = np.dtype(
         ("key_scale", "f4"),  # scales of 8-bit K and V
         ("value_scale", "f4"),
         ("value_factor", "f4"),  # factor of values
-        ("clip", "f4"),  # results are clipped to this magnitude; 0: none
+        # results are clipped to this magnitude, for GATE activated gates and ups; 0: none
+        ("clip", "f4"),
         ("spare", "f4"),
         # entry of an operation that is compiled apart, see `kernels/apart.py`; 0: none
         ("kernel", "i8"),
@@ -287,6 +288,8 @@ MIXTURE = np.dtype(
         ("expert_scale", "i8"),  # float32 [count]: factors of each expert's weight; 0: none
         ("weighs_inputs", "i8"),  # 1: weights multiply the experts' inputs, not their outputs
         ("paired", "i8"),  # 1: rows of gate and up alternate one by one, not by 16
+        ("raised", "i8"),  # 1: with a limit, 1 is added to ups
+        ("bounds_opened", "i8"),  # 1: the limit is that of activated gates
         ("jitter", "f4"),
         ("scale", "f4"),  # of the weights
         ("limit", "f4"),  # clips gate and up; 0: none

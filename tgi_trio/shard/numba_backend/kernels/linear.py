@@ -39,6 +39,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     fill,
     fma,
     load,
+    minimum,
     multiply,
     prefetch,
     store,
@@ -277,6 +278,8 @@ def finish(variant, step, op, panel, row, rows, sums, deltas):
         elif op.epilogue == GATE:
             place = (row + i) * op.width + panel * LANES
             opened = activate(op.activation, multiply(first, scale), op.learned)
+            if op.clip > 0.0:
+                opened, second = minimum(opened, fill(op.clip)), cut(second, op.clip)
             value = multiply(opened, second)
             store_result(variant, op, target, place, value)
         elif op.epilogue == ACTIVATE:

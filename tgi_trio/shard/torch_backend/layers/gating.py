@@ -28,7 +28,8 @@ class Gate:
     """act(gate) * up of the two halves that a gated MLP projects.
 
     With a `limit`, gates are clamped from above and ups on both sides; where the ups are `raised`
-    (gpt-oss), 1 is added to them: act(min(gate, limit)) * (clamp(up) + 1).
+    (gpt-oss), 1 is added to them: act(min(gate, limit)) * (clamp(up) + 1). Where it
+    `bounds_opened` (Step 3.5), activated gates are clamped: min(act(gate), limit) * clamp(up).
     """
 
     act: Activation
@@ -36,11 +37,12 @@ class Gate:
     paired: bool = False  # gates and ups alternate; otherwise all gates come first
     scale: float = 1.0  # of gates, applied first
     raised: bool = True
+    bounds_opened: bool = False
 
     @property
     def kernel(self) -> str:
         """The activation's name in `kernels/fused.py`; "" if it is not there."""
-        there = self.scale == 1.0 and (self.raised or not self.limit)
+        there = self.scale == 1.0 and (not self.limit or (self.raised and not self.bounds_opened))
         return _KERNELS.get(self.act, "") if there else ""
 
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
@@ -55,10 +57,17 @@ class Gate:
         if self.scale != 1.0:
             gate = gate * self.scale
         if self.limit:
-            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+            up = up.clamp(-self.limit, self.limit)
             up = up + 1 if self.raised else up
-        opened: torch.Tensor = self.act(gate) * up
+        opened: torch.Tensor = self._open(gate) * up
         return opened
+
+    def _open(self, gate: torch.Tensor) -> torch.Tensor:
+        """Return activated gates, clamped before or afterwards if there is a limit."""
+        if self.limit and not self.bounds_opened:
+            gate = gate.clamp(max=self.limit)
+        opened: torch.Tensor = self.act(gate)
+        return opened.clamp(max=self.limit) if self.limit and self.bounds_opened else opened
 
     def _launch(self, inner: torch.Tensor, name: str) -> torch.Tensor:
         from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton

@@ -26,13 +26,14 @@ def load_dense_mlp(
     scale: float = 1.0,
     *,
     raised: bool = True,
+    bounds_opened: bool = False,
 ) -> DenseMlp:
     """Return a dense MLP, or one expert; `act` None: a learned one; the rest as for `Gate`."""
     if act is None:
         parts = (loader.source.vector(part.name, part.size) for part in refs.learned)
         act = Xielu.of(*parts)
     if refs.gated:
-        act = Gate(act, limit, refs.paired, scale, raised)
+        act = Gate(act, limit, refs.paired, scale, raised, bounds_opened)
     return DenseMlp(loader.linear(refs.inner), loader.linear(refs.down), act)
 
 
@@ -50,14 +51,16 @@ def load_experts(
         router = router.float()  # DeepSeek, ERNIE, Flint compute odds in float32 throughout
     if refs.choice_bias is not None:
         choice_bias = loader.vector(refs.choice_bias)
-    one = partial(load_dense_mlp, loader, act=act, limit=spec.limit, raised=spec.raised)
-    shared = one if spec.limits_shared else partial(load_dense_mlp, loader, act=act)
+    one = partial(
+        load_dense_mlp, loader, act=act, raised=spec.raised, bounds_opened=spec.bounds_opened
+    )
+    shared_limit = spec.limit if spec.shared_limit is None else spec.shared_limit
     return ExpertsMlp(
         spec,
         router=Linear(router, loader.bias(refs.router)),
         choice_bias=choice_bias,
-        experts=[one(expert) for expert in refs.experts],
-        shared=None if refs.shared is None else shared(refs.shared),
+        experts=[one(expert, limit=spec.limit) for expert in refs.experts],
+        shared=None if refs.shared is None else one(refs.shared, limit=shared_limit),
         shared_router=loader.linear(refs.shared_router) if refs.shared_router else None,
         expert_scale=loader.vector(scale) if scale else None,
         entry=loader.linear(refs.entry) if refs.entry else None,

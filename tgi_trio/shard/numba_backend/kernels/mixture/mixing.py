@@ -151,10 +151,11 @@ def finish_row(variant, step, op, mixture, expert, panel, row, sums):
         gate, up = first, second
         if mixture.paired:
             gate, up = every_other(first, second, 0), every_other(first, second, 1)
-        if mixture.limit > 0.0:
-            gate = minimum(gate, fill(mixture.limit))
-            up = add(cut(up, mixture.limit), fill(1.0))
-        value = multiply(activate(op.activation, gate, op.learned), up)
+        opened = activate(op.activation, bound(gate, mixture, np.int64(0)), op.learned)
+        opened, up = bound(opened, mixture, np.int64(1)), cut(up, mixture.limit)
+        if mixture.limit > 0.0 and mixture.raised:
+            up = add(up, fill(1.0))
+        value = multiply(opened, up)
         store_result(variant, op, target, row * op.width + panel * LANES, value)
     elif op.epilogue == ACTIVATE:
         features = row * op.width + panel * PANEL
@@ -167,6 +168,14 @@ def finish_row(variant, step, op, mixture, expert, panel, row, sums):
         target += (member // mixture.per_token * op.width + panel * PANEL) * 4
         store(target, fma(first, part, load(target)))
         store(target + 4 * LANES, fma(second, part, load(target + 4 * LANES)))
+
+
+@kernel
+def bound(gate, mixture, opened):
+    """Return gates clamped from above if there is a limit of such; `opened`: 1 if activated."""
+    if mixture.limit > 0.0 and mixture.bounds_opened == opened:
+        return minimum(gate, fill(mixture.limit))
+    return gate
 
 
 @kernel
