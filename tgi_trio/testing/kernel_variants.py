@@ -14,6 +14,7 @@ from tgi_trio.shard.torch_backend.kernels import (
     few_rows,
     fused,
     sixteen_rows,
+    streams,
 )
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.few_rows import WARPS, choose_few_tile, choose_sixteen_tile
@@ -36,8 +37,21 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from _few_heads(generation)
     yield from _sixteen_rows(generation)
     yield from _latent_keys()
+    yield from _streams()
     yield from choice_variants(generation)
     yield from mixture_variants(generation)
+
+
+def _streams() -> Iterator[Variant]:
+    """DeepSeek V4 and, without a mixture, Hunyuan 4."""
+    for iterations in (20, 0):
+        yield Variant(
+            f"weigh_streams 4{'' if iterations else ' apart'}",
+            streams.weigh_streams,
+            (F32,) * 6 + ("fp32",) * 3,
+            {"COUNT": 4, "PADDED": 4, "ITERATIONS": iterations},
+            warps=1,
+        )
 
 
 def _sums(generation: Generation) -> Iterator[Variant]:

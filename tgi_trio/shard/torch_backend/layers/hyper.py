@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.spec import HyperSpec
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 Mixture = torch.Tensor | None
 
@@ -49,18 +50,47 @@ class HyperConnection:
         That is [T, hidden]; the weights [T, count] of the part's result in each stream; and the
         mixture [T, count, count], to each stream (last) from each, None: of each stream alone.
         """
+        parts = self.weights.of(streams)
+        weigh = self._launch if runs_kernels(parts.device) else self._weigh
+        read, added, mixture = weigh(parts)
+        return _add_up(read, streams), added, mixture
+
+    def _weigh(self, parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Mixture]:
+        """Return the weights of what is read, of the result, and of streams in streams."""
         spec, count = self.spec, self.spec.count
-        scales, parts = self.weights.scale, self.weights.of(streams)
-        bases = self.weights.base
-        pre = torch.sigmoid(parts[:, :count] * scales[0] + bases[:count]) + spec.eps
-        post = parts[:, count : 2 * count] * scales[1] + bases[count : 2 * count]
-        post = spec.added * torch.sigmoid(post) + spec.added_eps
-        mixture = None
-        if spec.iterations:
-            mixture = parts[:, 2 * count :] * scales[2] + bases[2 * count :]
-            mixture = torch.softmax(mixture.unflatten(-1, (count, count)), dim=-1) + spec.eps
-            mixture = balance(mixture, spec)
-        return _add_up(pre, streams), post, mixture
+        scales, bases = self.weights.scale, self.weights.base
+        read = torch.sigmoid(parts[:, :count] * scales[0] + bases[:count]) + spec.eps
+        added = parts[:, count : 2 * count] * scales[1] + bases[count : 2 * count]
+        added = spec.added * torch.sigmoid(added) + spec.added_eps
+        if not spec.iterations:
+            return read, added, None
+        mixture = parts[:, 2 * count :] * scales[2] + bases[2 * count :]
+        mixture = torch.softmax(mixture.unflatten(-1, (count, count)), dim=-1) + spec.eps
+        return read, added, balance(mixture, spec)
+
+    def _launch(self, parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Mixture]:
+        """Compute `_weigh` in one launch, where that is some hundred."""
+        from tgi_trio.shard.torch_backend.kernels.streams import weigh_streams  # imports Triton
+
+        spec, tokens, count = self.spec, len(parts), self.spec.count
+        read, added = parts.new_empty((2, tokens, count))
+        mixture = parts.new_empty((tokens, count, count)) if spec.iterations else None
+        weigh_streams[(tokens,)](
+            read,
+            added,
+            read if mixture is None else mixture,
+            parts.contiguous(),
+            self.weights.base,
+            self.weights.scale,
+            spec.eps,
+            spec.added,
+            spec.added_eps,
+            COUNT=count,
+            PADDED=1 << (count - 1).bit_length(),
+            ITERATIONS=spec.iterations,
+            num_warps=1,
+        )
+        return read, added, mixture
 
     @staticmethod
     def leave(
