@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
     "eight bits": ("llama", 2, FITTING["llama"], {"quantize": "eetq", "dtype": "bfloat16"}),
     "gemma2": ("gemma2", 2, FITTING["gemma2"], {}),
     "gpt2": ("gpt2", 2, FITTING["gpt2"], {}),
+    "opt": ("opt", 2, FITTING["opt"], {"quantize": "q8_0"}),  # linears at both ends
     "qwen3_moe": ("qwen3_moe", 2, FITTING["qwen3_moe"], {}),
     "states last": ("granitemoehybrid", 2, HYBRID, {}),
     "states first": (

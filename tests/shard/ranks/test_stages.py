@@ -107,6 +107,7 @@ LEFT_BEHIND = {"layer_types": ["mamba", "mamba", "attention"]}
         *((family, {}) for family in ("llama", "gemma2", "gpt2", "granitemoehybrid", "qwen3_moe")),
         ("granitemoehybrid", LEFT_BEHIND),
         ("minimax_m3_vl_text", {}),
+        ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     ],
 )
 @pytest.mark.parametrize("ranks", [2, 4], ids=["of a rank", "of two ranks"])
