@@ -345,7 +345,9 @@ def made(
     if name == "glm4moe":
         last = f"blk.{said[f'{name}.block_count'] - 1}"
         norm = np.ones(config["hidden_size"])
-        arrays |= {f"{last}.attn_norm.weight": norm, f"{last}.nextn.enorm.weight": norm}
+        arrays = {
+            f"{last}.attn_norm.weight": norm, f"{last}.nextn.enorm.weight": norm
+        } | arrays  # fmt: skip
     if case == "llama3":
         arrays["rope_freqs.weight"] = frequencies(config["head_dim"])
     return name, source, said, arrays

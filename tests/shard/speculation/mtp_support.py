@@ -14,7 +14,7 @@ from transformers.modeling_layers import MtpModel
 
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.speculators.mtp import LAYOUTS
+from tgi_trio.model.guessing_layers import LAYOUTS
 from tgi_trio.model.tensors import shapes_in
 from tgi_trio.testing.checkpoints import make_checkpoint
 

@@ -23,7 +23,7 @@ from tests.shard.torch_backend.models_support import GreedyRecorder
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.model.speculators.mtp import LAYOUTS
+from tgi_trio.model.guessing_layers import LAYOUTS
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.runner import Runner

@@ -76,6 +76,7 @@ def _common(model: GgufModel, architecture: Architecture) -> Values:
     if "token_embd.weight" in model.tensors:  # the actual number of rows
         values["vocab_size"] = model.tensors["token_embd.weight"][1].shape[0]
     return values | {
+        "num_nextn_predict_layers": model.get("nextn_predict_layers", 0),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "torch_dtype": _dtype(model),
         "attention_bias": any(name.endswith(".attn_q.bias") for name in model.tensors),

@@ -22,6 +22,7 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.architectures import ARCHITECTURES, Architecture
 from tgi_trio.model.gguf.files import read_model
 from tgi_trio.model.gguf.header import TensorInfo
+from tgi_trio.model.guessing_layers import LAYOUTS, MtpLayout
 from tgi_trio.model.spec import DecoderSpec, Names
 from tgi_trio.model.stacked_experts import split_first_axis
 from tgi_trio.model.tensors import Shape, decoder_claims
@@ -108,10 +109,16 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
     needed = decoder_claims(spec).needed
     architecture = ARCHITECTURES[model.architecture]
     guessing = re.compile(r"blk\.(\d{1,6})\.")  # layers for multi-token prediction
+    layout = LAYOUTS.get(config.text_type)
     for name, (file, info) in model.tensors.items():
         layer = guessing.match(name)
         if layer and len(spec.layers) <= int(layer[1]) < model.get("block_count", 0):
-            continue
+            if layout is None or not layout.continues:
+                continue
+            if own := _guessing_name(name, layout):
+                tensors[own] = StoredTensor(file, info.kind.name, info.shape, info.first, info.end)
+            if ".nextn." in name:  # copies of the model's own
+                continue
         if name in FREQUENCIES:
             continue
         change = _change(name, info, architecture, spec)
@@ -125,6 +132,18 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
             name = f"{spec.names.layer.format(index)}{own}"
             tensors[name] = StoredTensor(files[0], "F32", (1,), first, first + 4)
     return tensors
+
+
+def _guessing_name(name: str, layout: MtpLayout) -> str:
+    """Return a tensor's name beside the decoder layer of a layer that guesses; "": it is none."""
+    layer, role, ending = _parse(name)
+    whole = {
+        "nextn.eh_proj": layout.fuse,
+        "nextn.enorm": layout.embedding_norm,
+        "nextn.hnorm": layout.state_norm,
+        "nextn.shared_head_norm": layout.final_norm,
+    }.get(role)
+    return whole.format(layer) + ending if whole else ""
 
 
 def _with_axes(stored: StoredTensor, shape: Shape | None) -> StoredTensor:

@@ -16,6 +16,7 @@ from tgi_trio.model.check import check_checkpoint, check_rotary
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.guessing_layers import MtpSpec
 from tgi_trio.model.kernel_fit import find_undivided, find_unsupported, undivided
 from tgi_trio.model.layer_work import find_run
 from tgi_trio.model.matrices import every_unit
@@ -23,7 +24,7 @@ from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
-from tgi_trio.model.speculators.mtp import MtpSpec, need_mtp
+from tgi_trio.model.speculators.mtp import need_mtp
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
 from tgi_trio.model.split import Portion, check_split

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.model.guessing_layers import MtpSpec
 from tgi_trio.model.matrices import NormRef
-from tgi_trio.model.speculators.mtp import MtpSpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights

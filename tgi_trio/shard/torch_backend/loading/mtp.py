@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tgi_trio.model.decoder_matrices import outer_refs
-from tgi_trio.model.speculators.mtp import MtpSpec
+from tgi_trio.model.guessing_layers import MtpSpec
 from tgi_trio.shard.torch_backend.guessing.mtp import MtpWeights, TorchMtp
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary

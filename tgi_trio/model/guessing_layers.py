@@ -1,0 +1,160 @@
+"""Layers of a model's own checkpoint that guess further tokens: multi-token prediction (MTP).
+
+DeepSeek-V3 (2024), section 2.2; others call it "nextn". Such a layer reads the hidden state behind
+the model's final norm that chose a token, and that token's embedding: each is normalised, both are
+joined and projected to what a decoder layer of the family reads. A norm and the model's head
+follow. A family is a row of `LAYOUTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
+from tgi_trio.model.matrices import LinearRef, MatrixRef, NormRef, whole_linear
+from tgi_trio.model.spec import DecoderSpec, LayerSpec, Names
+
+_Layers = Callable[[DecoderSpec], tuple[LayerSpec, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MtpSpec:
+    """One such layer; its own weights are named as in the checkpoint."""
+
+    decoder: DecoderSpec  # the decoder layer or layers; its final norm is the one behind them
+    embedding_norm: NormRef
+    state_norm: NormRef
+    fuse: LinearRef  # of both, joined: [hidden, 2 * hidden]
+    states_first: bool  # the state comes before the embedding
+
+    def parts(self) -> Iterator[Any]:
+        """Yield everything with tensors of its own, at any depth."""
+        yield from (self.embedding_norm, self.state_norm, self.fuse)
+        yield outer_refs(self.decoder).final_norm
+        yield from (layer_refs(self.decoder, i) for i in range(len(self.decoder.layers)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MtpLayout:
+    """How a family's checkpoints store such layers. "{}": the layer's number, from 0."""
+
+    layer: str  # prefix of the names of the decoder layer's parts
+    embedding_norm: str
+    state_norm: str
+    fuse: str
+    final_norm: str = ""  # "": the model's own
+    continues: bool = False  # numbers go on from those of the model's layers
+    states_first: bool = False
+    names: Mapping[str, str] | None = None  # of a layer's parts, where they are not the model's
+    layers: _Layers = lambda spec: (_last_attending(spec),)
+
+    def first(self, spec: DecoderSpec) -> int:
+        """Return the number of the first such layer."""
+        return len(spec.layers) if self.continues else 0
+
+    def count(self, spec: DecoderSpec, stored: Collection[str]) -> int:
+        """Return how many such layers a checkpoint with these tensors has."""
+        number = first = self.first(spec)
+        while f"{self.embedding_norm.format(number)}.weight" in stored:
+            number += 1
+            if "{}" not in self.embedding_norm:
+                break
+        return number - first
+
+    def spec(self, base: DecoderSpec, index: int) -> MtpSpec:
+        """Return such a layer, by its index from 0."""
+        number, hidden = self.first(base) + index, base.hidden_size
+        final = self.final_norm.format(number) or base.names.final_norm
+        own = replace(base.names, **dict(self.names or {}), final_norm=final)
+        steps = self.layers(base)
+        layers = (
+            replace(step, chooses=True, names=_named(own, self.layer, number * len(steps) + i))
+            for i, step in enumerate(steps)
+        )
+        return MtpSpec(
+            decoder=replace(base, layers=tuple(layers), names=own),
+            embedding_norm=_norm(base, self.embedding_norm.format(number)),
+            state_norm=_norm(base, self.state_norm.format(number)),
+            fuse=whole_linear(MatrixRef(f"{self.fuse.format(number)}.weight", hidden, 2 * hidden)),
+            states_first=self.states_first,
+        )
+
+
+def _named(names: Names, prefix: str, number: int) -> Names:
+    return replace(names, layer=prefix.format(number))
+
+
+def _norm(spec: DecoderSpec, name: str) -> NormRef:
+    return NormRef(f"{name}.weight", "", spec.hidden_size, spec.norm_eps)
+
+
+def _last_attending(spec: DecoderSpec) -> LayerSpec:
+    """Return the last layer with attention alone."""
+    return next(layer for layer in reversed(spec.layers) if layer.attends and layer.mixer is None)
+
+
+def _last_windowed(spec: DecoderSpec) -> LayerSpec:
+    return next((layer for layer in reversed(spec.layers) if layer.window), spec.layers[-1])
+
+
+def _attention_then_experts(spec: DecoderSpec) -> tuple[LayerSpec, ...]:
+    """Return a layer of attention alone and one of experts alone."""
+    mixture = (layer for layer in spec.layers if layer.experts and not layer.attends)
+    return _last_attending(spec), next(mixture)
+
+
+_NEXTN: Final = MtpLayout(
+    layer="model.layers.{}.",
+    embedding_norm="model.layers.{}.enorm",
+    state_norm="model.layers.{}.hnorm",
+    fuse="model.layers.{}.eh_proj",
+    final_norm="model.layers.{}.shared_head.norm",
+    continues=True,
+)
+_QWEN: Final = MtpLayout(
+    layer="mtp.layers.{}.",
+    embedding_norm="mtp.pre_fc_norm_embedding",
+    state_norm="mtp.pre_fc_norm_hidden",
+    fuse="mtp.fc",
+    final_norm="mtp.norm",
+)
+# By the type of the text. Sources: transformers; where it has none, vLLM and ERNIE's own code.
+LAYOUTS: Final[Mapping[str, MtpLayout]] = {
+    "deepseek_v3": _NEXTN,
+    "deepseek_v32": _NEXTN,
+    "glm_moe_dsa": _NEXTN,
+    "glm4_moe": _NEXTN,
+    "glm4_moe_lite": _NEXTN,
+    "glm4v_moe_text": _NEXTN,
+    "glm_ocr_text": _NEXTN,
+    "hy_v3": replace(_NEXTN, final_norm="model.layers.{}.final_layernorm"),
+    "qwen3_next": _QWEN,
+    "qwen3_5_text": _QWEN,
+    "qwen3_5_moe_text": _QWEN,
+    "ernie4_5_moe": MtpLayout(
+        layer="model.mtp_block.{}.",
+        embedding_norm="model.mtp_emb_norm.{}",
+        state_norm="model.mtp_hidden_norm.{}",
+        fuse="model.mtp_linear_proj.{}",
+        layers=lambda spec: (replace(spec.layers[-1], experts=None),),
+    ),
+    "mimo_v2_flash": MtpLayout(
+        layer="model.mtp.layers.{}.",
+        embedding_norm="model.mtp.layers.{}.enorm",
+        state_norm="model.mtp.layers.{}.hnorm",
+        fuse="model.mtp.layers.{}.eh_proj",
+        final_norm="model.mtp.layers.{}.final_layernorm",
+        names={"mlp_norm": "pre_mlp_layernorm"},
+        layers=lambda spec: (replace(_last_windowed(spec), experts=None),),
+    ),
+    "nemotron_h": MtpLayout(
+        layer="mtp.layers.{}.",
+        embedding_norm="mtp.layers.0.enorm",
+        state_norm="mtp.layers.0.hnorm",
+        fuse="mtp.layers.0.eh_proj",
+        final_norm="mtp.layers.1.final_layernorm",
+        layers=_attention_then_experts,
+    ),
+}
