@@ -35,6 +35,7 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "gemma3": Processor("gemma3", "Gemma3", {"do_pan_and_scan": False}),
     "gemma4": Processor("gemma4", "Gemma4"),
     "glm4v": Processor("glm4v", "Glm4v"),
+    "glm5_next": Processor("glm5_next", "Glm5Next"),
     "idefics": Processor("idefics", "Idefics"),
     "idefics2": Processor("idefics2", "Idefics2"),
     "idefics3": Processor("idefics3", "Idefics3"),

@@ -174,6 +174,20 @@ FAMILIES = {
         "glm46v", "Glm46VImageProcessorPil", "Glm46VProcessor",
         tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
     ),
+    "glmga": Family(
+        "glmga", "GlmgaImageProcessorPil", "Glm46VProcessor",
+        pixels={"patch_expand_factor": 1},
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "glm5_next": Family(
+        "glm5_next", "Glm5NextImageProcessorPil", "Glm5NextProcessor",
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "glm5_next/small": Family(
+        "glm5_next", "Glm5NextImageProcessorPil", "Glm5NextProcessor",
+        pixels={"min_image_tokens": 40, "max_image_tokens": 300, "patch_size": 16},
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
     "lighton_ocr": Family(
         "pixtral", "PixtralImageProcessorPil", "LightOnOcrProcessor",
         pixels={"size": {"longest_edge": 700}, "patch_size": 14},
@@ -218,6 +232,7 @@ UNCOUNTED = {
 # Where processors are that share another family's image processor.
 WHOLES = {
     "AyaVisionProcessor": "aya_vision",
+    "Glm46VProcessor": "glm46v",
     "InternVLProcessor": "internvl",
     "Lfm3VlProcessor": "lfm3_vl",
     "LightOnOcrProcessor": "lighton_ocr",
@@ -333,7 +348,7 @@ def theirs(name: str) -> Any:
     module = WHOLES.get(family.processor, family.module)
     extra = (
         {"video_processor": None}
-        if module in ("qwen2_vl", "gemma4", "internvl", "glm4v", "glm46v", "lfm3_vl")
+        if module in ("qwen2_vl", "gemma4", "internvl", "glm4v", "glm46v", "glm5_next", "lfm3_vl")
         else {}
     )
     if module == "gemma4":

@@ -150,6 +150,7 @@ def test_every_row_of_the_table_is_tried() -> None:
         ({"model_type": "qwen2_vl"}, {"patch_size": "14"}),
         ({"model_type": "gemma4"}, {"max_soft_tokens": -1}),
         ({"model_type": "paligemma"}, {}),
+        *(({"model_type": kind}, {"patch_expand_factor": 2}) for kind in ("glm5_next", "glmga")),
     ],
 )
 def test_settings_that_say_too_little(config: dict[str, Any], pixels: dict[str, Any]) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from tests.shard.images.pictures import (
+    DELTA_RULES,
     GRIDS,
-    HYBRIDS,
     IMAGE_TOKEN,
     PROCESSOR,
     RESCALED,
@@ -258,7 +258,7 @@ class Golden:
         assert (found[:, expected.shape[1] :] == -torch.inf).all(), "what is read and never said"
         found = found[:, : expected.shape[1]]
         # States of a delta rule make more of rounding: there it is in parts of the largest logit.
-        largest = expected.abs().max() if self.model.config.model_type in HYBRIDS else 1.0
+        largest = expected.abs().max() if self.model.config.model_type in DELTA_RULES else 1.0
         torch.testing.assert_close(found / largest, expected[said:] / largest, atol=1e-4, rtol=0.0)
 
 

@@ -16,7 +16,7 @@ IMAGE_TOKEN = 100
 TILED = ("aya_vision", "cohere2_vision", "internvl", "llama4")
 WHOLE = ("deepseek_vl", "gemma3", "llava", "paligemma", "vipllava")  # one of a size
 END = 1  # id of the end of a text
-GLM = ("glm46v", "glm4v", "glm4v_moe", "glm_ocr")
+GLM = ("glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "glmga")
 CAUSAL = (
     *TILED,
     "deepseek_vl",
@@ -33,6 +33,7 @@ CAUSAL = (
     "smolvlm",
 )
 HYBRIDS = ("qwen3_5", "qwen3_5_moe")
+DELTA_RULES = (*HYBRIDS, "glm5_next")
 BY_PIXEL = ("lfm2_vl",)  # whose patches are pixel by pixel
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
 GRIDS = (*GLM, *QWEN)

@@ -1,4 +1,4 @@
-"""Qwen2-VL to Qwen 3.5 and GLM-4.1V to 4.6V: a feature for each merged patch of the image."""
+"""Qwen2-VL to Qwen 3.5 and GLM-4.1V to 5.3: a feature for each merged patch of the image."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, floor, sqrt
 from typing import Final
 
-from tgi_trio.errors import ValidationError
+from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.router.images.layouts.layout import (
     ImageSettings,
     ImageSize,
@@ -14,6 +14,7 @@ from tgi_trio.router.images.layouts.layout import (
     read_int,
 )
 
+_FACTOR: Final = 1  # merged patches of a step in which images are resized
 _STEEPEST: Final = 200  # most of the longer side over the shorter one
 
 
@@ -62,6 +63,39 @@ class GlmLayout(GridLayout):
         return _fit(size, self.unit, self.least, self.most, self.frames)
 
 
+@dataclass(frozen=True)
+class Glm5Layout(GridLayout):
+    """The image at its own size, its last patches filled up; limits are in merged patches."""
+
+    placeholder: str = "<|image|>"
+    feature_token: str = "<|image|>"
+    around = ("<|begin_of_image|>", "<|end_of_image|>")
+
+    def count_units(self, size: ImageSize) -> ImageSize:
+        """Return rows and columns of merged patches: transformers' `smart_resize` of GLM 5.3."""
+        found = self._cover(size)
+        if found.pixels < self.least:
+            grow = sqrt(self.least * self.unit**2 / size.pixels)
+            found = self._cover(ImageSize(ceil(size.height * grow), ceil(size.width * grow)))
+        return self._shrink(size) if found.pixels > self.most else found
+
+    def _cover(self, size: ImageSize) -> ImageSize:
+        return ImageSize(ceil(size.height / self.unit), ceil(size.width / self.unit))
+
+    def _shrink(self, size: ImageSize) -> ImageSize:
+        """Return the rows and columns of the highest image of these proportions within limits."""
+        best, low, high = ImageSize(1, 1), 1, size.height
+        while low <= high:
+            height = (low + high) // 2
+            width = max(1, floor(size.width * height / size.height))
+            found = self._cover(ImageSize(height, width))
+            if found.pixels <= self.most:
+                best, low = found, height + 1
+            else:
+                high = height - 1
+        return best
+
+
 def _fit(size: ImageSize, unit: int, least: int, most: int, frames: int = 1) -> ImageSize:
     steep = max(size) / min(size)
     if steep > _STEEPEST:
@@ -86,11 +120,36 @@ def lay_out_glm(settings: ImageSettings) -> GlmLayout:
     found = settings.image_processor
     size = settings.size("size", {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000})
     return GlmLayout(
-        unit=read_int(found, "patch_size", 14) * read_int(found, "merge_size", 2),
+        unit=_glm_unit(settings),
         least=read_int(size, "shortest_edge"),
         most=read_int(size, "longest_edge"),
         frames=read_int(found, "temporal_patch_size", 2),
     )
+
+
+def lay_out_glm5(settings: ImageSettings) -> Glm5Layout:
+    """Return the layout of a `glm5_next` model. Raises ModelLoadError."""
+    found = settings.image_processor
+    return Glm5Layout(
+        unit=_glm_unit(settings),
+        least=read_int(found, "min_image_tokens", 16),
+        most=read_int(found, "max_image_tokens", 8000),
+    )
+
+
+def _glm_unit(settings: ImageSettings) -> int:
+    """Return the side of a merged patch in pixels.
+
+    Raises ModelLoadError where images are made in steps of several: transformers makes them so by
+    torchvision alone.
+    """
+    found = settings.image_processor
+    if (factor := read_int(found, "patch_expand_factor", _FACTOR)) != _FACTOR:
+        raise ModelLoadError(
+            f"patch_expand_factor is {factor} in the settings of its image processor, and images "
+            f"are made for {_FACTOR} here"
+        )
+    return read_int(found, "patch_size", 14) * read_int(found, "merge_size", 2)
 
 
 def lay_out_qwen(settings: ImageSettings) -> GridLayout:

@@ -18,7 +18,7 @@ from tgi_trio.router.images.layouts.fixed import (
     lay_out_paligemma,
 )
 from tgi_trio.router.images.layouts.gemma import lay_out_gemma3, lay_out_gemma4
-from tgi_trio.router.images.layouts.grid import lay_out_glm, lay_out_qwen
+from tgi_trio.router.images.layouts.grid import lay_out_glm, lay_out_glm5, lay_out_qwen
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
 from tgi_trio.router.images.layouts.lfm2 import lay_out_lfm2
 from tgi_trio.router.images.layouts.pinpoints import lay_out_llava_next
@@ -36,6 +36,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "gemma3": lay_out_gemma3,
     "gemma4": lay_out_gemma4,
     "glm": lay_out_glm,
+    "glm5_next": lay_out_glm5,
     "idefics": lay_out_idefics,
     "idefics2": lay_out_idefics2,
     "idefics3": lay_out_idefics3,
