@@ -77,6 +77,8 @@ def test_a_published_file_says_what_transformers_makes_of_it(tmp_path: Path) -> 
         {"index_n_heads": 4},
         {"index_head_dim": 4},
         {"index_local_blocks": 17},
+        {"index_local_blocks": 0, "index_topk_blocks": 0},
+        {"index_block_size": 0},
     ],
     ids=str,
 )

@@ -61,6 +61,8 @@ def test_a_published_file_says_what_transformers_makes_of_it(tmp_path: Path, nam
         {"hidden_act": "gelu"},
         {"qk_rope_head_dim": 8},
         {"q_lora_rank": None},
+        {"index_topk": 0},
+        {"index_kpool": 0},
         {"index_kpool_always_select_tail": False},
         {"linear_lower_bound": 0.0},
         {"indexer_types": ["full"] * 3 + ["shared"] + ["full"] * 41},  # behind a delta rule

@@ -61,7 +61,7 @@ def test_the_nearest_numbers_are_kept(word: str, scales: tuple[float, float]) ->
 
 
 @pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v2", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v2", "gpt2", "minimax_m3_vl_text"])
 def test_logits_are_near_those_of_plain_numbers(
     checkpoint: Checkpoint, word: str, family: str
 ) -> None:

@@ -27,6 +27,7 @@ def minimax_m3(config: ModelConfig) -> DecoderSpec | None:
     turning = rotary(config, head_dim, theta=5000000.0)
     index, heads = _index(config)
     odd = heads != kv_heads or index.dim < turning.dim or index.local > index.most
+    odd |= min(index.most, index.size) < 1
     if float(config.get("swiglu_alpha", _ALPHA)) != _ALPHA or limit <= 0.0 or odd:
         return None
     spec = llama_spec(

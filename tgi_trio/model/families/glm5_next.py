@@ -34,7 +34,7 @@ def glm5_next(config: ModelConfig) -> DecoderSpec | None:
     latent, index = _latent(config), _index(config)
     limit, bound = float(config.get("swiglu_limit", 10.0)), _least_decay(config)
     odd = limit <= 0.0 or bound == 0.0 or config.get("hidden_act", "silu") != "silu"
-    odd |= not latent.query_rank or latent.rotary_dim > 0 or index.pool < 1
+    odd |= not latent.query_rank or latent.rotary_dim > 0 or min(index.pool, index.most) < 1
     if odd or not config.get("index_kpool_always_select_tail", True):
         return None
     if index.most % index.pool:
