@@ -105,3 +105,20 @@ def test_keys_of_whole_runs_of_tokens_are_made_without_a_wait(
         ours = drive(runner, texts, ASKED, 3, device=device)
     agree(ours, expected)
     assert ours.decodes and all(layer.mlp.grouped for layer in runner.model.layers)
+
+
+def test_ngrams_and_an_index_of_whole_blocks_are_computed_launch_by_launch(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step's tokens see is sent by the host, which waits for it."""
+    monkeypatch.setattr(paged, "_PROGRAMS", 4)
+    monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
+    for module in (few_rows, few_heads, lone_shares, beginning):
+        monkeypatch.setattr(module, "agree", lambda *_: True)
+    folder = checkpoint("qwen4_exp_text")
+    expected = drive(start(folder, "cpu"), TEXTS, ASKED, 3)
+    with StandInDevice():
+        runner: Any = start(folder, "cuda:0", (1, 2))
+        ours = drive(runner, TEXTS, ASKED, 3)
+    agree(ours, expected)
+    assert not runner.model.capturable and not list(runner.model.projections())

@@ -39,9 +39,9 @@ class NgramsLayer:
         self._norms = query_norm, key_norm, kernel_norm
         self._convolution = CausalConvolution(kernel, dilation=ngrams.order)
         self._ranks = ranks
-        device = table.device
-        self._rows = torch.tensor(ngrams.rows, device=device).view(ngrams.order - 1, -1)
-        self._firsts = torch.tensor(ngrams.firsts, device=device).view(ngrams.order - 1, -1)
+        by_size = (ngrams.order - 1, -1)
+        self._rows = torch.tensor(ngrams.rows).view(by_size).to(table.device)
+        self._firsts = torch.tensor(ngrams.firsts).view(by_size).to(table.device)
 
     def add(
         self,
