@@ -77,7 +77,7 @@ class AssistantSpec(HeadsSpec):
         if keepers and base.latent is None:
             sizes = base.sizes(base.layers[keepers[-1]])
             if (sizes.dim, sizes.value_dim) == (dim, dim) and heads % sizes.kv_heads == 0:
-                return keepers[-1], sizes
+                return keepers[-1], replace(sizes, heads=0)  # as many queries as its own
             found = f"{sizes.kv_heads} of {sizes.dim}"
         raise ModelLoadError(
             f"the assistant in {self.folder} was made for another model: its layer {index} has "
