@@ -1,6 +1,6 @@
 """Which fields of a model's spec a backend computes; everything else is refused.
 
-A backend has a table "record.field" -> `Claim` (`kernel_fit.py` for the CPU kernels,
+A backend has a table "record.field" -> `Claim` (`kernel_claims.py` for the CPU kernels,
 `decoder_fit.py` for torch). A field that is added to `spec.py` is in neither table, so a model that
 uses it is refused by both until they implement it. The same holds for a new value of a field whose
 values are listed.

@@ -1,0 +1,296 @@
+"""The models that the CPU kernels compute: the spec's fields that they read, and their values.
+
+No numba in this file, since the router reads it as well.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tgi_trio.model.block_index import BlockIndexSpec
+from tgi_trio.model.claims import (
+    ANY,
+    CONVOLVED,
+    Claim,
+    Claims,
+    every_field,
+    multiples,
+    only,
+)
+from tgi_trio.model.decoder_matrices import NAMES
+from tgi_trio.model.gated_streams import GatedStreamsSpec
+from tgi_trio.model.ngrams import NgramsSpec
+from tgi_trio.model.pooled_index import PooledIndexSpec
+from tgi_trio.model.spec import (
+    CompressionSpec,
+    HyperSpec,
+    IndexSpec,
+    SharedBlock,
+    SharedKeySpec,
+)
+
+LANES = 16  # float32 numbers in a vector: one AVX512 register, two of AVX2, four of NEON
+PANEL = 2 * LANES  # output features that are computed together
+
+# Names in config.json; the kernels' `tables.py` maps them to functions.
+ACTIVATIONS = (
+    *("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_bloom"),
+    *("quick_gelu", "relu", "relu2", "xielu"),
+)
+ROUTINGS = (
+    *("softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"),
+    "sigmoid",
+)
+MOST_EXPERTS: Final = 4096  # limited by a thread's scratch memory
+MOST_KEYS: Final = 4096  # dimensions of a state's keys; limited by a thread's scratch memory
+
+_KEYS = Claim(
+    lambda size: size % PANEL == 0 and size <= MOST_KEYS,
+    f"a state of {{}} numbers per value, which is no multiple of {PANEL} up to {MOST_KEYS}",
+)
+_VALUES = multiples(PANEL, f"values of {{}} numbers, which is no multiple of {PANEL}")
+_CHANNELS = multiples(PANEL, f"{{}} channels are no multiple of {PANEL}")
+_MLP = multiples(PANEL, f"MLP width {{}} is no multiple of {PANEL}")
+_LATENTS = multiples(PANEL, f"latents with {{}} numbers, which is no multiple of {PANEL}")
+
+# Parts of what is refused.
+_REFUSED: Final = (
+    *(BlockIndexSpec, CompressionSpec, GatedStreamsSpec, HyperSpec, IndexSpec, NgramsSpec),
+    *(PooledIndexSpec, SharedBlock, SharedKeySpec),
+)
+CLAIMS: Final[Claims] = {
+    **NAMES,
+    "Names.final_norm": Claim(bool, "there is no norm before the head"),
+    "DecoderSpec.family": ANY,
+    "DecoderSpec.vocab_size": ANY,
+    "DecoderSpec.heads": ANY,
+    "DecoderSpec.kv_heads": ANY,
+    "DecoderSpec.layers": ANY,
+    "DecoderSpec.names": ANY,
+    "DecoderSpec.index": only(None, refusal="an index chooses what tokens attend to"),
+    "LayerSpec.blocks": only(None, refusal="an index chooses the blocks that tokens attend to"),
+    "DecoderSpec.mlp_limit": only(0.0, refusal="gates of dense MLPs are limited"),
+    "DecoderSpec.mlp_raised": ANY,  # part of what is refused
+    "LayerSpec.chooses": ANY,  # part of what is refused, like the next ones
+    "IndexSpec.heads": ANY,
+    "IndexSpec.dim": ANY,
+    "IndexSpec.most": ANY,
+    "IndexSpec.pool": ANY,
+    "IndexSpec.rotary": ANY,
+    "LayerSpec.pooled": only(None, refusal="an index chooses the blocks that tokens attend to"),
+    "LayerSpec.ngrams": only(None, refusal="layers embed n-grams"),
+    "DecoderSpec.gated_streams": only(None, refusal="layers are between several hidden states"),
+    **every_field(*_REFUSED),
+    **{f"IndexSpec.{name}": ANY for name in ("heads", "dim", "most", "rotary", "last", "norm_eps")},
+    "DecoderSpec.shared_key": only(None, refusal="all heads share one key, which is their value"),
+    "LayerSpec.compression": ANY,  # part of what is refused
+    "DecoderSpec.hyper": only(None, refusal="layers are between several hidden states"),
+    **{f"HyperSpec.{name}": ANY for name in ("count", "iterations", "eps", "added", "added_eps")},
+    "DecoderSpec.latent": ANY,
+    "LatentSpec.rank": _LATENTS,
+    "LatentSpec.query_rank": _LATENTS,
+    "LatentSpec.plain_dim": _LATENTS,
+    "LatentSpec.rotary_dim": _LATENTS,
+    "LatentSpec.value_dim": _LATENTS,
+    "LatentSpec.bias": ANY,
+    "LatentSpec.scale": only(1.0, refusal="latents are scaled by {}"),
+    "LatentSpec.norm_eps": ANY,
+    "DecoderSpec.head_dim": ANY,
+    "DecoderSpec.hidden_size": multiples(PANEL, f"hidden size {{}} is no multiple of {PANEL}"),
+    "DecoderSpec.mlp_width": _MLP,
+    "DecoderSpec.activation": only(*ACTIVATIONS, refusal="activation {!r} is not built"),
+    "DecoderSpec.parallel": ANY,
+    "LayerSpec.feeds": ANY,
+    "LayerSpec.mixer": ANY,
+    "LayerSpec.attends": ANY,
+    "LayerSpec.crosses": only(None, refusal="layers attend to images"),
+    # Parts of what is refused, like the next ones.
+    "Crossing.blind": only("reads all", "feeds", refusal="tokens before all images that {!r}"),
+    "Crossing.together": ANY,
+    "Crossing.gate_shape": ANY,
+    "Crossing.query_norm": ANY,
+    "DecoderSpec.added_tokens": only(0, refusal="the last {} tokens have tables of their own"),
+    "DecoderSpec.extra_tokens": only(0, refusal="the last {} tokens are never chosen"),
+    "ShortConvolution.channels": _CHANNELS,
+    "ShortConvolution.taps": ANY,
+    "ShortConvolution.bias": ANY,
+    "DeltaRule.key_heads": ANY,
+    "DeltaRule.value_heads": ANY,
+    "DeltaRule.key_dim": _KEYS,
+    "DeltaRule.value_dim": _VALUES,
+    "DeltaRule.taps": ANY,
+    "DeltaRule.layout": only(
+        *("grouped", "stacked", "mixed", "separate", "compressed"), refusal="layout {!r}"
+    ),
+    "DeltaRule.tiled": ANY,
+    "DeltaRule.norm_eps": ANY,
+    "DeltaRule.channel_rank": multiples(
+        PANEL, f"decays per channel of {{}} numbers, which is no multiple of {PANEL}"
+    ),
+    "DeltaRule.gate": only("silu", "sigmoid", refusal="gate {!r} is not built"),
+    "DeltaRule.least_decay": only(0.0, refusal="decays of a delta rule have a bound"),
+    "DeltaRule.beta_scale": ANY,
+    "DeltaRule.activation": CONVOLVED,
+    "Mamba2.heads": ANY,
+    "Mamba2.head_dim": _VALUES,
+    "Mamba2.groups": ANY,
+    "Mamba2.state_dim": _KEYS,
+    "Mamba2.taps": ANY,
+    "Mamba2.norm_eps": ANY,
+    "Mamba2.norm": only("none", "before gate", "behind gate", refusal="norm {!r} is not built"),
+    "Mamba2.convolution_bias": ANY,
+    "Mamba2.inner_bias": ANY,
+    "Mamba2.output_bias": ANY,
+    "Mamba2.least_step": ANY,
+    "Mamba2.most_step": ANY,
+    "Mamba2.activation": CONVOLVED,
+    "Mamba2.multipliers": ANY,
+    "Mamba2.output_multiplier": ANY,
+    "Mamba1.channels": _CHANNELS,
+    "Mamba1.state_dim": multiples(
+        LANES, f"a state of {{}} numbers per channel, which is no multiple of {LANES}"
+    ),
+    "Mamba1.step_rank": ANY,
+    "Mamba1.taps": ANY,
+    "Mamba1.norm": only("none", "plain", "weighted", refusal="norm {!r} is not built"),
+    "Mamba1.norm_eps": ANY,
+    "Mamba1.convolution_bias": ANY,
+    "Mamba1.bias": ANY,
+    "Mamba1.activation": CONVOLVED,
+    "RecurrentGate.heads": ANY,
+    "RecurrentGate.head_dim": _CHANNELS,
+    "RecurrentGate.taps": ANY,
+    "RecurrentGate.activation": only(*ACTIVATIONS, refusal="activation {!r} is not built"),
+    "LayerSpec.ahead": ANY,
+    "LayerSpec.sizes": ANY,
+    "HeadSizes.kv_heads": ANY,
+    "HeadSizes.dim": ANY,
+    "HeadSizes.value_dim": ANY,
+    "HeadSizes.heads": ANY,
+    "LayerSpec.keys_as_values": ANY,
+    "LayerSpec.reads_layer": ANY,
+    "LayerSpec.sinks": ANY,
+    "LayerSpec.mlp_width": _MLP,
+    "LayerSpec.sparsity": ANY,
+    "DecoderSpec.streams": ANY,
+    "StreamsSpec.count": Claim(
+        lambda n: n <= LANES, f"a token has {{}} hidden states, which are more than {LANES}"
+    ),
+    "StreamsSpec.active": ANY,
+    "StreamsSpec.scaled": ANY,
+    "StreamsSpec.detour_rank": multiples(
+        PANEL, f"detours of {{}} numbers, which is no multiple of {PANEL}"
+    ),
+    "LayerSpec.beside": ANY,
+    "LayerSpec.later": only(False, refusal="what experts say joins behind the next layer"),
+    "DecoderSpec.value_norm": ANY,
+    "DecoderSpec.value_scale": ANY,
+    "DecoderSpec.own_inputs": ANY,
+    "OwnInputsSpec.width": multiples(
+        PANEL, f"layers' own embeddings of {{}} numbers, which is no multiple of {PANEL}"
+    ),
+    "OwnInputsSpec.rows": ANY,
+    "OwnInputsSpec.image_token": ANY,
+    "LayerSpec.experts": ANY,
+    "LayerSpec.names": ANY,
+    "LayerSpec.shared": only(None, refusal="layers share blocks of attention and MLP"),
+    "ExpertsSpec.count": Claim(
+        lambda n: n <= MOST_EXPERTS, f"there are more than {MOST_EXPERTS} experts"
+    ),
+    "ExpertsSpec.per_token": ANY,
+    "ExpertsSpec.width": multiples(PANEL, f"expert width {{}} is no multiple of {PANEL}"),
+    "ExpertsSpec.shared_width": multiples(
+        PANEL, f"width {{}} of the shared expert is no multiple of {PANEL}"
+    ),
+    "ExpertsSpec.latent_width": multiples(
+        PANEL, f"experts read compressed tokens of {{}} numbers, which is no multiple of {PANEL}"
+    ),
+    "ExpertsSpec.routing": only(*ROUTINGS, refusal="routing {!r} is not built"),
+    "ExpertsSpec.normalise": ANY,
+    "ExpertsSpec.jitter": ANY,
+    "ExpertsSpec.groups": ANY,
+    "ExpertsSpec.groups_used": ANY,
+    "ExpertsSpec.scale": ANY,
+    "ExpertsSpec.result_scale": ANY,
+    "ExpertsSpec.stacked": ANY,  # concerns only how weights are stored
+    "ExpertsSpec.gate_up": only(  # likewise
+        "turns", "halves", "rows", refusal="layout {!r} of experts is not known"
+    ),
+    "ExpertsSpec.biased": ANY,
+    "ExpertsSpec.weighs_inputs": ANY,
+    "ExpertsSpec.limit": ANY,
+    "ExpertsSpec.bounds_opened": ANY,
+    "ExpertsSpec.shared_limit": ANY,
+    "ExpertsSpec.raised": ANY,
+    "ExpertsSpec.by_token": only(False, refusal="a table has the experts of tokens"),
+    "ExpertsSpec.logit_cap": ANY,
+    "ExpertsSpec.idle": only(0, refusal="{} experts return their input"),
+    "Names.sinks": ANY,
+    "DecoderSpec.position_rows": ANY,
+    "DecoderSpec.position_offset": ANY,  # of learned positions
+    "DecoderSpec.sine_positions": ANY,
+    "DecoderSpec.alibi": ANY,
+    "DecoderSpec.alibi_scale": ANY,  # of linear biases
+    "DecoderSpec.embedding_width": multiples(
+        PANEL, f"rows of embeddings have {{}} numbers, which is no multiple of {PANEL}"
+    ),
+    "DecoderSpec.normalised_head": ANY,
+    "DecoderSpec.normalised_embedding": ANY,
+    "Names.embedding_norm": ANY,
+    "DecoderSpec.query_key_norm": only(
+        *("none", "head", "each", "whole", "bare", "plain"), refusal="norm of {!r}"
+    ),
+    "DecoderSpec.gated_heads": ANY,
+    "DecoderSpec.gate_activation": only("sigmoid", "softplus", refusal="gates by {!r}"),
+    "DecoderSpec.gated_values": only(False, refusal="what is read of latents has gates"),
+    "DecoderSpec.gated_attention": ANY,
+    "DecoderSpec.norm_after_rotary": ANY,
+    "DecoderSpec.query_key_norm_bias": ANY,
+    "DecoderSpec.qkv_clip": ANY,
+    "DecoderSpec.transposed": ANY,
+    "DecoderSpec.qkv_layout": only("separate", "stacked", "grouped", refusal="layout {!r}"),
+    "DecoderSpec.norm": only(
+        *("rms", "rms_plus_one", "layer", "layer_plus_one"), refusal="norm {!r} is not built"
+    ),
+    "DecoderSpec.norm_eps": ANY,
+    "DecoderSpec.post_norm_eps": ANY,
+    "DecoderSpec.outer_norm": only(
+        *(None, "rms", "rms_plus_one", "layer", "layer_plus_one"), refusal="norm {!r} is not built"
+    ),
+    "DecoderSpec.norm_bias": ANY,
+    "DecoderSpec.norm_weight": ANY,
+    "DecoderSpec.qkv_bias": ANY,
+    "DecoderSpec.output_bias": ANY,
+    "DecoderSpec.mlp_bias": ANY,
+    "DecoderSpec.head_bias": ANY,
+    "DecoderSpec.gated": ANY,
+    "DecoderSpec.tied_head": ANY,
+    "DecoderSpec.attention_soft_cap": ANY,
+    "DecoderSpec.final_soft_cap": ANY,
+    "DecoderSpec.embedding_scale": ANY,
+    "DecoderSpec.residual_scale": ANY,
+    "DecoderSpec.attention_scale": ANY,
+    "DecoderSpec.gate_scale": ANY,
+    "DecoderSpec.mlp_scale": ANY,
+    "DecoderSpec.logit_scale": ANY,
+    "LayerSpec.scale": ANY,
+    "LayerSpec.window": ANY,
+    "LayerSpec.chunk": ANY,
+    "LayerSpec.rotary": ANY,
+    "RotarySpec.interleaved": ANY,
+    "RotarySpec.backwards": ANY,
+    "RotarySpec.kind": only(
+        *("default", "linear", "llama3", "yarn", "proportional", "divided", "dynamic", "longrope"),
+        refusal="rotary scaling {!r} is not built",
+    ),
+    "RotarySpec.dim": ANY,
+    "RotarySpec.theta": ANY,
+    "RotarySpec.max_positions": ANY,
+    "RotarySpec.sections": ANY,
+    "RotarySpec.sections_alternate": ANY,
+    "RotarySpec.query_scale": ANY,
+    "QueryScale.beta": ANY,
+    "QueryScale.step": ANY,
+    "QueryScale.offset": ANY,
+    "RotarySpec.parameters": ANY,  # `rotary_frequencies.py` reads them, by kind
+}
