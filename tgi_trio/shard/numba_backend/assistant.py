@@ -20,6 +20,7 @@ from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.numba_backend.eagle import Floats, turn_heads
 from tgi_trio.shard.numba_backend.heads import KernelArithmetic
+from tgi_trio.shard.numba_backend.small_products import multiply_small
 from tgi_trio.shard.rotary_frequencies import rotary_frequencies
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
@@ -134,7 +135,7 @@ class KernelAssistant:
         tokens = self._order[np.argpartition(-scores, used - 1, axis=1)[:, :used]]
         tokens = tokens.reshape(len(x), -1)
         rows = to_float32(self._tables["head"][tokens])
-        best = (rows @ x[:, :, None])[:, :, 0].argmax(axis=1)
+        best = np.einsum("ntf,nf->nt", rows, x).argmax(axis=1)  # no threads, as in small_products
         return np.take_along_axis(tokens, best[:, None], axis=1)[:, 0]
 
     def _multiply(self, ref: LinearRef, x: Floats) -> Floats:
@@ -163,11 +164,10 @@ def _source(layer: LayerSpec) -> tuple[int, int]:
 def _attend(query: Floats, context: _Context, scale: float) -> Floats:
     """Return attention's output [heads * dim] for a token's queries [heads, dim]."""
     grouped = query.reshape(len(context.keys), -1, query.shape[-1])
-    scores = grouped @ context.keys * np.float32(scale)
+    scores = multiply_small(grouped, context.keys) * np.float32(scale)
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
     weights /= weights.sum(axis=2, keepdims=True)
-    found: Floats = (weights @ context.values).reshape(-1)
-    return found
+    return multiply_small(weights, context.values).reshape(-1)
 
 
 def _gelu(x: Floats) -> Floats:

@@ -16,6 +16,7 @@ from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.numba_backend.arena import allocate_zeroed
+from tgi_trio.shard.numba_backend.small_products import multiply_small
 from tgi_trio.shard.rotary_frequencies import rotary_frequencies
 
 if TYPE_CHECKING:
@@ -132,10 +133,11 @@ class KernelEagle:
             slots = (own[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1)[first:count]
             keys, values = (each[slots].transpose(1, 0, 2) for each in self._cache)
             query = queries[place].reshape(kv_heads, heads // kv_heads, dim)
-            scores = query @ keys.transpose(0, 2, 1) * np.float32(self.spec.layer.layers[0].scale)
+            scale = np.float32(self.spec.layer.layers[0].scale)
+            scores = multiply_small(query, keys.transpose(0, 2, 1)) * scale
             weights = np.exp(scores - scores.max(axis=2, keepdims=True))
             weights /= weights.sum(axis=2, keepdims=True)
-            found[i] = (weights @ values).reshape(-1)
+            found[i] = multiply_small(weights, values).reshape(-1)
         return found
 
     def _normalise(self, role: str, x: Floats) -> Floats:
