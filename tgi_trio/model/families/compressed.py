@@ -51,18 +51,7 @@ def deepseek_v4(config: ModelConfig) -> DecoderSpec | None:
     groups = int(config.get("o_groups", 8))
     if heads % groups:
         raise ValueError(f"{heads} attention heads cannot be {groups} groups (o_groups)")
-    width = int(config.get("moe_intermediate_size", 2048))
-    experts = ExpertsSpec(
-        count=int(config.get("n_routed_experts", config.get("num_local_experts", 256))),
-        per_token=int(config.get("num_experts_per_tok", 6)),
-        width=width,
-        normalise=True,
-        shared_width=width,
-        routing="sqrt-softplus",
-        scale=float(config.get("routed_scaling_factor", 1.5)),
-        limit=limit,
-        raised=False,
-    )
+    experts = _experts(config, limit)
     window = int(config.get("sliding_window", 128))
     rates = _rates(config)
     layers = []
@@ -95,6 +84,21 @@ def deepseek_v4(config: ModelConfig) -> DecoderSpec | None:
             iterations=int(config.get("hc_sinkhorn_iters", 20)),
             eps=float(config.get("hc_eps", 1e-6)),
         ),
+    )
+
+
+def _experts(config: ModelConfig, limit: float) -> ExpertsSpec:
+    width = int(config.get("moe_intermediate_size", 2048))
+    return ExpertsSpec(
+        count=int(config.get("n_routed_experts", config.get("num_local_experts", 256))),
+        per_token=int(config.get("num_experts_per_tok", 6)),
+        width=width,
+        normalise=True,
+        shared_width=width,
+        routing="sqrt-softplus",
+        scale=float(config.get("routed_scaling_factor", 1.5)),
+        limit=limit,
+        raised=False,
     )
 
 

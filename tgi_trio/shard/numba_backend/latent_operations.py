@@ -84,9 +84,8 @@ def add_queries(
         source, facts["query_width"] = Buffer.QKV, shape.query_width
     for name in ("rank", "plain_dim", "rotary_dim"):
         facts[name] = getattr(spec, name)
-    order = np.arange(spec.rotary_dim, dtype=np.int32)
-    if rotary is not None:
-        order = head_order(rotary, spec.rotary_dim)
+    pairs = None if rotary is None else head_order(rotary, spec.rotary_dim)
+    order = np.arange(spec.rotary_dim, dtype=np.int32) if pairs is None else pairs
     writer.add(
         Code.TURN,
         source=source,

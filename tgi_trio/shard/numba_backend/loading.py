@@ -128,9 +128,7 @@ def load(
         multipliers = _find_multipliers(program, settings, dtype)
         with compile_beside(_list_wanted(program, settings, dtype, multipliers, int8=int8)):
             variant = _link(program, settings, dtype, multipliers, int8=int8)
-            for layer in own:
-                wanted = _find_multipliers(layer.program, settings, dtype)
-                _link_kernels(layer.program, wanted, variant)
+            _link_own(own, settings, dtype, variant)
             adapters = _link_adapters(program, settings, variant)
             sampler = sampler or _make_sampler(settings, config, cores, grammars)
     forward = Forward(program, variant, cores[:count], neighbours, portions)
@@ -258,6 +256,15 @@ def _link(
             file=sys.stderr,
         )
     return variant
+
+
+def _link_own(
+    own: Sequence[PackedMtp], settings: ShardSettings, dtype: str, variant: Variant
+) -> None:
+    """Link the programs of layers of the model's own that guess."""
+    for layer in own:
+        wanted = _find_multipliers(layer.program, settings, dtype)
+        _link_kernels(layer.program, wanted, variant)
 
 
 def _link_kernels(program: Program, multipliers: Sequence[Multiplier], variant: Variant) -> None:

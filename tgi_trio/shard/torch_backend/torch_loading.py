@@ -76,9 +76,8 @@ def load_torch_runner(
     config, where = read_config(settings.model_path, settings.rope), resolve_device(device)
     dtype = compute_dtype(settings.dtype, config, on_cpu=where.type == "cpu")
     stages, active_bits = settings.pipeline_stages, settings.activations or 16
-    staged = stages > 1
     target = LoadTarget(getattr(torch, dtype), where, ranks, stages, active_bits)
-    if staged:
+    if stages > 1:
         tell_no_graphs(graph_sizes, "other ranks compute layers of each step")
         graph_sizes = ()
     torch.set_num_threads(_count_threads(settings, target.world_size))
@@ -105,7 +104,7 @@ def load_torch_runner(
             graph_sizes,
             heads,
             began,
-            ahead=not staged and settings.drafter != MTP and (kind is None or not kind.goes_on),
+            ahead=stages == 1 and settings.drafter != MTP and (kind is None or not kind.goes_on),
         )
     _refuse_what_decoders_have(settings, config, heads=kind is not None)
     if isinstance(spec, T5Spec):
