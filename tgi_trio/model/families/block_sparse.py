@@ -7,8 +7,8 @@ from dataclasses import replace
 from tgi_trio.model.block_index import BlockIndexSpec
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
+from tgi_trio.model.families.checkpoint_traits import choose_names
 from tgi_trio.model.families.llama_like import llama_spec
-from tgi_trio.model.families.told_by_files import choose_names
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
+from tgi_trio.model.families.checkpoint_traits import is_stored
 from tgi_trio.model.families.llama_kin import with_yarn
 from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.families.mixtures import EXPERTS_APART
-from tgi_trio.model.families.told_by_files import is_stored
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import (
     DecoderSpec,

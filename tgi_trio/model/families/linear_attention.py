@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
+from tgi_trio.model.families.checkpoint_traits import name_layers
 from tgi_trio.model.families.llama_like import PROJECTIONS_APART, attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import set_qwen_experts
-from tgi_trio.model.families.told_by_files import name_layers
 from tgi_trio.model.mixers import DeltaLayout, DeltaRule, Mixer
 from tgi_trio.model.reading import rotary, with_sections
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LatentSpec, Names, RotarySpec

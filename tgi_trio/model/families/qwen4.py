@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
+from tgi_trio.model.families.checkpoint_traits import is_stored
 from tgi_trio.model.families.linear_attention import delta_rule, set_mixers
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import set_qwen_experts
-from tgi_trio.model.families.told_by_files import is_stored
 from tgi_trio.model.gated_streams import GatedStreamsSpec
 from tgi_trio.model.ngram_matrices import TABLE
 from tgi_trio.model.ngrams import NgramsSpec, draw_factors, find_primes

@@ -39,7 +39,7 @@ from tgi_trio.model.families import (
     windowed,
     zamba,
 )
-from tgi_trio.model.families.told_by_files import fit_checkpoint, fit_exl2
+from tgi_trio.model.families.checkpoint_traits import fit_checkpoint, fit_exl2
 from tgi_trio.model.spec import DecoderSpec
 
 SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
