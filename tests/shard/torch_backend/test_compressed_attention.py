@@ -19,7 +19,7 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
-from tgi_trio.shard.torch_backend.attention import compressed, indexed
+from tgi_trio.shard.torch_backend.attention import compressed, index_groups
 from tgi_trio.shard.torch_backend.layers.compressor import Compressor
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 
@@ -80,7 +80,7 @@ def test_few_tokens_at_a_time_say_the_same(
 ) -> None:
     monkeypatch.setattr(compressed, "_GATHERED", 15)  # entries of three tokens
     monkeypatch.setattr(compressed, "_READ", 20)
-    monkeypatch.setattr(indexed, "_SCORES", 400)
+    monkeypatch.setattr(index_groups, "_SCORES", 400)
     folder = checkpoint("deepseek_v4")
     runner, recorder = load(folder)
     rows = sequences(prompts(8)[4:], shuffle=3, new=NEW)
