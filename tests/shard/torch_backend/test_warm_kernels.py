@@ -83,6 +83,7 @@ def device(
         ("gemma2", (), {}),
         ("mixtral", (), {}),
         ("deepseek_v3", (), {}),
+        ("deepseek_v4", (), {}),
         ("llama", (2,), {"quantize": "int4"}),
         ("gemma2", (), {"quantize": "q8_0"}),
         ("llama", (2,), {"max_lora_rank": 16, "max_loaded_adapters": 2}),
