@@ -14,7 +14,7 @@ from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
-from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project, project_normed
+from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project_normed
 from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
@@ -23,19 +23,18 @@ from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInputs
 from tgi_trio.shard.torch_backend.layers.residual import (
     Addends,
     add_and_normalise,
-    settle,
 )
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.streams import Streams
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
-from tgi_trio.shard.torch_backend.models.attending import Attending, RotaryTables, make_tables
+from tgi_trio.shard.torch_backend.models.attending import RotaryTables, make_tables
 from tgi_trio.shard.torch_backend.models.beginning import Begin, Beginning, Begun
 from tgi_trio.shard.torch_backend.models.crossing import cross, look
-from tgi_trio.shard.torch_backend.models.feeding import feed_both, feed_forward, leave_layer
+from tgi_trio.shard.torch_backend.models.feeding import leave_layer
 from tgi_trio.shard.torch_backend.models.hyper_connected import run_hyper_connected
 from tgi_trio.shard.torch_backend.models.layer import Layer
+from tgi_trio.shard.torch_backend.models.layer_runner import LayerRunner
 from tgi_trio.shard.torch_backend.models.projections import (
-    Sums,
     list_head_projections,
     list_linears,
     list_projections,
@@ -102,13 +101,7 @@ class Decoder:
         plain = plain and embedding_in is None
         self.beginning = Beginning(embedding, spec.embedding_scale, rotaries if plain else ())
         self.taps: tuple[int, ...] = ()  # layers whose inputs `forward` returns as well
-        self._attend = Attending(spec, rotaries, ranks)
-        self._sums = Sums(spec)
-        self._head_steps = {
-            i: self._attend.steps_of(layer.attention)
-            for i, layer in enumerate(layers)
-            if layer.attention is not None
-        }
+        self._runner = LayerRunner(spec, layers, rotaries, ranks)
 
     predicts_prompt = True
 
@@ -142,13 +135,13 @@ class Decoder:
 
     def projections(self) -> Iterator[Projection]:
         """Yield those of `linears` that read a norm; in layers, the norm of a sum."""
-        yield from list_projections(self.layers, self._sums)
+        yield from list_projections(self.layers, self._runner.sums)
         if self.final_norm is not None and self.embedding_out is None:
             yield Projection(self.head, self.final_norm, None, None)
 
     def head_projections(self) -> Iterator[tuple[HeadProjection, Addends | None]]:
         """Yield projections of heads, with what is added before them: None in the first layer."""
-        return list_head_projections(self.layers, self._sums, self._head_steps)
+        return list_head_projections(self.layers, self._runner.sums, self._runner.head_steps)
 
     @property
     def prefix_reuse(self) -> bool:
@@ -252,12 +245,12 @@ class Decoder:
         """
 
         def mix(index: int, normed: torch.Tensor) -> torch.Tensor:
-            return self._mix(index, normed, tables, attention, batch, states)
+            return self._runner.mix(index, normed, tables, attention, batch, states)
 
         if self.streams is not None and own is not None:
-            return run_streamed(self.streams, self.layers, x, own, mix, self._all_reduce)
+            return run_streamed(self.streams, self.layers, x, own, mix, self._runner.reduce)
         if self.hyper is not None:
-            return run_hyper_connected(self.hyper, self.layers, x, ids, mix, self._all_reduce)
+            return run_hyper_connected(self.hyper, self.layers, x, ids, mix, self._runner.reduce)
         first = x
         addends: Addends | None = None
         tapped: dict[int, torch.Tensor] = {}
@@ -268,12 +261,12 @@ class Decoder:
             if (crossing := self.layers[i].crossing) is not None:
                 if sight is not None:
                     x, addends = add_and_normalise(x, addends, None)[0], None
-                    x = cross(self.layers[i], crossing, x, sight, self._all_reduce)
+                    x = cross(self.layers[i], crossing, x, sight, self._runner.reduce)
             elif self.layers[i].shared is None:
-                x, addends = self._layer(i, x, addends, tables, attention, batch, states)
+                x, addends = self._runner.run(i, x, addends, tables, attention, batch, states)
             else:
                 x = add_and_normalise(x, addends, None)[0]
-                addends = self._use_block(i, x, first, tables, attention, batch, states)
+                addends = self._runner.use_block(i, x, first, tables, attention, batch, states)
             x, addends = leave_layer(self.layers[i], x, addends, None if own is None else own[i])
             if features is not None and i < len(features.deep):
                 x, addends = features.deepen(add_and_normalise(x, addends, None)[0], i), None
@@ -316,118 +309,3 @@ class Decoder:
         for part in (*ends, self.own_inputs, self.streams, self.hyper):
             total += 0 if part is None else part.nbytes()
         return total + (self.positions.nbytes if self.positions is not None else 0)
-
-    def _layer(
-        self,
-        index: int,
-        x: torch.Tensor,
-        addends: Addends | None,
-        tables: RotaryTables,
-        attention: AttentionBackend,
-        batch: Any,
-        states: StepStates | None,
-    ) -> tuple[torch.Tensor, Addends | None]:
-        """Return hidden states, and what is still to be added to them before the next norm."""
-        layer, awaited = self.layers[index], addends.later if addends else None
-        if layer.attention is not None and self._sums.attends_alone(layer):
-            x, mixed = self._attend_alone(index, x, addends, tables, attention, batch)
-            addends = self._sums.of_attention(layer, self._all_reduce(mixed))
-        elif layer.attention is not None or layer.mixer is not None:
-            x, normed = add_and_normalise(x, addends, layer.attention_norm)
-            mixed = self._mix(index, normed, tables, attention, batch, states)
-            addends = self._sums.of_attention(layer, mixed)
-            if self.spec.parallel and layer.mlp is not None:
-                inner = layer.mlp_norm(x) if layer.mlp_norm else normed
-                beside = self._all_reduce(layer.mlp(inner))
-                return x, self._sums.of_both(layer, addends, beside)
-        x, addends = settle(x, addends, layer.attention_sum_norm)
-        if layer.mlp is None:
-            return settle(x, addends, layer.mlp_sum_norm)
-        reduce = None if self.ranks is None else self.ranks.all_reduce
-        if layer.later is not None:
-            x, said, later = feed_both(layer.mlp, layer.later, layer, x, addends, reduce)
-            return x, self._sums.of_mlp(layer, said)._replace(later=later)
-        x, found = feed_forward(layer.mlp, layer, x, addends, reduce)
-        addends = self._sums.of_mlp(layer, found)._replace(second=awaited)
-        return settle(x, addends, layer.mlp_sum_norm)
-
-    def _attend_alone(
-        self,
-        index: int,
-        x: torch.Tensor,
-        addends: Addends | None,
-        tables: RotaryTables,
-        attention: AttentionBackend,
-        batch: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum of `x` and `addends`, and this rank's partial sum of attention's output.
-
-        For a layer in which only attention reads the norm of that sum.
-        """
-        layer, steps = self.layers[index], self._head_steps[index]
-        own, norm = layer.attention, layer.attention_norm
-        if own is None:
-            raise ValueError(f"layer {index} does not attend")
-        heads = HeadProjection(own.qkv, norm, steps)
-        places = attention.head_places(own.shape, batch) if heads.turns(len(x), addends) else None
-        if places is None:
-            x, qkv = project(own.qkv, x, addends, norm)
-            return x, self._attend(own, steps, qkv, tables, attention, batch)
-        x, query = heads.project(x, addends, tables.get(own.rotary), places)
-        return x, own.output(attention.attend_written(own.shape, query, batch))
-
-    def _use_block(
-        self,
-        index: int,
-        x: torch.Tensor,
-        first: torch.Tensor,
-        tables: RotaryTables,
-        attention: AttentionBackend,
-        batch: Any,
-        states: StepStates | None,
-    ) -> Addends:
-        """Return what is to be added to `x` [T, hidden]: the mixer's output for `x` joined with the
-        output of a block that several layers share, for `x` and the first layer's input `first`.
-        """
-        layer, steps = self.layers[index], self._head_steps[index]
-        own, mlp, use = layer.attention, layer.mlp, layer.shared
-        norm, mlp_norm = layer.attention_norm, layer.mlp_norm
-        if own is None or mlp is None or use is None or norm is None or mlp_norm is None:
-            raise ValueError(f"layer {index} uses a block that lacks parts")
-        both = norm(torch.cat((x, first), dim=-1))
-        attended = self._attend(own, steps, own.qkv(both), tables, attention, batch)
-        attended = self._all_reduce(attended)
-        output = self._all_reduce(mlp(mlp_norm(attended)))
-        mixed = self._all_reduce(self._keep(index, use.join(x, output), states))
-        return self._sums.of_attention(layer, mixed)
-
-    def _mix(
-        self,
-        index: int,
-        normed: torch.Tensor,
-        tables: RotaryTables,
-        attention: AttentionBackend,
-        batch: Any,
-        states: StepStates | None,
-    ) -> torch.Tensor:
-        """Return the sum of attention's and mixer's outputs for `normed` [T, hidden]."""
-        layer = self.layers[index]
-        parts = []
-        if layer.attention is not None:
-            own, steps = layer.attention, self._head_steps[index]
-            attended = self._attend(own, steps, own.qkv(normed), tables, attention, batch)
-            scale = self.spec.attention_scale
-            parts.append(attended if scale == 1.0 else attended * scale)
-        if layer.mixer is not None:
-            parts.append(self._keep(index, normed, states))
-        return self._all_reduce(parts[0] if len(parts) == 1 else sum(parts[1:], parts[0]))
-
-    def _keep(self, index: int, x: torch.Tensor, states: StepStates | None) -> torch.Tensor:
-        """Return this rank's partial sum of the mixer's output for `x` [T, hidden]."""
-        mixer = self.layers[index].mixer
-        if mixer is None or states is None:
-            raise ValueError(f"layer {index} keeps states, and the step has none")
-        return mixer.mix(x, states.layers[index], states.steps)
-
-    def _all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.ranks is None else self.ranks.all_reduce(x)

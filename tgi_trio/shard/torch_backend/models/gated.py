@@ -78,10 +78,10 @@ class GatedDecoder(Decoder):
             own = states.layers[index]
             streams = layer.ngrams.add(streams, token_ids, own, states.steps)
         read, factors = layer.gates.attention.mix(streams)
-        said = self._mix(index, read, tables, attention, batch, states)
+        said = self._runner.mix(index, read, tables, attention, batch, states)
         streams = layer.gates.attention.add(streams, said, factors)
         read, factors = layer.gates.mlp.mix(streams)
-        return layer.gates.mlp.add(streams, self._all_reduce(layer.mlp(read)), factors)
+        return layer.gates.mlp.add(streams, self._runner.reduce(layer.mlp(read)), factors)
 
     def nbytes(self) -> int:
         return super().nbytes() + self.gates.nbytes()

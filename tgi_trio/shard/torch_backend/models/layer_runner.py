@@ -1,0 +1,161 @@
+"""Computes one layer of the generic decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.layers.few_rows import project
+from tgi_trio.shard.torch_backend.layers.residual import Addends, add_and_normalise, settle
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
+from tgi_trio.shard.torch_backend.models.attending import Attending, RotaryTables
+from tgi_trio.shard.torch_backend.models.feeding import feed_both, feed_forward
+from tgi_trio.shard.torch_backend.models.layer import Layer
+from tgi_trio.shard.torch_backend.models.projections import Sums
+from tgi_trio.shard.torch_backend.states.steps import StepStates
+
+
+class LayerRunner:
+    """Computes layers of a decoder on one rank."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        layers: Sequence[Layer],
+        rotaries: list[Rotary],
+        ranks: Gathering | None,
+    ) -> None:
+        """`ranks`: those that divide the layers, None: each is whole."""
+        self._spec = spec
+        self._layers = layers
+        self._ranks = ranks
+        self._attend = Attending(spec, rotaries, ranks)
+        self.sums = Sums(spec)
+        # By number of the layer: what is done with its heads between linear and attention.
+        self.head_steps = {
+            i: self._attend.steps_of(layer.attention)
+            for i, layer in enumerate(layers)
+            if layer.attention is not None
+        }
+
+    def run(
+        self,
+        index: int,
+        x: torch.Tensor,
+        addends: Addends | None,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+        states: StepStates | None,
+    ) -> tuple[torch.Tensor, Addends | None]:
+        """Return hidden states, and what is still to be added to them before the next norm."""
+        layer, awaited = self._layers[index], addends.later if addends else None
+        if layer.attention is not None and self.sums.attends_alone(layer):
+            x, mixed = self._attend_alone(index, x, addends, tables, attention, batch)
+            addends = self.sums.of_attention(layer, self.reduce(mixed))
+        elif layer.attention is not None or layer.mixer is not None:
+            x, normed = add_and_normalise(x, addends, layer.attention_norm)
+            mixed = self.mix(index, normed, tables, attention, batch, states)
+            addends = self.sums.of_attention(layer, mixed)
+            if self._spec.parallel and layer.mlp is not None:
+                inner = layer.mlp_norm(x) if layer.mlp_norm else normed
+                beside = self.reduce(layer.mlp(inner))
+                return x, self.sums.of_both(layer, addends, beside)
+        x, addends = settle(x, addends, layer.attention_sum_norm)
+        if layer.mlp is None:
+            return settle(x, addends, layer.mlp_sum_norm)
+        reduce = None if self._ranks is None else self._ranks.all_reduce
+        if layer.later is not None:
+            x, said, later = feed_both(layer.mlp, layer.later, layer, x, addends, reduce)
+            return x, self.sums.of_mlp(layer, said)._replace(later=later)
+        x, found = feed_forward(layer.mlp, layer, x, addends, reduce)
+        addends = self.sums.of_mlp(layer, found)._replace(second=awaited)
+        return settle(x, addends, layer.mlp_sum_norm)
+
+    def _attend_alone(
+        self,
+        index: int,
+        x: torch.Tensor,
+        addends: Addends | None,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of `x` and `addends`, and this rank's partial sum of attention's output.
+
+        For a layer in which only attention reads the norm of that sum.
+        """
+        layer, steps = self._layers[index], self.head_steps[index]
+        own, norm = layer.attention, layer.attention_norm
+        if own is None:
+            raise ValueError(f"layer {index} does not attend")
+        heads = HeadProjection(own.qkv, norm, steps)
+        places = attention.head_places(own.shape, batch) if heads.turns(len(x), addends) else None
+        if places is None:
+            x, qkv = project(own.qkv, x, addends, norm)
+            return x, self._attend(own, steps, qkv, tables, attention, batch)
+        x, query = heads.project(x, addends, tables.get(own.rotary), places)
+        return x, own.output(attention.attend_written(own.shape, query, batch))
+
+    def use_block(
+        self,
+        index: int,
+        x: torch.Tensor,
+        first: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+        states: StepStates | None,
+    ) -> Addends:
+        """Return what is to be added to `x` [T, hidden]: the mixer's output for `x` joined with the
+        output of a block that several layers share, for `x` and the first layer's input `first`.
+        """
+        layer, steps = self._layers[index], self.head_steps[index]
+        own, mlp, use = layer.attention, layer.mlp, layer.shared
+        norm, mlp_norm = layer.attention_norm, layer.mlp_norm
+        if own is None or mlp is None or use is None or norm is None or mlp_norm is None:
+            raise ValueError(f"layer {index} uses a block that lacks parts")
+        both = norm(torch.cat((x, first), dim=-1))
+        attended = self._attend(own, steps, own.qkv(both), tables, attention, batch)
+        attended = self.reduce(attended)
+        output = self.reduce(mlp(mlp_norm(attended)))
+        mixed = self.reduce(self._keep(index, use.join(x, output), states))
+        return self.sums.of_attention(layer, mixed)
+
+    def mix(
+        self,
+        index: int,
+        normed: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+        states: StepStates | None,
+    ) -> torch.Tensor:
+        """Return the sum of attention's and mixer's outputs for `normed` [T, hidden]."""
+        layer = self._layers[index]
+        parts = []
+        if layer.attention is not None:
+            own, steps = layer.attention, self.head_steps[index]
+            attended = self._attend(own, steps, own.qkv(normed), tables, attention, batch)
+            scale = self._spec.attention_scale
+            parts.append(attended if scale == 1.0 else attended * scale)
+        if layer.mixer is not None:
+            parts.append(self._keep(index, normed, states))
+        return self.reduce(parts[0] if len(parts) == 1 else sum(parts[1:], parts[0]))
+
+    def _keep(self, index: int, x: torch.Tensor, states: StepStates | None) -> torch.Tensor:
+        """Return this rank's partial sum of the mixer's output for `x` [T, hidden]."""
+        mixer = self._layers[index].mixer
+        if mixer is None or states is None:
+            raise ValueError(f"layer {index} keeps states, and the step has none")
+        return mixer.mix(x, states.layers[index], states.steps)
+
+    def reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum over ranks, which divide a layer."""
+        return x if self._ranks is None else self._ranks.all_reduce(x)
