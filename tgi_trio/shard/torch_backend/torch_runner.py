@@ -35,19 +35,10 @@ from tgi_trio.shard.runner import (
 )
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
-from tgi_trio.shard.speculation.assistant import AssistantDrafter
-from tgi_trio.shard.speculation.eagle import EagleReader
-from tgi_trio.shard.speculation.heads import HeadsDrafter
-from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.speculation.mtp import MtpLayers, drafter_of, reader_of
-from tgi_trio.shard.speculation.ngram import FollowingNgrams, NgramDrafter
 from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_ahead
-from tgi_trio.shard.torch_backend.guessing.assistant import TorchAssistant
-from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle
-from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
-from tgi_trio.shard.torch_backend.guessing.mtp import TorchMtp
+from tgi_trio.shard.torch_backend.guessing.trained import TrainedGuesser, copy_rows
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.interface import Model
@@ -85,25 +76,16 @@ class TorchRunner:
         speculate: int = 0,
         load_ns: int = 0,
         kv_dtype: torch.dtype | None = None,
-        heads: TorchHeads | None = None,
-        eagle: TorchEagle | TorchMtp | MtpLayers | None = None,
-        assistant: TorchAssistant | None = None,
-        last: LastStep | None = None,
+        guesser: TrainedGuesser | None = None,
         adapters: StepAdapters | None = None,
         images: ImageStates | None = None,
     ) -> None:
         """`speculate`: the most guesses of a row in a step; `kv_dtype`: of K and V, None for
-        `dtype`; `heads`, `eagle`, `assistant`: guess for the model, the second with K and V of its
-        own; `last`: keeps the guesses of `steps`; `images`: passed to `StepFeatures.of`.
+        `dtype`; `guesser`: guesses for the model; `images`: passed to `StepFeatures.of`.
         """
         self._images = images
-        self._eagle = eagle
-        self._reader: EagleReader | None = None  # made with the drafter
-        self._heads = heads
-        self._assistant = assistant
-        self._last = last or LastStep()
-        beside = eagle or assistant
-        self.kv_beside = 0 if beside is None else beside.kv_bytes_per_token
+        self._guesser = guesser or TrainedGuesser()
+        self.kv_beside = self._guesser.kv_bytes_per_token
         self.bytes_per_adapter = 0
         self._kv_dtype = kv_dtype or dtype
         self._ranks = ranks
@@ -169,13 +151,7 @@ class TorchRunner:
             blocks = self._ranks.least(blocks, self.device)
             slots = self._ranks.least(slots, self.device)
         self._cache, self._pool = self._new_cache(blocks), self._new_pool(slots)
-        kv_bytes = self._cache.nbytes
-        if self._eagle is not None:
-            kv_bytes += self._eagle.make_room(blocks)
-        if self._assistant is not None:
-            kv_bytes += self._assistant.make_room(self._cache)
-        if self._reader is not None:
-            self._reader.clear()
+        kv_bytes = self._cache.nbytes + self._guesser.make_room(blocks, self._cache)
         if self._graphs:
             longest = longest_sequence(request, self._info)
             width = math.ceil(longest / BLOCK_SIZE)
@@ -265,11 +241,7 @@ class TorchRunner:
     def _bytes_beside(self) -> int:
         """Return the bytes of what is loaded besides the model: drafter, slots of adapters."""
         slots = 0 if self._adapters is None else self._adapters.nbytes
-        if (own := self._eagle or self._assistant) is not None:
-            return slots + own.nbytes()
-        if self._heads is None:
-            return slots
-        return slots + self._heads.nbytes(own_head=self._ranks is not None)
+        return slots + self._guesser.nbytes()
 
     def _most_decodes(self, request: WarmupRequest) -> int | None:
         """Return the most tokens of a step without a prefill, guesses included; None: any."""
@@ -283,8 +255,7 @@ class TorchRunner:
         """Compute a plan and have the host choose its tokens."""
         began = time.monotonic_ns()
         hidden = self._forward(plan)
-        if self._assistant is not None:
-            self._assistant.keep(plan)
+        self._guesser.keep_kv(plan)
         sampled = np.flatnonzero(plan.samples)
         logits = None
         if len(sampled):
@@ -297,11 +268,8 @@ class TorchRunner:
         choices = Choices.none(0)
         if logits is not None:
             choices = choosing.choose_tokens(self.sampler, logits, plan, sampled)
-            if (self._heads or self._assistant) and self._steps is None:
-                self._last.keep(plan, sampled, choices, partial(_copy_rows, hidden))
-        if self._reader is not None and self._eagle is not None:
-            tapped = hidden[:, -self._eagle.features :]
-            self._reader.keep(plan, sampled, choices, partial(_copy_rows, tapped))
+        recorded = self._steps is not None
+        self._guesser.keep(plan, sampled, choices, hidden, recorded=recorded)
         choices = choices.spread(sampled, len(plan.rows))
         return StepResult(choices, chosen - began, time.monotonic_ns() - chosen, prompts)
 
@@ -324,18 +292,9 @@ class TorchRunner:
     def drafter(self, most: int) -> Drafter | None:
         if not self._info.draft_budget:
             return None
-        if self._eagle is not None:
-            self._reader = self._reader or reader_of(self._eagle)
-            return drafter_of(self._reader, most, self._info.eos_ids)
-        if self._assistant is not None:
-            return AssistantDrafter(self._assistant, self._last, most, self._info.eos_ids)
-        if self._heads is None and self._steps is not None and self._steps.looks_up:
-            return FollowingNgrams(most, self._info.eos_ids, self._last)
-        if self._heads is None:
-            return NgramDrafter(most, self._info.eos_ids)
-        heads, eos_ids = self._heads, self._info.eos_ids
-        arithmetic = heads if self._steps is None else None  # device steps make guesses themselves
-        return HeadsDrafter(heads.spec, arithmetic, self._last, most, eos_ids, heads.token_map)
+        steps, eos_ids = self._steps, self._info.eos_ids
+        looks_up = steps is not None and steps.looks_up
+        return self._guesser.drafter(most, eos_ids, recorded=steps is not None, looks_up=looks_up)
 
     def prepare(self, sequence: ShardSequence | None) -> bool:
         return self.sampler.prepare(sequence)
@@ -344,8 +303,7 @@ class TorchRunner:
         self.sampler.drop(sequence)
         if self._steps is not None:
             self._steps.drop(sequence)
-        if self._reader is not None:
-            self._reader.drop(sequence)
+        self._guesser.drop(sequence)
 
     def prove_sound(self) -> None:
         prove_by_step(self.step, self.info.vocab_size)
@@ -405,11 +363,6 @@ def _draft_budget(device: torch.device) -> int:
     return 8 if device.type == "cpu" else 256
 
 
-def _copy_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
-    """Return a copy of rows of `hidden`, which the next recorded step may overwrite."""
-    return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
-
-
 def _pick_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     """Return the rows of `hidden` at `places`, ascending; without a copy if these are all rows."""
-    return hidden if len(places) == len(hidden) else _copy_rows(hidden, places)
+    return hidden if len(places) == len(hidden) else copy_rows(hidden, places)

@@ -19,6 +19,7 @@ from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
+from tgi_trio.shard.torch_backend.guessing.trained import TrainedGuesser
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource, KeptStates
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVShape
 from tgi_trio.shard.torch_backend.loading.assistant import find_assistant
@@ -78,10 +79,13 @@ def make_decoder_runner(
         speculate=settings.speculate or 0,
         load_ns=time.monotonic_ns() - began,
         kv_dtype=kv_dtype,
-        heads=heads if isinstance(heads, TorchHeads) else None,
-        eagle=None if isinstance(heads, TorchHeads) else heads,
-        assistant=find_assistant(settings.draft_model, config, model, target, kv_dtype),
-        last=last,
+        guesser=TrainedGuesser(
+            heads=heads if isinstance(heads, TorchHeads) else None,
+            layers=None if isinstance(heads, TorchHeads) else heads,
+            assistant=find_assistant(settings.draft_model, config, model, target, kv_dtype),
+            last=last,
+            own_head=target.group is not None,
+        ),
         adapters=adapters,
         images=images,
     )
