@@ -11,17 +11,12 @@ from torch.nn import functional
 
 from tgi_trio.model.decoder_fit import check_supported
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.gated_streams import GatedStreamsSpec
 from tgi_trio.model.layer_work import find_run
 from tgi_trio.model.matrices import LinearRef, run_of
 from tgi_trio.model.matrix_roles import (
     BesideRefs,
     ExpertsRefs,
-    HyperRefs,
-    LayerGatesRefs,
-    LayerHyperRefs,
     LayerRefs,
-    LayerStreamsRefs,
     LowRankRefs,
     MlpRefs,
     NgramsRefs,
@@ -29,34 +24,23 @@ from tgi_trio.model.matrix_roles import (
     OwnInputRefs,
     OwnInputsRefs,
     SharedRefs,
-    StreamsRefs,
 )
 from tgi_trio.model.spec import (
     DecoderSpec,
     ExpertsSpec,
-    HyperSpec,
     LayerSpec,
     OwnInputsSpec,
     SharedBlock,
-    StreamsSpec,
 )
 from tgi_trio.model.stages import Stage, check_stages
 from tgi_trio.shard.sine_positions import sine_positions
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation, activation
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
-from tgi_trio.shard.torch_backend.layers.gated_streams import LayerGates
-from tgi_trio.shard.torch_backend.layers.hyper import (
-    HyperConnection,
-    HyperEnds,
-    HyperWeights,
-    LayerHyper,
-)
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.shared_block import SharedLinear, SharedUse
-from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
 from tgi_trio.shard.torch_backend.models.attention_loading import AttentionLoader
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.gated import GatedDecoder
@@ -68,6 +52,13 @@ from tgi_trio.shard.torch_backend.models.mlp_loading import (
     load_experts,
 )
 from tgi_trio.shard.torch_backend.models.staged import StagedDecoder
+from tgi_trio.shard.torch_backend.models.stream_loading import (
+    load_hyper_ends,
+    load_layer_gates,
+    load_layer_hyper,
+    load_layer_streams,
+    load_streams,
+)
 from tgi_trio.shard.torch_backend.states.ngrams_layer import NgramsLayer
 from tgi_trio.shard.torch_backend.weights import WeightSource
 
@@ -142,8 +133,8 @@ class DecoderLoader(AttentionLoader):
             vocabulary=self.vocabulary(),
             ranks=self.ranks,
             own_inputs=self.own_inputs(outer.own_inputs, spec.own_inputs),
-            streams=self.streams(outer.streams),
-            hyper=self.hyper_ends(outer.hyper, spec.hyper),
+            streams=load_streams(self, outer.streams),
+            hyper=load_hyper_ends(self, outer.hyper, spec.hyper),
             embedding_in=self.optional_linear(outer.embedding_in),
             embedding_out=self.optional_linear(outer.embedding_out),
         )
@@ -268,12 +259,12 @@ class DecoderLoader(AttentionLoader):
             beside=self.beside(refs.beside, layer.experts),
             later=self.later(refs.later, layer.experts),
             own_input=self.own_input(refs.own_input),
-            streams=self.layer_streams(refs.streams, self.spec.streams),
+            streams=load_layer_streams(self, refs.streams, self.spec.streams),
             scale=self.source.vector(refs.scale.name, 1) if refs.scale else None,
             shared=self.shared_use(refs.shared),
             crossing=self.crossing(index, layer, refs.crossing),
-            hyper=self.layer_hyper(refs.hyper, self.spec.hyper),
-            gates=self.layer_gates(refs.gates, self.spec.gated_streams),
+            hyper=load_layer_hyper(self, refs.hyper, self.spec.hyper),
+            gates=load_layer_gates(self, refs.gates, self.spec.gated_streams),
             ngrams=self.ngrams(refs.ngrams, layer),
         )
 
@@ -337,61 +328,11 @@ class DecoderLoader(AttentionLoader):
             post_norm=self.norm(refs.post_norm),
         )
 
-    def streams(self, refs: StreamsRefs | None) -> Streams | None:
-        if refs is None:
-            return None
-        into, out = ([self.linear(ref) for ref in side] for side in (refs.into, refs.out))
-        for linear in (*into, *out):
-            linear.pack()
-        return Streams(into, out)
-
-    def layer_gates(
-        self, refs: LayerGatesRefs | None, streams: GatedStreamsSpec | None
-    ) -> LayerGates | None:
-        if refs is None or streams is None:
-            return None
-        both = (self.stream_gates(part, streams) for part in (refs.attention, refs.mlp))
-        return LayerGates(*both)
-
     def ngrams(self, refs: NgramsRefs | None, layer: LayerSpec) -> NgramsLayer | None:
         streams = self.spec.gated_streams
         if refs is None or layer.ngrams is None or streams is None:
             return None
         return load_ngrams(self, refs, layer.ngrams, streams.count, self.ranks)
-
-    def layer_streams(
-        self, refs: LayerStreamsRefs | None, spec: StreamsSpec | None
-    ) -> LayerStreams | None:
-        if refs is None or spec is None:
-            return None
-        return LayerStreams(
-            spec,
-            router_norm=self.norm(refs.router_norm),
-            router=self.linear(refs.router),
-            prediction=self.linear(refs.prediction),
-            correction=self.linear(refs.correction),
-            scale=self.source.vector(refs.scale.name, refs.scale.size),
-            detour_down=self.linear(refs.detour_down),
-            detour_up=self.linear(refs.detour_up),
-            detour_norm=self.norm(refs.detour_norm),
-        )
-
-    def hyper_ends(self, refs: HyperRefs | None, spec: HyperSpec | None) -> HyperEnds | None:
-        if spec is None:
-            return None
-        return HyperEnds(spec, None if refs is None else self._hyper(refs))
-
-    def layer_hyper(self, refs: LayerHyperRefs | None, spec: HyperSpec | None) -> LayerHyper | None:
-        if refs is None or spec is None:
-            return None
-        parts = (HyperConnection(spec, self._hyper(each)) for each in (refs.attention, refs.mlp))
-        return LayerHyper(*parts)
-
-    def _hyper(self, refs: HyperRefs) -> HyperWeights:
-        mix, base, scale = (
-            self.tensor(ref, torch.float32) for ref in (refs.mix, refs.base, refs.scale)
-        )
-        return HyperWeights(mix, base, scale, self.spec.norm_eps)
 
     def mlp(self, refs: MlpRefs | ExpertsRefs, layer: LayerSpec) -> Mlp:
         if isinstance(refs, MlpRefs):
