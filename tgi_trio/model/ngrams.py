@@ -6,7 +6,7 @@ Source: Qwen 4 (2026), "per-layer embeddings". No torch in this file, since ever
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import accumulate
 from math import isqrt
 from typing import Final
@@ -87,7 +87,7 @@ def _draw(state: int) -> int:
     return value ^ (value >> 31)
 
 
-@cache
+@lru_cache(maxsize=64)  # a model's layers with n-grams ask for few
 def find_primes(least: int, skipped: int, count: int) -> tuple[int, ...]:
     """Return `count` primes from `least` on, behind the first `skipped` ones."""
     found: list[int] = []

@@ -55,6 +55,8 @@ plain passes over the tokens so far is refused: one whose tokens see those that 
 `transformers` feeds in a way of its own (XLM). Types known for it (`model/other_writing.py`) are
 refused before a shard is there; any other is found at load.
 
+## What few families have
+
 DeepSeek's keys and values are kept compressed: one vector per token and layer, for all heads
 (`torch_backend/layers/latent.py`). On a GPU a kernel of its own attends to it; the CPU kernels
 have operations of its own around their attention ([latents](cpu-backend.md#latents)).
@@ -166,6 +168,8 @@ through transformers. XGLM's positions are computed (`shard/sine_positions.py`).
 cross-attention, or with padding of a number that its positions have, runs through transformers, and
 IQuest Coder with windows or clipped queries, which transformers refuses.
 
+## Text of models that read more
+
 Models that read more than text are served as what writes their text (`model/wrappers.py`):
 `text_config` says which family that is, and its weights are found under the names of all versions
 of such checkpoints. It is one of the families below in
@@ -173,6 +177,8 @@ of such checkpoints. It is one of the families below in
 the text's type is one of them; any other type that `transformers` lists as of images and text is
 loaded whole by it, and its text is tried in the same ways. Positions of three parts are one for
 text.
+
+## The families
 
 Every path has {dtypes} (`--dtype`); a CPU computes float16 in
 float32 unless it is asked for.
