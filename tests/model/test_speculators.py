@@ -100,7 +100,21 @@ def test_a_first_eagle_is_known_by_its_tensors_however_it_is_stored(tmp_path: Pa
         read_heads(folder, hidden=TARGET, vocabulary=EAGLE_VOCAB)
 
 
-OTHERS: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], object], str]] = {
+Changes = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
+
+
+def check_refused(folder: Path, change: Changes, said: str) -> None:
+    """A drafter with other values in config.json, or other tensors, is refused with a sentence."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    change(config, tensors)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=said):
+        read_heads(folder, hidden=TARGET, vocabulary=EAGLE_VOCAB)
+
+
+OTHERS: dict[str, tuple[Changes, str]] = {
     "another hidden size": (
         lambda config, tensors: config.update(hidden_size=128),
         r"made for another model: its hidden_size is 128, the model's is 64",
@@ -122,15 +136,7 @@ OTHERS: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obje
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_first_eagle_of_another_shape_is_refused(what: str, tmp_path: Path) -> None:
-    change, said = OTHERS[what]
-    folder = eagle_one(tmp_path, tmp_path, EAGLE_VOCAB)
-    config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
-    change(config, tensors)
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelLoadError, match=said):
-        read_heads(folder, hidden=TARGET, vocabulary=EAGLE_VOCAB)
+    check_refused(eagle_one(tmp_path, tmp_path, EAGLE_VOCAB), *OTHERS[what])
 
 
 def test_eagle_3_is_read_as_its_authors_write_it_and_as_speculators_does(tmp_path: Path) -> None:
@@ -217,15 +223,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], obj
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_drafters_that_cannot_be_are_refused_by_name(what: str, tmp_path: Path) -> None:
-    change, said = HOSTILE[what]
-    folder = eagle(tmp_path, tmp_path, EAGLE_VOCAB)
-    config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
-    change(config, tensors)
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelLoadError, match=said):
-        read_heads(folder, hidden=TARGET, vocabulary=EAGLE_VOCAB)
+    check_refused(eagle(tmp_path, tmp_path, EAGLE_VOCAB), *HOSTILE[what])
 
 
 def test_a_repository_of_heads_stands_for_its_base(tmp_path: Path) -> None:

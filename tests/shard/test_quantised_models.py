@@ -200,6 +200,18 @@ def test_tokens_of_what_is_packed_here(
             assert_greedy(golden, recorder, row, tolerance=tolerance)
 
 
+def check_tokens(folder: Path, backend: Any = by_torch) -> None:
+    """The tokens are those of the weights in the folder `plain` beside it."""
+    assert check_model(read_config(folder), Asked()) == []
+    golden, some = Golden(folder / "plain"), prompts(4)
+    blocks = tables(some, new=NEW)
+    rows = [sequence(i, prompt, blocks[i], NEW) for i, prompt in enumerate(some)]
+    with backend(folder) as (runner, recorder):
+        run(runner, rows)
+        for row in rows:
+            assert_greedy(golden, recorder, row, tolerance=2e-4)
+
+
 @pytest.mark.parametrize("backend", [by_torch, by_ranks])
 @pytest.mark.parametrize(
     ("family", "stored"),
@@ -213,14 +225,7 @@ def test_tokens_of_what_is_packed_here(
 def test_other_families(
     checkpoint: Make, tmp_path: Path, family: str, stored: str, backend: Any
 ) -> None:
-    folder = quantise(checkpoint(family), tmp_path / "q", *STORED[stored])
-    golden, some = Golden(folder / "plain"), prompts(4)
-    blocks = tables(some, new=NEW)
-    rows = [sequence(i, prompt, blocks[i], NEW) for i, prompt in enumerate(some)]
-    with backend(folder) as (runner, recorder):
-        run(runner, rows)
-        for row in rows:
-            assert_greedy(golden, recorder, row, tolerance=2e-4)
+    check_tokens(quantise(checkpoint(family), tmp_path / "q", *STORED[stored]), backend)
 
 
 def test_deepseek_v4_as_it_is_published(checkpoint: Make, tmp_path: Path) -> None:
@@ -311,18 +316,6 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], **s
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | said))
-
-
-def check_tokens(folder: Path) -> None:
-    """The tokens are those of the weights in the folder `plain` beside it."""
-    assert check_model(read_config(folder), Asked()) == []
-    golden, some = Golden(folder / "plain"), prompts(3)
-    blocks = tables(some, new=NEW)
-    rows = [sequence(i, prompt, blocks[i], NEW) for i, prompt in enumerate(some)]
-    with by_torch(folder) as (runner, recorder):
-        run(runner, rows)
-        for row in rows:
-            assert_greedy(golden, recorder, row, tolerance=2e-4)
 
 
 def test_exl2_divides_matrices_that_families_have_in_one(checkpoint: Make, tmp_path: Path) -> None:

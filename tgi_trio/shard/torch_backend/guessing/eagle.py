@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -15,14 +15,15 @@ from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, attend_heads
-from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
+from tgi_trio.shard.torch_backend.guessing.own_kv import OwnKv
+from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.weights import WeightSource
 
 
-class TorchEagle:
+class TorchEagle(OwnKv):
     """Implements `EagleLayer` of `speculation/eagle.py`. States have the model's dtype."""
 
     def __init__(
@@ -42,12 +43,10 @@ class TorchEagle:
         self.spec = spec
         self.max_positions = spec.max_positions
         self.token_map = token_map
-        self._dtype = dtype
-        self._device = device
+        super().__init__(KVShape(1, layer.kv_heads, layer.head_dim), dtype, device)
         self._linears = linears
         self._vectors = vectors
         self._embedding = embedding
-        self._shape = KVShape(1, layer.kv_heads, layer.head_dim)
         self._attention = choose_attention(device, dtype, self._shape)
         self._facts = AttentionLayer(
             *(0, layer.heads, layer.kv_heads, layer.head_dim, layer.layers[0].scale),
@@ -56,29 +55,12 @@ class TorchEagle:
         turning = layer.layers[0].rotary
         self._rotary = None if turning is None else Rotary(turning, device)
         self._steps = HeadSteps(layer.heads, layer.kv_heads, layer.head_dim, rotary=self._rotary)
-        self._cache: KVCache | None = None  # set by make_room
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return self._shape.bytes_per_token(self._dtype)
 
     def nbytes(self) -> int:
         """Return the bytes of all weights, excluding the model's embedding."""
         own = [self._embedding] if self.spec.tables else []
         plain = sum(each.nbytes for each in (*self._vectors.values(), *own))
         return plain + sum(linear.nbytes() for linear in self._linears.values())
-
-    def make_room(self, blocks: int) -> int:
-        """Allocate a cache with as many blocks as the model's; return its bytes."""
-        self._cache = None  # before the new one: both may not fit
-        self._cache = KVCache(self._shape, blocks, self._dtype, self._device)
-        return self._cache.nbytes
-
-    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-    def pick(self, states: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
-        return states.index_select(0, torch.from_numpy(places).to(states.device))
 
     @torch.inference_mode()
     def fuse(self, states: torch.Tensor) -> torch.Tensor:

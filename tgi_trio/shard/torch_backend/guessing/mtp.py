@@ -5,7 +5,6 @@ Each has a paged KV cache of its own; the embedding and the head are the model's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
 from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
-from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.guessing.own_kv import OwnKv
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.models.attending import make_tables
@@ -46,7 +45,7 @@ class MtpWeights:
         return norms + self.fuse.nbytes() + layers
 
 
-class TorchMtp:
+class TorchMtp(OwnKv):
     """Implements `EagleLayer` of `speculation/eagle.py`. States have the model's dtype.
 
     They are those behind a final norm: the model's, then the layer's own.
@@ -70,37 +69,18 @@ class TorchMtp:
         self._model_norm = model_norm
         self._embedding = embedding
         self._head = head
-        self._dtype = dtype
-        self._device = device
         decoder = weights.decoder
+        super().__init__(decoder.kv_shape, dtype, device)
         self.features = decoder.spec.hidden_size  # read from the model
-        self._shape = decoder.kv_shape
         self._attention: AttentionBackend = (
             IndexedAttention()
             if decoder.spec.index
             else choose_attention(device, dtype, self._shape, in_kernels=decoder.attends_in_kernels)
         )
-        self._cache: KVCache | None = None  # set by make_room
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return self._shape.bytes_per_token(self._dtype)
 
     def nbytes(self) -> int:
         """Return the bytes of all weights, excluding the model's embedding and head."""
         return self._weights.nbytes()
-
-    def make_room(self, blocks: int) -> int:
-        """Allocate a cache with as many blocks as the model's; return its bytes."""
-        self._cache = None  # before the new one: both may not fit
-        self._cache = KVCache(self._shape, blocks, self._dtype, self._device)
-        return self._cache.nbytes
-
-    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-    def pick(self, states: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
-        return states.index_select(0, torch.from_numpy(places).to(states.device))
 
     @torch.inference_mode()
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
