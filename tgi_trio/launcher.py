@@ -198,10 +198,10 @@ class Launcher:
             grows=settings.adapter_updates,
         )
         self._ranks = _find_ranks(settings, listeners)
-        told = shard_settings(settings, tokenizer, self._arena, self._image_model)
+        given = shard_settings(settings, tokenizer, self._arena, self._image_model)
         self._supervisor = Supervisor(
             self._metrics,
-            LocalGroup.starter(argv or real_shard, told, settings.spin_us, self._ranks, waiting),
+            LocalGroup.starter(argv or real_shard, given, settings.spin_us, self._ranks, waiting),
             WarmupRequest(
                 max_prefill_tokens=settings.max_batch_prefill_tokens,
                 max_total_tokens=settings.max_total_tokens,

@@ -33,7 +33,7 @@ class Door:
         self._receive = receive
         self._unknown = trio.Semaphore(_UNKNOWN)
         self._acceptor = Acceptor()
-        self._told = ""  # the last warning, not repeated: a refused peer may try again and again
+        self._last_warning = ""  # not repeated: a refused peer may try again and again
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept connections until cancelled."""
@@ -67,9 +67,9 @@ class Door:
                 self._unknown.release()
             with trio.fail_after(GREETING_S):
                 await self._receive(await link.hear(), link)
-            self._told = ""
+            self._last_warning = ""
         except (PeerError, trio.TooSlowError) as error:
-            if str(error) != self._told:
+            if str(error) != self._last_warning:
                 log.warning("a caller is sent away: %s", error)
-            self._told = str(error)
+            self._last_warning = str(error)
             await trio.aclose_forcefully(stream)

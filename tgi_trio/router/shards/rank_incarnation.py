@@ -39,17 +39,17 @@ async def run_incarnation(
     start: Start, link: RankLink, frames: trio.SocketStream, model: OwnModel, argv: ShardArgv
 ) -> str:
     """Run the rank until it or its leader has ended; returns a report. Main thread only."""
-    told = ShardSettings.parse(start.settings)
-    folder = model.path or told.model_path
+    given = ShardSettings.parse(start.settings)
+    folder = model.path or given.model_path
     if (problem := _check_model(folder, start.model)) is not None:
         return problem
-    tokenizer = told.tokenizer_file
+    tokenizer = given.tokenizer_file
     if tokenizer is not None:  # rank 0, which compiles grammars: make this machine's own file
         tokenizer = tokenizer_json(folder, None, model.trusts_code)
     with ExitStack() as stack:
         endpoints = stack.enter_context(
             Endpoints.create(
-                told.rank,
+                given.rank,
                 start.incarnation,
                 request_bytes=_SMALL_RING,
                 reply_bytes=_SMALL_RING,
@@ -57,9 +57,9 @@ async def run_incarnation(
         )
         fd = os.dup(frames.socket.fileno())
         stack.callback(os.close, fd)
-        spec = TcpSpec(fd, told.rank, start.incarnation, start.largest)
+        spec = TcpSpec(fd, given.rank, start.incarnation, start.largest)
         own = replace(
-            told,
+            given,
             model_path=folder,
             tokenizer_file=tokenizer,
             frames=spec.text(),

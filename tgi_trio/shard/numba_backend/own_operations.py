@@ -43,7 +43,7 @@ def add_own_inputs(
     _pass_on(writer, hidden)
     writer.linear(refs.projection, Buffer.NORMED, Buffer.OWN, scale=hidden**-0.5)
     writer.add(
-        Code.TELL,
+        Code.OWN_INPUT,
         target=Buffer.OWN,
         inputs=own.width,
         width=own_width(spec),

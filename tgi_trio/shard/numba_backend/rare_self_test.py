@@ -54,7 +54,7 @@ def find_fault(variant: Variant) -> str | None:
         (Code.REORDER, _turned(x), {"order": address(order)}),
         (Code.SCALE, x * np.float32(_SCALE), {"scale": _SCALE}),
         (Code.CUT, _cut(x), {"width": 32, "scale": _SCALE, "target": Buffer.UNSORTED, **_CUTTING}),
-        (Code.TELL, _told(x, table, gain), _telling(stored, gain)),
+        (Code.OWN_INPUT, _own_input(x, table, gain), _own_input_fields(stored, gain)),
         *((Code.OPEN, _opened(x, kind, gain), _opening(kind, gain)) for kind in GroupNorm),
     ]
     for code, expected, fields in cases:
@@ -100,7 +100,7 @@ def _cut(x: Floats) -> Floats:
     return np.asarray(np.concatenate((opened.reshape(-1), rest)).reshape(x.shape), np.float32)
 
 
-def _told(x: Floats, table: Floats, gain: Floats) -> Floats:
+def _own_input(x: Floats, table: Floats, gain: Floats) -> Floats:
     """Return the inputs of two layers of 32; the first token is beyond the table's rows."""
     parts = x.reshape(_TOKENS, 2, 32)
     normed = parts / np.sqrt((parts**2).mean(axis=2, keepdims=True) + _EPS) * gain[:32]
@@ -109,7 +109,7 @@ def _told(x: Floats, table: Floats, gain: Floats) -> Floats:
     return np.asarray(both * np.float32(0.5**0.5), np.float32)
 
 
-def _telling(table: Any, gain: Floats) -> dict[str, Any]:
+def _own_input_fields(table: Any, gain: Floats) -> dict[str, Any]:
     facts = np.zeros((1,), OWN)
     facts["table"], facts["rows"] = address(table), _ROWS
     fields = {"inputs": 32, "weights": address(gain), "eps": _EPS, "scale": _SCALE}

@@ -33,7 +33,8 @@ class Code(IntEnum):
     REORDER = 14  # reorders queries and keys, so that rotary pairs are half a head apart
     OPEN = 15  # multiplies a result by its gate, with a norm of groups if there is one
     SCALE = 22  # multiplies hidden states by a number
-    TELL = 23  # per-layer embeddings: normalises a projection, and adds the token's row of a table
+    # per-layer embeddings: normalises a projection, and adds the token's row of a table
+    OWN_INPUT = 23
     CUT = 24  # sparse gates: subtracts a bound and activates what is above it
     # Several hidden states per token, see `kernels/streams.py`:
     SPLIT = 25  # scales the projected ones to the magnitude of the first
@@ -59,7 +60,7 @@ class Code(IntEnum):
 MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
 RARE = (
     *(Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.REORDER, Code.OPEN),
-    *(Code.SCALE, Code.TELL, Code.CUT),
+    *(Code.SCALE, Code.OWN_INPUT, Code.CUT),
 )
 KEEPING = (Code.CONVOLVE, Code.RECUR, Code.SCAN, Code.BLEND)
 STREAMING = (Code.SPLIT, Code.PREDICT, Code.CORRECT, Code.SPREAD, Code.MERGE)
@@ -368,7 +369,7 @@ OPENING = np.dtype(
     ]
 )
 
-# For TELL.
+# For OWN_INPUT.
 OWN = np.dtype(
     [
         ("table", "i8"),  # [rows, width], in the model's dtype

@@ -143,7 +143,7 @@ def device_parts(
         ends = _find_ends(model, sampler, config, device, ranks, guesses, records=records)
     graphs, mixed = None, None
     if capturable is None:
-        tell_no_graphs(sizes, "its steps cannot be recorded")
+        warn_no_graphs(sizes, "its steps cannot be recorded")
     elif sizes:
         capture, choose, carveouts = _recording_choices(model, device, alone=ranks is None)
         pages = images if isinstance(images, ImagePages) else None
@@ -300,7 +300,7 @@ def _choice_masks(sampler: Sampler, config: ModelConfig) -> ChoiceMasks:
     return ChoiceMasks(config.vocab_size, sampler.grammars, sampler.watermark, permutation)
 
 
-def tell_no_graphs(sizes: tuple[int, ...], why: str) -> None:
+def warn_no_graphs(sizes: tuple[int, ...], why: str) -> None:
     """Print why no graphs are recorded, if `sizes` asks for any."""
     if sizes:
         print(f"no CUDA graphs are recorded, --cuda-graphs has no effect: {why}", file=sys.stderr)

@@ -41,7 +41,7 @@ from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import refuse_adapters
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
-from tgi_trio.shard.torch_backend.device_parts import rehearse_choices, tell_no_graphs
+from tgi_trio.shard.torch_backend.device_parts import rehearse_choices, warn_no_graphs
 from tgi_trio.shard.torch_backend.loading.decoder_runner import make_decoder_runner
 from tgi_trio.shard.torch_backend.loading.guesser import Guesser, find_guesser
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
@@ -78,7 +78,7 @@ def load_torch_runner(
     stages, active_bits = settings.pipeline_stages, settings.activations or 16
     target = LoadTarget(getattr(torch, dtype), where, ranks, stages, active_bits)
     if stages > 1:
-        tell_no_graphs(graph_sizes, "other ranks compute layers of each step")
+        warn_no_graphs(graph_sizes, "other ranks compute layers of each step")
         graph_sizes = ()
     torch.set_num_threads(_count_threads(settings, target.world_size))
     if sampler is None:
@@ -108,9 +108,9 @@ def load_torch_runner(
         )
     _refuse_what_decoders_have(settings, config, heads=kind is not None)
     if isinstance(spec, T5Spec):
-        tell_no_graphs(graph_sizes, "the model has an encoder")
+        warn_no_graphs(graph_sizes, "the model has an encoder")
         return _load_t5(config, spec, target, sampler, encoding)
-    tell_no_graphs(graph_sizes, "the model runs through transformers")
+    warn_no_graphs(graph_sizes, "the model runs through transformers")
     if made is not None:
         raise ConfigurationError(rounding_refusal(config, made))
     return _load_fallback(config, target, sampler, settings.trust_remote_code)

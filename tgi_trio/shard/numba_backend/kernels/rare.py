@@ -27,9 +27,9 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
 from tgi_trio.shard.numba_backend.tables import Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
-PLACE, NORM_ROWS, PASS_ON, OPEN, SCALE, TELL = (
+PLACE, NORM_ROWS, PASS_ON, OPEN, SCALE, OWN_INPUT = (
     int(code)
-    for code in (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.OPEN, Code.SCALE, Code.TELL)
+    for code in (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.OPEN, Code.SCALE, Code.OWN_INPUT)
 )
 CUT = int(Code.CUT)
 _BOTH = 2.0**-0.5  # the factor of a sum of two, which keeps its variance
@@ -51,8 +51,8 @@ def run_rare(variant, rank, step_address, op_address, counter, scratch):
             open_row(variant, step, op, t)
         elif op.code == SCALE:
             scale_row(step, op, t)
-        elif op.code == TELL:
-            tell(variant, step, op, t)
+        elif op.code == OWN_INPUT:
+            add_own_input(variant, step, op, t)
         elif op.code == CUT:
             cut_gates(variant, step, op, t)
         else:
@@ -109,7 +109,7 @@ def scale_row(step, op, t):
 
 
 @kernel
-def tell(variant, step, op, t):
+def add_own_input(variant, step, op, t):
     """target[t] = (norm(target[t]) + table[token t] * scale) / sqrt(2), layer by layer."""
     own, token = own_at(op.facts), load_int(step.token_ids + 4 * t)
     row = token if token < own.rows else np.int64(0)
