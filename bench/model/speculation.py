@@ -3,6 +3,7 @@
     python -m bench.model.speculation --speculate 0 2 4 8 --json bench/out/speculation.json
     python -m bench.model.speculation --speculate 0 3 --draft-model FOLDER
     python -m bench.model.speculation --speculate 0 3 --draft-model FOLDER --prompts chat strange
+    python -m bench.model.speculation --speculate 0 2 --model-id FOLDER --drafter mtp
 
 The shard's own planning, model and sampler on the embedded model (or --model-id), without rings
 and router. `again` prompts hold a question, its answer and the question once more, so that the
@@ -36,6 +37,7 @@ from tgi_trio.hub import resolve_drafter, resolve_model
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.settings.records import DRAFTERS
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.step_columns import Moved
@@ -169,6 +171,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--model-id", help="served model; the embedded one by default")
     parser.add_argument("--draft-model", help="heads or a smaller model that guess; else n-grams")
+    parser.add_argument(
+        "--drafter", choices=DRAFTERS, help="what guesses without another model; n-grams by default"
+    )
     parser.add_argument("--cpu-backend", default="auto")
     parser.add_argument(
         "--processor-time",
@@ -184,6 +189,7 @@ def main() -> None:
         ShardSettings(
             model_path=folder,
             draft_model=draft,
+            drafter=args.drafter,
             cpu_backend=args.cpu_backend,
             cpu_threads=1 if args.processor_time else 0,
         )
