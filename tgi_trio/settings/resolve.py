@@ -231,7 +231,8 @@ def _drafter(options: Options, facts: ModelFacts) -> str | None:
         if drafter == MTP and 1 < layers < most:  # an only layer goes on from its own guesses
             raise ConfigurationError(
                 f"`speculate` must be <= {layers}: the checkpoint has {layers} layers that guess "
-                f"further tokens, each of them one. Given: {most}"
+                f"further tokens, each of them one; the `drafter` ngram guesses any number. "
+                f"Given: {most}"
             )
         return drafter
     kind = find_kind(options.draft_model)
