@@ -11,8 +11,8 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model import mixer_matrices
 from tgi_trio.model.activation_names import LEARNED, PLAIN
 from tgi_trio.model.claims import ANY, CONVOLVED, Claims, every_field, find_unclaimed, only
-from tgi_trio.model.decoder_matrices import NAMES
 from tgi_trio.model.gated_streams import GatedStreamsSpec
+from tgi_trio.model.name_claims import NAMES
 from tgi_trio.model.ngrams import NgramsSpec
 from tgi_trio.model.pooled_index import PooledIndexSpec
 from tgi_trio.model.spec import DecoderSpec

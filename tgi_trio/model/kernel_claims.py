@@ -17,8 +17,8 @@ from tgi_trio.model.claims import (
     multiples,
     only,
 )
-from tgi_trio.model.decoder_matrices import NAMES
 from tgi_trio.model.gated_streams import GatedStreamsSpec
+from tgi_trio.model.name_claims import NAMES
 from tgi_trio.model.ngrams import NgramsSpec
 from tgi_trio.model.pooled_index import PooledIndexSpec
 from tgi_trio.model.spec import (

@@ -53,6 +53,18 @@ def _draw_tensors(
     return tensors
 
 
+def _draw_norms(newer: str, taps: int, seed: int) -> Tensors:
+    """Return the norms before `fc`: one of all states, or one of each."""
+    sizes = {f"fc_norm.{i}": TARGET for i in range(taps)}
+    if newer == "norm_before_fc":
+        sizes = {"input_norm": taps * TARGET}
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        f"{name}.weight": 1 + 0.3 * torch.randn(size, generator=generator)
+        for name, size in sizes.items()
+    }
+
+
 def eagle(
     folder: Path,
     base: Path,
@@ -88,14 +100,9 @@ def eagle(
     }
     if window:
         own |= {"layer_types": ["sliding_attention"], "sliding_window": window}
-    norms: dict[str, Any] = {}
+    norms: dict[str, Any] = {newer: True, "norm_output": True} if newer else {}
     if newer:
-        norms = {newer: True, "norm_output": True}
-        sizes = {"input_norm": wide * TARGET} if newer == "norm_before_fc" else {}
-        sizes = sizes or {f"fc_norm.{i}": TARGET for i in range(wide)}
-        generator = torch.Generator().manual_seed(seed + 1)
-        for name, size in sizes.items():
-            tensors[f"{name}.weight"] = 1 + 0.3 * torch.randn(size, generator=generator)
+        tensors |= _draw_norms(newer, wide, seed + 1)
     if not speculators:
         config = own | {
             "architectures": ["LlamaForCausalLMEagle3"],

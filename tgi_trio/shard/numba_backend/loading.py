@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -46,7 +46,7 @@ from tgi_trio.shard.numba_backend.machine_code.beside import Wanted, compile_bes
 from tgi_trio.shard.numba_backend.mtp import (
     MtpNorms,
     PackedMtp,
-    lone_linears,
+    find_lone,
     run_of_layers,
 )
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
@@ -109,17 +109,10 @@ def load(
     with (
         nullcontext() if heads is None else _open_heads(heads.spec, int8) as head_files,
         _open_weights(config, spec, fresh_files, None if int8 else made) as checkpoint,
-        pack_program(
-            spec,
-            checkpoint,
-            dtype,
+        _pack(
+            *(settings, spec, checkpoint, find_lone(heads, head_files, mtp, checkpoint)),
+            *(dtype, count, stage, portion),
             int8=int8,
-            threads=count,
-            heads=_find_lone(heads, head_files, mtp, checkpoint),
-            max_lora_rank=settings.max_lora_rank,
-            kv=_cache_numbers(settings.kv_cache_dtype, spec, checkpoint),
-            run=find_run(spec, stage),
-            portion=portion,
         ) as program,
         _pack_own(mtp, checkpoint, settings, dtype, count, int8=int8) as own,
     ):
@@ -143,6 +136,33 @@ def load(
         adapters=adapters,
         ranks=neighbours or portions,
         local_ranks=local_ranks,
+    )
+
+
+def _pack(
+    settings: ShardSettings,
+    spec: DecoderSpec,
+    checkpoint: Checkpoint,
+    lone: tuple[HeadsSpec, Weights] | None,
+    dtype: str,
+    threads: int,
+    stage: Stage | None,
+    portion: Portion,
+    *,
+    int8: bool,
+) -> AbstractContextManager[Program]:
+    """Pack the model's layers, and `lone` linears of what guesses, as `pack_program` does."""
+    return pack_program(
+        spec,
+        checkpoint,
+        dtype,
+        int8=int8,
+        threads=threads,
+        heads=lone,
+        max_lora_rank=settings.max_lora_rank,
+        kv=_cache_numbers(settings.kv_cache_dtype, spec, checkpoint),
+        run=find_run(spec, stage),
+        portion=portion,
     )
 
 
@@ -313,18 +333,6 @@ def _open_heads(heads: HeadsSpec, int8: bool) -> Checkpoint:
     """
     exact = int8 or isinstance(heads, EagleSpec | AssistantSpec)
     return open_heads(heads, None if exact else ENCODINGS[_OF_HEADS])
-
-
-def _find_lone(
-    heads: LoadedHeads | None,
-    files: Checkpoint | None,
-    mtp: Sequence[MtpSpec],
-    checkpoint: Checkpoint,
-) -> tuple[HeadsSpec, Weights] | None:
-    """Return the linear layers of what guesses that are run by the model's own program."""
-    if heads is not None and files is not None:
-        return heads.spec, files
-    return (lone_linears(mtp), checkpoint) if mtp else None
 
 
 @contextmanager

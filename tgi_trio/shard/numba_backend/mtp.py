@@ -22,7 +22,7 @@ from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
-from tgi_trio.shard.numba_backend.heads import normalise
+from tgi_trio.shard.numba_backend.heads import LoadedHeads, normalise
 from tgi_trio.shard.numba_backend.program import Program
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
@@ -38,6 +38,18 @@ def lone_linears(specs: Sequence[MtpSpec]) -> HeadsSpec:
     """Return the linear layers that belong into the model's own program, as those of heads do."""
     linears = {_FUSE.format(i): spec.fuse for i, spec in enumerate(specs)}
     return HeadsSpec(folder=Path(), heads=len(specs), linears=linears, tensors=())
+
+
+def find_lone(
+    heads: LoadedHeads | None,
+    files: Weights | None,
+    mtp: Sequence[MtpSpec],
+    checkpoint: Weights,
+) -> tuple[HeadsSpec, Weights] | None:
+    """Return the linear layers of what guesses that are run by the model's own program."""
+    if heads is not None and files is not None:
+        return heads.spec, files
+    return (lone_linears(mtp), checkpoint) if mtp else None
 
 
 def run_of_layers(spec: MtpSpec) -> Run:
