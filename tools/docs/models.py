@@ -210,12 +210,13 @@ the approximation of GELU, which is that of the family. Baichuan 2's head is nor
 checkpoints' is, whether its file's was or not. Of a model that sees, its file has the text alone
 (`qwen2vl`, `qwen3vl`, `qwen35`, `gemma4`, `mistral3`, `llama4`), so it is shown no images. The
 chunks of Llama 4, and how it scales queries, are those of the published models; layers that guess
-the token after the next are left unread. Qwen 3.5's value heads lie in another order than in its
-checkpoints, and are computed in it: ranks hold the last matrix of its delta rules as plain numbers.
-Of the newer families these are not read: DeepSeek V3.2 and V4, GLM 5, Hunyuan 3, MiniMax-M3,
-OLMo hybrid, RecurrentGemma, LFM3, and the mixtures that came after them (Command A+, K-EXAONE,
-Solar Open, FlexOlmo, Mellum, Kolibri, Flint, Trinity, Laguna, A.X-K1, Granite's with windows);
-GPT-J and OPT, llama.cpp does not write.
+further tokens [guess](speculation.md#layers-of-the-models-own) where llama.cpp keeps their names
+(GLM, DeepSeek V3.2, Hunyuan 3), and are left unread in Qwen 3.5's. Qwen 3.5's value heads lie in
+another order than in its checkpoints, and are computed in it: ranks hold the last matrix of its
+delta rules as plain numbers. Files of any other architecture are refused by its name, also where
+the family is served from safetensors: so are DeepSeek V4, Qwen 4, Hunyuan 4, GLM 5.3, MiniMax-M3,
+OLMo hybrid, RecurrentGemma, LFM3, and the newest mixtures (Command A+, K-EXAONE, Solar Open,
+Step 3.7, Laguna, ...).
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
 dequantised weights, and a small random model of each architecture, written as GGUF, with the

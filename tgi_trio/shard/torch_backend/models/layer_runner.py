@@ -75,7 +75,9 @@ class LayerRunner:
             x, said, later = feed_both(layer.mlp, layer.later, layer, x, addends, reduce)
             return x, self.sums.of_mlp(layer, said)._replace(later=later)
         x, found = feed_forward(layer.mlp, layer, x, addends, reduce)
-        addends = self.sums.of_mlp(layer, found)._replace(second=awaited)
+        addends = self.sums.of_mlp(layer, found)
+        if awaited is not None:
+            addends = addends._replace(second=awaited)
         return settle(x, addends, layer.mlp_sum_norm)
 
     def _attend_alone(
