@@ -13,19 +13,19 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.machine.accelerator import runs_kernels
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.torch_backend.attention.choice import capturable_attention
 from tgi_trio.shard.torch_backend.attention.few_heads import (
     HeadProjection,
     choose_for_heads,
 )
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
+    AttentionNeeds,
     CapturableAttention,
 )
+from tgi_trio.shard.torch_backend.attention.kinds import capturable_for
 from tgi_trio.shard.torch_backend.compiling.ahead import rehearse_early
 from tgi_trio.shard.torch_backend.guessing.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
-from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.layers.few_rows import (
     Projection,
     Seconds,
@@ -81,7 +81,7 @@ class DeviceModel(Protocol):
     @property
     def capturable(self) -> bool: ...
     @property
-    def kv_shape(self) -> KVShape: ...
+    def attention_needs(self) -> AttentionNeeds: ...
     def linears(self) -> Iterable[Linear]: ...
     def projections(self) -> Iterable[Projection]: ...
     def head_projections(self) -> Iterable[tuple[HeadProjection, Addends | None]]: ...
@@ -136,7 +136,7 @@ def device_parts(
     ours. If not `ahead`, no step may be launched before the previous one has been read: then
     nothing launches steps, and steps with prompts are not recorded.
     """
-    capturable = capturable_attention(device, model.kv_shape) if model.capturable else None
+    capturable = capturable_for(model.attention_needs, device) if model.capturable else None
     ends: Ends | None = None
     if runs_kernels(device) and has_triton():
         records = capturable is not None and bool(sizes) and ranks is None

@@ -11,12 +11,8 @@ from __future__ import annotations
 import torch
 
 from tgi_trio.shard.torch_backend.attention.index_groups import ScoredGroup, group_tokens
-from tgi_trio.shard.torch_backend.attention.indexed import IndexedBatch
-from tgi_trio.shard.torch_backend.attention.interface import (
-    AttentionBackend,
-    AttentionLayer,
-    attend_heads,
-)
+from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention, IndexedBatch
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, attend_heads
 from tgi_trio.shard.torch_backend.attention.reference import scores_to_values
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex, score_blocks
@@ -26,40 +22,39 @@ from tgi_trio.shard.torch_backend.layers.index import choose_best
 _GATHERED = 1 << 16  # keys gathered at a time, each of one KV head
 
 
-def attend_blocks(
-    attention: AttentionBackend,
-    layer: AttentionLayer,
-    projected: torch.Tensor,
-    steps: HeadSteps,
-    index: BlockIndex,
-    table: RotaryTable | None,
-    batch: IndexedBatch,
-) -> torch.Tensor:
-    """Compute `AttentionBackend.attend_projected` over the blocks that `index` chooses.
+class BlocksAttention(IndexedAttention):
+    """Plain torch."""
 
-    `projected`: as there, then the queries and the key of the index.
-    """
-    qkv, asked, index_key = index.split(projected)
-    key = index.keys(index_key, steps.rotary, table)
-    batch.cache.write(index.number, batch.slots, key, key[..., :0], layer.kv_scales)
-    most = index.spec.most * index.spec.size
-    if int(batch.plan.context_lengths.max()) <= most:
-        return attend_heads(attention, layer, qkv, steps, table, batch)
-    query, key, value = steps.split(qkv, table)
-    batch.cache.write(layer.index, batch.slots, key, value, layer.kv_scales)
-    queries = index.queries(asked, steps.rotary, table)
-    if not batch.groups:
-        device, size = query.device, index.spec.size
-        batch.groups += group_tokens(batch.plan, index.heads, most, device, unit=size)
-    out = query.new_empty(len(query), layer.heads, value.shape[-1])
-    for group in batch.groups:
-        slots, hidden = _choose(layer, index, queries, batch, group)
-        size = max(1, _GATHERED // slots[0].numel())
-        for first in range(0, len(slots), size):
-            some = slice(first, first + size)
-            tokens = group.tokens[some]
-            out[tokens] = _attend(layer, query[tokens], batch.cache, slots[some], hidden[some])
-    return out.flatten(1)
+    def attend_blocks(
+        self,
+        layer: AttentionLayer,
+        projected: torch.Tensor,
+        steps: HeadSteps,
+        index: BlockIndex,
+        table: RotaryTable | None,
+        batch: IndexedBatch,
+    ) -> torch.Tensor:
+        qkv, asked, index_key = index.split(projected)
+        key = index.keys(index_key, steps.rotary, table)
+        batch.cache.write(index.number, batch.slots, key, key[..., :0], layer.kv_scales)
+        most = index.spec.most * index.spec.size
+        if int(batch.plan.context_lengths.max()) <= most:
+            return attend_heads(self, layer, qkv, steps, table, batch)
+        query, key, value = steps.split(qkv, table)
+        batch.cache.write(layer.index, batch.slots, key, value, layer.kv_scales)
+        queries = index.queries(asked, steps.rotary, table)
+        if not batch.groups:
+            device, size = query.device, index.spec.size
+            batch.groups += group_tokens(batch.plan, index.heads, most, device, unit=size)
+        out = query.new_empty(len(query), layer.heads, value.shape[-1])
+        for group in batch.groups:
+            slots, hidden = _choose(layer, index, queries, batch, group)
+            size = max(1, _GATHERED // slots[0].numel())
+            for first in range(0, len(slots), size):
+                some = slice(first, first + size)
+                tokens = group.tokens[some]
+                out[tokens] = _attend(layer, query[tokens], batch.cache, slots[some], hidden[some])
+        return out.flatten(1)
 
 
 def _choose(

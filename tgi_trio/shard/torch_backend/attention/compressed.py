@@ -79,7 +79,7 @@ class CompressedBatch(ReferenceBatch):
 
 
 class CompressedAttention(ReferenceAttention):
-    """Plain torch; see `attend_shared_key`."""
+    """Plain torch."""
 
     def __init__(self, kinds: Iterable[Kind], device: torch.device) -> None:
         """`kinds`: those of all layers."""
@@ -108,33 +108,28 @@ class CompressedAttention(ReferenceAttention):
             },
         )
 
-
-def attend_shared_key(
-    layer: AttentionLayer,
-    query: torch.Tensor,
-    projected: Projected,
-    asked: IndexQueries | None,
-    entries: Entries | None,
-    turning: Rotary,
-    batch: CompressedBatch,
-) -> torch.Tensor:
-    """Return attention [T, heads, dim] of queries [T, heads, dim], after writing to the cache.
-
-    `projected`: with its key rotated; `asked`: of an index, if there is one; `turning`: the
-    rotation of entries.
-    """
-    kept = torch.cat((projected.key, projected.kept), dim=-1)[:, None]
-    batch.cache.write(layer.index, batch.slots, kept, kept)
-    keys = batch.cache.key_slots[layer.index][:, 0]
-    dim = query.shape[-1]
-    if entries is not None:
-        runs = batch.runs.get((entries.spec.rate, entries.spec.overlaps))
-        if runs is not None:
-            _make_entries(entries, keys, dim, turning, runs)
-    out = torch.empty_like(query)
-    for group in batch.groups[Kind.of(layer, entries)]:
-        out[group.tokens] = _attend(layer, query, asked, entries, keys, group)
-    return out
+    def attend_shared_key(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        projected: Projected,
+        asked: IndexQueries | None,
+        entries: Entries | None,
+        turning: Rotary,
+        batch: CompressedBatch,
+    ) -> torch.Tensor:
+        kept = torch.cat((projected.key, projected.kept), dim=-1)[:, None]
+        batch.cache.write(layer.index, batch.slots, kept, kept)
+        keys = batch.cache.key_slots[layer.index][:, 0]
+        dim = query.shape[-1]
+        if entries is not None:
+            runs = batch.runs.get((entries.spec.rate, entries.spec.overlaps))
+            if runs is not None:
+                _make_entries(entries, keys, dim, turning, runs)
+        out = torch.empty_like(query)
+        for group in batch.groups[Kind.of(layer, entries)]:
+            out[group.tokens] = _attend(layer, query, asked, entries, keys, group)
+        return out
 
 
 # --- entries --------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ in one batched operation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +22,7 @@ from tgi_trio.shard.torch_backend.attention.index_groups import (
     ScoredGroup,
     group_tokens,
 )
-from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.index import (
@@ -45,59 +46,56 @@ class IndexedBatch(ReferenceBatch):
 
 
 class IndexedAttention(ReferenceAttention):
-    """Plain torch; see `attend_indexed`."""
+    """Plain torch."""
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> IndexedBatch:
         return IndexedBatch(cache, plan, torch.from_numpy(plan.kv_slots).to(cache.key.device))
 
-
-def attend_indexed(
-    attention: AttentionBackend,
-    layer: AttentionLayer,
-    projected: torch.Tensor,
-    latent: LatentProjections,
-    index: TokenIndex | None,
-    rotary: int,
-    turns: list[tuple[Rotary, RotaryTable]],
-    batch: IndexedBatch,
-) -> torch.Tensor:
-    """Compute `attend_latents` over the tokens that `index` chooses.
-
-    `index` None: over those that the layer before has chosen. `projected`: as for latents, then the
-    what an index adds (`TokenIndex.split`). `turns`: all rotary embeddings of the model with
-    the step's tables; the latents' is number `rotary`.
-    """
-    turning, table = turns[rotary]
-    asked, extra = None, layer.head_dim - latent.spec.rank - latent.spec.rotary_dim
-    index_key = projected.new_zeros(len(projected), 1, extra)
-    plain = int(batch.plan.context_lengths.max()) <= layer.most
-    if index is not None:
-        projected, key, weights, *pooled = index.split(projected)
-        index_key = index.keys(key, *turns[index.rotary])
-        index_key = torch.cat((index_key, *(part[:, None] for part in pooled)), dim=-1)
-        if not plain:
-            compressed = latent.compress(projected)
-            asked = index.ask(compressed, weights, *turns[index.rotary])
-    query, key = latent.query_and_key(
-        projected, lambda part: turning.apply(part, table.cos, table.sin)
-    )
-    key = torch.cat((key, index_key), dim=-1)
-    if plain:
-        query = functional.pad(query, (0, extra))
-        return attention.attend(layer, query, key, key, batch)
-    batch.cache.write(layer.index, batch.slots, key, key, layer.kv_scales)
-    if asked is not None and index is not None:
-        pool = index.spec.pool
-        if not batch.groups:
-            device, heads = query.device, index.spec.heads
-            batch.groups += group_tokens(batch.plan, heads, layer.most, device, unit=max(1, pool))
-        if pool:
-            batch.choice = choose_runs(layer, index, asked, batch.cache, batch.groups, batch.slots)
-        else:
-            batch.choice = _choose(layer, asked, batch)
-    if batch.choice is None:
-        raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
-    return _attend_chosen(layer, query, batch.cache, batch.choice)
+    def attend_indexed(
+        self,
+        layer: AttentionLayer,
+        projected: torch.Tensor,
+        latent: LatentProjections,
+        index: TokenIndex | None,
+        rotary: int,
+        turns: Sequence[tuple[Rotary, RotaryTable]],
+        batch: IndexedBatch,
+    ) -> torch.Tensor:
+        turning, table = turns[rotary]
+        asked, extra = None, layer.head_dim - latent.spec.rank - latent.spec.rotary_dim
+        index_key = projected.new_zeros(len(projected), 1, extra)
+        plain = int(batch.plan.context_lengths.max()) <= layer.most
+        if index is not None:
+            projected, key, weights, *pooled = index.split(projected)
+            index_key = index.keys(key, *turns[index.rotary])
+            index_key = torch.cat((index_key, *(part[:, None] for part in pooled)), dim=-1)
+            if not plain:
+                compressed = latent.compress(projected)
+                asked = index.ask(compressed, weights, *turns[index.rotary])
+        query, key = latent.query_and_key(
+            projected, lambda part: turning.apply(part, table.cos, table.sin)
+        )
+        key = torch.cat((key, index_key), dim=-1)
+        if plain:
+            query = functional.pad(query, (0, extra))
+            return self.attend(layer, query, key, key, batch)
+        batch.cache.write(layer.index, batch.slots, key, key, layer.kv_scales)
+        if asked is not None and index is not None:
+            pool = index.spec.pool
+            if not batch.groups:
+                device, heads = query.device, index.spec.heads
+                batch.groups += group_tokens(
+                    batch.plan, heads, layer.most, device, unit=max(1, pool)
+                )
+            if pool:
+                batch.choice = choose_runs(
+                    layer, index, asked, batch.cache, batch.groups, batch.slots
+                )
+            else:
+                batch.choice = _choose(layer, asked, batch)
+        if batch.choice is None:
+            raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
+        return _attend_chosen(layer, query, batch.cache, batch.choice)
 
 
 def _attend_chosen(

@@ -7,16 +7,21 @@ that nothing is computed twice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
+from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.layers.index import IndexQueries, TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.shared_key import Entries, Projected
 from tgi_trio.shard.torch_backend.staging import Array
 
 
@@ -43,6 +48,21 @@ class AttentionLayer:
     most: int = 0  # tokens that an index chooses; 0: all are attended to
     # float32 [heads]: scores that take part in the softmax but have no value
     sinks: torch.Tensor | None = None
+
+
+# What the tokens that are attended to are, besides all those of a sequence (or of a window): tokens
+# or blocks of tokens that an index chooses, blocks with one index key each, entries of runs.
+AttentionKind = Literal["all", "tokens", "blocks", "pooled", "entries"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionNeeds:
+    """What a model asks of its attention backend."""
+
+    shape: KVShape
+    kind: AttentionKind = "all"
+    # Of "entries": all layers with one key per token, and what makes their entries.
+    layers: tuple[tuple[AttentionLayer, Entries | None], ...] = ()
 
 
 class HeadPlaces(NamedTuple):
@@ -118,6 +138,72 @@ class AttentionBackend(PlanLayout, Protocol):
     ) -> torch.Tensor:
         """Compute `attend` from the projections of a layer of latents."""
         return attend_latents_apart(self, layer, projected, latent, rotary, table, batch)
+
+    def attend_indexed(
+        self,
+        layer: AttentionLayer,
+        projected: torch.Tensor,
+        latent: LatentProjections,
+        index: TokenIndex | None,
+        rotary: int,
+        turns: Sequence[tuple[Rotary, RotaryTable]],
+        batch: Any,
+    ) -> torch.Tensor:
+        """Compute `attend_latents` over the tokens that `index` chooses.
+
+        `index` None: over those that the layer before has chosen. `projected`: as for latents, then
+        what an index adds (`TokenIndex.split`). `turns`: all rotary embeddings of the model with
+        the step's tables; the latents' is number `rotary`.
+        """
+        raise RuntimeError(f"{self.name} has no index of tokens")
+
+    def attend_blocks(
+        self,
+        layer: AttentionLayer,
+        projected: torch.Tensor,
+        steps: HeadSteps,
+        index: BlockIndex,
+        table: RotaryTable | None,
+        batch: Any,
+    ) -> torch.Tensor:
+        """Compute `attend_projected` over the blocks that `index` chooses.
+
+        `projected`: as there, then the queries and the key of the index.
+        """
+        raise RuntimeError(f"{self.name} has no index of blocks")
+
+    def attend_pooled(
+        self,
+        layer: AttentionLayer,
+        projected: torch.Tensor,
+        asked: torch.Tensor,
+        steps: HeadSteps,
+        index: PooledIndex,
+        table: RotaryTable | None,
+        batch: Any,
+    ) -> torch.Tensor:
+        """Compute `attend_projected` over the blocks that `index` chooses by one key of each.
+
+        `asked` [T, width]: what the index projects of the tokens.
+        """
+        raise RuntimeError(f"{self.name} has no index of blocks with one key each")
+
+    def attend_shared_key(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        projected: Projected,
+        asked: IndexQueries | None,
+        entries: Entries | None,
+        turning: Rotary,
+        batch: Any,
+    ) -> torch.Tensor:
+        """Return attention [T, heads, dim] to a window's keys and to entries, after writing them.
+
+        `query`: [T, heads, dim]; `projected`: with its key rotated; `asked`: of an index, if there
+        is one; `turning`: the rotation of entries.
+        """
+        raise RuntimeError(f"{self.name} has no entries")
 
 
 def attend_heads(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.index_groups import ScoredGroup, group_tokens
-from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
@@ -45,46 +45,43 @@ class PooledBatch(ReferenceBatch):
 
 
 class PooledAttention(ReferenceAttention):
-    """Plain torch; see `attend_pooled`."""
+    """Plain torch."""
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> PooledBatch:
         slots = torch.from_numpy(plan.kv_slots).to(cache.key.device)
         return PooledBatch(cache, plan, slots)
 
-
-def attend_pooled(
-    attention: AttentionBackend,
-    layer: AttentionLayer,
-    index: PooledIndex,
-    projected: torch.Tensor,
-    asked: torch.Tensor,
-    steps: HeadSteps,
-    table: RotaryTable | None,
-    batch: PooledBatch,
-) -> torch.Tensor:
-    """Compute `attend_projected` over the blocks that `index` chooses.
-
-    `asked` [T, width]: what it projects of the tokens.
-    """
-    rotary, spec = steps.rotary, index.spec
-    if rotary is None or table is None:
-        raise ValueError(f"layer {layer.index} of the cache has an index, and no positions")
-    queries, keys = index.queries(asked)
-    _write_keys(layer, index, keys, rotary, batch)
-    query, key, value = steps.split(projected, table)
-    if int(batch.plan.context_lengths.max()) // spec.size <= spec.most:
-        return attention.attend(layer, query, key, value, batch)
-    batch.cache.write(layer.index, batch.slots, key, value, layer.kv_scales)
-    queries = rotary.apply(queries, table.cos, table.sin).float()
-    if not batch.groups:
-        least, device = spec.most * spec.size, query.device
-        batch.groups += group_tokens(batch.plan, spec.heads, least, device, unit=spec.size)
-    out = query.new_empty(len(query), layer.heads * value.shape[-1])
-    for group in batch.groups:
-        slots, hidden = _choose(layer, index, queries.index_select(0, group.tokens), group, batch)
-        part = query.index_select(0, group.tokens)
-        out[group.tokens] = _attend_chosen(layer, part, batch.cache, slots, hidden)
-    return out
+    def attend_pooled(
+        self,
+        layer: AttentionLayer,
+        projected: torch.Tensor,
+        asked: torch.Tensor,
+        steps: HeadSteps,
+        index: PooledIndex,
+        table: RotaryTable | None,
+        batch: PooledBatch,
+    ) -> torch.Tensor:
+        rotary, spec = steps.rotary, index.spec
+        if rotary is None or table is None:
+            raise ValueError(f"layer {layer.index} of the cache has an index, and no positions")
+        queries, keys = index.queries(asked)
+        _write_keys(layer, index, keys, rotary, batch)
+        query, key, value = steps.split(projected, table)
+        if int(batch.plan.context_lengths.max()) // spec.size <= spec.most:
+            return self.attend(layer, query, key, value, batch)
+        batch.cache.write(layer.index, batch.slots, key, value, layer.kv_scales)
+        queries = rotary.apply(queries, table.cos, table.sin).float()
+        if not batch.groups:
+            least, device = spec.most * spec.size, query.device
+            batch.groups += group_tokens(batch.plan, spec.heads, least, device, unit=spec.size)
+        out = query.new_empty(len(query), layer.heads * value.shape[-1])
+        for group in batch.groups:
+            slots, hidden = _choose(
+                layer, index, queries.index_select(0, group.tokens), group, batch
+            )
+            part = query.index_select(0, group.tokens)
+            out[group.tokens] = _attend_chosen(layer, part, batch.cache, slots, hidden)
+        return out
 
 
 # --- keys -----------------------------------------------------------------------------------------

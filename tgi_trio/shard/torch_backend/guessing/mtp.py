@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.choice import choose_attention
-from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
-from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.attention.kinds import attention_for
 from tgi_trio.shard.torch_backend.guessing.own_kv import OwnKv
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
@@ -72,10 +70,8 @@ class TorchMtp(OwnKv):
         decoder = weights.decoder
         super().__init__(decoder.kv_shape, dtype, device)
         self.features = decoder.spec.hidden_size  # read from the model
-        self._attention: AttentionBackend = (
-            IndexedAttention()
-            if decoder.spec.index
-            else choose_attention(device, dtype, self._shape, in_kernels=decoder.attends_in_kernels)
+        self._attention = attention_for(
+            decoder.attention_needs, device, dtype, in_kernels=decoder.attends_in_kernels
         )
 
     def nbytes(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import ModelConfig
@@ -12,11 +11,8 @@ from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import TorchAdapters
-from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
-from tgi_trio.shard.torch_backend.attention.compressed import CompressedAttention, Kind
-from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
-from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
-from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
+from tgi_trio.shard.torch_backend.attention.choice import capturable_attention
+from tgi_trio.shard.torch_backend.attention.kinds import attention_for
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.guessing.trained import TrainedGuesser
@@ -50,7 +46,13 @@ def make_decoder_runner(
     """
     kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
     adapters = _adapters(settings, model, target)
-    attention = _attention(model, target, eight_bits=kv_dtype is not None)
+    attention = attention_for(
+        model.attention_needs,
+        target.device,
+        target.dtype,
+        eight_bits=kv_dtype is not None,
+        in_kernels=model.attends_in_kernels,
+    )
     images = _image_states(settings, model, target, records=bool(graph_sizes))
     last = LastStep()
     graphs, steps = device_parts(
@@ -89,30 +91,6 @@ def make_decoder_runner(
         adapters=adapters,
         images=images,
     )
-
-
-def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> AttentionBackend:
-    """Return the attention backend; `eight_bits`: whether K and V are of 8 bits."""
-    if model.spec.index or any(layer.blocks for layer in model.spec.layers):
-        return IndexedAttention()
-    if model.spec.shared_key:
-        return CompressedAttention(_compressed_kinds(model), target.device)
-    if any(layer.pooled for layer in model.spec.layers):
-        return PooledAttention()
-    return choose_attention(
-        target.device,
-        target.dtype,
-        model.kv_shape,
-        eight_bits=eight_bits,
-        in_kernels=model.attends_in_kernels,
-    )
-
-
-def _compressed_kinds(model: Decoder) -> Iterator[Kind]:
-    """Yield the kinds of layers with one key per token."""
-    for layer in model.layers:
-        if layer.attention is not None and layer.attention.shared_key is not None:
-            yield Kind.of(layer.attention.shape, layer.attention.shared_key.entries)
 
 
 def _guesses(

@@ -9,15 +9,11 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.shard.torch_backend.attention.chosen_blocks import attend_blocks
-from tgi_trio.shard.torch_backend.attention.compressed import CompressedBatch, attend_shared_key
-from tgi_trio.shard.torch_backend.attention.indexed import attend_indexed
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
     attend_heads,
     attend_latents_apart,
 )
-from tgi_trio.shard.torch_backend.attention.pooled_blocks import attend_pooled
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.norm import Norm
@@ -76,7 +72,9 @@ class Attending:
     ) -> torch.Tensor:
         """Return this rank's partial sum of attention's output, given the output of `layer.qkv`."""
         if layer.shared_key is not None:
-            attended = self._attend_shared_key(layer, layer.shared_key, qkv, tables, batch)
+            attended = self._attend_shared_key(
+                layer, layer.shared_key, qkv, tables, attention, batch
+            )
             return layer.output(layer.shared_key.group(attended))
         gate = asked = None
         if layer.pooled is not None:
@@ -89,14 +87,13 @@ class Attending:
             return layer.output(values if gate is None else values * gate.sigmoid())
         if layer.blocks is not None:
             table = tables.get(layer.rotary)
-            attended = attend_blocks(attention, layer.shape, qkv, steps, layer.blocks, table, batch)
+            attended = attention.attend_blocks(layer.shape, qkv, steps, layer.blocks, table, batch)
             return layer.output(attended)
         if layer.query_norm and layer.key_norm:
             qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
         table, shape = tables.get(layer.rotary), layer.shape
         if layer.pooled is not None and asked is not None:
-            index = layer.pooled
-            attended = attend_pooled(attention, shape, index, qkv, asked, steps, table, batch)
+            attended = attention.attend_pooled(shape, qkv, asked, steps, layer.pooled, table, batch)
         else:
             attended = attend_heads(attention, shape, qkv, steps, table, batch)
         if gate is not None:
@@ -130,8 +127,8 @@ class Attending:
         """Return the weighted sums of latents, from which values are projected afterwards."""
         if self._spec.index is not None:
             turns = [(own, tables[i]) for i, own in enumerate(self._rotaries)]
-            return attend_indexed(
-                attention, layer.shape, qkv, latent, layer.index, layer.rotary, turns, batch
+            return attention.attend_indexed(
+                layer.shape, qkv, latent, layer.index, layer.rotary, turns, batch
             )
         rotary, table = self._rotaries[layer.rotary], tables[layer.rotary]
         if rotary.spec.query_scale is None:
@@ -144,7 +141,8 @@ class Attending:
         shared: SharedKey,
         qkv: torch.Tensor,
         tables: RotaryTables,
-        batch: CompressedBatch,
+        attention: AttentionBackend,
+        batch: Any,
     ) -> torch.Tensor:
         """Return attention [T, heads, dim] to one key per token, and to entries.
 
@@ -157,7 +155,7 @@ class Attending:
         asked = None
         if entries is not None and entries.index is not None and parts.weights is not None:
             asked = entries.index.ask(parts.compressed, parts.weights, turn, table)
-        found = attend_shared_key(layer.shape, query, parts, asked, entries, turn, batch)
+        found = attention.attend_shared_key(layer.shape, query, parts, asked, entries, turn, batch)
         return turn.apply_last(found, table.cos, -table.sin)
 
     def _normalise_whole(

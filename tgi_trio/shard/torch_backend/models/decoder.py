@@ -11,7 +11,11 @@ from torch.nn import functional
 
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
-from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.attention.interface import (
+    AttentionBackend,
+    AttentionKind,
+    AttentionNeeds,
+)
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project_normed
@@ -149,18 +153,30 @@ class Decoder:
         return not self.needs_lengths
 
     @property
+    def attention_needs(self) -> AttentionNeeds:
+        """What the model asks of its attention backend."""
+        attending = [layer.attention for layer in self.layers if layer.attention is not None]
+        shared = ((own.shape, own.shared_key) for own in attending)
+        layers = tuple((shape, own.entries) for shape, own in shared if own is not None)
+        kind: AttentionKind = "entries" if self.spec.shared_key else "all"
+        if self.spec.index is not None:
+            kind = "tokens"
+        elif any(own.blocks for own in attending):
+            kind = "blocks"
+        elif any(own.pooled for own in attending):
+            kind = "pooled"
+        return AttentionNeeds(self.kv_shape, kind, layers)
+
+    @property
     def attends_in_kernels(self) -> bool:
         """Whether kernels support what every layer sees; else plain torch computes attention."""
-        plain = self.spec.index is None and self.spec.shared_key is None
-        layers = self.spec.layers
-        chooses = any(layer.blocks or layer.pooled for layer in layers)
-        return plain and not chooses and all(layer.chunk == 0 for layer in layers)
+        return all(layer.chunk == 0 for layer in self.spec.layers)
 
     @property
     def capturable(self) -> bool:
-        """Whether decodes launch the same kernels whatever the tokens are.
+        """Whether decodes launch the same kernels whatever the tokens are, attention apart.
 
-        Not if experts are computed one by one, or attention without kernels of ours.
+        Not if experts are computed one by one.
         """
         if not self.attends_in_kernels:
             return False

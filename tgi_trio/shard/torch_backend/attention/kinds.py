@@ -1,0 +1,69 @@
+"""The attention backends of every kind of model: in plain torch, and in kernels of ours.
+
+A kind whose attention has kernels is a row with two functions; those of the others run in plain
+torch on any device, launch by launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
+from tgi_trio.shard.torch_backend.attention.chosen_blocks import BlocksAttention
+from tgi_trio.shard.torch_backend.attention.compressed import CompressedAttention, Kind
+from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
+from tgi_trio.shard.torch_backend.attention.interface import (
+    AttentionBackend,
+    AttentionKind,
+    AttentionNeeds,
+    CapturableAttention,
+)
+from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+
+
+class _Backends(NamedTuple):
+    """What makes the backends of a kind of attention."""
+
+    plain: Callable[[AttentionNeeds, torch.device], AttentionBackend]
+    # Imports Triton. None: there are no kernels.
+    paged: Callable[[AttentionNeeds, torch.device], CapturableAttention] | None = None
+
+
+def _entries(needs: AttentionNeeds, device: torch.device) -> CompressedAttention:
+    return CompressedAttention((Kind.of(*layer) for layer in needs.layers), device)
+
+
+_KINDS: Final[dict[AttentionKind, _Backends]] = {  # all but "all"
+    "tokens": _Backends(lambda *_: IndexedAttention()),
+    "blocks": _Backends(lambda *_: BlocksAttention()),
+    "pooled": _Backends(lambda *_: PooledAttention()),
+    "entries": _Backends(_entries),
+}
+
+
+def attention_for(
+    needs: AttentionNeeds,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    eight_bits: bool = False,
+    in_kernels: bool = True,
+) -> AttentionBackend:
+    """Return what computes a model's attention; see `choose_attention` for the rest."""
+    if needs.kind == "all":
+        return choose_attention(
+            device, dtype, needs.shape, eight_bits=eight_bits, in_kernels=in_kernels
+        )
+    return capturable_for(needs, device) or _KINDS[needs.kind].plain(needs, device)
+
+
+def capturable_for(needs: AttentionNeeds, device: torch.device) -> CapturableAttention | None:
+    """Return a backend of its own for steps that are recorded; None: they cannot be."""
+    if needs.kind == "all":
+        return capturable_attention(device, needs.shape)
+    paged = _KINDS[needs.kind].paged
+    return None if paged is None or not runs_kernels(device) else paged(needs, device)
