@@ -22,6 +22,7 @@ from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.attention_variants import attention_variants
 from tgi_trio.testing.choice_variants import choice_variants
+from tgi_trio.testing.chosen_variants import chosen_variants
 from tgi_trio.testing.mixture_variants import mixture_variants
 from tgi_trio.testing.variant import BF16, F32, I32, I64, U8, Variant
 
@@ -40,6 +41,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from _streams()
     yield from choice_variants(generation)
     yield from mixture_variants(generation)
+    yield from chosen_variants()
 
 
 def _streams() -> Iterator[Variant]:

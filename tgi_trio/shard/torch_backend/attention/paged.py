@@ -24,6 +24,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 )
 from tgi_trio.shard.torch_backend.attention.latent_kernel import attend_latents
 from tgi_trio.shard.torch_backend.attention.merging_kernel import merge_parts
+from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile
 from tgi_trio.shard.torch_backend.attention.projecting import write_latent_keys, write_projected
 from tgi_trio.shard.torch_backend.attention.tiles import (
@@ -38,7 +39,6 @@ from tgi_trio.shard.torch_backend.attention.tiling import (
     HostTiling,
     Share,
     Tiles,
-    Tiling,
 )
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
@@ -53,21 +53,6 @@ _PROGRAMS = 512
 _WIDE = 256  # numbers of a head, beyond which more warps merge its parts
 
 
-@dataclass(slots=True)
-class PagedBatch:
-    """A plan on the device."""
-
-    cache: KVCache
-    slots: torch.Tensor  # int64 [T]: where new K and V are written
-    tables: torch.Tensor  # int32: rows of `width` block numbers
-    width: torch.Tensor  # int32 [1]
-    contexts: torch.Tensor  # int32 [R]
-    query_starts: torch.Tensor  # int32 [R + 1]
-    tiling: Tiling
-    decodes: bool  # every row has one token
-    lasts: torch.Tensor | None  # int32 [T]: the last position that each query sees; None: its own
-
-
 class PagedAttention(CapturableAttention):
     """See CapturableAttention."""
 
@@ -79,11 +64,11 @@ class PagedAttention(CapturableAttention):
         self._tile_staging = Staging(device)
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> PagedBatch:
-        arrays = self.arrays(plan)
+        arrays, longest = self.arrays(plan), int(plan.context_lengths.max())
         if plan.visible is None:
-            return self._batch(plan, cache, self._staging.upload(arrays))
+            return self._batch(plan, cache, self._staging.upload(arrays), longest)
         *views, lasts = self._staging.upload([*arrays, plan.visible.astype(np.int32)])
-        return self._batch(plan, cache, views, lasts)
+        return self._batch(plan, cache, views, longest, lasts)
 
     def arrays(self, plan: StepPlan) -> list[Array]:
         """See CapturableAttention."""
@@ -97,7 +82,7 @@ class PagedAttention(CapturableAttention):
         """See CapturableAttention."""
         fixed = _fixed(plan)
         views = [*split(memory, fixed), rest(memory, fixed, torch.int32)]
-        batch = self._batch(plan, cache, views)
+        batch = self._batch(plan, cache, views, plan.block_tables.shape[1] * BLOCK_SIZE)
         if not decodes:
             batch.decodes = False
             batch.tiling = DeviceTiling(batch.query_starts, len(plan.token_ids))
@@ -112,6 +97,7 @@ class PagedAttention(CapturableAttention):
         plan: StepPlan,
         cache: KVCache,
         views: Sequence[torch.Tensor],
+        longest: int,
         lasts: torch.Tensor | None = None,
     ) -> PagedBatch:
         slots, contexts, query_starts, width, tables = views
@@ -126,6 +112,7 @@ class PagedAttention(CapturableAttention):
             tiling=HostTiling(counts, self._tile_staging),
             decodes=len(counts) == len(plan.token_ids),
             lasts=lasts,
+            longest=longest,
         )
 
     def attend(
@@ -246,7 +233,7 @@ class PagedAttention(CapturableAttention):
             GROUP=layer.heads // layer.kv_heads,
             DIM=layer.head_dim,
             PADDED_DIM=pad_dim(layer.head_dim),
-            PAGE=BLOCK_SIZE,
+            PAGE=batch.page,
             LANES=tile.lanes,
             KEYS=tile.keys,
             DIVIDED=work.parts > 1,
@@ -308,7 +295,7 @@ class PagedAttention(CapturableAttention):
             PADDED_ROTARY=pad_dim(layer.head_dim - rank),
             ROTATES=rotary is not None,
             INTERLEAVED=rotary is not None and rotary.spec.interleaved,
-            PAGE=BLOCK_SIZE,
+            PAGE=batch.page,
             LANES=tile.lanes,
             KEYS=tile.keys,
             DIVIDED=work.parts > 1,

@@ -114,6 +114,26 @@ class DeviceTiling:
         return tiles
 
 
+@dataclass(slots=True)
+class SingleTiling:
+    """Tiles of rows of one query each, which no step changes."""
+
+    rows: int
+    device: torch.device
+    _made: dict[tuple[int, int], Tiles] = field(default_factory=dict)
+
+    def tiles(self, lanes: int, group: int, share: Share = EVERY) -> Tiles:
+        """See `Tiling`. All rows are alike, so a share has all of them or none."""
+        if not share.of(np.array([group], np.int32)).any():
+            none = torch.empty(0, dtype=torch.int32, device=self.device)
+            return Tiles(none, none)
+        if (lanes, group) not in self._made:
+            each = -(-group // lanes)
+            tile = torch.arange(self.rows * each, dtype=torch.int32, device=self.device)
+            self._made[lanes, group] = Tiles(tile // each, tile % each * lanes)
+        return self._made[lanes, group]
+
+
 def count_listed(rows: int) -> int:
     """Return how many tiles a program lists, for so many rows; both are powers of two."""
     return max(1, min(_MOST_LISTED, _BESIDE // rows))

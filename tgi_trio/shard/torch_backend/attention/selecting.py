@@ -1,0 +1,168 @@
+"""Choosing the tokens that attention sees, on the device: scores, the best, and their slots.
+
+A choice is a block table with pages of one token: every token (or every KV head of a token) becomes
+a row with one query, over which the attention kernels attend as over any other (`PagedBatch.over`).
+Imported only where Triton is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention.paged import count_parts
+from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
+from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
+from tgi_trio.shard.torch_backend.kernels import index_scores, selecting
+from tgi_trio.shard.torch_backend.torch_device import limit_registers
+
+_SCORES: Final = 1 << 24  # of tokens that are scored at a time: 64 MiB
+_LANES: Final = 128  # (token, head) pairs of a program, where a step has many tokens
+KEYS: Final = 32  # units that a program scores at a time: with more, registers spill
+REGISTERS: Final = 168  # for which the assembler spills nothing; by itself it takes fewer
+READ: Final = 1 << 13  # scores that a program reads at a time
+LISTED: Final = 1024  # slots that a program lists
+
+
+class UnitScores(NamedTuple):
+    """What an index found for a piece of a step's tokens, or of their heads."""
+
+    scores: torch.Tensor  # float32 [N, room]
+    visible: torch.Tensor  # int32 [N]: units that have scores, if more than are chosen
+
+
+class Selection(NamedTuple):
+    """The units that were chosen."""
+
+    units: torch.Tensor  # int32 [N, most], ascending
+    found: torch.Tensor  # int32 [N]
+
+
+class TokenList(NamedTuple):
+    """The tokens that are attended to, of each token of a step, or of its heads."""
+
+    slots: torch.Tensor  # int32 [N, width], ascending by position
+    counts: torch.Tensor  # int32 [N]
+
+
+def cut_tokens(tokens: int, room: int, heads: int = 1) -> Iterator[range]:
+    """Yield the tokens of a step in pieces whose scores, `room` a head, fit into memory."""
+    size = max(1, _SCORES // max(1, room * heads))
+    for first in range(0, tokens, size):
+        yield range(first, min(first + size, tokens))
+
+
+def score_units(
+    queries: torch.Tensor,
+    weights: torch.Tensor | None,
+    keys: torch.Tensor,
+    batch: PagedBatch,
+    tokens: range,
+    *,
+    unit: int,
+    most: int,
+) -> UnitScores:
+    """Return the scores of units of `unit` tokens, for the given tokens of a step.
+
+    A score is the sum over heads of `weights * relu(q . k)`, for the key of a unit's last token.
+
+    `queries`: [T, heads, dim]; `weights`: float32 [T, heads], contiguous; None: all are 1. `keys`:
+    [slots, dim], a view of one layer of the cache. Nothing is scored for tokens that see no more
+    than `most` whole units.
+    """
+    heads, dim = queries.shape[1:]
+    room, count = max(1, batch.longest // unit), len(tokens)
+    scores = torch.empty((count, room), dtype=torch.float32, device=queries.device)
+    visible = torch.empty(count, dtype=torch.int32, device=queries.device)
+    each, padded = tokens_of(heads, decodes=batch.decodes)
+    tiles = -(-count // each)
+    index_scores.score_units[(tiles, count_parts(tiles))](
+        scores,
+        visible,
+        queries,
+        queries if weights is None else weights,
+        keys,
+        *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
+        *(tokens.start, count, room),
+        *(queries.stride(0), queries.stride(1), keys.stride(0)),
+        HEADS=heads,
+        PADDED_HEADS=padded,
+        DIM=dim,
+        PADDED_DIM=pad_dim(dim),
+        UNIT=unit,
+        MOST=most,
+        WEIGHTED=weights is not None,
+        TOKENS=each,
+        KEYS=KEYS,
+        PAGE=batch.page,
+        CODES=batch.cache.codes,
+        **limit_registers(REGISTERS),
+    )
+    return UnitScores(scores, visible)
+
+
+def tokens_of(heads: int, *, decodes: bool) -> tuple[int, int]:
+    """Return how many tokens a program scores, and for how many heads each; powers of two."""
+    padded = 1 << (heads - 1).bit_length()
+    several = 1 if decodes else _LANES // padded
+    return max(1, several, 16 // padded), padded  # tensor cores multiply 16 rows at least
+
+
+def select_best(found: UnitScores, most: int) -> Selection:
+    """Return the `most` units with the best scores of each row, or all where there are no more."""
+    rows, room = found.scores.shape
+    units = found.visible.new_empty((rows, most))
+    count = torch.empty_like(found.visible)
+    selecting.select_best[(rows,)](
+        units,
+        count,
+        *found,
+        room,
+        MOST=most,
+        BLOCK=READ,
+        num_warps=16,
+    )
+    return Selection(units, count)
+
+
+def list_tokens(
+    chosen: Selection,
+    batch: PagedBatch,
+    tokens: range,
+    into: TokenList,
+    *,
+    unit: int = 1,
+    tail: bool = False,
+    heads: int = 1,
+) -> None:
+    """List the slots of the tokens of chosen units `into` the rows of the given tokens.
+
+    `tail`: units are whole, and the tokens behind the last whole one are listed as well; otherwise
+    the last unit ends with the token itself. `heads`: KV heads with a choice of their own; their
+    slots are of the cache as [slots * heads, 1, dim].
+    """
+    rows, width = len(tokens) * heads, into.slots.shape[1]
+    some = slice(tokens.start * heads, tokens.stop * heads)
+    block = min(LISTED, 1 << (width - 1).bit_length())
+    selecting.list_tokens[(rows, -(-width // block))](
+        into.slots[some],
+        into.counts[some],
+        *chosen,
+        *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
+        tokens.start,
+        MOST=chosen.units.shape[1],
+        UNIT=unit,
+        TAIL=tail,
+        HEADS=heads,
+        WIDTH=width,
+        PAGE=batch.page,
+        BLOCK=block,
+    )
+
+
+def make_list(rows: int, width: int, device: torch.device) -> TokenList:
+    """Return memory for the tokens that each of `rows` attends to, at most `width`."""
+    slots = torch.empty((rows, width), dtype=torch.int32, device=device)
+    return TokenList(slots, torch.empty(rows, dtype=torch.int32, device=device))
