@@ -102,6 +102,7 @@ def test_scores_are_those_of_torch(
 ) -> None:
     batch, most = batch_of(CONTEXTS, COUNTS, WIDE + dim), 2
     monkeypatch.setattr(selecting, "_SCORES", 8 * (batch.longest // unit))  # several pieces
+    monkeypatch.setattr(selecting, "_PROGRAMS", 3)  # an interpreter has but one
     keys = batch.cache.key_slots[0][:, 0, WIDE:]
     total = sum(COUNTS)
     queries = some(total, heads, dim).to(DEVICE)

@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.paged import count_parts
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import index_scores, selecting
 from tgi_trio.shard.torch_backend.torch_device import limit_registers
 
 _SCORES: Final = 1 << 24  # of tokens that are scored at a time: 64 MiB
+_PROGRAMS: Final = 512  # among which units are divided: a few for each multiprocessor
 _LANES: Final = 128  # (token, head) pairs of a program, where a step has many tokens
 KEYS: Final = 32  # units that a program scores at a time: with more, registers spill
 REGISTERS: Final = 168  # for which the assembler spills nothing; by itself it takes fewer
@@ -78,7 +78,8 @@ def score_units(
     visible = torch.empty(count, dtype=torch.int32, device=queries.device)
     each, padded = tokens_of(heads, decodes=batch.decodes)
     tiles = -(-count // each)
-    index_scores.score_units[(tiles, count_parts(tiles))](
+    parts = max(1, min(-(-room // KEYS), _PROGRAMS // tiles))
+    index_scores.score_units[(tiles, parts)](
         scores,
         visible,
         queries,
