@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 from bench.device.parts import Part, Row, append_row, choose_parts, read_rows, run_parts
+from bench.device.shapes import LONG
 from bench.harness.stats import add_output_flags, machine, table
 
 if TYPE_CHECKING:  # it takes seconds to import, and the process that starts the others never does
@@ -45,8 +46,9 @@ COLUMNS: Final = [
     *("gb_per_s", "tflop_per_s", "over_bare", "why"),
 ]
 ROUNDED: Final = ("int4", "q4_k", "fp8")
-SHAPES: Final = ("dry", "tiny", "1B", "8B", "mixture")
+SHAPES: Final = ("dry", "tiny", "1B", "8B", "mixture", *LONG)
 CHUNKS: Final = (48, 192, 448)  # of a prompt, beside decodes
+LONG_BATCHES: Final = (1, 16, 64)  # of shapes that attend to what an index chooses
 _STEPS: Final = 32  # of each decode
 
 
@@ -65,6 +67,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256, 4, 16, 128])
     parser.add_argument("--adapters", type=int, default=8, help="different ones, at most; 0: none")
     parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--long-context", type=int, default=32768, help=f"of {', '.join(LONG)}")
     parser.add_argument("--prompt", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=_STEPS, help="of each decode")
     parser.add_argument(
@@ -87,7 +90,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def shrink(args: argparse.Namespace) -> None:
     """Make what is measured as small as it can be."""
-    args.shapes, args.batches, args.context, args.prompt = ["dry"], [1, 2], 6, 8
+    args.shapes = [*(f"dry {shape}" for shape in args.shapes if shape in LONG), "dry"]
+    args.batches, args.context, args.prompt = [1, 2], 6, 8
     args.weights, args.adapters = ["plain", "int4"], 2
     args.server, args.clients, args.steps = "tiny", 2, 1
 
@@ -225,8 +229,12 @@ def steps(
     from tgi_trio.shard.machine.device import graph_sizes
 
     graphs = (2,) if args.dry_run else graph_sizes(str(device), None)
-    batches = ROWS if part.without and not args.dry_run else tuple(args.batches)
-    plan = Plan(batches, args.context, args.prompt, args.steps, graphs, part.rounded)
+    batches, context = tuple(args.batches), args.context
+    if part.without and not args.dry_run:
+        batches = ROWS
+    if part.shape in LONG:
+        batches, context = LONG_BATCHES, args.long_context
+    plan = Plan(batches, context, args.prompt, args.steps, graphs, part.rounded)
     with leave_out(part.without):
         bench = Bench.start(part.shape, device, dtype, plan)
     chosen = tell_chosen(bench.runner)

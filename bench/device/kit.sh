@@ -1,11 +1,13 @@
 #!/bin/bash
-# Everything that a machine with a device can say, in two times ten minutes. From a checkout's root:
+# Everything that a machine with a device can say, in three times ten minutes. From a checkout's root:
 #     bash bench/device/kit.sh                    # env plain tests: what is most wanted
 #     bash bench/device/kit.sh env kernels more   # kernels' tests; codes, adapters, mixture, peers
+#     bash bench/device/kit.sh env chosen         # models that attend to what an index chooses
 #     bash bench/device/kit.sh STAGE ...          # any of them, in this order
 # Each stage, and each part of a benchmark, is a process of its own with a time of its own: one that
-# crashes or hangs costs no other. Writes to $OUT (bench/out/device), as it goes: log.txt, plain.json
-# and more.json with their rows beside them, tests.xml, kernels.xml, traces.tar. Eight files at most.
+# crashes or hangs costs no other. Writes to $OUT (bench/out/device), as it goes: log.txt, plain.json,
+# more.json and chosen.json with their rows beside them, tests.xml, kernels.xml, traces.tar. Eight files
+# at most by two of the stages that measure.
 # KIT_WHEELS: a folder of wheels that are installed beside the checkout first, where there is no
 # network: `wheels.sh` fetches them. KIT_DRY=1: without a device, over the stand-in.
 set -u
@@ -56,8 +58,10 @@ plain=(--weights plain --traces "$OUT")
 more=(--shapes mixture 8B 1B --only mixture '8B int4' '8B fp8' '8B q4_k' '1B adapters' '1B without few rows'
     '1B without heads in products' '1B without measured shares' '1B without measured carve-outs' '1B without the last norm in a product'
     '1B without early choices' '1B without looking up at once' --peers --traces "$OUT")
+chosen=(--shapes tokens blocks entries --weights plain --only tokens blocks entries)
 if [ -n "${KIT_DRY:-}" ]; then
     device+=(--dry-run)
+    chosen=(--shapes tokens blocks entries --only 'dry tokens' 'dry blocks' 'dry entries')
     plain=(--only dry 'server tiny' 'broken device tiny' --traces "$OUT")
     more=(--only 'dry int4' 'dry adapters' 'dry without few rows' 'dry without heads in products' --traces "$OUT")
 fi
@@ -78,6 +82,7 @@ stage kernels 170 "${tests[@]}" "$of/test_paged_attention.py" "$of/test_device_s
     "$of/test_lookup_kernel.py" "$of/test_routing_kernel.py" "$of/test_adapter_kernels.py" \
     "$of/test_fused_kernels.py" "$of/test_coded_products.py" --junitxml "$OUT/kernels.xml"
 stage more 390 "${device[@]}" --budget 375 "${more[@]}" --json "$OUT/more.json"
+stage chosen 360 "${device[@]}" --budget 345 "${chosen[@]}" --traces "$OUT" --json "$OUT/chosen.json"
 (cd "$OUT" && ls trace-*.json.gz >/dev/null 2>&1 && tar -cf traces.tar trace-*.json.gz &&
     rm trace-*.json.gz)
 ls -l "$OUT"

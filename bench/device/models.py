@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.harness.checkpoints import SHAPES as SMALL_SHAPES
+from bench.device.shapes import SHAPES
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.matrices import LinearRef, Share
@@ -22,7 +22,7 @@ from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
 from tgi_trio.shard.checkpoint.taken_apart import take_apart
 from tgi_trio.shard.sampling.logits_processors import Watermark
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
-from tgi_trio.shard.torch_backend.attention.choice import choose_attention
+from tgi_trio.shard.torch_backend.attention.kinds import attention_for
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
 from tgi_trio.shard.torch_backend.device_parts import device_parts, rehearse_choices
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
@@ -32,54 +32,6 @@ from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 from tgi_trio.shard.torch_backend.weights import WeightSource
-
-# Sources: config.json of Llama-3.1-8B and of Qwen3-30B-A3B, 4 of whose 48 layers are made.
-_EIGHT_BILLION: dict[str, Any] = SMALL_SHAPES["L"] | {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "tie_word_embeddings": False,
-}
-_MIXTURE: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": False,
-    "mlp_only_layers": [],
-    "decoder_sparse_step": 1,
-}
-# An interpreter takes milliseconds for a program.
-_DRY: dict[str, Any] = SMALL_SHAPES["tiny"] | {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 64,
-}
-SHAPES = {
-    "dry": _DRY,
-    "tiny": SMALL_SHAPES["tiny"],
-    "1B": SMALL_SHAPES["L"],
-    "8B": _EIGHT_BILLION,
-    "mixture": _MIXTURE,
-}
-
 
 ADAPTER_RANK = 16
 PLAIN = "plain"  # weights are numbers of the dtype
@@ -143,6 +95,16 @@ class RandomWeights(WeightSource):
         make = torch.zeros if name.endswith("bias") else torch.ones
         return make(size, dtype=dtype or self.dtype, device=self.device)
 
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        cut: tuple[slice, ...],
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        made = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        return made.normal_(std=0.1)[cut]
+
     def kv_scales(self, names: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[float, float]:
         return (1.0, 1.0)
 
@@ -178,7 +140,7 @@ def bytes_of_weight(shape: str, dtype: torch.dtype, rounded: str) -> float:
 
 
 def values_of(shape: str) -> dict[str, Any]:
-    """Return what the config.json of a key of SHAPES would say."""
+    """Return what the config.json of one of `SHAPES` would say."""
     return {"hidden_act": "silu", "tie_word_embeddings": True} | SHAPES[shape]
 
 
@@ -221,7 +183,7 @@ def make_runner(
     held = None
     if adapters:
         held = DeviceAdapters(model, dtype, device, max_rank=ADAPTER_RANK, slots=adapters)
-    attention = choose_attention(device, dtype, model.kv_shape)
+    attention = attention_for(model.attention_needs, device, dtype)
     recorded, steps = device_parts(model, attention, sampler, config, device, graphs, adapters=held)
     return TorchRunner(
         model,

@@ -3,7 +3,7 @@
     python -m bench.device.random_shard CHANNEL_SPEC '{"shape": "8B"}' SHARD_SETTINGS
 
 It takes the place of `python -m tgi_trio.shard`; see `random_server.py`. Options: "shape", a key of
-`models.SHAPES`; "device", as for --device; "break_at", a step of "break_rows" rows behind which
+`shapes.SHAPES`; "device", as for --device; "break_at", a step of "break_rows" rows behind which
 the device is broken for good, and "broken", a file that says when that was: the shard that comes
 next is sound; "steps", a file that says at the end how long steps took.
 """

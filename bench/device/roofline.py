@@ -1,7 +1,8 @@
 """The least that a step must move and multiply, and what the device manages of either.
 
-A decode step reads every weight that its tokens use and every K and V that they see; a prefill
-multiplies every weight by every token. Both are counted from the model's configuration alone.
+A decode step reads every weight that its tokens use and every K and V that they see, or that an
+index lets them see; a prefill multiplies every weight by every token. Both are counted from the
+model's spec alone.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from bench.device.attended import Kept, list_kept
 from bench.device.timing import Timer
 from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.layer_work import head_work, layer_work
+from tgi_trio.model.spec import DecoderSpec
 
 _COPIED = 1 << 30  # bytes of a probe: far beyond any cache
 _SIDE = 8192  # of the matrices multiplied
@@ -38,44 +43,50 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """Numbers of a model that count; parameters of matrices alone."""
+class LayerSize:
+    """Numbers of a layer that count; parameters of matrices alone."""
 
-    layers: int
-    hidden: int
-    query: int  # heads * head_dim
-    key: int  # KV heads * head_dim
-    attention: int  # parameters of a layer
-    expert: int  # parameters of one expert, or of the whole MLP
-    experts: int  # of a layer; 1: a dense MLP
-    used: int  # by a token
+    dense: int  # that multiply every token
     router: int
+    expert: int  # of each expert
+    experts: int
+    used: int  # by a token
+    kept: tuple[Kept, ...]
+
+    @classmethod
+    def of(cls, spec: DecoderSpec, index: int, work: int) -> LayerSize:
+        """Return those of layer `index`, whose matrices multiply a token by `work` weights."""
+        layer, hidden = spec.layers[index], spec.hidden_size
+        kept, experts = tuple(list_kept(spec, layer)), layer.experts
+        if experts is None:
+            return cls(work, 0, 0, 0, 0, kept)
+        expert = (3 if spec.gated else 2) * hidden * experts.width
+        router = hidden * experts.count
+        dense = work - router - experts.per_token * expert
+        return cls(dense, router, expert, experts.count, experts.per_token, kept)
+
+    def expected_experts(self, tokens: int) -> float:
+        """Return how many experts some tokens use, if each takes any with equal odds."""
+        if not self.experts:
+            return 0.0
+        return self.experts * (1 - (1 - self.used / self.experts) ** tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Numbers of a model that count."""
+
+    layers: tuple[LayerSize, ...]
     head: int
 
     @classmethod
     def of(cls, config: ModelConfig) -> Size:
-        """Return them for a Llama-like decoder, dense or a mixture."""
-        hidden, heads = config.need("hidden_size"), config.need("num_attention_heads")
-        dim = config.get("head_dim", hidden // heads)
-        query, key = heads * dim, config.get("num_key_value_heads", heads) * dim
-        experts = config.get("num_experts", 1)
-        inner = config.need("moe_intermediate_size" if experts > 1 else "intermediate_size")
-        return cls(
-            layers=config.need("num_hidden_layers"),
-            hidden=hidden,
-            query=query,
-            key=key,
-            attention=hidden * (query + 2 * key) + query * hidden,
-            expert=3 * hidden * inner,
-            experts=experts,
-            used=config.get("num_experts_per_tok", 1),
-            router=hidden * experts if experts > 1 else 0,
-            head=hidden * config.vocab_size,
-        )
-
-    def expected_experts(self, tokens: int) -> float:
-        """Return how many experts of a layer some tokens use, if each takes any with equal odds."""
-        return self.experts * (1 - (1 - self.used / self.experts) ** tokens)
+        """Return them for a model of the generic decoder."""
+        spec = decoder_spec(config)
+        if spec is None:
+            raise ValueError(f"the generic decoder has no model type {config.model_type}")
+        each = enumerate(layer_work(spec))
+        return cls(tuple(LayerSize.of(spec, i, work) for i, work in each), head_work(spec))
 
     def step(
         self, rows: int, queries: int, context: int, itemsize: int, stored: float | None = None
@@ -83,21 +94,22 @@ class Size:
         """Return the work of `rows` with `queries` tokens each, the last of which sees `context`.
 
         `itemsize`: bytes of a number; `stored`: of a linear layer's weight, if not that. Logits are
-        of the rows' last tokens alone.
+        of the rows' last tokens alone. The tokens of a row are taken to read the same of the cache.
         """
         weight = itemsize if stored is None else stored
-        tokens = rows * queries
-        matrices = self.attention + self.expected_experts(tokens) * self.expert
-        used = self.attention + self.router + self.used * self.expert
-        seen = context - (queries - 1) / 2  # keys, by a token on the average
-        cached = rows * (context + queries) * 2 * self.key  # read, and the new ones written
-        return Work(
-            moved=itemsize * self.layers * (self.router + cached)
-            + weight * self.layers * matrices
-            + weight * self.head,
-            operations=2 * tokens * self.layers * (used + 2 * seen * self.query)
-            + 2 * rows * self.head,
-        )
+        tokens, seen = rows * queries, context - (queries - 1) / 2  # keys, on the average
+        moved, operations = weight * self.head, 2.0 * rows * self.head
+        for layer in self.layers:
+            used = layer.dense + layer.router + layer.used * layer.expert
+            attended = sum(each.multiplied * each.read(seen) for each in layer.kept)
+            operations += 2 * tokens * (used + attended)
+            cached = sum(
+                rows * (each.read(context) * each.numbers + queries * each.written)
+                for each in layer.kept
+            )
+            moved += itemsize * (layer.router + cached)
+            moved += weight * (layer.dense + layer.expected_experts(tokens) * layer.expert)
+        return Work(moved, operations)
 
 
 def measure_ceiling(timer: Timer, dtype: torch.dtype, *, small: bool = False) -> Ceiling:

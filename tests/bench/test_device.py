@@ -17,11 +17,12 @@ import torch
 from bench.device import server
 from bench.device.__main__ import command, parse
 from bench.device.choices import CHOICES, leave_out
-from bench.device.models import SHAPES, config_of, make_runner, values_of
+from bench.device.models import config_of, make_runner, values_of
 from bench.device.parts import Part, Row, choose_parts, read_rows, run_parts
 from bench.device.random_server import write_folder
 from bench.device.roofline import Ceiling, Size, Work
 from bench.device.server import went_on
+from bench.device.shapes import SHAPES
 from bench.device.steps import Bench, Plan
 from bench.device.streams import Heard, read_until, readers
 from bench.device.timed_steps import Step, describe
@@ -42,15 +43,16 @@ def test_a_decode_moves_every_weight_once_and_what_is_cached() -> None:
     size, runner = Size.of(config_of("dry")), make_runner("dry", CPU, torch.float32, ())
     per_token = runner.info.kv_bytes_per_token
     alone = size.step(1, 1, 0, 4).moved
-    norms = 4 * 2 * size.layers * size.hidden  # vectors do not count
+    hidden = config_of("dry").need("hidden_size")
+    norms = 4 * 2 * len(size.layers) * hidden  # vectors do not count
     assert alone - per_token == runner.model.nbytes() - norms
     assert size.step(3, 1, 100, 4).moved - alone == pytest.approx((3 * 101 - 1) * per_token)
 
 
 def test_a_prefill_multiplies_every_weight_by_every_token() -> None:
-    size = Size.of(config_of("8B"))
-    layers = size.layers * (size.attention + size.expert)
-    seen = 4 * size.layers * size.query * sum(range(1, 101))  # causal
+    size, heads = Size.of(config_of("8B")), config_of("8B").need("num_attention_heads")
+    layers = sum(layer.dense for layer in size.layers)
+    seen = 4 * len(size.layers) * heads * 128 * sum(range(1, 101))  # causal
     assert size.step(1, 100, 100, 2).operations == pytest.approx(
         2 * (100 * layers + size.head) + seen
     )
@@ -59,10 +61,39 @@ def test_a_prefill_multiplies_every_weight_by_every_token() -> None:
 
 def test_a_mixture_moves_the_experts_that_are_used() -> None:
     size = Size.of(config_of("mixture"))
-    assert size.expected_experts(1) == pytest.approx(8)
-    assert 8 * 1.9 < size.expected_experts(2) < 16
-    assert size.expected_experts(4096) == pytest.approx(128)
+    layer = size.layers[0]
+    assert layer.expected_experts(1) == pytest.approx(8)
+    assert 8 * 1.9 < layer.expected_experts(2) < 16
+    assert layer.expected_experts(4096) == pytest.approx(128)
+    assert layer.expert == 3 * 2048 * 768 and layer.router == 2048 * 128
     assert size.step(1, 1, 0, 2).operations < size.step(1, 1, 0, 2).moved * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "short", "long"),
+    (
+        # Latents of 576 numbers, of at most 2048 tokens, and index keys of 128 of all of them.
+        ("tokens", 1000 * (576 + 128), 2048 * 576 + 100_000 * 128),
+        # K and V of four heads, of at most 16 blocks of 128 tokens, and index keys.
+        ("blocks", 1000 * (1024 + 128), 2048 * 1024 + 100_000 * 128),
+    ),
+)
+def test_attention_reads_what_an_index_chooses_and_all_of_its_keys(
+    shape: str, short: int, long: int
+) -> None:
+    size = Size.of(config_of(shape))
+    for context, read in ((1000, short), (100_000, long)):
+        more = size.step(1, 1, context, 2).moved - size.step(1, 1, 0, 2).moved
+        assert more == pytest.approx(2 * len(size.layers) * read)
+
+
+def test_entries_are_read_beside_a_window() -> None:
+    """Each of the first layer's is of four tokens, and an index selects 512; then of 128."""
+    size = Size.of(config_of("entries"))
+    for context, entries in ((1000, (250, 7.8125)), (100_000, (512, 781.25))):
+        more = size.step(1, 1, context, 2).moved - size.step(1, 1, 0, 2).moved
+        index = context / 4 * 128
+        assert more == pytest.approx(2 * (2 * 128 * 512 + sum(entries) * 512 + index))
 
 
 def test_the_slower_of_memory_and_matrices_sets_the_pace() -> None:
@@ -226,12 +257,12 @@ def test_the_kit_runs_without_a_device(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     env = os.environ | {"KIT_DRY": "1", "OUT": str(tmp_path / "out"), "PYTHON": sys.executable}
     env["TMPDIR"] = str(tmp_path)  # models of its own: another run may be writing the others
-    kit = ["bash", str(ROOT / "bench/device/kit.sh"), "plain", "more"]
+    kit = ["bash", str(ROOT / "bench/device/kit.sh"), "plain", "more", "chosen"]
     done = subprocess.run(kit, capture_output=True, text=True, timeout=1500, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     told: set[str] = set()
     out = tmp_path / "out"
-    for name in ("plain", "more"):
+    for name in ("plain", "more", "chosen"):
         found = json.loads((out / f"{name}.json").read_text())
         assert (found["schema"], found["bench"]) == (2, "device") and found["gb_per_s"] > 0
         assert not any("why" in row for row in found["results"]) and "machine" in found
