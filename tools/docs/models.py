@@ -104,12 +104,13 @@ all, run through transformers.
 
 Qwen 4 chooses blocks for all heads alike, by one index key of each whole block, which takes the
 place of its last token's in such a layer of the cache (`torch_backend/attention/pooled_blocks.py`).
-Every token has several hidden states, which gates mix before each part of a layer
+It turns as the block's first token does, whose three positions are kept in the cache as well. Every
+token has several hidden states, which gates mix before each part of a layer
 (`layers/gated_streams.py`), and some layers add embeddings of n-grams, with tables that ranks
 divide by columns (`torch_backend/states/ngrams_layer.py`); the last tokens are part of the state.
 Hashes that a checkpoint states have to be those that config.json gives. Torch computes it, on a GPU
-as well, without recorded graphs; it is not cut into stages. Images are not served; with rotary
-scaling by length, or activations other than SiLU, it runs through transformers.
+as well, without recorded graphs; it is not cut into stages. With rotary scaling by length, or
+activations other than SiLU, it runs through transformers.
 
 Layers that keep a state per sequence (short convolutions, delta rules, Mamba of both kinds, RG-LRU:
 `torch_backend/states/`) stand in the place of attention, beside it (Falcon H1), or alone: Mamba,

@@ -60,5 +60,6 @@ def test_what_nobody_has_written_is_not_read(checkpoint: Checkpoint, size: int) 
 
 def test_index_keys_take_their_part_of_the_cache(checkpoint: Checkpoint) -> None:
     runner, _ = load(checkpoint("qwen4_exp_text"))
-    # One layer attends: two heads of 16 numbers in K and in V, and an index key of 16, in float32.
-    assert runner.info.kv_bytes_per_token == (2 * 2 * 16 + 16) * 4
+    # One layer attends: two heads of 16 numbers in K and in V, and an index key of 16, in float32;
+    # and the three positions of a token are int32.
+    assert runner.info.kv_bytes_per_token == (2 * 2 * 16 + 16 + 3) * 4

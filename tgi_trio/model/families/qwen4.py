@@ -16,7 +16,7 @@ from tgi_trio.model.gated_streams import GatedStreamsSpec
 from tgi_trio.model.ngram_matrices import TABLE
 from tgi_trio.model.ngrams import NgramsSpec, draw_factors, find_primes
 from tgi_trio.model.pooled_index import PooledIndexSpec
-from tgi_trio.model.reading import rotary
+from tgi_trio.model.reading import rotary, with_sections
 from tgi_trio.model.spec import DecoderSpec, LayerSpec
 
 # Defaults of the mixtures' numbers.
@@ -39,7 +39,7 @@ def qwen4_exp(config: ModelConfig) -> DecoderSpec | None:
     stated["num_experts"] = config.get("num_experts", config.get("num_local_experts", 512))
     config = replace(config, values={**_EXPERTS, **values, **stated})
     head_dim = int(config.get("head_dim", 256))
-    turning = rotary(config, head_dim)
+    turning = with_sections(rotary(config, head_dim), (11, 11, 10), alternate=True)
     if turning.kind in ("dynamic", "longrope") or config.get("hidden_act", "silu") != "silu":
         return None
     spec = llama_spec(

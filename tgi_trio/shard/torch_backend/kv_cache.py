@@ -10,6 +10,9 @@ import torch
 
 from tgi_trio.shard.contract import BLOCK_SIZE as BLOCK_SIZE
 
+_TURNS: Final = 3  # time, row and column
+_TURN: Final = torch.int32
+
 NULL_BLOCK = 0  # never handed out: unused entries of block tables point here
 
 
@@ -29,15 +32,16 @@ class KVShape(NamedTuple):
     head_dim: int  # the largest
     same: bool = False  # values are the keys (attention over latents), so they are kept once
     sizes: tuple[KVSize, ...] = ()  # of every layer; empty if all are alike, K as wide as V
+    turns: bool = False  # what a token turns by is kept as well: `KVCache.turns`
 
     @classmethod
-    def of(cls, sizes: Sequence[KVSize], *, same: bool = False) -> KVShape:
+    def of(cls, sizes: Sequence[KVSize], *, same: bool = False, turns: bool = False) -> KVShape:
         """Return the shape for layers of these sizes."""
         if not sizes:
             return cls(0, 0, 0)
         kv_heads, key_dim = (max(size[i] for size in sizes) for i in (0, 1))
         alike = all(size == (kv_heads, key_dim, key_dim) for size in sizes)
-        return cls(len(sizes), kv_heads, key_dim, same, () if alike else tuple(sizes))
+        return cls(len(sizes), kv_heads, key_dim, same, () if alike else tuple(sizes), turns)
 
     def by_layer(self) -> tuple[KVSize, ...]:
         """Return the size of every layer."""
@@ -45,12 +49,12 @@ class KVShape(NamedTuple):
         return self.sizes or (alike,) * self.layers
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Return the bytes of K and V of one token over all layers."""
+        """Return the bytes that one token takes over all layers."""
         numbers = (
             heads * (key_dim + (0 if self.same else value_dim))
             for heads, key_dim, value_dim in self.by_layer()
         )
-        return sum(numbers) * dtype.itemsize
+        return sum(numbers) * dtype.itemsize + (_TURNS * _TURN.itemsize if self.turns else 0)
 
 
 # By the values of `--kv-cache-dtype`.
@@ -67,6 +71,9 @@ class KVCache:
     plain numbers, which anybody may read and write. Memory is zeroed: what a mask hides is still
     multiplied by zero, and zero times NaN is NaN. On Linux, zeroed pages take no memory until they
     are written.
+
+    `turns` [blocks * BLOCK_SIZE, 3] are the rotary positions of the tokens, for attention that
+    makes keys later, of several tokens; None where no layer does, or positions have but one part.
     """
 
     def __init__(
@@ -86,6 +93,7 @@ class KVCache:
         self.value, self.value_slots = self.key, self.key_slots
         if not shape.same:
             self.value, self.value_slots = _zeros(values, dtype, device)
+        self.turns = torch.zeros(slots, _TURNS, dtype=_TURN, device=device) if shape.turns else None
         by_block = (blocks, BLOCK_SIZE)
         self.key_blocks = [part.unflatten(0, by_block) for part in self.key_slots]
         self.value_blocks = [part.unflatten(0, by_block) for part in self.value_slots]
@@ -129,7 +137,8 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        return self.key.nbytes + (0 if self.value is self.key else self.value.nbytes)
+        own = [self.key] if self.value is self.key else [self.key, self.value]
+        return sum(part.nbytes for part in (*own, self.turns) if part is not None)
 
 
 def _zeros(

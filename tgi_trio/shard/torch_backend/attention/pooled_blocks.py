@@ -33,7 +33,7 @@ class _Ends:
 
     tokens: torch.Tensor  # int64 [B]
     slots: torch.Tensor  # int64 [B, size]: of the tokens of the block
-    firsts: torch.Tensor  # int64 [B]: the position of its first token
+    turns: torch.Tensor  # int64 [B] or [3, B]: the rotary position of its first token
 
 
 @dataclass(slots=True)
@@ -48,7 +48,11 @@ class PooledAttention(ReferenceAttention):
     """Plain torch."""
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> PooledBatch:
-        slots = torch.from_numpy(plan.kv_slots).to(cache.key.device)
+        device = cache.key.device
+        slots = torch.from_numpy(plan.kv_slots).to(device)
+        if cache.turns is not None:
+            turns = torch.from_numpy(np.atleast_2d(plan.turning_positions).T).to(device)
+            cache.turns.index_copy_(0, slots, turns.expand(-1, 3).to(cache.turns.dtype))
         return PooledBatch(cache, plan, slots)
 
     def attend_pooled(
@@ -99,19 +103,19 @@ def _write_keys(
     nothing = keys.new_empty(len(keys), 1, 0)
     cache.write(index.number, batch.slots, keys, nothing, scales)
     if batch.ends is None:
-        batch.ends = _find_ends(batch.plan, index.spec.size, keys.device)
+        batch.ends = _find_ends(batch.plan, index.spec.size, cache)
     ends = batch.ends
     if len(ends.tokens):
         stored = cache.key_slots[index.number][:, 0].index_select(0, ends.slots.flatten())
         stored = cache.decode(stored, scales[0], keys.dtype).view(*ends.slots.shape, -1)
-        turn = rotary.table(ends.firsts, ends.firsts, keys.dtype)
+        turn = rotary.table(ends.turns, ends.turns, keys.dtype)
         whole = rotary.apply(index.join(stored), turn.cos, turn.sin)
         # To the slots of this step, which are spare ones where a prefix is only computed again.
         slots = batch.slots.index_select(0, ends.tokens)
         cache.write(index.number, slots, whole, nothing[: len(whole)], scales)
 
 
-def _find_ends(plan: StepPlan, size: int, device: torch.device) -> _Ends:
+def _find_ends(plan: StepPlan, size: int, cache: KVCache) -> _Ends:
     tokens = np.flatnonzero((plan.positions + 1) % size == 0)
     firsts = plan.positions[tokens] - (size - 1)
     rows = np.searchsorted(plan.query_starts, tokens, side="right") - 1
@@ -122,7 +126,10 @@ def _find_ends(plan: StepPlan, size: int, device: torch.device) -> _Ends:
         blocks * BLOCK_SIZE + places % BLOCK_SIZE,
         firsts,
     )
-    return _Ends(*(torch.from_numpy(each).to(device) for each in found))
+    ends = _Ends(*(torch.from_numpy(each).to(cache.key.device) for each in found))
+    if cache.turns is not None:
+        ends.turns = cache.turns.index_select(0, ends.slots[:, 0]).T.long()
+    return ends
 
 
 # --- choosing -------------------------------------------------------------------------------------

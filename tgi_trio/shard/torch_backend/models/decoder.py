@@ -119,7 +119,9 @@ class Decoder:
         ]
         indices = (own.blocks or own.pooled for own in attending)
         sizes += (KVSize(1, index.spec.dim, 0) for index in indices if index is not None)
-        return KVShape.of(sizes, same=not self.spec.keeps_values)
+        turned = (self.rotaries[own.rotary].axes for own in attending if own.pooled is not None)
+        turns = any(axes is not None for axes in turned)
+        return KVShape.of(sizes, same=not self.spec.keeps_values, turns=turns)
 
     @property
     def state_shapes(self) -> StateShapes:
@@ -210,9 +212,7 @@ class Decoder:
         x, tables = begin(token_ids, positions, lengths)
         own = None
         if features is not None:
-            if self.ranks is not None:
-                features = features.share(self.ranks, self.spec.hidden_size)
-            x = features.place(x)
+            x, features = self.place(x, features)
         if self.own_inputs is not None:
             ids = token_ids if features is None else self.own_inputs.hide(token_ids, features)
             own = self.own_inputs.of(ids, x, self.ranks)
@@ -226,6 +226,14 @@ class Decoder:
         """Return the first layer's input, and rotations of queries and keys; see `forward`."""
         x = self.embed(token_ids, positions)
         return x, make_tables(self.rotaries, positions, lengths, x.dtype)
+
+    def place(self, x: torch.Tensor, features: StepFeatures) -> tuple[torch.Tensor, StepFeatures]:
+        """Return the embeddings [T, hidden] with images' features in their places, and these
+        features, which rank 0 alone is given, as every rank has them.
+        """
+        if self.ranks is not None:
+            features = features.share(self.ranks, self.spec.hidden_size)
+        return features.place(x), features
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, hidden] for tokens int64 [T]."""

@@ -50,9 +50,9 @@ class GatedDecoder(Decoder):
         *,
         features: StepFeatures | None = None,
     ) -> torch.Tensor:
-        if features is not None:
-            raise ValueError(f"images are not placed in prompts of {self.spec.family}")
         x, tables = self.begin(token_ids, positions, lengths)
+        if features is not None:
+            x, _ = self.place(x, features)
         streams = x.repeat(1, self.gates.count)
         for index in range(len(self.layers)):
             streams = self._run(index, streams, token_ids, tables, attention, batch, states)
