@@ -58,12 +58,14 @@ RULES: dict[str, Rule] = {
     # The router counts with these.
     "images.canvases": Rule(NOTHING, only=ours("numpy")),
     "images.lfm2": Rule(ours("errors images.canvases"), only=NOTHING),
+    "images.minimax_m3": Rule(NOTHING, only=NOTHING),
+    "images.step3p7": Rule(ours("errors images.canvases"), only=NOTHING),
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance msgspec numpy tokenizers")),
     "router": Rule(
         ours(
             "errors settings accepting descriptors file_watch sockets model.config "
             "model.image_families model.image_rules logs ipc images.image_text images.canvases "
-            "images.lfm2"
+            "images.lfm2 images.minimax_m3 images.step3p7"
         ),
         banned=MODEL,
     ),

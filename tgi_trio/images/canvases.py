@@ -6,6 +6,8 @@ Sources: `transformers`' image processors of these families.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
+from math import ceil, floor
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -78,6 +80,23 @@ def fit_nearest(height: int, width: int, tile: int, grids: Iterable[TileGrid]) -
         if off < nearest or (off == nearest and height * width > 0.5 * tile**2 * grid.tiles):
             best, nearest = grid, off
     return best
+
+
+def fit_muse(height: int, width: int, unit: int, most: int) -> TileGrid:
+    """Return Muse Glimmer's grid: of units of so many pixels, at most so many.
+
+    Of the sizes around an image's own, or around the largest of its proportions, the nearest to
+    these; of equals the first in the order of a set, as `transformers` has them.
+    """
+    rows, columns = height / unit, width / unit
+    ratio = columns / rows
+    if rows * columns > most:
+        rows = (most / ratio) ** 0.5
+        columns = rows * ratio
+    around = set(product((floor(rows), ceil(rows)), (floor(columns), ceil(columns))))
+    fitting = [pair for pair in list(around) if min(pair) >= 1 and pair[0] * pair[1] <= most]
+    fitting = fitting or [(max(1, round(rows)), max(1, round(columns)))]
+    return TileGrid(*min(fitting, key=lambda pair: abs(pair[0] / pair[1] - height / width)))
 
 
 def _scales(grids: list[TileGrid], tile: int, size: NDArray[np.floating]) -> NDArray[np.floating]:

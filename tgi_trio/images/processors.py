@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.images.tiling import Arrays, Tiler, tile_cohere2, tile_lfm2, tile_llama4
+from tgi_trio.images.minimax_m3 import limit_size
+from tgi_trio.images.tiling import (
+    Arrays,
+    Tiler,
+    tile_cohere2,
+    tile_lfm2,
+    tile_llama4,
+    tile_muse,
+    tile_step3p7,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,7 @@ class Processor:
     module: str  # below transformers.models
     name: str  # without its ending
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    amend: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # of a model's files
 
 
 # By family; `model.image_families` says which families of models have which.
@@ -44,11 +54,14 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "llama4": tile_llama4,
     "llava": Processor("llava", "Llava"),
     "llava_next": Processor("llava_next", "LlavaNext"),
+    "minimax_m3": Processor("qwen2_vl", "Qwen2VL", amend=limit_size),
     "mllama": Processor("mllama", "Mllama"),
+    "muse": tile_muse,
     "pixtral": Processor("pixtral", "Pixtral"),
     "qwen2_vl": Processor("qwen2_vl", "Qwen2VL"),
     "siglip": Processor("siglip", "Siglip"),
     "smolvlm": Processor("smolvlm", "SmolVLM"),
+    "step3p7": tile_step3p7,
 }
 # Rescaling and normalising are the shard's: until then pixels are bytes.
 _LEFT_OUT: Final = {"do_rescale": False, "do_normalize": False}
@@ -81,7 +94,7 @@ def _load(row: Processor, settings: Mapping[str, Any], given: Mapping[str, Any])
     try:
         module = importlib.import_module(name)
         made = getattr(module, f"{row.name}ImageProcessorPil")
-        processor = made.from_dict({**settings, **row.fixed, **_LEFT_OUT})
+        processor = made.from_dict({**row.amend(settings), **row.fixed, **_LEFT_OUT})
     except (ImportError, AttributeError) as error:
         raise ModelLoadError(
             f"the installed transformers has no {row.name}ImageProcessorPil: {error}"

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.images.canvases import ONE_TILE, TileGrid, fit_cohere2, fit_llama4
+from tgi_trio.images.canvases import ONE_TILE, TileGrid, fit_cohere2, fit_llama4, fit_muse
 from tgi_trio.images.lfm2 import Lfm2Canvas
+from tgi_trio.images.step3p7 import Step3p7Canvas
 
 Arrays = dict[str, NDArray[Any]]
 Pixels = NDArray[np.uint8]  # [height, width, 3]
@@ -124,6 +125,65 @@ def tile_lfm2(settings: Mapping[str, Any]) -> Tiler:
             "pixel_attention_mask": (np.arange(longest) < counts[:, None]).astype(np.uint8),
             "spatial_shapes": np.array([part.shape[1:] for part in parts]) // canvas.patch,
         }
+
+    return process
+
+
+def tile_muse(settings: Mapping[str, Any]) -> Tiler:
+    """Return what makes Muse Glimmer's patches [patches, frames * 3 * N], uint8, row by row.
+
+    N are the pixels of a channel of a patch; all frames are the same. `image_grid_thw` [1, 3] says
+    how many rows and columns of patches there are. Raises ModelLoadError.
+    """
+    names = {"patch_size": 14, "merge_size": 2, "max_image_tokens": 4096, "temporal_patch_size": 2}
+    patch, merge, most, frames = (settings.get(name, names[name]) for name in names)
+    if not all(map(_is_positive, (patch, merge, most, frames))):
+        raise ModelLoadError(f"{', '.join(names)} must be positive numbers")
+    resample = _read_resample(settings, 1)
+
+    def process(pixels: Pixels) -> Arrays:
+        height, width, channels = pixels.shape
+        grid = fit_muse(height, width, patch * merge, most)
+        rows, columns = grid.rows * merge, grid.columns * merge
+        picture = _resize(pixels, rows * patch, columns * patch, resample)
+        parts = picture.reshape(rows, patch, columns, patch, channels).transpose(0, 2, 4, 1, 3)
+        found = np.repeat(parts.reshape(rows * columns, 1, -1), frames, axis=1)
+        shape = np.array([[1, rows, columns]])
+        return {"pixel_values": found.reshape(rows * columns, -1), "image_grid_thw": shape}
+
+    return process
+
+
+def tile_step3p7(settings: Mapping[str, Any]) -> Tiler:
+    """Return what makes Step 3.7's views: of the whole [1, 3, side, side], and of windows in
+    `pixel_values_local` [windows, 3, side, side], row by row, if there are any; uint8.
+
+    `num_local_patches` [1] says how many there are. Raises ModelLoadError.
+    """
+    canvas, resample = Step3p7Canvas.read(settings), _read_resample(settings, 2)
+
+    def process(pixels: Pixels) -> Arrays:
+        height, width, channels = pixels.shape
+        cut = canvas.cut(height, width)
+        if cut.square:
+            filled = np.zeros((cut.square, cut.square, channels), np.uint8)
+            filled[:height, :width] = pixels
+            pixels = filled
+        whole = _resize(_resize(pixels, *cut.whole, resample), canvas.side, canvas.side, resample)
+        arrays = {
+            "pixel_values": whole.transpose(2, 0, 1)[None],
+            "num_local_patches": np.array([cut.grid.tiles]),
+        }
+        if cut.grid.tiles:
+            cropped = _resize(pixels, *cut.cropped, resample)
+            windows = (
+                cropped[top : top + cut.window, left : left + cut.window]
+                for top in range(0, cut.cropped[0], cut.window)
+                for left in range(0, cut.cropped[1], cut.window)
+            )
+            views = (_resize(each, canvas.window, canvas.window, resample) for each in windows)
+            arrays["pixel_values_local"] = np.stack(list(views)).transpose(0, 3, 1, 2)
+        return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
     return process
 

@@ -44,6 +44,8 @@ FIELDS: Final[tuple[tuple[str, str], ...]] = (
     ("aspect_ratios", "<i4"),
     ("num_patches", "<i4"),
     ("spatial_shapes", "<i4"),
+    ("pixel_values_local", "|u1"),
+    ("num_local_patches", "<i4"),
 )
 
 _NUMBER_OF: Final = {name: number for number, (name, _) in enumerate(FIELDS)}

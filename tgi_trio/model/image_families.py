@@ -23,6 +23,9 @@ from tgi_trio.errors import ModelLoadError
 #   layers: none; but cross-attention layers let tokens attend to all images of a prompt, including
 #           generated tokens
 Sight = Literal["causal", "image", "prompt", "layers"]
+# How a patch that is one row of numbers stores its pixels: channel by channel (each with all its
+# frames), pixel by pixel, or frame by frame and in these channel by channel.
+PatchOrder = Literal["channels", "pixels", "frames"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class ImageFamily:
     # The projector from tower to text, if transformers' `get_image_features` omits it.
     projector: str = ""
     halves: bool = False  # pixels are normalised in bfloat16, whatever the tower's dtype
-    by_pixel: bool = False  # a patch is stored by pixel, not by channel
+    patch_order: PatchOrder = "channels"
 
 
 _GLM: Final = ImageFamily("glm", "glm4v", turns=True)
@@ -62,15 +65,17 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "idefics2": ImageFamily("idefics2", "idefics2", text_part="text_model"),
     "idefics3": ImageFamily("idefics3", "idefics3", text_part="text_model"),
     "internvl": ImageFamily("internvl", "internvl"),
-    "lfm2_vl": ImageFamily("lfm2", "lfm2", by_pixel=True),
+    "lfm2_vl": ImageFamily("lfm2", "lfm2", patch_order="pixels"),
     "lfm3_vl": ImageFamily("qwen", "qwen2_vl"),
     "lighton_ocr": ImageFamily("lighton_ocr", "pixtral"),
     "llama4": ImageFamily("llama4", "llama4", projector="multi_modal_projector", halves=True),
     "llava": ImageFamily("llava", "llava"),
     "llava_next": ImageFamily("llava_next", "llava_next"),
     "llava_next_video": ImageFamily("llava_next", "llava_next"),
+    "minimax_m3_vl": ImageFamily("minimax_m3", "minimax_m3"),
     "mistral3": ImageFamily("pixtral", "pixtral"),
     "mllama": ImageFamily("mllama", "mllama", sight="layers"),
+    "muse_glimmer": ImageFamily("muse", "muse", patch_order="frames"),
     "paligemma": ImageFamily("paligemma", "siglip", sight="prompt"),
     "pixtral": ImageFamily("pixtral", "pixtral"),  # its model_type is llava
     "qwen2_5_vl": _QWEN,
@@ -79,7 +84,9 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "qwen3_5_moe": _QWEN,
     "qwen3_vl": _QWEN,
     "qwen3_vl_moe": _QWEN,
+    "qwen4_exp": _QWEN,
     "smolvlm": ImageFamily("idefics3", "smolvlm", text_part="text_model"),
+    "step3p7": ImageFamily("step3p7", "step3p7"),
     "vipllava": ImageFamily("llava", "llava"),
 }
 
@@ -92,12 +99,9 @@ _UNSERVED: Final[Mapping[str, str]] = {
     "gemma3n": _BY_TIMM,
     "gemma4_unified": _BY_TORCHVISION,
     "kimi_k25": _BY_TORCHVISION,
-    "minimax_m3_vl": _BY_TORCHVISION,
-    "muse_glimmer": _BY_TORCHVISION,
     "llava_onevision": "writes an image otherwise where a prompt has several",
     "ovis2": "has features for the marks around an image as well",
     "perception_lm": _BY_TORCHVISION,
-    "qwen4_exp": "has an index whose keys turn by the places of tokens in an image",
 }
 
 

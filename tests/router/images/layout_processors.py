@@ -68,6 +68,18 @@ LFM2 = {
     **{"image_end_token": "<|image_end|>", "image_thumbnail_token": "<|img_thumbnail|>"},
     **{f"at_{r}_{c}": f"<|img_row_{r}_col_{c}|>" for r in range(1, 11) for c in range(1, 11)},
 }
+MINIMAX = {
+    **{"image_token": "]<]image[>[", "video_token": "]<]video[>["},
+    **{"begin": "]<]start of image[>[", "end": "]<]end of image[>["},
+}
+MUSE = {
+    **{"image_token": "<|patch|>", "video_token": "<|video|>"},
+    **{"begin": "<|image_start|>", "end": "<|image_end|>"},
+}
+STEP = {
+    **{"image_token": "<im_patch>", "begin": "<im_start>", "end": "<im_end>"},
+    **{"window": "<patch_start>", "window_end": "<patch_end>", "row_end": "<patch_newline>"},
+}
 
 FAMILIES = {
     "aya_vision": Family(
@@ -211,9 +223,30 @@ FAMILIES = {
         "gemma4", "Gemma4ImageProcessorPil", "Gemma4Processor",
         tokens={**GEMMA4, "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"},
     ),
+    "minimax_m3_vl": Family(
+        "minimax_m3_vl", "MiniMaxM3VL", "MiniMaxM3VLProcessor",
+        pixels={"size": [672, 672]}, tokens=MINIMAX,
+    ),
+    "minimax_m3_vl/small": Family(
+        "minimax_m3_vl", "MiniMaxM3VL", "MiniMaxM3VLProcessor",
+        pixels={"min_pixels": 4000, "max_pixels": 200_000, "patch_size": 16}, tokens=MINIMAX,
+    ),
     "mllama": Family(
         "mllama", "MllamaImageProcessorPil", "MllamaProcessor",
         tokens={"image_token": "<|image|>", "python_token": "<|python_tag|>"},
+    ),
+    "muse_glimmer": Family("muse_glimmer", "MuseGlimmer", "MuseGlimmerProcessor", tokens=MUSE),
+    "muse_glimmer/few": Family(
+        "muse_glimmer", "MuseGlimmer", "MuseGlimmerProcessor", tokens=MUSE,
+        pixels={"patch_size": 16, "max_image_tokens": 30},
+    ),
+    "step3p7": Family("step3p7", "Step3p7", "Step3p7Processor", tokens=STEP),
+    "step3p7/small": Family(
+        "step3p7", "Step3p7", "Step3p7Processor", tokens=STEP,
+        pixels={
+            **{"size": {"height": 112, "width": 112}, "patch_size": 60, "max_image_size": 700},
+            **{"vision_patch_size": 7, "downsampler_stride": 2},
+        },
     ),
     "paligemma": Family(
         "siglip", "SiglipImageProcessorPil", "PaliGemmaProcessor",
@@ -237,6 +270,13 @@ WHOLES = {
     "Lfm3VlProcessor": "lfm3_vl",
     "LightOnOcrProcessor": "lighton_ocr",
     "PaliGemmaProcessor": "paligemma",
+}
+
+
+INHERITED = {"Lfm2Vl", "MiniMaxM3VL", "MuseGlimmer", "Step3p7"}  # which resize by what they inherit
+VIDEOS = {  # whose processors take videos as well
+    *{"gemma4", "glm46v", "glm4v", "glm5_next", "internvl", "lfm3_vl", "minimax_m3_vl"},
+    *{"muse_glimmer", "qwen2_vl"},
 }
 
 
@@ -313,6 +353,19 @@ def lfm2_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
     return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
 
 
+def step_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
+    """Step3p7Processor, nor does it."""
+    pixels, (height, width) = processor.image_processor, size
+    sides = pixels.size["height"], pixels.patch_size
+    *_, columns, rows, _ = pixels._plan_patches(width, height, *sides)
+    masks = [
+        column == columns - 1 and row < rows - 1 for row in range(rows) for column in range(columns)
+    ]
+    found = {"num_local_patches": [columns * rows], "patch_newline_masks": [masks]}
+    text = processor.replace_image_token(found, 0)
+    return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
+
+
 @cache
 def theirs(name: str) -> Any:
     """The family's processor, with a tokenizer that knows its marks and next to nothing else."""
@@ -339,18 +392,14 @@ def theirs(name: str) -> Any:
     if family.image_processor.endswith("Pil"):
         file = f"{family.module}.image_processing_pil_{family.module}"
         pixels = _class(file, family.image_processor)
-    elif family.image_processor == "Lfm2Vl":
+    elif family.image_processor in INHERITED:
         pixels = partial(inherited_processor, family.module, family.image_processor)
     else:
         pixels = partial(TorchProcessor, family.module, family.image_processor)
     if family.processor == "PixtralProcessor":
         return Pixtral(pixels(**family.pixels), known, **family.options)
     module = WHOLES.get(family.processor, family.module)
-    extra = (
-        {"video_processor": None}
-        if module in ("qwen2_vl", "gemma4", "internvl", "glm4v", "glm46v", "glm5_next", "lfm3_vl")
-        else {}
-    )
+    extra = {"video_processor": None} if module in VIDEOS else {}
     if module == "gemma4":
         extra["feature_extractor"] = None
     whole = _class(f"{module}.processing_{module}", family.processor)

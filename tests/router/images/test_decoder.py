@@ -148,9 +148,47 @@ def test_patches_are_those_that_torchvision_makes(height: int, width: int) -> No
     assert np.abs(off).max() <= 2 and not wanted["pixel_values"][:, room:].any()
 
 
+STEP = {"size": {"height": 64, "width": 64}, "patch_size": 40, "max_image_size": 150}
+GRIDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "minimax_m3_vl": ("MiniMaxM3VL", "minimax_m3", {"min_pixels": 3136, "max_pixels": 20_000}),
+    "minimax_m3_vl/published": ("MiniMaxM3VL", "minimax_m3", {"size": [672, 672]}),
+    "muse_glimmer": ("MuseGlimmer", "muse", {"patch_size": 8, "max_image_tokens": 40}),
+    "step3p7": ("Step3p7", "step3p7", STEP),
+}
+
+
+VIEWS = ("pixel_values", "pixel_values_local")
+
+
+@pytest.mark.parametrize("name", GRIDS)
+@settings(max_examples=12)
+@given(height=st.integers(1, 200), width=st.integers(1, 200))
+@example(height=20, width=200)  # which Step 3.7 makes a square
+@example(height=64, width=64)
+@example(height=64, width=30)
+@example(height=200, width=199)
+def test_views_are_those_that_torchvision_makes(name: str, height: int, width: int) -> None:
+    """But for rounding, and where bicubic and Lanczos resampling overshoot."""
+    kind, family, given_settings = GRIDS[name]
+    image = noise(height, width)
+    module = name.partition("/")[0]
+    wanted = inherited_processor(module, kind, **given_settings)([image], return_tensors="np")
+    found = PixelProcessor(family, given_settings, {}).process(np.asarray(image))
+    assert found.keys() == wanted.keys() - {"patch_newline_masks"}
+    for part, array in found.items():
+        assert array.shape == wanted[part].shape
+        off = np.abs(array.astype(int) - np.asarray(wanted[part]))
+        assert (array == array.astype(np.uint8)).all() and (part in VIEWS or not off.any())
+        most, mean = (2, 0.5) if name == "step3p7" else (64, 2.0)  # of 255, for noise
+        assert off.max() <= most and off.mean() < mean
+
+
 @pytest.mark.parametrize(
     ("family", "wrong", "why"),
     [
+        ("muse", {"patch_size": True}, "patch_size, .* must be positive numbers"),
+        ("step3p7", {"size": 728}, "size must be a positive number, not None"),
+        ("step3p7", {"max_image_size": "any"}, "max_image_size must be a positive number"),
         ("llama4", {"size": {"height": 24, "width": 16}}, "one height and width"),
         ("cohere2", {"size": {"height": True, "width": True}}, "one height and width"),
         ("llama4", {"max_patches": 0}, "max_patches must be a positive number, not 0"),

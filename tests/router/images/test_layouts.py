@@ -16,6 +16,7 @@ from tests.router.images.layout_processors import (
     UNCOUNTED,
     lfm2_tokens,
     llama4_tokens,
+    step_tokens,
     theirs,
 )
 from tgi_trio.errors import ModelLoadError, ValidationError
@@ -65,6 +66,8 @@ def test_counts_are_those_of_the_processor(name: str, size: ImageSize) -> None:
             return llama4_tokens(processor, size)["num_image_tokens"][0]
         if name.startswith("lfm2"):
             return lfm2_tokens(processor, size)["num_image_tokens"][0]
+        if name.startswith("step3p7"):
+            return step_tokens(processor, size)["num_image_tokens"][0]
         found = processor._get_num_multimodal_tokens(image_sizes=[size])
         if not found["num_image_tokens"][0]:
             raise ValueError("an image of no features")
@@ -74,7 +77,9 @@ def test_counts_are_those_of_the_processor(name: str, size: ImageSize) -> None:
         text = layout.expand(size)
         features = layout.count_features(size)
         assert text.count(layout.feature_token) == features
-        if name.startswith(("gemma", "qwen", "llava", "pali", "glm", "lfm3", "lighton")):
+        if name.startswith(
+            ("gemma", "qwen", "llava", "pali", "glm", "lfm3", "lighton", "mini", "muse")
+        ):
             return features
         return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -136,7 +141,12 @@ def test_every_row_of_the_table_is_tried() -> None:
     tried = {name.partition("/")[0] for name in FAMILIES}
     # By transformers' own classes.
     same = dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"), "qwen3_vl")
-    same |= {"qwen2_5_vl": "qwen2_vl", "glm4v_moe": "glm4v", "glm_ocr": "glm46v"}
+    same |= {
+        "qwen4_exp": "qwen3_vl",
+        "qwen2_5_vl": "qwen2_vl",
+        "glm4v_moe": "glm4v",
+        "glm_ocr": "glm46v",
+    }
     same |= {"vipllava": "llava", "llava_next_video": "llava_next"}  # and by the same files
     assert {same.get(name, name) for name in IMAGE_FAMILIES} <= tried
 
@@ -150,6 +160,9 @@ def test_every_row_of_the_table_is_tried() -> None:
         ({"model_type": "qwen2_vl"}, {"patch_size": "14"}),
         ({"model_type": "gemma4"}, {"max_soft_tokens": -1}),
         ({"model_type": "paligemma"}, {}),
+        ({"model_type": "minimax_m3_vl"}, {"size": {"height": 672, "width": 672}}),
+        ({"model_type": "muse_glimmer"}, {"max_image_tokens": 0}),
+        ({"model_type": "step3p7"}, {"size": 728}),
         *(({"model_type": kind}, {"patch_expand_factor": 2}) for kind in ("glm5_next", "glmga")),
     ],
 )

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import SizeDict, make_flat_list_of_images
 
-_MODES = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+_MODES = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
 @cache
 def processor_module(family: str) -> Any:
-    """Return the module, which imports torchvision, and of that needs one function."""
+    """Return the module, which imports torchvision, and of that needs next to nothing."""
     import transformers.image_processing_backends  # noqa: F401 - which does well without it
 
     functional = ModuleType("torchvision.transforms.v2.functional")
-    vars(functional)["pad"] = _pad
+    vars(functional).update(pad=_pad, InterpolationMode=int)
     names = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
     stands = {name: ModuleType(name) for name in names}
     vars(stands[names[-1]])["functional"] = functional
@@ -94,7 +94,14 @@ class TorchProcessor:
 
 
 class _TorchResize(TorchvisionBackend):
-    """What resizes, with torch's own resampling."""
+    """What resizes, with torch's own resampling, and fills up at the right and below."""
+
+    def pad(self, images: list[torch.Tensor], pad_size: Any = None, *_: Any, **__: Any) -> Any:
+        size = (pad_size.height, pad_size.width)
+        filled = [torch.zeros(*part.shape[:-2], *size, dtype=part.dtype) for part in images]
+        for room, part in zip(filled, images, strict=True):
+            room[..., : part.shape[-2], : part.shape[-1]] = part
+        return filled
 
     def resize(
         self,

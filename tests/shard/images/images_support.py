@@ -84,7 +84,7 @@ class Shard:
         self._end = 0  # of what is used of the arena
         self._block = 1
         info = runner.info
-        self._keeps_states = info.state_bytes > 0
+        self.keeps_states = info.state_bytes > 0
         self.batch = Batch(
             vocab_size=info.vocab_size,
             block_size=BLOCK,
@@ -92,7 +92,7 @@ class Shard:
             eos_ids=(),
             drafter=drafter or (runner.drafter(2) if info.speculates else None),
             draft_budget=info.draft_budget,
-            state_slots=STATE_SLOTS if self._keeps_states else 0,
+            state_slots=STATE_SLOTS if self.keeps_states else 0,
         )
 
     def place(self, picture: Picture) -> ArenaPlace:
@@ -119,7 +119,7 @@ class Shard:
         `states`: where its own lie; None: in two slots of its number. `said`: what has been chosen
         of its `new` tokens before, in another life.
         """
-        if self._keeps_states and states is None:
+        if self.keeps_states and states is None:
             states = StateGrant((1 + 2 * id, 2 + 2 * id))
         images, at = [], 0
         for image in prompt.pictures:
@@ -199,7 +199,7 @@ class Golden:
             return {"pixel_values": torch.zeros(1, 1, 3, 16, 16), "image_attention_mask": places}
         if not prompt.pictures:
             return {}
-        inputs = together(prompt.pictures, halves=family == "llama4")
+        inputs = together(prompt.pictures, family)
         kinds = torch.tensor([[id == IMAGE_TOKEN for id in prompt.ids] + [False] * more]).long()
         if family == "gemma3":
             inputs["token_type_ids"] = kinds

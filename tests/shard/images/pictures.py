@@ -28,11 +28,14 @@ CAUSAL = (
     "idefics3",
     "llava",
     "llava_next",
+    "minimax_m3_vl",
     "mistral3",
+    "muse_glimmer",
     "pixtral",
     "smolvlm",
+    "step3p7",
 )
-HYBRIDS = ("qwen3_5", "qwen3_5_moe")
+HYBRIDS = ("qwen3_5", "qwen3_5_moe", "qwen4_exp")
 DELTA_RULES = (*HYBRIDS, "glm5_next")
 BY_PIXEL = ("lfm2_vl",)  # whose patches are pixel by pixel
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
@@ -110,6 +113,15 @@ def picture(family: str, seed: int) -> Picture:
         case _ if family in (*GRIDS, "lfm3_vl"):  # patches of two frames, merged two by two
             grid = np.array([[1, 4, 6]])
             return Picture({"pixel_values": pixels(24, 2 * 3 * 16), "image_grid_thw": grid}, 6)
+        case "minimax_m3_vl" | "muse_glimmer":  # likewise, of larger patches
+            grid = np.array([[1, 4, 6]])
+            return Picture({"pixel_values": pixels(24, 2 * 3 * 64), "image_grid_thw": grid}, 6)
+        case "step3p7":  # the whole, and two windows
+            windows = {
+                "pixel_values_local": pixels(2, 3, 16, 16),
+                "num_local_patches": np.array([2]),
+            }
+            return Picture({"pixel_values": pixels(1, 3, 32, 32), **windows}, 4 + 2)
         case "pixtral":
             sizes = np.array([[16, 24]])
             return Picture({"pixel_values": pixels(1, 3, 16, 24), "image_sizes": sizes}, 6)
@@ -134,11 +146,8 @@ class Prompt:
         return cls(ids, tuple(part for part in parts if isinstance(part, Picture)))
 
 
-def together(pictures: Sequence[Picture], halves: bool = False) -> dict[str, torch.Tensor]:
-    """Return what transformers is given for the images of one prompt.
-
-    `halves`: pixels are normalised in bfloat16.
-    """
+def together(pictures: Sequence[Picture], family: str = "") -> dict[str, torch.Tensor]:
+    """Return what transformers is given for the images of one prompt."""
     found = {}
     names = pictures[0].bundle.keys()
     by_pixel = "spatial_shapes" in names
@@ -148,13 +157,15 @@ def together(pictures: Sequence[Picture], halves: bool = False) -> dict[str, tor
         whole = np.concatenate([each.bundle[name] for each in pictures], axis=1 if tiles else 0)
         if name == "pixel_values" and "image_position_ids" in pictures[0].bundle:
             found[name] = torch.from_numpy(whole.astype(np.float32) * np.float32(1 / 255))
-        elif name == "pixel_values" and halves:
+        elif name == "pixel_values" and family == "llama4":  # normalised in bfloat16
             numbers = [torch.tensor(PROCESSOR[f"image_{what}"]) for what in ("mean", "std")]
             centre, spread = (each.bfloat16()[:, None, None] for each in numbers)
             pixels = torch.from_numpy(whole).bfloat16() * (1 / 255)
             found[name] = ((pixels - centre) / spread).float()
-        elif name == "pixel_values":
-            channels = whole.reshape(len(whole), 3, -1, 1) if whole.ndim == 2 else whole
+        elif name in ("pixel_values", "pixel_values_local"):
+            frames = 2 if family == "muse_glimmer" else 1  # apart, each with its channels
+            channels = whole.reshape(-1, frames, 3, whole[0].size // 3 // frames, 1)
+            channels = channels if whole.ndim == 2 else whole
             mean, deviation = (
                 np.array(PROCESSOR[f"image_{what}"], np.float32)[:, None, None]
                 for what in ("mean", "std")

@@ -81,7 +81,7 @@ def test_grammars_and_guesses(model: Maker, family: str) -> None:
     assert shard.guessed
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *CROSSED])
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen4_exp", *CROSSED])
 def test_preempted_at_any_step(model: Maker, family: str) -> None:
     """Its prompt is half computed, or it has said something: it begins anew, beside another."""
     own = model(family)
@@ -104,7 +104,7 @@ def test_preempted_at_any_step(model: Maker, family: str) -> None:
             own.golden.check(prompt, again, recorder, words)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *CROSSED])
+@pytest.mark.parametrize("family", [*FAMILIES, "minimax_m3_vl", "qwen4_exp", *CROSSED])
 def test_two_ranks(model: Maker, family: str) -> None:
     """Rank 0 alone has a tower; the others are sent features, turns and what is seen."""
     own, recorder = model(family), GreedyRecorder()

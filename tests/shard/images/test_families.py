@@ -103,6 +103,8 @@ GLM = {
     [
         ("idefics3", {}),
         ("glm4v", GLM),
+        ("muse_glimmer", {}),
+        ("step3p7", {"share_expert_dim": 64}),
         ("qwen3_5", {"linear_key_head_dim": 32, "linear_value_head_dim": 32}),
     ],
 )
@@ -191,9 +193,10 @@ def test_a_hybrid_goes_on_behind_a_snapshot_with_images(model: Maker, boundary: 
         assert shard.tower.encoded == 1
 
 
-def test_guesses_of_a_hybrid_behind_images(model: Maker) -> None:
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen4_exp"])
+def test_guesses_of_a_hybrid_behind_images(model: Maker, family: str) -> None:
     """Wrong ones are undone in states as well."""
-    own = model("qwen3_5")
+    own = model(family)
     runner, recorder = load(own.folder, speculate=2)
     with arena() as memory:
         shard = Shard(runner, own.tower, memory, rules=own.rules)

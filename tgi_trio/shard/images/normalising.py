@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.image_families import PatchOrder
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 
 # Files of an image processor's settings, and the key in each; the first that exists counts.
@@ -24,10 +25,13 @@ class Normalising:
     """Normalisation by table: the number for each byte of a channel."""
 
     table: NDArray[np.float32]  # [3, 256]
-    by_pixel: bool = False  # see `ImageFamily`
+    patch_order: PatchOrder = "channels"
+    frames: int = 1  # of a patch that is stored frame by frame
 
     @classmethod
-    def read(cls, folder: Path, halves: bool = False, by_pixel: bool = False) -> Normalising:
+    def read(
+        cls, folder: Path, halves: bool = False, patch_order: PatchOrder = "channels"
+    ) -> Normalising:
         """Return the normalisation of a model's folder; raises ModelLoadError if incomplete.
 
         `halves`: if it both rescales and normalises, intermediate results are rounded to bfloat16.
@@ -45,25 +49,27 @@ class Normalising:
         if normalises:
             mean, deviation = (rounded(_three(settings, name, folder)) for name in ("mean", "std"))
             values = rounded(rounded(values - mean) / deviation)
-        return cls(values, by_pixel)
+        frames = settings.get("temporal_patch_size", 2) if patch_order == "frames" else 1
+        return cls(values, patch_order, frames)
 
     def apply(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return pixels as float32 of the same shape.
 
-        Channels are the third dimension from the end; in patches [P, N] they are three runs per
-        patch, or interleaved per pixel (`by_pixel`). If all three have the same table, any layout
-        will do. Raises ValueError for pixels of another layout.
+        Channels are the third dimension from the end; in patches [P, N] they are where
+        `patch_order` says. If all three have the same table, any layout will do. Raises ValueError
+        for pixels of another layout.
         """
         if (self.table == self.table[0]).all():
             same: NDArray[np.float32] = self.table[0][pixels]
             return same
-        flat = self.by_pixel or pixels.ndim < 3
-        if not pixels.ndim or (pixels.shape[-1] % 3 if flat else pixels.shape[-3] != 3):
+        by_pixel = self.patch_order == "pixels"
+        flat, runs = by_pixel or pixels.ndim < 3, 3 * self.frames
+        if not pixels.ndim or (pixels.shape[-1] % runs if flat else pixels.shape[-3] != 3):
             raise ValueError(f"pixels of shape {pixels.shape} have no three channels")
         whole, axis = pixels, -3
         if flat:
-            count = pixels.shape[-1] // 3
-            parts, axis = ((count, 3), -1) if self.by_pixel else ((3, count), -2)
+            count = pixels.shape[-1] // runs
+            parts, axis = ((count, 3), -1) if by_pixel else ((self.frames, 3, count), -2)
             whole = pixels.reshape(*pixels.shape[:-1], *parts)
         found = np.empty(whole.shape, np.float32)
         channels, targets = np.moveaxis(whole, axis, 0), np.moveaxis(found, axis, 0)

@@ -10,11 +10,33 @@ _OLDER: Final = (
     ("vision_tower.", "vision_tower.vision_model."),
     ("language_model.", "language_model.model."),
 )
-# Parts of names in these classes, and in files that have all of the others (LFM3-VL).
+# Parts of names in these classes, and in files that have all of the others of their line.
 _WORDS: Final = (
-    ("patch_embed.", "patchifier."),
-    ("q_norm.", "q_layernorm."),
-    ("k_norm.", "k_layernorm."),
+    (  # LFM3-VL
+        ("patch_embed.", "patchifier."),
+        ("q_norm.", "q_layernorm."),
+        ("k_norm.", "k_layernorm."),
+    ),
+    (  # MiniMax-M3
+        ("vision_tower.embeddings.proj.", "vision_tower.vision_model.embeddings.patch_embedding."),
+        ("vision_tower.layers.", "vision_tower.vision_model.encoder.layers."),
+        ("multi_modal_projector.merge_linear_", "patch_merge_mlp.linear_"),
+    ),
+    (  # Step 3.7
+        ("embeddings.patch_embedding.", "conv1."),
+        ("embeddings.position_embedding.weight", "positional_embedding"),
+        ("pre_layernorm.", "ln_pre."),
+        ("vision_model.layers.", "vision_model.transformer.resblocks."),
+        ("self_attn.", "attn."),
+        ("layernorm_before.", "ln_1."),
+        ("layernorm_after.", "ln_2."),
+        ("lambda_1", "ls_1.gamma"),
+        ("lambda_2", "ls_2.gamma"),
+        ("mlp.fc1.", "mlp.c_fc."),
+        ("mlp.fc2.", "mlp.c_proj."),
+        ("downsampler", "vit_downsampler"),
+        ("multi_modal_projector.", "vit_large_projector."),
+    ),
 )
 
 
@@ -22,9 +44,11 @@ def spellings(name: str) -> Iterator[str]:
     """Yield the possible names in a checkpoint of the tensor `name` of a transformers class."""
     names = [name]
     names += [old + name.removeprefix(new) for new, old in _OLDER if name.startswith(new)]
-    reworded = name
-    for word, other in _WORDS:
-        reworded = reworded.replace(word, other)
-    for own in dict.fromkeys((*names, reworded)):
+    for words in _WORDS:
+        reworded = name
+        for word, other in words:
+            reworded = reworded.replace(word, other)
+        names.append(reworded)
+    for own in dict.fromkeys(names):
         yield f"model.{own}"
         yield own

@@ -19,17 +19,16 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.image_families import IMAGE_FAMILIES
-from tgi_trio.shard.checkpoint.container import Container, find_tensor
-from tgi_trio.shard.checkpoint.formats.plain import number_type
-from tgi_trio.shard.checkpoint.numbers import to_float32
+from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.images.crossing import CROSSINGS, See
 from tgi_trio.shard.images.features import Bundle, ImageFeatures
 from tgi_trio.shard.images.normalising import Normalising
-from tgi_trio.shard.images.spellings import spellings
+from tgi_trio.shard.images.parameters import read_parameter
 from tgi_trio.shard.machine.cores import running_on
 
 _PIXELS: Final = "pixel_values"
+_PICTURES: Final = (_PIXELS, "pixel_values_local")  # bytes until they are normalised
 _HEARING: Final = ("audio_tower", "embed_audio")  # of classes with audio input as well
 # Booleans; other inputs beside the pixels are int64.
 _MASKS: Final = frozenset({"pixel_attention_mask"})
@@ -85,7 +84,7 @@ class TorchTower:
             return ImageFeatures(_bring_down(found.pooler_output), tuple(map(_bring_down, deep)))
 
     def _load(self, name: str, values: NDArray[Any]) -> torch.Tensor:
-        if name == _PIXELS:
+        if name in _PICTURES:
             pixels = torch.from_numpy(self._normalising.apply(values))
             return pixels.to(self._device, self._dtype)
         kind = np.bool_ if name in _MASKS else np.int64
@@ -105,7 +104,7 @@ def load_tower(
     Raises ModelLoadError if transformers cannot build it, or if a tensor is missing.
     """
     family = IMAGE_FAMILIES[model_type]
-    normalising = Normalising.read(folder, family.halves, family.by_pixel)
+    normalising = Normalising.read(folder, family.halves, family.patch_order)
     keep, see = CROSSINGS.get(model_type, (None, None))
     model = _build(folder, "" if keep else family.text_part)
     if keep is not None:
@@ -142,15 +141,10 @@ def _build(folder: Path, text_part: str) -> Any:
 
 def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype) -> None:
     """Load a meta model's tensors from a checkpoint, and compute those that none has."""
+    heads = getattr(getattr(model.config, "vision_config", None), "num_attention_heads", 0)
     state = {}
     for name, wanted in model.state_dict().items():
-        stored = next((each for each in spellings(name) if each in files.names), None)
-        if stored is None:
-            raise ModelLoadError(
-                f"{files.folder} has no tensor {name!r}, which its vision tower needs."
-            )
-        tensor = find_tensor(files, stored, tuple(wanted.shape))
-        values = to_float32(tensor.take().view(number_type(tensor))).reshape(tensor.shape)
+        values = read_parameter(files, name, tuple(wanted.shape), heads)
         state[name] = torch.from_numpy(values).to(device, dtype)
     model.load_state_dict(state, strict=False, assign=True)
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Qwen2-VL to Qwen 3.5 and GLM-4.1V to 5.3: a feature for each merged patch of the image."""
+"""Qwen-VL, GLM-V, MiniMax-M3 and Muse Glimmer: a feature for each merged patch of the image."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from math import ceil, floor, sqrt
 from typing import Final
 
 from tgi_trio.errors import ModelLoadError, ValidationError
+from tgi_trio.images.canvases import fit_muse
+from tgi_trio.images.minimax_m3 import limit_size
 from tgi_trio.router.images.layouts.layout import (
     ImageSettings,
     ImageSize,
     PlainFinish,
+    Settings,
     read_int,
 )
 
@@ -96,6 +99,33 @@ class Glm5Layout(GridLayout):
         return best
 
 
+@dataclass(frozen=True)
+class MiniMaxLayout(GridLayout):
+    """As Qwen's, with marks that the processor writes."""
+
+    placeholder: str = "]<]image[>["
+    feature_token: str = "]<]image[>["
+    around = ("", "")
+
+    def expand(self, size: ImageSize) -> str:
+        return f"]<]start of image[>[{super().expand(size)}]<]end of image[>["
+
+
+@dataclass(frozen=True)
+class MuseLayout(GridLayout):
+    """The grid nearest to the image's proportions, between marks; limits are in merged patches."""
+
+    placeholder: str = "<|patch|>"
+    feature_token: str = "<|patch|>"
+    around = ("", "")
+
+    def expand(self, size: ImageSize) -> str:
+        return f"<|image_start|>{super().expand(size)}<|image_end|>"
+
+    def count_units(self, size: ImageSize) -> ImageSize:
+        return ImageSize(*fit_muse(*size, self.unit, self.most))
+
+
 def _fit(size: ImageSize, unit: int, least: int, most: int, frames: int = 1) -> ImageSize:
     steep = max(size) / min(size)
     if steep > _STEEPEST:
@@ -149,16 +179,33 @@ def _glm_unit(settings: ImageSettings) -> int:
             f"patch_expand_factor is {factor} in the settings of its image processor, and images "
             f"are made for {_FACTOR} here"
         )
-    return read_int(found, "patch_size", 14) * read_int(found, "merge_size", 2)
+    return _read_unit(found)
+
+
+def _read_unit(settings: Settings) -> int:
+    """Return the side of a merged patch in pixels. Raises ModelLoadError."""
+    return read_int(settings, "patch_size", 14) * read_int(settings, "merge_size", 2)
+
+
+def lay_out_minimax_m3(settings: ImageSettings) -> MiniMaxLayout:
+    """Return the layout of a `minimax_m3_vl` model. Raises ModelLoadError."""
+    found = limit_size(settings.image_processor)
+    least, most = (read_int(found["size"], f"{which}_edge") for which in ("shortest", "longest"))
+    return MiniMaxLayout(_read_unit(found), least, most)
+
+
+def lay_out_muse(settings: ImageSettings) -> MuseLayout:
+    """Return the layout of a `muse_glimmer` model. Raises ModelLoadError."""
+    found = settings.image_processor
+    return MuseLayout(_read_unit(found), 1, read_int(found, "max_image_tokens", 4096))
 
 
 def lay_out_qwen(settings: ImageSettings) -> GridLayout:
     """Return the layout of a Qwen-VL model. Raises ModelLoadError."""
     found = settings.image_processor
     size = settings.size("size", {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
-    patch, merge = read_int(found, "patch_size", 14), read_int(found, "merge_size", 2)
     return GridLayout(
-        unit=patch * merge,
+        unit=_read_unit(found),
         least=read_int(found, "min_pixels", size.get("shortest_edge")),
         most=read_int(found, "max_pixels", size.get("longest_edge")),
     )

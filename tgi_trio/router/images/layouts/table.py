@@ -18,11 +18,18 @@ from tgi_trio.router.images.layouts.fixed import (
     lay_out_paligemma,
 )
 from tgi_trio.router.images.layouts.gemma import lay_out_gemma3, lay_out_gemma4
-from tgi_trio.router.images.layouts.grid import lay_out_glm, lay_out_glm5, lay_out_qwen
+from tgi_trio.router.images.layouts.grid import (
+    lay_out_glm,
+    lay_out_glm5,
+    lay_out_minimax_m3,
+    lay_out_muse,
+    lay_out_qwen,
+)
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
 from tgi_trio.router.images.layouts.lfm2 import lay_out_lfm2
 from tgi_trio.router.images.layouts.pinpoints import lay_out_llava_next
 from tgi_trio.router.images.layouts.rows import lay_out_lighton, lay_out_pixtral
+from tgi_trio.router.images.layouts.step3p7 import lay_out_step3p7
 from tgi_trio.router.images.layouts.tiles import (
     lay_out_idefics,
     lay_out_idefics2,
@@ -46,8 +53,11 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "llama4": lay_out_llama4,
     "llava": lay_out_llava,
     "llava_next": lay_out_llava_next,
+    "minimax_m3": lay_out_minimax_m3,
     "mllama": lay_out_mllama,
+    "muse": lay_out_muse,
     "paligemma": lay_out_paligemma,
     "pixtral": lay_out_pixtral,
     "qwen": lay_out_qwen,
+    "step3p7": lay_out_step3p7,
 }

@@ -1,0 +1,51 @@
+"""A vision tower's parameters, read from a checkpoint whatever it calls and joins them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.shard.checkpoint.container import Container, find_tensor
+from tgi_trio.shard.checkpoint.formats.plain import number_type
+from tgi_trio.shard.checkpoint.numbers import to_float32
+from tgi_trio.shard.images.spellings import spellings
+
+# A projection of queries, keys or values, which files may have as one of three parts (Step 3.7).
+_PART: Final = re.compile(r"\b([qkv])_proj\.(weight|bias)$")
+
+
+def read_parameter(
+    files: Container, name: str, shape: tuple[int, ...], heads: int
+) -> NDArray[np.float32]:
+    """Return the parameter `name` of a transformers class, float32 of `shape`.
+
+    `heads`: of the tower's attention. Raises ModelLoadError if the files have it under no name that
+    is known, or in another shape.
+    """
+    for stored in spellings(name):
+        if stored in files.names:
+            return _read(files, stored, shape)
+        found = _PART.search(stored)
+        joined = f"{stored[: found.start()]}in_proj_{found[2]}" if found else ""
+        if found and joined in files.names:
+            parts = _read(files, joined, (3 * shape[0], *shape[1:])).reshape(3, *shape)
+            own = parts["qkv".index(found[1])]
+            return own if found[1] == "v" else _halve_pairs(own, heads)
+    raise ModelLoadError(f"{files.folder} has no tensor {name!r}, which its vision tower needs.")
+
+
+def _read(files: Container, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    tensor = find_tensor(files, name, shape)
+    return to_float32(tensor.take().view(number_type(tensor))).reshape(shape)
+
+
+def _halve_pairs(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Return a projection [heads * dim, ...] whose rotary pairs are halves of a head, which files
+    have as neighbours.
+    """
+    paired = values.reshape(heads, -1, 2, *values.shape[1:])
+    return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(values.shape)
