@@ -57,6 +57,7 @@ RULES: dict[str, Rule] = {
     "images.image_text": Rule(NOTHING, only=ours("msgspec")),  # the router reads by it as well
     # The router counts with these.
     "images.canvases": Rule(NOTHING, only=ours("numpy")),
+    "images.kimi_k25": Rule(ours("errors images.canvases"), only=NOTHING),
     "images.lfm2": Rule(ours("errors images.canvases"), only=NOTHING),
     "images.minimax_m3": Rule(NOTHING, only=NOTHING),
     "images.step3p7": Rule(ours("errors images.canvases"), only=NOTHING),
@@ -65,7 +66,7 @@ RULES: dict[str, Rule] = {
         ours(
             "errors settings accepting descriptors file_watch sockets model.config "
             "model.image_families model.image_rules logs ipc images.image_text images.canvases "
-            "images.lfm2 images.minimax_m3 images.step3p7"
+            "images.kimi_k25 images.lfm2 images.minimax_m3 images.step3p7"
         ),
         banned=MODEL,
     ),

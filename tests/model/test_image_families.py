@@ -31,6 +31,7 @@ def test_pixtral_is_known_by_its_tower() -> None:
     [
         ("florence2", "has no vision tower here"),
         ("gemma3n", "has a tower of the package timm"),
+        ("fuyu", "has one image in a prompt"),
         ("perception_lm", "has its pixels made by torchvision alone"),
         ("llava_onevision", "writes an image otherwise where a prompt has several"),
     ],

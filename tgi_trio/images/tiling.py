@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.images.canvases import ONE_TILE, TileGrid, fit_cohere2, fit_llama4, fit_muse
+from tgi_trio.images.kimi_k25 import KimiCanvas
 from tgi_trio.images.lfm2 import Lfm2Canvas
 from tgi_trio.images.step3p7 import Step3p7Canvas
 
@@ -125,6 +126,26 @@ def tile_lfm2(settings: Mapping[str, Any]) -> Tiler:
             "pixel_attention_mask": (np.arange(longest) < counts[:, None]).astype(np.uint8),
             "spatial_shapes": np.array([part.shape[1:] for part in parts]) // canvas.patch,
         }
+
+    return process
+
+
+def tile_kimi(settings: Mapping[str, Any]) -> Tiler:
+    """Return what makes Kimi K2.5's patches [patches, 3, side, side], uint8, row by row.
+
+    The image is at the upper left with nothing around. `image_grid_thw` [1, 3] says how many rows
+    and columns of patches there are. Raises ModelLoadError.
+    """
+    canvas, resample = KimiCanvas.read(settings), _read_resample(settings, 3)
+
+    def process(pixels: Pixels) -> Arrays:
+        height, width, channels = pixels.shape
+        units, (high, wide) = canvas.count_units(height, width), canvas.shrink(height, width)
+        grid = TileGrid(units.rows * canvas.merge, units.columns * canvas.merge)
+        size = grid.rows * canvas.patch, grid.columns * canvas.patch
+        picture = np.zeros((*size, channels), np.uint8)
+        picture[:high, :wide] = _resize(pixels, high, wide, resample)
+        return {"pixel_values": _split(picture, grid), "image_grid_thw": np.array([[1, *grid]])}
 
     return process
 

@@ -26,6 +26,7 @@ Sight = Literal["causal", "image", "prompt", "layers"]
 # How a patch that is one row of numbers stores its pixels: channel by channel (each with all its
 # frames), pixel by pixel, or frame by frame and in these channel by channel.
 PatchOrder = Literal["channels", "pixels", "frames"]
+Three = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,12 @@ class ImageFamily:
     projector: str = ""
     halves: bool = False  # pixels are normalised in bfloat16, whatever the tower's dtype
     patch_order: PatchOrder = "channels"
+    # Mean and deviation of pixels from 0 to 1, where a model's files say none; None: they have to.
+    normal: tuple[Three, Three] | None = None
 
 
+_HALF: Final = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+_CLIP: Final = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _GLM: Final = ImageFamily("glm", "glm4v", turns=True)
 _QWEN: Final = ImageFamily("qwen", "qwen2_vl", turns=True)
 
@@ -65,6 +70,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "idefics2": ImageFamily("idefics2", "idefics2", text_part="text_model"),
     "idefics3": ImageFamily("idefics3", "idefics3", text_part="text_model"),
     "internvl": ImageFamily("internvl", "internvl"),
+    "kimi_k25": ImageFamily("kimi", "kimi", normal=_HALF),
     "lfm2_vl": ImageFamily("lfm2", "lfm2", patch_order="pixels"),
     "lfm3_vl": ImageFamily("qwen", "qwen2_vl"),
     "lighton_ocr": ImageFamily("lighton_ocr", "pixtral"),
@@ -72,10 +78,10 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "llava": ImageFamily("llava", "llava"),
     "llava_next": ImageFamily("llava_next", "llava_next"),
     "llava_next_video": ImageFamily("llava_next", "llava_next"),
-    "minimax_m3_vl": ImageFamily("minimax_m3", "minimax_m3"),
+    "minimax_m3_vl": ImageFamily("minimax_m3", "minimax_m3", normal=_CLIP),
     "mistral3": ImageFamily("pixtral", "pixtral"),
     "mllama": ImageFamily("mllama", "mllama", sight="layers"),
-    "muse_glimmer": ImageFamily("muse", "muse", patch_order="frames"),
+    "muse_glimmer": ImageFamily("muse", "muse", patch_order="frames", normal=_HALF),
     "paligemma": ImageFamily("paligemma", "siglip", sight="prompt"),
     "pixtral": ImageFamily("pixtral", "pixtral"),  # its model_type is llava
     "qwen2_5_vl": _QWEN,
@@ -86,23 +92,30 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "qwen3_vl_moe": _QWEN,
     "qwen4_exp": _QWEN,
     "smolvlm": ImageFamily("idefics3", "smolvlm", text_part="text_model"),
-    "step3p7": ImageFamily("step3p7", "step3p7"),
+    "step3p7": ImageFamily("step3p7", "step3p7", normal=_CLIP),
     "vipllava": ImageFamily("llava", "llava"),
 }
 
 _BY_TIMM: Final = "has a tower of the package timm, which is not built here"
 _BY_TORCHVISION: Final = "has its pixels made by torchvision alone in transformers"
+_TOWERLESS: Final = ("fuyu",)  # types that see, and have no `vision_config`
 # Why other types get no images. For types not listed: their tower is not implemented.
 _UNSERVED: Final[Mapping[str, str]] = {
     "deepseek_vl_hybrid": "sees an image in two sizes, by two towers",
     "fast_vlm": _BY_TIMM,
+    "fuyu": "has one image in a prompt, whose tokens are written apart from the text's",
     "gemma3n": _BY_TIMM,
     "gemma4_unified": _BY_TORCHVISION,
-    "kimi_k25": _BY_TORCHVISION,
     "llava_onevision": "writes an image otherwise where a prompt has several",
     "ovis2": "has features for the marks around an image as well",
     "perception_lm": _BY_TORCHVISION,
 }
+
+
+def sees(config: Mapping[str, Any]) -> bool:
+    """Return whether a model sees images, served or not; `config`: its config.json."""
+    tower = config.get("vision_config")
+    return (isinstance(tower, Mapping) and bool(tower)) or config.get("model_type") in _TOWERLESS
 
 
 def find_family(config: Mapping[str, Any]) -> ImageFamily:

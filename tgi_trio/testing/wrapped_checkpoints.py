@@ -6,6 +6,7 @@ the names that they have on the hub. Vision towers are as small as possible.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,18 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             **{"hidden_size": 16, "intermediate_size": 64, "num_attention_heads": 2},
             **{"num_hidden_layers": 1, "image_size": 16, "patch_size": 8, "vision_output_dim": 16},
             **{"projector_input_dim": 16, "projector_output_dim": 16},
+        },
+    ),
+    "kimi_k25": (
+        {
+            **{"model_type": "deepseek_v3", "num_key_value_heads": 4, "first_k_dense_replace": 1},
+            **{"q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 12, "qk_rope_head_dim": 8},
+            **{"qk_nope_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2},
+            **{"moe_intermediate_size": 32, "n_group": 4, "topk_group": 2},
+        },
+        {
+            **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2},
+            **{"num_attention_heads": 2, "patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4},
         },
     ),
     "lfm2_vl": (
@@ -240,6 +253,7 @@ _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
         "alpha_type": "vector",
     },
     "idefics2": {"perceiver_config": _PERCEIVER | {"hidden_size": 64, "resampler_head_dim": 8}},
+    "kimi_k25": {"projection_hidden_size": 16},
     "lfm2_vl": {"projector_hidden_size": 32},
     "lfm3_vl": {"projector_hidden_size": 32},
     "llava_next": _PINPOINTS,
@@ -251,6 +265,15 @@ _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
     "vipllava": {"vision_feature_layer": [-1, 0]},
 }
 _FLAT = ("idefics",)  # the options of `text_config` are the whole model's
+# Names that transformers writes -> those of published files, where it reads them but does not write
+# them.
+_PUBLISHED = {
+    "kimi_k25": (
+        ("language_model.model.blocks.", "language_model.model.layers."),
+        ("vision_tower.encoder.patch_embed.", "vision_tower.patch_embed."),
+        ("model.mm_projector.", "mm_projector."),
+    ),
+}
 _TYPES = {"pixtral": "llava"}  # the whole model's type, if it is not the family's name
 _GEMMA = ("gemma", "gemma2", "gemma3_text")
 _MINUS_ONE_NORMS = (*_GEMMA, "minimax_m3_vl_text", "step3p5")  # types of text models
@@ -289,5 +312,20 @@ def make_wrapped(
         with torch.no_grad():
             model.get_input_embeddings().weight.mul_(0.04 if kind in _SCALED_EMBEDDINGS else 0.3)
     model.save_pretrained(folder)
+    _rename(folder / "model.safetensors", _PUBLISHED.get(family, ()))
     make_tokenizer(folder)
     return folder
+
+
+def _rename(file: Path, names: Sequence[tuple[str, str]]) -> None:
+    """Replace the beginnings of tensors' names in a file."""
+    from safetensors.torch import load_file, save_file
+
+    if not names:
+        return
+    found = {}
+    for name, tensor in load_file(file).items():
+        begun = ((old, new) for old, new in names if name.startswith(old))
+        old, new = next(begun, ("", ""))
+        found[new + name.removeprefix(old)] = tensor
+    save_file(found, file, {"format": "pt"})

@@ -68,6 +68,7 @@ LFM2 = {
     **{"image_end_token": "<|image_end|>", "image_thumbnail_token": "<|img_thumbnail|>"},
     **{f"at_{r}_{c}": f"<|img_row_{r}_col_{c}|>" for r in range(1, 11) for c in range(1, 11)},
 }
+KIMI = {"image_token": "<|media_pad|>", "video_token": "<|kimi_k25_video_placeholder|>"}
 MINIMAX = {
     **{"image_token": "]<]image[>[", "video_token": "]<]video[>["},
     **{"begin": "]<]start of image[>[", "end": "]<]end of image[>["},
@@ -200,6 +201,11 @@ FAMILIES = {
         pixels={"min_image_tokens": 40, "max_image_tokens": 300, "patch_size": 16},
         tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
     ),
+    "kimi_k25": Family("kimi_k25", "Kimi_K25", "Kimi_K25Processor", tokens=KIMI),
+    "kimi_k25/small": Family(
+        "kimi_k25", "Kimi_K25", "Kimi_K25Processor", tokens=KIMI,
+        pixels={"size": {"max_height": 20, "max_width": 20}, "max_patches": 90, "patch_size": 16},
+    ),
     "lighton_ocr": Family(
         "pixtral", "PixtralImageProcessorPil", "LightOnOcrProcessor",
         pixels={"size": {"longest_edge": 700}, "patch_size": 14},
@@ -273,9 +279,10 @@ WHOLES = {
 }
 
 
-INHERITED = {"Lfm2Vl", "MiniMaxM3VL", "MuseGlimmer", "Step3p7"}  # which resize by what they inherit
+# Which resize by what they inherit.
+INHERITED = {"Kimi_K25", "Lfm2Vl", "MiniMaxM3VL", "MuseGlimmer", "Step3p7"}
 VIDEOS = {  # whose processors take videos as well
-    *{"gemma4", "glm46v", "glm4v", "glm5_next", "internvl", "lfm3_vl", "minimax_m3_vl"},
+    *{"gemma4", "glm46v", "glm4v", "glm5_next", "internvl", "kimi_k25", "lfm3_vl", "minimax_m3_vl"},
     *{"muse_glimmer", "qwen2_vl"},
 }
 

@@ -149,7 +149,9 @@ def test_patches_are_those_that_torchvision_makes(height: int, width: int) -> No
 
 
 STEP = {"size": {"height": 64, "width": 64}, "patch_size": 40, "max_image_size": 150}
+KIMI = {"size": {"max_height": 12, "max_width": 12}, "max_patches": 60}
 GRIDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "kimi_k25": ("Kimi_K25", "kimi", KIMI),
     "minimax_m3_vl": ("MiniMaxM3VL", "minimax_m3", {"min_pixels": 3136, "max_pixels": 20_000}),
     "minimax_m3_vl/published": ("MiniMaxM3VL", "minimax_m3", {"size": [672, 672]}),
     "muse_glimmer": ("MuseGlimmer", "muse", {"patch_size": 8, "max_image_tokens": 40}),

@@ -160,6 +160,7 @@ def test_every_row_of_the_table_is_tried() -> None:
         ({"model_type": "qwen2_vl"}, {"patch_size": "14"}),
         ({"model_type": "gemma4"}, {"max_soft_tokens": -1}),
         ({"model_type": "paligemma"}, {}),
+        ({"model_type": "kimi_k25"}, {"size": {"height": 512, "width": 512}}),
         ({"model_type": "minimax_m3_vl"}, {"size": {"height": 672, "width": 672}}),
         ({"model_type": "muse_glimmer"}, {"max_image_tokens": 0}),
         ({"model_type": "step3p7"}, {"size": 728}),

@@ -15,6 +15,9 @@ def test_a_server_knows_why_it_shows_none(tmp_path: Path) -> None:
     config.write_text(json.dumps({"model_type": "florence2", "vision_config": {"depth": [1]}}))
     model, why = find_served_images(tmp_path)
     assert model is None and why is not None and "model type 'florence2'" in why
+    config.write_text(json.dumps({"model_type": "fuyu"}))  # which has no tower
+    model, why = find_served_images(tmp_path)
+    assert model is None and why is not None and "model type 'fuyu' has one image" in why
 
 
 def test_a_text_that_is_not_ours_is_known_before_a_shard_starts(tmp_path: Path) -> None:

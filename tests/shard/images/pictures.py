@@ -20,6 +20,7 @@ GLM = ("glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "glmga")
 CAUSAL = (
     *TILED,
     "deepseek_vl",
+    "kimi_k25",
     "lfm3_vl",
     "lighton_ocr",
     "vipllava",
@@ -113,6 +114,9 @@ def picture(family: str, seed: int) -> Picture:
         case _ if family in (*GRIDS, "lfm3_vl"):  # patches of two frames, merged two by two
             grid = np.array([[1, 4, 6]])
             return Picture({"pixel_values": pixels(24, 2 * 3 * 16), "image_grid_thw": grid}, 6)
+        case "kimi_k25":
+            grid = np.array([[1, 4, 6]])
+            return Picture({"pixel_values": pixels(24, 3, 4, 4), "image_grid_thw": grid}, 6)
         case "minimax_m3_vl" | "muse_glimmer":  # likewise, of larger patches
             grid = np.array([[1, 4, 6]])
             return Picture({"pixel_values": pixels(24, 2 * 3 * 64), "image_grid_thw": grid}, 6)

@@ -16,12 +16,14 @@ from tests.shard.images.images_support import make_folder
 from tests.shard.images.pictures import PROCESSOR, picture
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.image_families import IMAGE_FAMILIES
 from tgi_trio.shard.images.loading import has_bfloat16, load_encoder
 from tgi_trio.shard.images.normalising import Normalising
 from tgi_trio.shard.images.tower import load_tower
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
+LLAMA4 = IMAGE_FAMILIES["llama4"]
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +124,11 @@ def test_pixels_of_llama4_are_rounded_to_bfloat16_on_the_way(tmp_path: Path) -> 
         torch.tensor(PROCESSOR[f"image_{name}"]).bfloat16()[:, None] for name in ("mean", "std")
     )
     wanted = (levels - mean) / deviation
-    found = Normalising.read(tmp_path, halves=True).table
+    found = Normalising.read(tmp_path, LLAMA4).table
     assert torch.equal(torch.from_numpy(found), wanted.float())
     (tmp_path / "preprocessor_config.json").write_text('{"do_normalize": false}')
     assert np.array_equal(
-        Normalising.read(tmp_path, halves=True).table, Normalising.read(tmp_path).table
+        Normalising.read(tmp_path, LLAMA4).table, Normalising.read(tmp_path).table
     )
 
 
@@ -143,6 +145,18 @@ def test_settings_of_processors_are_checked(tmp_path: Path, text: str, why: str)
     (tmp_path / "preprocessor_config.json").write_text(text)
     with pytest.raises(ModelLoadError, match=why):
         Normalising.read(tmp_path)
+
+
+def test_what_files_do_not_say_is_as_in_the_family_processor(tmp_path: Path) -> None:
+    """Of families that are published with other code's settings."""
+    (tmp_path / "preprocessor_config.json").write_text('{"media_proc_cfg": {}}')
+    found = Normalising.read(tmp_path, IMAGE_FAMILIES["kimi_k25"]).table
+    np.testing.assert_allclose(found[:, [0, 255]], [[-1, 1]] * 3, atol=1e-6)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": 1.0}')
+    found = Normalising.read(tmp_path, IMAGE_FAMILIES["muse_glimmer"]).table
+    np.testing.assert_allclose(found[:, [0, 255]], [[-2, 0]] * 3, atol=1e-6)
+    with pytest.raises(ModelLoadError, match="image_std None"):
+        Normalising.read(tmp_path, LLAMA4)
 
 
 def test_newer_folders_have_the_settings_in_another_file(tmp_path: Path) -> None:

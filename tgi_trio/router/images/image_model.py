@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.model.config import read_json, read_values
-from tgi_trio.model.image_families import find_family
+from tgi_trio.model.image_families import find_family, sees
 from tgi_trio.router.images.decoder import DecoderSettings
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings, ImageSize
 from tgi_trio.router.images.layouts.table import LAYOUTS
@@ -82,7 +82,7 @@ def find_image_model(folder: Path) -> ImageModel | None:
     Raises ModelLoadError if its images are not served, or its settings cannot be used.
     """
     settings = read_image_settings(folder)
-    if not settings.vision:
+    if not sees(settings.config):
         return None
     family = find_family(settings.config)
     layout = LAYOUTS[family.layout](settings)

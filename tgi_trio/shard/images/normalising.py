@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.image_families import PatchOrder
+from tgi_trio.model.image_families import ImageFamily, PatchOrder
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 
 # Files of an image processor's settings, and the key in each; the first that exists counts.
 _FILES: Final = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
 _LEVELS: Final = 256  # values of a byte
+_NORMAL: Final = ("image_mean", "image_std")
+_PLAIN: Final = ImageFamily("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +31,17 @@ class Normalising:
     frames: int = 1  # of a patch that is stored frame by frame
 
     @classmethod
-    def read(
-        cls, folder: Path, halves: bool = False, patch_order: PatchOrder = "channels"
-    ) -> Normalising:
+    def read(cls, folder: Path, family: ImageFamily = _PLAIN) -> Normalising:
         """Return the normalisation of a model's folder; raises ModelLoadError if incomplete.
 
-        `halves`: if it both rescales and normalises, intermediate results are rounded to bfloat16.
+        For a family with `halves`, if it both rescales and normalises, intermediate results are
+        rounded to bfloat16.
         """
         settings = _read_settings(folder)
+        if family.normal is not None:
+            settings = dict(zip(_NORMAL, family.normal, strict=True)) | settings
         rescales, normalises = (settings.get(f"do_{how}", True) for how in ("rescale", "normalize"))
-        halves = halves and rescales and normalises
+        halves = family.halves and rescales and normalises
 
         def rounded(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
             return to_float32(to_bfloat16(numbers)) if halves else numbers
@@ -49,8 +52,8 @@ class Normalising:
         if normalises:
             mean, deviation = (rounded(_three(settings, name, folder)) for name in ("mean", "std"))
             values = rounded(rounded(values - mean) / deviation)
-        frames = settings.get("temporal_patch_size", 2) if patch_order == "frames" else 1
-        return cls(values, patch_order, frames)
+        frames = settings.get("temporal_patch_size", 2) if family.patch_order == "frames" else 1
+        return cls(values, family.patch_order, frames)
 
     def apply(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return pixels as float32 of the same shape.
@@ -78,7 +81,7 @@ class Normalising:
         return found.reshape(pixels.shape)
 
 
-def _read_settings(folder: Path) -> Mapping[str, Any]:
+def _read_settings(folder: Path) -> dict[str, Any]:
     for name, key in _FILES:
         path = folder / name
         if not path.is_file():

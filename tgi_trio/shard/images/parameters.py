@@ -14,8 +14,10 @@ from tgi_trio.shard.checkpoint.formats.plain import number_type
 from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.images.spellings import spellings
 
-# A projection of queries, keys or values, which files may have as one of three parts (Step 3.7).
-_PART: Final = re.compile(r"\b([qkv])_proj\.(weight|bias)$")
+# A projection of queries, keys or values, and what files may have it as the first, second or third
+# part of: Step 3.7, Kimi K2.5.
+_PART: Final = re.compile(r"\battn\.([qkv])_proj\.(weight|bias)$")
+_JOINED: Final = ("attn.in_proj_{}", "wqkv.{}")
 
 
 def read_parameter(
@@ -29,12 +31,14 @@ def read_parameter(
     for stored in spellings(name):
         if stored in files.names:
             return _read(files, stored, shape)
-        found = _PART.search(stored)
-        joined = f"{stored[: found.start()]}in_proj_{found[2]}" if found else ""
-        if found and joined in files.names:
-            parts = _read(files, joined, (3 * shape[0], *shape[1:])).reshape(3, *shape)
-            own = parts["qkv".index(found[1])]
-            return own if found[1] == "v" else _halve_pairs(own, heads)
+        if (part := _PART.search(stored)) is None:
+            continue
+        for name_of_all in _JOINED:
+            joined = stored[: part.start()] + name_of_all.format(part[2])
+            if joined in files.names:
+                parts = _read(files, joined, (3 * shape[0], *shape[1:])).reshape(3, *shape)
+                own = parts["qkv".index(part[1])]
+                return own if part[1] == "v" else _halve_pairs(own, heads)
     raise ModelLoadError(f"{files.folder} has no tensor {name!r}, which its vision tower needs.")
 
 

@@ -17,6 +17,18 @@ _WORDS: Final = (
         ("q_norm.", "q_layernorm."),
         ("k_norm.", "k_layernorm."),
     ),
+    (  # Kimi K2.5
+        ("vision_tower.layers.", "vision_tower.encoder.blocks."),
+        ("vision_tower.final_layernorm.", "vision_tower.encoder.final_layernorm."),
+        ("norm1.", "norm0."),
+        ("norm2.", "norm1."),
+        ("mlp.fc1.", "mlp.fc0."),
+        ("mlp.fc2.", "mlp.fc1."),
+        ("attn.proj.", "wo."),
+        ("pos_emb.position_embeddings", "pos_emb.weight"),
+        ("mm_projector.in_proj.", "mm_projector.proj.0."),
+        ("mm_projector.out_proj.", "mm_projector.proj.2."),
+    ),
     (  # MiniMax-M3
         ("vision_tower.embeddings.proj.", "vision_tower.vision_model.embeddings.patch_embedding."),
         ("vision_tower.layers.", "vision_tower.vision_model.encoder.layers."),

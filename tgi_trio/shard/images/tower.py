@@ -104,7 +104,7 @@ def load_tower(
     Raises ModelLoadError if transformers cannot build it, or if a tensor is missing.
     """
     family = IMAGE_FAMILIES[model_type]
-    normalising = Normalising.read(folder, family.halves, family.patch_order)
+    normalising = Normalising.read(folder, family)
     keep, see = CROSSINGS.get(model_type, (None, None))
     model = _build(folder, "" if keep else family.text_part)
     if keep is not None:

@@ -1,4 +1,4 @@
-"""Qwen-VL, GLM-V, MiniMax-M3 and Muse Glimmer: a feature for each merged patch of the image."""
+"""Qwen-VL, GLM-V, Kimi, MiniMax-M3, Muse Glimmer: a feature for each merged patch of an image."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.images.canvases import fit_muse
+from tgi_trio.images.kimi_k25 import KimiCanvas
 from tgi_trio.images.minimax_m3 import limit_size
 from tgi_trio.router.images.layouts.layout import (
     ImageSettings,
@@ -100,6 +101,22 @@ class Glm5Layout(GridLayout):
 
 
 @dataclass(frozen=True)
+class KimiLayout(PlainFinish):
+    """The image at its own size or shrunk, its last patches filled up."""
+
+    canvas: KimiCanvas
+    placeholder: str = "<|media_pad|>"
+    feature_token: str = "<|media_pad|>"
+    around = ("<|media_begin|>image<|media_content|>", "<|media_end|>")
+
+    def expand(self, size: ImageSize) -> str:
+        return self.feature_token * self.count_features(size)
+
+    def count_features(self, size: ImageSize) -> int:
+        return self.canvas.count_units(*size).tiles
+
+
+@dataclass(frozen=True)
 class MiniMaxLayout(GridLayout):
     """As Qwen's, with marks that the processor writes."""
 
@@ -185,6 +202,11 @@ def _glm_unit(settings: ImageSettings) -> int:
 def _read_unit(settings: Settings) -> int:
     """Return the side of a merged patch in pixels. Raises ModelLoadError."""
     return read_int(settings, "patch_size", 14) * read_int(settings, "merge_size", 2)
+
+
+def lay_out_kimi(settings: ImageSettings) -> KimiLayout:
+    """Return the layout of a `kimi_k25` model. Raises ModelLoadError."""
+    return KimiLayout(KimiCanvas.read(settings.image_processor))
 
 
 def lay_out_minimax_m3(settings: ImageSettings) -> MiniMaxLayout:

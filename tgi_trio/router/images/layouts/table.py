@@ -21,6 +21,7 @@ from tgi_trio.router.images.layouts.gemma import lay_out_gemma3, lay_out_gemma4
 from tgi_trio.router.images.layouts.grid import (
     lay_out_glm,
     lay_out_glm5,
+    lay_out_kimi,
     lay_out_minimax_m3,
     lay_out_muse,
     lay_out_qwen,
@@ -48,6 +49,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "idefics2": lay_out_idefics2,
     "idefics3": lay_out_idefics3,
     "internvl": lay_out_internvl,
+    "kimi": lay_out_kimi,
     "lfm2": lay_out_lfm2,
     "lighton_ocr": lay_out_lighton,
     "llama4": lay_out_llama4,
