@@ -10,15 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.router.images.layout_processors import (
-    CLIP,
-    FAMILIES,
-    UNCOUNTED,
-    lfm2_tokens,
-    llama4_tokens,
-    step_tokens,
-    theirs,
-)
+from tests.router.images.layout_families import CLIP, FAMILIES, UNCOUNTED
+from tests.router.images.layout_processors import lfm2_tokens, llama4_tokens, step_tokens, theirs
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.model.image_families import IMAGE_FAMILIES, find_family
 from tgi_trio.router.images.image_model import find_largest

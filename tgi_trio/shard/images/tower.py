@@ -24,7 +24,7 @@ from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.images.crossing import CROSSINGS, See
 from tgi_trio.shard.images.features import Bundle, ImageFeatures
 from tgi_trio.shard.images.normalising import Normalising
-from tgi_trio.shard.images.parameters import read_parameter
+from tgi_trio.shard.images.tower_parameters import read_parameter
 from tgi_trio.shard.machine.cores import running_on
 
 _PIXELS: Final = "pixel_values"

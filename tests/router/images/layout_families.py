@@ -1,0 +1,259 @@
+"""Settings of families that see images, as their files have them, and names of their processors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family's settings, as they stand in its files, and the classes of its processor."""
+
+    module: str
+    image_processor: str
+    processor: str
+    config: dict[str, Any] = field(default_factory=dict)
+    pixels: dict[str, Any] = field(default_factory=dict)  # preprocessor_config.json
+    options: dict[str, Any] = field(default_factory=dict)  # processor_config.json
+    tokens: dict[str, str] = field(default_factory=lambda: {"image_token": "<image>"})
+
+
+CLIP = {"vision_config": {"image_size": 336, "patch_size": 14}}
+CLIP_PIXELS = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
+CLIP_OPTIONS = {
+    "patch_size": 14,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+}
+QWEN = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+GEMMA3 = {
+    "image_token": "<image_soft_token>",
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+}
+GEMMA4 = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
+CUT = {"size": {"height": 64, "width": 64}, "max_patches": 6}
+INTERNVL = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+COHERE = {
+    "image_token": "<|IMG_PATCH|>",
+    "boi_token": "<|START_OF_IMG|>",
+    "eoi_token": "<|END_OF_IMG|>",
+    "img_line_break_token": "<|IMG_LINE_BREAK|>",
+}
+AYA = {**COHERE, **{f"tile_{i}": f"TILE_{i}" for i in range(1, 7)}, "whole": "TILE_GLOBAL"}
+LLAMA4 = {
+    **{"begin": "<|image_start|>", "end": "<|image_end|>", "image_token": "<|image|>"},
+    **{"patch": "<|patch|>", "x": "<|tile_x_separator|>", "y": "<|tile_y_separator|>"},
+}
+TILES = {"image_size": 364, "patch_size": 14}
+LFM2 = {
+    **{"image_token": "<image>", "image_start_token": "<|image_start|>"},
+    **{"image_end_token": "<|image_end|>", "image_thumbnail_token": "<|img_thumbnail|>"},
+    **{f"at_{r}_{c}": f"<|img_row_{r}_col_{c}|>" for r in range(1, 11) for c in range(1, 11)},
+}
+KIMI = {"image_token": "<|media_pad|>", "video_token": "<|kimi_k25_video_placeholder|>"}
+MINIMAX = {
+    **{"image_token": "]<]image[>[", "video_token": "]<]video[>["},
+    **{"begin": "]<]start of image[>[", "end": "]<]end of image[>["},
+}
+MUSE = {
+    **{"image_token": "<|patch|>", "video_token": "<|video|>"},
+    **{"begin": "<|image_start|>", "end": "<|image_end|>"},
+}
+STEP = {
+    **{"image_token": "<im_patch>", "begin": "<im_start>", "end": "<im_end>"},
+    **{"window": "<patch_start>", "window_end": "<patch_end>", "row_end": "<patch_newline>"},
+}
+
+FAMILIES = {
+    "aya_vision": Family(
+        "got_ocr2", "GotOcr2ImageProcessorPil", "AyaVisionProcessor", pixels=CUT,
+        options={"patch_size": 14, "img_size": 56, "downsample_factor": 2}, tokens=AYA,
+    ),
+    "cohere2_vision": Family(
+        "cohere2_vision", "Cohere2Vision", "Cohere2VisionProcessor",
+        pixels={**CUT, "patch_size": 2}, tokens=COHERE,
+    ),
+    "internvl": Family(
+        "got_ocr2", "GotOcr2ImageProcessorPil", "InternVLProcessor", pixels=CUT,
+        options={"image_seq_length": 4}, tokens=INTERNVL,
+    ),
+    "internvl/one": Family(
+        "got_ocr2", "GotOcr2ImageProcessorPil", "InternVLProcessor",
+        pixels={**CUT, "max_patches": 1}, options={"image_seq_length": 4}, tokens=INTERNVL,
+    ),
+    "llama4": Family(
+        "llama4", "Llama4", "Llama4Processor", options={"patch_size": 112}, tokens=LLAMA4
+    ),
+    "llama4/largest": Family(
+        "llama4", "Llama4", "Llama4Processor", pixels={**CUT, "resize_to_max_canvas": True},
+        options={"patch_size": 16, "pixel_shuffle_ratio": 1}, tokens=LLAMA4,
+    ),
+    "lfm2_vl": Family("lfm2_vl", "Lfm2Vl", "Lfm2VlProcessor", tokens=LFM2),
+    "lfm2_vl/few": Family(
+        "lfm2_vl", "Lfm2Vl", "Lfm2VlProcessor", tokens=LFM2,
+        pixels={
+            **{"encoder_patch_size": 8, "tile_size": 64, "max_image_tokens": 9, "max_tiles": 3},
+            **{"min_image_tokens": 2, "max_pixels_tolerance": 1.5, "use_thumbnail": False},
+        },
+    ),
+    "lfm2_vl/whole": Family(
+        "lfm2_vl", "Lfm2Vl", "Lfm2VlProcessor", tokens=LFM2, pixels={"do_image_splitting": False}
+    ),
+    "lfm3_vl": Family(
+        "qwen2_vl", "Qwen2VLImageProcessorPil", "Lfm3VlProcessor",
+        pixels={"min_pixels": 4096, "max_pixels": 500_000, "patch_size": 16}, tokens=QWEN,
+    ),
+    "llava": Family(
+        "llava", "LlavaImageProcessorPil", "LlavaProcessor", CLIP, CLIP_PIXELS, CLIP_OPTIONS
+    ),
+    "llava_next": Family(
+        "llava_next", "LlavaNextImageProcessorPil", "LlavaNextProcessor", CLIP,
+        {**CLIP_PIXELS, "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336]]},
+        CLIP_OPTIONS,
+    ),
+    "llava_next/full": Family(
+        "llava_next", "LlavaNextImageProcessorPil", "LlavaNextProcessor", CLIP, CLIP_PIXELS,
+        {**CLIP_OPTIONS, "vision_feature_select_strategy": "full"},
+    ),
+    "idefics": Family("idefics", "IdeficsImageProcessorPil", "IdeficsProcessor"),
+    "idefics2": Family("idefics2", "Idefics2ImageProcessorPil", "Idefics2Processor"),
+    "idefics2/split": Family(
+        "idefics2", "Idefics2ImageProcessorPil", "Idefics2Processor",
+        pixels={"do_image_splitting": True}, options={"image_seq_len": 7},
+    ),
+    "idefics3": Family(
+        "idefics3", "Idefics3ImageProcessorPil", "Idefics3Processor",
+        {"vision_config": TILES, "scale_factor": 2}, options={"image_seq_len": 169},
+    ),
+    "smolvlm": Family(
+        "idefics3", "Idefics3ImageProcessorPil", "Idefics3Processor",
+        {"vision_config": {"image_size": 512, "patch_size": 16}, "scale_factor": 4},
+        {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}},
+        {"image_seq_len": 64},
+    ),
+    "smolvlm/whole": Family(
+        "idefics3", "Idefics3ImageProcessorPil", "Idefics3Processor",
+        {"vision_config": TILES}, {"do_image_splitting": False}, {"image_seq_len": 5},
+    ),
+    "pixtral": Family(
+        "pixtral", "PixtralImageProcessorPil", "PixtralProcessor",
+        {"vision_config": {"model_type": "pixtral", "patch_size": 16}},
+        {"size": {"longest_edge": 1024}, "patch_size": {"height": 16, "width": 16}},
+        {"patch_size": 16}, {"image_token": "[IMG]"},
+    ),
+    "mistral3": Family(
+        "pixtral", "PixtralImageProcessorPil", "PixtralProcessor",
+        {"vision_config": {"model_type": "pixtral", "patch_size": 14}, "spatial_merge_size": 2},
+        {"size": {"longest_edge": 1540}, "patch_size": {"height": 14, "width": 14}},
+        {"patch_size": 14, "spatial_merge_size": 2}, {"image_token": "[IMG]"},
+    ),
+    "qwen2_vl": Family(
+        "qwen2_vl", "Qwen2VLImageProcessorPil", "Qwen2VLProcessor",
+        pixels={"min_pixels": 3136, "max_pixels": 1_003_520}, tokens=QWEN,
+    ),
+    "qwen3_vl": Family(
+        "qwen2_vl", "Qwen2VLImageProcessorPil", "Qwen2VLProcessor",
+        pixels={"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16},
+        tokens=QWEN,
+    ),
+    "deepseek_vl": Family(
+        "deepseek_vl", "DeepseekVLImageProcessorPil", "DeepseekVLProcessor",
+        options={"num_image_tokens": 9}, tokens={"image_token": "<image_placeholder>"},
+    ),
+    "glm4v": Family(
+        "glm4v", "Glm4vImageProcessorPil", "Glm4vProcessor",
+        pixels={"size": {"shortest_edge": 12544, "longest_edge": 1_000_000}},
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "glm46v": Family(
+        "glm46v", "Glm46VImageProcessorPil", "Glm46VProcessor",
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "glmga": Family(
+        "glmga", "GlmgaImageProcessorPil", "Glm46VProcessor",
+        pixels={"patch_expand_factor": 1},
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "glm5_next": Family(
+        "glm5_next", "Glm5NextImageProcessorPil", "Glm5NextProcessor",
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "glm5_next/small": Family(
+        "glm5_next", "Glm5NextImageProcessorPil", "Glm5NextProcessor",
+        pixels={"min_image_tokens": 40, "max_image_tokens": 300, "patch_size": 16},
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "kimi_k25": Family("kimi_k25", "Kimi_K25", "Kimi_K25Processor", tokens=KIMI),
+    "kimi_k25/small": Family(
+        "kimi_k25", "Kimi_K25", "Kimi_K25Processor", tokens=KIMI,
+        pixels={"size": {"max_height": 20, "max_width": 20}, "max_patches": 90, "patch_size": 16},
+    ),
+    "lighton_ocr": Family(
+        "pixtral", "PixtralImageProcessorPil", "LightOnOcrProcessor",
+        pixels={"size": {"longest_edge": 700}, "patch_size": 14},
+        options={"patch_size": 14, "spatial_merge_size": 2},
+        tokens={
+            **{"image_token": "<|image_pad|>", "image_break_token": "[IMG_BREAK]"},
+            "image_end_token": "[IMG_END]",
+        },
+    ),
+    "gemma3": Family(
+        "gemma3", "Gemma3ImageProcessorPil", "Gemma3Processor",
+        {"mm_tokens_per_image": 256}, tokens=GEMMA3,
+    ),
+    "gemma3/crops": Family(
+        "gemma3", "Gemma3ImageProcessorPil", "Gemma3Processor", {"mm_tokens_per_image": 4},
+        {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 256,
+         "pan_and_scan_max_num_crops": 4, "pan_and_scan_min_ratio_to_activate": 1.2},
+        {"image_seq_length": 4}, GEMMA3,
+    ),
+    "gemma4": Family(
+        "gemma4", "Gemma4ImageProcessorPil", "Gemma4Processor",
+        tokens={**GEMMA4, "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"},
+    ),
+    "minimax_m3_vl": Family(
+        "minimax_m3_vl", "MiniMaxM3VL", "MiniMaxM3VLProcessor",
+        pixels={"size": [672, 672]}, tokens=MINIMAX,
+    ),
+    "minimax_m3_vl/small": Family(
+        "minimax_m3_vl", "MiniMaxM3VL", "MiniMaxM3VLProcessor",
+        pixels={"min_pixels": 4000, "max_pixels": 200_000, "patch_size": 16}, tokens=MINIMAX,
+    ),
+    "mllama": Family(
+        "mllama", "MllamaImageProcessorPil", "MllamaProcessor",
+        tokens={"image_token": "<|image|>", "python_token": "<|python_tag|>"},
+    ),
+    "muse_glimmer": Family("muse_glimmer", "MuseGlimmer", "MuseGlimmerProcessor", tokens=MUSE),
+    "muse_glimmer/few": Family(
+        "muse_glimmer", "MuseGlimmer", "MuseGlimmerProcessor", tokens=MUSE,
+        pixels={"patch_size": 16, "max_image_tokens": 30},
+    ),
+    "step3p7": Family("step3p7", "Step3p7", "Step3p7Processor", tokens=STEP),
+    "step3p7/small": Family(
+        "step3p7", "Step3p7", "Step3p7Processor", tokens=STEP,
+        pixels={
+            **{"size": {"height": 112, "width": 112}, "patch_size": 60, "max_image_size": 700},
+            **{"vision_patch_size": 7, "downsampler_stride": 2},
+        },
+    ),
+    "paligemma": Family(
+        "siglip", "SiglipImageProcessorPil", "PaliGemmaProcessor",
+        {"vision_config": {"image_size": 224, "patch_size": 14}}, {"image_seq_length": 256},
+    ),
+}  # fmt: skip
+
+
+UNCOUNTED = {
+    "idefics",
+    "idefics2",
+    "idefics2/split",
+    "deepseek_vl",
+    "mllama",
+}  # processors that do not tell
