@@ -96,7 +96,10 @@ class StandInDevice(TorchDispatchMode):
             return self._copy(args[0], args[1], bool(args[2]) if len(args) > 2 else False)
         if not ours and not here:
             return self._on_host(func, args, kwargs)
-        if any(not isinstance(x, DeviceTensor) and x.dim() for x in given):
+        mixed = any(not isinstance(x, DeviceTensor) and x.dim() for x in given)
+        if mixed and name == "aten::index" and isinstance(args[0], DeviceTensor):
+            self.wait("indices come from memory that is not pinned")
+        elif mixed:
             raise MixedDevices(f"{name} over tensors of the host and of {self.place}")
         if name in ("aten::_local_scalar_dense", "aten::equal"):
             self.wait("a number is read back")

@@ -166,10 +166,18 @@ def _device_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any
     def wait(device: object = None) -> None:
         current().wait("the device is waited for")
 
+    made = torch.tensor
+
+    def tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
+        """Make it on the host: torch would reach for a driver before any mode could."""
+        found = made(data, **options)
+        return found if device is None else found.to(device)
+
     def kind(check_available: bool = False) -> torch.device:
         return torch.device(current().place.type)
 
     return [
+        (torch, "tensor", tensor),
         (every, "is_available", lambda: True),
         (every, "current_accelerator", kind),
         (every, "device_count", lambda: 1),

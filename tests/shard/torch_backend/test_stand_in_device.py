@@ -310,6 +310,8 @@ def test_tensors_of_two_places_do_not_meet(device: StandInDevice) -> None:
         lambda x: bool((x > 0).all()),
         lambda x: x[x > 0],
         lambda x: x.nonzero(),
+        lambda x: x[torch.arange(2)],  # which a device takes, and the host waits
+        lambda _: torch.tensor([1.0, 2.0], device=DEVICE),
         lambda x: x.copy_(torch.ones(3)),
         lambda x: x.cpu(),
         lambda x: torch.accelerator.synchronize(),
