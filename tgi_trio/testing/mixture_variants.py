@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tgi_trio.shard.torch_backend.kernels import combining, grouped
+from tgi_trio.shard.torch_backend.kernels import combining, grouped, weighing
 from tgi_trio.shard.torch_backend.kernels import routing as routing_kernel
 from tgi_trio.shard.torch_backend.layers.grouped_experts import (
     router_tile,
@@ -23,13 +23,14 @@ def mixture_variants(generation: Generation) -> Iterator[Variant]:
 
 
 def _routing() -> Iterator[Variant]:
-    """Mixtral, Phi-3.5-MoE, gpt-oss, Qwen 3, Kolibri, DeepSeek V2, V3 and V4."""
+    """Mixtral, Phi-3.5-MoE, gpt-oss, Qwen 3, Gemma 4, Kolibri, DeepSeek V2, V3 and V4."""
     kinds: tuple[tuple[str, int, int, int, int, int], ...] = (
         ("softmax", 8, 2, 1, 1, 4096),
         ("sparse-mixer", 16, 2, 1, 1, 4096),
         ("softmax", 32, 4, 1, 1, 2880),
         ("biased-softmax", 64, 6, 1, 1, 2560),
         ("softmax", 128, 8, 1, 1, 2048),
+        ("softmax", 128, 8, 1, 1, 2816),
         ("sigmoid", 384, 6, 1, 1, 2560),
         ("grouped-softmax", 160, 6, 8, 3, 5120),
         ("grouped-sigmoid", 256, 8, 8, 4, 7168),
@@ -48,22 +49,27 @@ def _routing() -> Iterator[Variant]:
             "GROUPS_USED": used,
             "HAS_BIAS": routing
             in ("grouped-sigmoid", "biased-softmax", "sigmoid", "sqrt-softplus"),
+            "HAS_FACTORS": inputs == 2816,
             "SHARED": {"grouped-softmax": 2, "grouped-sigmoid": 1, "sqrt-softplus": 1}.get(
                 routing, 0
             ),
         }
+        more = " factors" if constants["HAS_FACTORS"] else ""
         yield Variant(
-            f"route_tokens {routing} {count}",
+            f"route_tokens {routing} {count}{more}",
             routing_kernel.route_tokens,
-            (BF16, I32, I32, I32, logits, F32, "i32", "fp32", "fp32"),
+            (BF16, I32, I32, I32, logits, F32, F32, "i32", "fp32", "fp32"),
             constants
             | {"PADDED": 1 << (count - 1).bit_length(), "BLOCK": tokens_of_a_program(count)},
         )
         tile = router_tile(count, inputs)
         yield Variant(
-            f"ask_router {routing} {count}",
+            f"ask_router {routing} {count}{more}",
             routing_kernel.ask_router,
-            (BF16, *(I32,) * 3, F32, I32, BF16, logits, logits, F32, "i32", "fp32", "fp32"),
+            (
+                *(BF16, *(I32,) * 3, F32, I32, BF16, logits, logits),
+                *(F32, F32, "i32", "fp32", "fp32"),
+            ),
             constants | tile | {"HAS_ROUTER_BIAS": count == 32},
             warps=router_warps(tile["PADDED"]),
         )
@@ -80,6 +86,13 @@ def _routing() -> Iterator[Variant]:
                 "BLOCK": 1024,
             },
         )
+
+    yield Variant(
+        "weigh_inputs bf16 5120",  # Llama 4
+        weighing.weigh_inputs,
+        (BF16,) * 4,
+        {"SIZE": 5120, "PER_TOKEN": 1, "SHARED": 1, "BLOCK": 1024},
+    )
 
 
 def _experts(generation: Generation) -> Iterator[Variant]:

@@ -62,8 +62,12 @@ def mixtures(
     *,
     biased: bool = False,
     shared: bool = False,
+    inputs: bool = False,
 ) -> tuple[ExpertsMlp, ExpertsMlp]:
-    """Return a mixture of codes, one of their numbers; each expert is of the next kind and sort."""
+    """Return a mixture of codes, one of their numbers; each expert is of the next kind and sort.
+
+    `inputs`: weights multiply what goes into experts.
+    """
     made: tuple[list[DenseMlp], list[DenseMlp]] = ([], [])
     for i in range(COUNT + shared):
         kind, head = kinds[i % len(kinds)], heads[i % len(heads)]
@@ -74,7 +78,7 @@ def mixtures(
     router = some(COUNT, HIDDEN, seed=77)
     ours, theirs = (
         ExpertsMlp(
-            SPEC,
+            replace(SPEC, weighs_inputs=inputs),
             router=Linear(router),
             experts=every[:COUNT],
             shared=every[COUNT] if shared else None,
@@ -115,6 +119,11 @@ def test_every_kind_of_codes(kind: str, heads: str, gate: str) -> None:
     biased = gate == "limited pairs"
     mixed = mixtures([kind], [heads], GATES[gate], torch.float32, biased=biased)
     check(*mixed, some(2, HIDDEN, seed=8), 1e-5)
+
+
+def test_weights_of_inputs() -> None:
+    mixed = mixtures(["u4"], ["zeros"], GATES["halves"], torch.float32, shared=True, inputs=True)
+    check(*mixed, some(9, HIDDEN, seed=8), 1e-5)
 
 
 def test_an_expert_of_every_token_is_computed_beside_them() -> None:

@@ -78,6 +78,13 @@ ROUTINGS: dict[str, dict[str, Any]] = {
         "idle": 4,
     },
     "flint": {"count": 12, "per_token": 4, "normalise": True, "routing": "sigmoid", "scale": 1.5},
+    "llama4": {
+        "count": 6,
+        "per_token": 2,
+        "normalise": False,
+        "routing": "sigmoid",
+        "weighs_inputs": True,
+    },
     "one group": {"count": 6, "per_token": 2, "normalise": True, "routing": "grouped-sigmoid"},
 }
 
@@ -252,20 +259,29 @@ def mlp(width: int, gate: Gate, dtype: torch.dtype, seed: int, biases: bool) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [2, 70])
 @pytest.mark.parametrize(
-    ("gate", "shared", "biases", "doors"),
-    [("halves", 2.5, False, True), ("pairs", 1, True, False), ("limited pairs", 0, True, False)],
+    ("gate", "shared", "biases", "doors", "inputs"),
+    [
+        ("halves", 2.5, False, True, False),
+        ("halves", 1.5, True, False, True),
+        ("pairs", 1, True, False, False),
+        ("limited pairs", 0, True, False, False),
+    ],
 )
 def test_gates_and_what_is_shared_are_parts_of_the_products(
     gate: str,
     shared: float,
     biases: bool,
     doors: bool,
+    inputs: bool,
     tokens: int,
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An expert of every token is cut into such as the others, whatever its width."""
-    spec = ExpertsSpec(width=WIDTH, **ROUTINGS["mixtral"])
+    """An expert of every token is cut into such as the others, whatever its width.
+
+    Its weight is 1, and the others' multiply outputs or `inputs`, with a factor for each expert.
+    """
+    spec = ExpertsSpec(width=WIDTH, **ROUTINGS["mixtral"], weighs_inputs=inputs)
 
     def layer(dtype: torch.dtype, where: torch.dtype) -> ExpertsMlp:
         made = [mlp(WIDTH, GATES[gate], dtype, 10 * i, biases) for i in range(spec.count)]
@@ -280,6 +296,7 @@ def test_gates_and_what_is_shared_are_parts_of_the_products(
             experts=made,
             shared=whole,
             shared_router=Linear(some(1, HIDDEN, seed=6, dtype=dtype).to(where)) if doors else None,
+            expert_scale=1.0 + some(spec.count, seed=7) / 4,
         )
 
     x = some(tokens, HIDDEN, seed=8, dtype=dtype)

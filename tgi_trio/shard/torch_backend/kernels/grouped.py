@@ -15,7 +15,7 @@ from tgi_trio.shard.torch_backend.kernels.fused import activate, limit_up
 @triton.jit(do_not_specialize=["tokens"])
 def multiply_groups(
     out,  # [pairs, N]
-    x,  # [tokens, K]; without GATHERS [pairs, K], sorted by group
+    x,  # [tokens, K], or [pairs, K] with PER_ROW 1; without GATHERS [pairs, K], sorted by group
     weight,  # [GROUPS, N, K]; with ACT [GROUPS, 2 N, K]: gates, then ups
     bias,  # [GROUPS, N or 2 N], read with HAS_BIAS only
     pairs,  # int32 [GROUPS, tokens], as written by `route_tokens`

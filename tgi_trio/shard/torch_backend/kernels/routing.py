@@ -28,6 +28,7 @@ def route_tokens(
     counters,  # int32 [EXPERTS + 1]: pairs so far, programs that have finished; 0 before and after
     logits,  # [T, EXPERTS]
     bias,  # float32 [EXPERTS], added for the choice; read with HAS_BIAS
+    factors,  # float32 [EXPERTS], of the experts' weights; read with HAS_FACTORS
     tokens,
     scale,  # of the weights
     jitter,  # see `ExpertsSpec`
@@ -41,6 +42,7 @@ def route_tokens(
     PADDED_GROUPS: tl.constexpr,
     GROUPS_USED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
     SHARED: tl.constexpr,
     BLOCK: tl.constexpr,  # tokens of a program
 ):
@@ -50,9 +52,9 @@ def route_tokens(
     at = token.to(tl.int64) * EXPERTS + expert
     logit = tl.load(logits + at, mask=there, other=0.0).to(tl.float32)
     choose_experts(
-        weights, pairs, counts, counters, logit, bias, token, tokens, scale, jitter,
+        weights, pairs, counts, counters, logit, bias, factors, token, tokens, scale, jitter,
         EXPERTS, PADDED, PER_TOKEN, ROUTING, NORMALISE, CAP, GROUPS, PADDED_GROUPS,
-        GROUPS_USED, HAS_BIAS, SHARED,
+        GROUPS_USED, HAS_BIAS, HAS_FACTORS, SHARED,
     )
 
 
@@ -68,6 +70,7 @@ def ask_router(
     router,  # [EXPERTS, INPUTS]
     router_bias,  # [EXPERTS], read with HAS_ROUTER_BIAS
     bias,  # float32 [EXPERTS], added for the choice; read with HAS_BIAS
+    factors,  # float32 [EXPERTS], of the experts' weights; read with HAS_FACTORS
     tokens,
     scale,
     jitter,
@@ -88,6 +91,7 @@ def ask_router(
     PADDED_GROUPS: tl.constexpr,
     GROUPS_USED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
     SHARED: tl.constexpr,
 ):
     """Multiply tokens with the router; the last program of a block of tokens routes them.
@@ -124,9 +128,9 @@ def ask_router(
             logit += own.to(tl.float32)[None, :]
         logit = logit.to(router.dtype.element_ty).to(tl.float32)
         choose_experts(
-            weights, pairs, counts, counters, logit, bias, token[:, None], tokens, scale, jitter,
-            EXPERTS, PADDED, PER_TOKEN, ROUTING, NORMALISE, CAP, GROUPS, PADDED_GROUPS,
-            GROUPS_USED, HAS_BIAS, SHARED,
+            weights, pairs, counts, counters, logit, bias, factors, token[:, None], tokens, scale,
+            jitter, EXPERTS, PADDED, PER_TOKEN, ROUTING, NORMALISE, CAP, GROUPS, PADDED_GROUPS,
+            GROUPS_USED, HAS_BIAS, HAS_FACTORS, SHARED,
         )
 
 
@@ -138,6 +142,7 @@ def choose_experts(
     counters,
     logit,  # float32 [tokens, PADDED]
     bias,
+    factors,
     token,  # [tokens, 1]
     tokens,
     scale,
@@ -152,6 +157,7 @@ def choose_experts(
     PADDED_GROUPS: tl.constexpr,
     GROUPS_USED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
     SHARED: tl.constexpr,
 ):
     """Choose the experts of some tokens from their logits, and list the pairs."""
@@ -175,8 +181,11 @@ def choose_experts(
     weight = tl.where(chosen, odds, 0.0)
     if NORMALISE:
         weight = weight / (tl.sum(weight, 1) + 1e-20)[:, None]  # all may be zero
+    weight = weight * scale
+    if HAS_FACTORS:
+        weight = weight * tl.load(factors + expert, mask=expert < EXPERTS, other=0.0)
     at = weights + token.to(tl.int64) * PER_TOKEN + place
-    tl.store(at, (weight * scale).to(weights.dtype.element_ty), mask=chosen)
+    tl.store(at, weight.to(weights.dtype.element_ty), mask=chosen)
     list_pairs(
         pairs, counts, counters, token, place, chosen, tokens, EXPERTS, PADDED, PER_TOKEN, SHARED
     )

@@ -15,6 +15,7 @@ import torch
 
 from tgi_trio.model.spec import ExpertsSpec
 from tgi_trio.shard.torch_backend.kernels.routing import ask_router, route_tokens
+from tgi_trio.shard.torch_backend.kernels.weighing import weigh_inputs
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.gating import Gate
@@ -34,6 +35,7 @@ ROUTER_TOKENS: Final = 16  # of a program: the fewest rows of a tensor core prod
 ROUTER_COLUMNS: Final = 16
 ROUTER_DEPTH: Final = 64
 _PART: Final = 1024  # inputs of a program
+_BLOCK: Final = 1024  # numbers of a program that weighs inputs
 
 
 class GroupedExperts:
@@ -50,18 +52,20 @@ class GroupedExperts:
         act: Activation,
         choice_bias: torch.Tensor | None,
         *,
+        expert_scale: torch.Tensor | None = None,
         idles: bool = True,
     ) -> None:
         """`up` and `down`: of all experts, the shared ones last, on one device.
 
-        `idles`: as for `ExpertsMlp`. Experts that return their input have no matrices; where there
-        are such, there are no shared ones.
+        `expert_scale`, `idles`: as for `ExpertsMlp`. Experts that return their input have no
+        matrices; where there are such, there are no shared ones.
         """
         self._spec = spec
         self._up = up
         self._down = down
         self._act = act
         self._choice_bias = choice_bias
+        self._expert_scale = expert_scale
         self._idles = idles
         self._shared = up.count - spec.count
         self._routed = spec.count + spec.idle
@@ -83,7 +87,9 @@ class GroupedExperts:
     ) -> ExpertParts:
         """Return the experts' outputs before they are summed; arguments as for a call."""
         gate = self._act if isinstance(self._act, Gate) and self._act.kernel else None
-        room, lists = None, routed
+        room, lists, weights = None, routed, routed.weights
+        if self._spec.weighs_inputs:
+            x, weights = self._weigh_inputs(x, routed)
         if self._spec.idle:  # what nothing is written to below is the output of an idle expert
             room = (x if self._idles else torch.zeros_like(x)).repeat_interleave(routed.each, dim=0)
             lists = routed.of_first(self._spec.count)
@@ -92,7 +98,24 @@ class GroupedExperts:
             inner = self._act(inner).contiguous()
         parts = self._down.multiply(inner, lists, gathers=False, room=room)
         doors = None if doors is None else doors.contiguous()
-        return ExpertParts(parts, routed.weights, doors, self._shared)
+        return ExpertParts(parts, weights, doors, self._shared)
+
+    def _weigh_inputs(self, x: torch.Tensor, routed: Routed) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs [pairs, hidden] of each token's experts, and what weighs the outputs.
+
+        The experts' weights multiply what goes into them. Shared ones get `x`, [T, hidden].
+        """
+        tokens, size = x.shape
+        inputs = x.new_empty(tokens * routed.each, size)
+        left = torch.empty_like(routed.weights)
+        weigh_inputs[(tokens, routed.each, -(-size // _BLOCK))](
+            *(inputs, left, x.contiguous(), routed.weights),
+            SIZE=size,
+            PER_TOKEN=self._spec.per_token,
+            SHARED=self._shared,
+            BLOCK=_BLOCK,
+        )
+        return inputs, left
 
     @staticmethod
     def asks(tokens: int) -> bool:
@@ -120,6 +143,7 @@ class GroupedExperts:
             weight.contiguous(),
             weight if bias is None else bias,
             routed.counts if self._choice_bias is None else self._choice_bias,
+            routed.counts if self._expert_scale is None else self._expert_scale,
             tokens,
             self._spec.scale,
             self._spec.jitter,
@@ -139,6 +163,7 @@ class GroupedExperts:
             *(routed.weights, routed.pairs, routed.counts, self._counters),
             logits.contiguous(),
             routed.counts if self._choice_bias is None else self._choice_bias,
+            routed.counts if self._expert_scale is None else self._expert_scale,
             tokens,
             self._spec.scale,
             self._spec.jitter,
@@ -171,6 +196,7 @@ class GroupedExperts:
             "PADDED_GROUPS": pad_count(spec.groups),
             "GROUPS_USED": spec.groups_used,
             "HAS_BIAS": self._choice_bias is not None,
+            "HAS_FACTORS": self._expert_scale is not None,
             "SHARED": self._shared,
         }
 

@@ -88,7 +88,8 @@ class GroupedMatrices(Protocol):
     ) -> torch.Tensor:
         """Return [pairs, outputs], gated; `x`, `gathers` and the order as for `multiply_groups`.
 
-        `room`: where to write it; pairs that are in no list keep what is there.
+        With `gathers`, `x` is by token or by pair, whichever it has as many rows as. `room`: where
+        to write it; pairs that are in no list keep what is there.
         """
         ...
 
@@ -134,7 +135,7 @@ class PlainMatrices:
             0.0 if gate is None else gate.limit,
             N=outputs,
             K=depth,
-            **_constants(routed, gate, gathers=gathers, biased=bias is not None),
+            **_constants(x, routed, gate, gathers=gathers, biased=bias is not None),
             ROWS=tile.rows,
             OUTPUTS=tile.outputs,
             DEPTH=tile.depth,
@@ -184,7 +185,7 @@ class CodedMatrices:
             form.units,
             ONE,
             N=outputs,
-            **_constants(routed, gate, gathers=gathers, biased=self.bias is not None),
+            **_constants(x, routed, gate, gathers=gathers, biased=self.bias is not None),
             **constants_of(codes),
             OUTPUTS=tile.outputs,
             ROWS=tile.rows,
@@ -262,13 +263,15 @@ def _make_room(x: torch.Tensor, routed: Routed, outputs: int) -> torch.Tensor:
     return x.new_empty(len(routed.weights) * routed.each, outputs)
 
 
-def _constants(routed: Routed, gate: Gate | None, *, gathers: bool, biased: bool) -> dict[str, Any]:
+def _constants(
+    x: torch.Tensor, routed: Routed, gate: Gate | None, *, gathers: bool, biased: bool
+) -> dict[str, Any]:
     """Return the constants of both kernels for groups and gates."""
-    groups = len(routed.counts)
+    groups, tokens = len(routed.counts), len(routed.weights)
     return {
         "GROUPS": groups,
         "PADDED_GROUPS": pad_count(groups),
-        "PER_ROW": routed.each,
+        "PER_ROW": routed.each * tokens // len(x) if gathers else routed.each,
         "GATHERS": gathers,
         "HAS_BIAS": biased,
         "ACT": "" if gate is None else gate.kernel,

@@ -194,8 +194,8 @@ class ExpertsMlp:
         """
         if self.grouped is not None:
             return True
-        if self.spec.weighs_inputs or self.expert_scale is not None:
-            return False  # the kernels weight outputs, and by the router alone
+        if self.spec.weighs_inputs and self.spec.idle:
+            return False  # the kernels have no inputs for experts that return theirs
         if self.table is not None and not _differ(self.table):
             return False  # nor an expert twice
         first = self.experts[0]
@@ -217,7 +217,9 @@ class ExpertsMlp:
         if up is None or down is None:
             return False
         self.grouped = GroupedExperts(
-            self.spec, up, down, first.act, self.choice_bias, idles=self.idles
+            *(self.spec, up, down, first.act, self.choice_bias),
+            expert_scale=self.expert_scale,
+            idles=self.idles,
         )
         self.experts, self.shared = [], shared
         return True

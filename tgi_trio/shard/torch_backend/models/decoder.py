@@ -21,7 +21,6 @@ from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project_normed
 from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInputs
 from tgi_trio.shard.torch_backend.layers.residual import (
@@ -182,8 +181,8 @@ class Decoder:
         """
         if not self.attends_in_kernels:
             return False
-        mlps = [mlp for layer in self.layers for mlp in (layer.mlp, layer.later)]
-        return not any(isinstance(mlp, ExpertsMlp) and mlp.grouped is None for mlp in mlps)
+        mixtures = (own for layer in self.layers for own in layer.mixtures())
+        return all(own.grouped is not None for own in mixtures)
 
     @property
     def needs_lengths(self) -> bool:

@@ -106,6 +106,11 @@ class Layer:
         own = self.own_input, self.streams, self.shared, self.crossing, self.hyper
         return self.beside, self.later, *own, self.gates, self.ngrams
 
+    def mixtures(self) -> tuple[ExpertsMlp, ...]:
+        """Return the layer's mixtures of experts."""
+        every = self.mlp, self.later, self.beside.experts if self.beside else None
+        return tuple(mlp for mlp in every if isinstance(mlp, ExpertsMlp))
+
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
         for part in (self.attention, self.mixer, self.mlp, *self._around()):
