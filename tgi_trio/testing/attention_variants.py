@@ -30,14 +30,20 @@ def attention_variants(generation: Generation) -> Iterator[Variant]:
         {"ALIBI": True},
         {"SINKS": True, "WINDOW": 128},
         {"AHEAD": True, "WINDOW": 4096},
+        {"CHUNK": 8192},
     ]
     cases: list[tuple[int, torch.dtype, dict[str, Any]]] = [
-        (dim, dtype, {}) for dim in (64, 80, 96, 128, 192, 256) for dtype in (BF16, F32)
+        (dim, dtype, {}) for dim in (64, 80, 96, 128, 192, 256, 512) for dtype in (BF16, F32)
     ]
     cases += [(128, dtype, kind) for kind in kinds for dtype in (BF16, F32)]
     cases += [(128, BF16, {"CODES": word}) for word in EIGHT_BITS]
     cases += [(dim, BF16, {"CODES": "fp8_e4m3fn"}) for dim in (64, 256)]
     cases += [(256, BF16, {"SOFT_CAP": True, "WINDOW": 4096}), (64, BF16, kinds[3])]
+    cases += [(512, BF16, {"CODES": word}) for word in EIGHT_BITS]
+    cases += [(512, BF16, {"SINKS": True, "WINDOW": 128}), (320, BF16, {})]
+    narrow = {"VALUE": 128, "PADDED_VALUE": 128}  # MiMo-V2-Flash's
+    cases += [(192, dtype, narrow) for dtype in (BF16, F32)]
+    cases += [(192, BF16, narrow | more) for more in (kinds[3], {"CODES": "fp8_e4m3fn"})]
     for dim, dtype, kind in cases:
         for decodes in (True, False):
             for group, divided in ((4, False), (4, True), (7, False)):
@@ -88,17 +94,21 @@ def _attend(
     kind: dict[str, Any],
 ) -> Variant:
     eight_bits = "CODES" in kind
-    tile = choose_tile(dtype, dim, generation, decodes=decodes, eight_bits=eight_bits)
+    sizes = dim, kind.get("VALUE", dim)
+    tile = choose_tile(dtype, *sizes, generation, decodes=decodes, eight_bits=eight_bits)
     constants = {
         "KV_HEADS": 8,
         "GROUP": group,
         "DIM": dim,
         "PADDED_DIM": pad_dim(dim),
+        "VALUE": dim,
+        "PADDED_VALUE": pad_dim(dim),
         "PAGE": 16,
         "LANES": tile.lanes,
         "KEYS": tile.keys,
         "DIVIDED": divided,
         "WINDOW": 0,
+        "CHUNK": 0,
         "SOFT_CAP": False,
         "ALIBI": False,
         "SINKS": False,
@@ -110,7 +120,9 @@ def _attend(
     mode = "decode" if decodes else "prefill"
     mode += " of one row" if decodes == 1 else ""
     named = ({"DIVIDED": True} if divided else {}) | kind
-    more = "".join(f" {n.lower() if n != 'CODES' else word}" for n, word in named.items())
+    named.pop("PADDED_VALUE", None)
+    said = {"CODES": kind.get("CODES"), "VALUE": f"value {sizes[1]}"}
+    more = "".join(f" {said.get(name, name.lower())}" for name in named)
     tables = (I32,) * 6 + (F32, F32, I32)  # the latter: slopes, sinks and lasts
     return Variant(
         f"attend_tile {mode} {TYPES[dtype]} {dim} g{group}{more}",

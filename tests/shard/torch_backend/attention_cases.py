@@ -10,12 +10,14 @@ import torch
 from tests.shard.torch_backend.models_support import BLOCK, plan, sequence, tables
 from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
-from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
+from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVCache, KVShape, KVSize
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 5},
+    "chunks": {"chunk": 12},
+    "chunks, window": {"chunk": 12, "window": 5},
     "soft cap": {"soft_cap": 3.0},
     "alibi": {"slopes": alibi_slopes(HEADS)},
     "sinks": {"sinks": torch.tensor([0.5, -2.0, 3.0, 0.0])},
@@ -31,16 +33,20 @@ def attended(
     heads: int = HEADS,
     kv_heads: int = KV_HEADS,
     dim: int = DIM,
+    value: int = 0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     spans: int = 0,
+    codes: str = "",
     **kind: Any,
 ) -> torch.Tensor:
-    """Return [T, heads * dim] on the CPU: the last `counts[i]` queries of `contexts[i]` tokens.
+    """Return [T, heads * value] on the CPU: the last `counts[i]` queries of `contexts[i]` tokens.
 
-    `spans`: so many tokens at a time see one another both ways. Numbers and block tables are the
-    same in every call with the same sizes.
+    `value`: numbers of a value, 0 for as many as a key's `dim`; `spans`: so many tokens at a time
+    see one another both ways; `codes`: one of `EIGHT_BITS`, that K and V are kept in. Numbers and
+    block tables are the same in every call with the same sizes.
     """
+    value = value or dim
     kind = {k: x.to(device) if isinstance(x, torch.Tensor) else x for k, x in kind.items()}
     layer = AttentionLayer(1, heads, kv_heads, dim, scale=0.3, **kind)
     blocks = tables([[0] * n for n in contexts], shuffle=2, new=0)
@@ -53,17 +59,18 @@ def attended(
     def some(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    query, key, value = some(total, heads, dim), *some(2, total, kv_heads, dim)
-    past = some(2, held * BLOCK, kv_heads, dim)
+    query, new = some(total, heads, dim), some(2, total, kv_heads, max(dim, value))
+    past = some(2, held * BLOCK, kv_heads, max(dim, value))
     same = layer.value_dim > 0
-    cache = KVCache(KVShape(2, kv_heads, dim, same), held, dtype, torch.device(device))
-    cache.key_slots[1].copy_(past[0])
-    if not same:
-        cache.value_slots[1].copy_(past[1])
+    shape = KVShape.of([KVSize(kv_heads, dim, value)] * 2, same=same)
+    cache = KVCache(shape, held, EIGHT_BITS.get(codes, dtype), torch.device(device))
+    every = torch.arange(len(past[0]), device=device)
+    cache.write(1, every, past[0, ..., :dim], past[1 - same, ..., :value], layer.kv_scales)
     step = plan(rows, counts)
     if spans:
         ends = np.repeat(step.context_lengths - 1, counts)
         step.visible = np.minimum(step.positions // spans * spans + spans - 1, ends)
     batch: Any = backend.prepare(step, cache)
-    out = backend.attend(layer, query, key, key if same else value, batch)
-    return out.view(total, heads, -1)[..., : layer.value_dim or dim].flatten(1).float().cpu()
+    keys, values = new[0, ..., :dim], new[1 - same, ..., :value]
+    out = backend.attend(layer, query, keys, values, batch)
+    return out.view(total, heads, -1)[..., : layer.value_dim or value].flatten(1).float().cpu()

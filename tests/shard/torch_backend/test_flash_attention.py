@@ -15,7 +15,7 @@ from tgi_trio.shard.torch_backend.attention import choice
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
 from tgi_trio.shard.torch_backend.attention.flash import FlashAttention
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
-from tgi_trio.shard.torch_backend.kv_cache import KVShape
+from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 
 SHAPE = KVShape(2, KV_HEADS, 64)
 
@@ -76,10 +76,19 @@ def test_whole_prompts_agree_with_plain_torch(kind: dict[str, Any]) -> None:
     """What the kernel knows nothing of goes elsewhere."""
     sizes, asked = ([40, 1, 17, 33], [40, 1, 17, 33]), Asked()
     ours = attended(flash(asked), *sizes, **kind)
-    assert asked.times == (0 if "sinks" in kind else 1)
+    assert asked.times == (0 if "sinks" in kind or "chunk" in kind else 1)
     torch.testing.assert_close(
         ours, attended(ReferenceAttention(), *sizes, **kind), atol=1e-5, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("shape", [{"dim": 320}, {"dim": 24, "value": 16}], ids=str)
+def test_layers_whose_heads_it_does_not_hold_go_elsewhere(shape: dict[str, Any]) -> None:
+    asked, sizes = Asked(), ([40, 17], [40, 17])
+    torch.testing.assert_close(
+        attended(flash(asked), *sizes, **shape), attended(ReferenceAttention(), *sizes, **shape)
+    )
+    assert asked.times == 0
 
 
 @pytest.mark.parametrize("counts", [[1, 1], [40, 6]], ids=["decodes", "a chunk among them"])
@@ -99,8 +108,11 @@ def test_where_it_is_installed_it_stands_before_our_own(monkeypatch: pytest.Monk
     monkeypatch.setattr(choice, "capturable_attention", lambda device, shape: None)
     device, half = torch.device("cuda:0"), torch.bfloat16
     monkeypatch.setattr("tgi_trio.shard.torch_backend.attention.flash.Staging", lambda device: None)
-    assert choose_attention(device, half, SHAPE).name == "flash-attn"
-    for dtype, shape in ((torch.float32, SHAPE), (half, KVShape(2, 1, 576, same=True))):
+    small, large, narrow = KVSize(4, 256, 256), KVSize(1, 512, 512), KVSize(4, 192, 128)
+    for shape in (SHAPE, KVShape.of([small, large])):  # it has the layers that it holds
+        assert choose_attention(device, half, shape).name == "flash-attn"
+    others = KVShape(2, 1, 576, same=True), KVShape.of([large]), KVShape.of([narrow])
+    for dtype, shape in ((torch.float32, SHAPE), *((half, shape) for shape in others)):
         assert choose_attention(device, dtype, shape).name == "torch"
 
 

@@ -19,7 +19,7 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tests.shard.torch_backend.models_support import BLOCK, plan, sequence, tables
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVCache, KVShape
+from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVCache, KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 
 need_triton()
@@ -27,7 +27,7 @@ need_triton()
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
 
 WIDE = bool(os.environ.get("KERNEL_SWEEP"))
-DIMS = (64, 80, 96, 128, 192, 256)
+DIMS = (64, 80, 96, 128, 192, 256, 320, 512)
 KINDS = [*product((1, 2, 4, 7, 8, 16), (0, 1, 16, 37))] if WIDE else [(1, 20), (7, 0)]
 STEPS: dict[str, tuple[list[int], list[int]]] = {  # contexts, and queries of them
     "decode": ([75, 1, 34], [1, 1, 1]),
@@ -41,13 +41,19 @@ class Case:
     """Rows whose K and V are in a cache, but for those of the queries."""
 
     def __init__(
-        self, contexts: list[int], counts: list[int], layer: AttentionLayer, codes: str = ""
+        self,
+        contexts: list[int],
+        counts: list[int],
+        layer: AttentionLayer,
+        codes: str = "",
+        value_dim: int = 0,
     ) -> None:
-        """`codes`: one of `EIGHT_BITS`, that K and V are kept in."""
+        """`codes`: one of `EIGHT_BITS`, that K and V are kept in; `value_dim`: 0 for as in K."""
         self.layer, self.contexts, self.counts = layer, contexts, counts
         self.blocks = tables([[0] * n for n in contexts], shuffle=2, new=0)
         held, dim, same = 1 + sum(map(len, self.blocks)), layer.head_dim, layer.value_dim > 0
-        shape = KVShape(2, layer.kv_heads, dim, same)
+        value_dim = value_dim or dim
+        shape = KVShape.of([KVSize(layer.kv_heads, dim, value_dim)] * 2, same=same)
         kept = EIGHT_BITS[codes] if codes else torch.bfloat16
         self.cache = KVCache(shape, held, kept, torch.device(DEVICE))
         # What nobody has written, nobody may look at; this is no number in e5m2, and is a large one
@@ -61,7 +67,9 @@ class Case:
             return (torch.randn(shape, generator=generator) / 8).to(DEVICE, torch.bfloat16)
 
         self.query = 16 * some(sum(counts), layer.heads, dim)
-        self.rows = [(some(n, layer.kv_heads, dim), some(n, layer.kv_heads, dim)) for n in contexts]
+        self.rows = [
+            (some(n, layer.kv_heads, dim), some(n, layer.kv_heads, value_dim)) for n in contexts
+        ]
         for i, (blocks, (key, value)) in enumerate(zip(self.blocks, self.rows, strict=True)):
             places = torch.tensor(blocks).repeat_interleave(BLOCK) * BLOCK
             places += torch.arange(BLOCK).repeat(len(blocks))
@@ -103,8 +111,10 @@ class Case:
             keys, values = (
                 x.float().repeat_interleave(group, 1).transpose(0, 1) for x in (key, value)
             )
-            behind = torch.arange(len(key) - count, len(key))[:, None] - torch.arange(len(key))
-            seen = (behind >= 0) & ((behind < layer.window) if layer.window else True)
+            own, place = torch.arange(len(key) - count, len(key))[:, None], torch.arange(len(key))
+            seen = (place <= own) & ((place > own - layer.window) if layer.window else True)
+            if layer.chunk:
+                seen &= place // layer.chunk == own // layer.chunk
             out = functional.scaled_dot_product_attention(
                 query, keys, values, attn_mask=seen.to(DEVICE), scale=layer.scale
             )
@@ -144,6 +154,19 @@ def test_heads_of_models(dim: int, step: str, programs: Callable[[str], None]) -
             programs(way)
             worst = (case.attended().float() - expected).abs().max().item()
             assert worst < BOUND, (group, window, way, worst)
+
+
+@pytest.mark.parametrize("way", PROGRAMS)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("chunk", [0, 20])
+def test_values_narrower_than_keys_and_chunks(
+    chunk: int, step: str, way: str, programs: Callable[[str], None]
+) -> None:
+    programs(way)
+    layer = AttentionLayer(1, 8, 2, 192, scale=192**-0.5, chunk=chunk)
+    case = Case(*STEPS[step], layer, value_dim=128)
+    worst = (case.attended().float() - case.expected()).abs().max().item()
+    assert worst < BOUND, worst
 
 
 @pytest.mark.parametrize("way", PROGRAMS)

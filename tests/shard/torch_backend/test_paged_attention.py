@@ -13,7 +13,7 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tests.shard.torch_backend.models_support import plan, sequence
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, CapturableAttention
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
-from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
+from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVCache, KVShape
 
 need_triton()
 
@@ -75,12 +75,46 @@ def test_layers_in_which_they_do_not(backend: CapturableAttention) -> None:
         {"heads": 20, "kv_heads": 1, "dim": 24},  # a head size that is none, more heads than lanes
         {"heads": 3, "kv_heads": 3, "dim": 16},  # a key of its own for every head
         {"heads": 2, "kv_heads": 1, "dim": 256},
+        {"heads": 4, "kv_heads": 2, "dim": 288},
+        {"heads": 7, "kv_heads": 1, "dim": 512},
+        {"heads": 4, "kv_heads": 2, "dim": 24, "value": 16},  # values narrower than keys
+        {"heads": 6, "kv_heads": 2, "dim": 192, "value": 128},
+        {"heads": 2, "kv_heads": 1, "dim": 16, "value": 40},  # and wider
     ],
     ids=str,
 )
 def test_any_shape_of_heads(backend: CapturableAttention, shape: dict[str, int]) -> None:
     agree(backend, *SIZES["mixed"], **shape)
     agree(backend, *SIZES["decodes"], **shape, window=16)
+    agree(backend, *SIZES["decodes"], **shape, chunk=24)
+
+
+@pytest.mark.parametrize("codes", EIGHT_BITS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"heads": 4, "kv_heads": 2, "dim": 288},
+        {"heads": 4, "kv_heads": 1, "dim": 512},
+        {"heads": 4, "kv_heads": 2, "dim": 192, "value": 128},
+    ],
+    ids=str,
+)
+def test_heads_of_8_bits(backend: CapturableAttention, shape: dict[str, int], codes: str) -> None:
+    kind = {"codes": codes, "kv_scales": (1 / 64, 1 / 96), "chunk": 24}
+    agree(backend, *SIZES["mixed"], **shape, **kind)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_chunks_of_tokens_that_see_one_another(backend: CapturableAttention, ahead: bool) -> None:
+    agree(backend, *SIZES["mixed"], spans=7, chunk=24, ahead=ahead)
+    agree(backend, *SIZES["prefills"], spans=40, chunk=12, ahead=ahead)
+
+
+def test_tiles_of_many_chunks(backend: CapturableAttention) -> None:
+    """Shorter than a tile of queries, than a step of keys, and longer than either."""
+    for chunk in (1, 7, 32, 64, 128):
+        agree(backend, [200, 130], [150, 130], chunk=chunk, heads=2, kv_heads=2, dim=64)
+        agree(backend, [200, 130, 65], [1, 1, 1], chunk=chunk)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,10 @@ class KVCache:
         self.key_blocks = [part.unflatten(0, by_block) for part in self.key_slots]
         self.value_blocks = [part.unflatten(0, by_block) for part in self.value_slots]
 
+    def value_dim(self, layer: int) -> int:
+        """Return the numbers of a layer's values, or of its keys where those serve as values."""
+        return self.value_slots[layer].shape[-1]
+
     def write(
         self,
         layer: int,

@@ -8,7 +8,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, CapturableAttention
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
-from tgi_trio.shard.torch_backend.attention.tiles import fits_kernels
+from tgi_trio.shard.torch_backend.attention.tiles import fits_flash, fits_kernels
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
@@ -21,19 +21,16 @@ def choose_attention(
     shape: KVShape,
     *,
     eight_bits: bool = False,
-    in_kernels: bool = True,
 ) -> AttentionBackend:
     """Return our own kernels on a GPU, with flash-attn's for some steps if it is installed.
 
     flash-attn needs half precision and heads with values of their own; see `flash.py` for the
-    steps. With 8-bit K and V (`eight_bits`) everything is read from the cache, by our kernels. The
-    result is plain torch on a CPU, on a GPU without Triton, for heads too large for the kernels,
-    and for models whose attention kernels cannot compute (not `in_kernels`).
+    steps and layers. With 8-bit K and V (`eight_bits`) everything is read from the cache, by our
+    kernels. The result is plain torch on a CPU, on a GPU without Triton, and for heads too large
+    for the kernels.
     """
-    if not in_kernels:
-        return ReferenceAttention()
     own = capturable_attention(device, shape) or ReferenceAttention()
-    fits = dtype in _HALF and not shape.same and fits_kernels(shape) and not eight_bits
+    fits = dtype in _HALF and fits_flash(shape) and not eight_bits
     if device.type != "cuda" or not fits or importlib.util.find_spec("flash_attn") is None:
         return own
     from flash_attn import flash_attn_varlen_func  # optional, and only there on a GPU

@@ -2,8 +2,9 @@
 
 It is used in steps in which every row has all of its keys among the step's new ones, so that the
 cache need not be read, and no query sees beyond its own position. All other steps use another
-backend: the kernel's block tables need pages of 256 tokens and ours have 16, and gathering keys
-first would move each of them three times. Half precision only, like the kernel.
+backend, as do layers whose heads, or what these see, are none of the kernel's: its block tables
+need pages of 256 tokens and ours have 16, and gathering keys first would move each of them three
+times. Half precision only, like the kernel.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionLayer,
     HeadPlaces,
 )
+from tgi_trio.shard.torch_backend.attention.tiles import MOST_FLASH
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.staging import Staging
@@ -77,7 +79,7 @@ class FlashAttention(AttentionBackend):
         batch: FlashBatch,
     ) -> torch.Tensor:
         whole = batch.whole
-        if whole is None or _is_beyond(layer):
+        if whole is None or _is_beyond(layer, batch.cache):
             return self._otherwise.attend(layer, query, key, value, self._other(batch))
         batch.cache.key_slots[layer.index].index_copy_(0, whole.slots, key)
         batch.cache.value_slots[layer.index].index_copy_(0, whole.slots, value)
@@ -105,14 +107,14 @@ class FlashAttention(AttentionBackend):
         table: RotaryTable | None,
         batch: FlashBatch,
     ) -> torch.Tensor:
-        if batch.whole is None or _is_beyond(layer):
+        if batch.whole is None or _is_beyond(layer, batch.cache):
             return self._otherwise.attend_projected(layer, qkv, steps, table, self._other(batch))
         query, key, value = steps.split(qkv, table)
         return self.attend(layer, query, key, value, batch)
 
     def head_places(self, layer: AttentionLayer, batch: FlashBatch) -> HeadPlaces | None:
         """See AttentionBackend. None where the kernel attends, since it reads new keys directly."""
-        if batch.whole is not None and not _is_beyond(layer):
+        if batch.whole is not None and not _is_beyond(layer, batch.cache):
             return None
         return self._otherwise.head_places(layer, self._other(batch))
 
@@ -128,6 +130,10 @@ class FlashAttention(AttentionBackend):
         return batch.other
 
 
-def _is_beyond(layer: AttentionLayer) -> bool:
-    """Return whether a layer has sinks, which the kernel lacks, or has no keys of its own."""
-    return layer.sinks is not None or layer.reads_only
+def _is_beyond(layer: AttentionLayer, cache: KVCache) -> bool:
+    """Return whether a layer is none of the kernel's.
+
+    It has sinks, chunks, no keys of its own, heads that are too large, or values of another width.
+    """
+    other = layer.head_dim > MOST_FLASH or cache.value_dim(layer.index) != layer.head_dim
+    return other or layer.sinks is not None or layer.reads_only or layer.chunk > 0

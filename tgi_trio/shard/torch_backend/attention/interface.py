@@ -68,8 +68,8 @@ class AttentionNeeds:
 class HeadPlaces(NamedTuple):
     """Where a layer's new keys and values are written, in a cache of plain numbers."""
 
-    key: torch.Tensor  # [slots, kv_heads, head_dim], as are values
-    value: torch.Tensor
+    key: torch.Tensor  # [slots, kv_heads, head_dim]
+    value: torch.Tensor  # [slots, kv_heads, numbers of a value]
     slots: torch.Tensor  # int64 [T]
 
 

@@ -51,13 +51,10 @@ def attention_for(
     dtype: torch.dtype,
     *,
     eight_bits: bool = False,
-    in_kernels: bool = True,
 ) -> AttentionBackend:
     """Return what computes a model's attention; see `choose_attention` for the rest."""
     if needs.kind == "all":
-        return choose_attention(
-            device, dtype, needs.shape, eight_bits=eight_bits, in_kernels=in_kernels
-        )
+        return choose_attention(device, dtype, needs.shape, eight_bits=eight_bits)
     return capturable_for(needs, device) or _KINDS[needs.kind].plain(needs, device)
 
 

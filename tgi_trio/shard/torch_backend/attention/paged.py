@@ -1,8 +1,8 @@
 """Attention on a GPU by our own Triton kernels, which read K and V in the paged cache.
 
-They have any dtype, head size and window, soft caps, linear biases and sinks. A step's inputs are
-in one block of memory, filled by a single copy, so that decode steps can be captured as CUDA graphs
-(see `shard/torch_backend/recordings/decode_graphs.py`).
+They have any dtype, head size, window and chunk, soft caps, linear biases and sinks. A step's
+inputs are in one block of memory, filled by a single copy, so that decode steps can be captured as
+CUDA graphs (see `shard/torch_backend/recordings/decode_graphs.py`).
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ class PagedAttention(CapturableAttention):
             query, ends = query.split((layer.value_dim, layer.head_dim - layer.value_dim), dim=-1)
             return self._attend_latents(layer, query, ends, batch, None)
         shares = self._share(layer, query, batch)
-        work = _divide(layer, query, sum(len(tiles.rows) for _, tiles in shares), layer.head_dim)
+        count = sum(len(tiles.rows) for _, tiles in shares)
+        work = _divide(layer, query, count, batch.cache.value_dim(layer.index))
         for tile, tiles in shares:
             self._attend_tiles(layer, query, batch, tile, tiles, work)
         return work.merge()
@@ -190,9 +191,9 @@ class PagedAttention(CapturableAttention):
         group, tiling = layer.heads // layer.kv_heads, batch.tiling
 
         def tile_of(decodes: int) -> Tile:
-            eight_bits = bool(batch.cache.codes)
-            size, kind = layer.head_dim, self._generation
-            return choose_tile(query.dtype, size, kind, decodes=decodes, eight_bits=eight_bits)
+            sizes = layer.head_dim, batch.cache.value_dim(layer.index)
+            kind, eight_bits = self._generation, bool(batch.cache.codes)
+            return choose_tile(query.dtype, *sizes, kind, decodes=decodes, eight_bits=eight_bits)
 
         tile, few = tile_of(len(query) if batch.decodes else 0), tile_of(len(query))
         if not group <= few.lanes < tile.lanes:
@@ -214,6 +215,7 @@ class PagedAttention(CapturableAttention):
     ) -> None:
         """Launch attention over some tiles of a step."""
         lasts = batch.lasts if layer.ahead else None
+        value_dim = batch.cache.value_dim(layer.index)
         attend_tile[(len(tiles.rows), layer.kv_heads, work.parts)](
             *(work.out, work.sums, work.bests, work.masses),
             query,
@@ -233,11 +235,14 @@ class PagedAttention(CapturableAttention):
             GROUP=layer.heads // layer.kv_heads,
             DIM=layer.head_dim,
             PADDED_DIM=pad_dim(layer.head_dim),
+            VALUE=value_dim,
+            PADDED_VALUE=pad_dim(value_dim),
             PAGE=batch.page,
             LANES=tile.lanes,
             KEYS=tile.keys,
             DIVIDED=work.parts > 1,
             WINDOW=layer.window,
+            CHUNK=layer.chunk,
             SOFT_CAP=layer.soft_cap > 0,
             ALIBI=layer.slopes is not None,
             SINKS=layer.sinks is not None,

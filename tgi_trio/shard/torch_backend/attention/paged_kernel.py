@@ -31,13 +31,13 @@ LOG2E = tl.constexpr(1.4426950408889634)
 # fmt: off
 @triton.jit
 def attend_tile(
-    out,  # [T, heads, DIM], contiguous
-    parts,  # float32 [T, heads, parts, DIM]: weighted sums of values, with DIVIDED only
+    out,  # [T, heads, VALUE], contiguous
+    parts,  # float32 [T, heads, parts, VALUE]: weighted sums of values, with DIVIDED only
     bests,  # float32 [T, heads, parts]: largest score of a part
     masses,  # float32 [T, heads, parts]: sum of 2 ** (score - best)
     query,  # [T, heads, DIM], of any strides but the last
     key,  # [slots, kv_heads, DIM], contiguous: one layer of the cache, numbers or CODES
-    value,
+    value,  # [slots, kv_heads, VALUE]
     tables,  # int32: rows of `width` block numbers
     width,  # int32 [1], on the device, since it changes between replays of a CUDA graph
     contexts,  # int32 [R] keys of each row
@@ -52,13 +52,16 @@ def attend_tile(
     soft_cap, query_token_stride, query_head_stride,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a KV head
-    DIM: tl.constexpr,
+    DIM: tl.constexpr,  # numbers of a query and of a key
     PADDED_DIM: tl.constexpr,  # the next power of two
+    VALUE: tl.constexpr,  # numbers of a value
+    PADDED_VALUE: tl.constexpr,
     PAGE: tl.constexpr,  # tokens of a KV block
     LANES: tl.constexpr,  # pairs of a tile, a power of two
     KEYS: tl.constexpr,  # keys of one step of the loop, a power of two
     DIVIDED: tl.constexpr,  # programs share a tile's keys: as many as the grid's third dimension
     WINDOW: tl.constexpr,  # 0: a query sees all earlier keys
+    CHUNK: tl.constexpr,  # positions of a chunk, of which a query sees its own; 0: no chunks
     SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     AHEAD: tl.constexpr,  # queries may see tokens after their own
     CODES: tl.constexpr,  # see `eight_bits.py`
@@ -74,10 +77,15 @@ def attend_tile(
     last = position
     if AHEAD:
         last = tl.load(lasts + token, mask=real, other=0)
-    begin, end = find_keys(start, count, context, last, GROUP, LANES, KEYS, DIVIDED, WINDOW, AHEAD)
+    begin, end = find_keys(
+        start, count, context, last, GROUP, LANES, KEYS, DIVIDED, WINDOW, AHEAD, CHUNK
+    )
     # All of a decode's keys but the newest have already been written.
     if OVERLAPS and DIVIDED and LANES <= 16:
-        fetch_keys(key, value, table, kv_head, begin, end, KV_HEADS, DIM, PADDED_DIM, PAGE, KEYS)
+        fetch_keys(
+            key, value, table, kv_head, begin, end, KV_HEADS, DIM, PADDED_DIM, VALUE, PADDED_VALUE,
+            PAGE, KEYS,
+        )
     wait_for_earlier(OVERLAPS)
     dim = tl.arange(0, PADDED_DIM)
     where = token[:, None] * query_token_stride + head[:, None] * query_head_stride + dim[None, :]
@@ -86,25 +94,25 @@ def attend_tile(
     if ALIBI:
         slope = tl.load(slopes + head, mask=real, other=0.0)
     best, mass = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32)
-    total = tl.zeros([LANES, PADDED_DIM], tl.float32)
+    total = tl.zeros([LANES, PADDED_VALUE], tl.float32)
     if LANES > 16:
-        low, high = find_whole(start, count, context, begin, end, GROUP, LANES, KEYS, WINDOW)
-        if WINDOW:
+        low, high = find_whole(start, count, context, begin, end, GROUP, LANES, KEYS, WINDOW, CHUNK)
+        if WINDOW or CHUNK:
             best, mass, total = walk(
                 best, mass, total, q, key, value, table, kv_head, begin, low, end, scale, soft_cap,
-                slope, position, last, KV_HEADS, DIM, PADDED_DIM, PAGE, KEYS, True, WINDOW,
-                SOFT_CAP, ALIBI, CODES,
+                slope, position, last, KV_HEADS, DIM, PADDED_DIM, VALUE, PADDED_VALUE, PAGE, KEYS,
+                True, WINDOW, CHUNK, SOFT_CAP, ALIBI, CODES,
             )
         best, mass, total = walk(
             best, mass, total, q, key, value, table, kv_head, low, high, end, scale, soft_cap,
-            slope, position, last, KV_HEADS, DIM, PADDED_DIM, PAGE, KEYS, False, WINDOW,
-            SOFT_CAP, ALIBI, CODES,
+            slope, position, last, KV_HEADS, DIM, PADDED_DIM, VALUE, PADDED_VALUE, PAGE, KEYS,
+            False, WINDOW, CHUNK, SOFT_CAP, ALIBI, CODES,
         )
         begin = high
     best, mass, total = walk(
         best, mass, total, q, key, value, table, kv_head, begin, end, end, scale, soft_cap,
-        slope, position, last, KV_HEADS, DIM, PADDED_DIM, PAGE, KEYS, True, WINDOW,
-        SOFT_CAP, ALIBI, CODES,
+        slope, position, last, KV_HEADS, DIM, PADDED_DIM, VALUE, PADDED_VALUE, PAGE, KEYS, True,
+        WINDOW, CHUNK, SOFT_CAP, ALIBI, CODES,
     )
     if SINKS:
         best, mass, fade = add_sinks(tl.load(sinks + head, mask=real, other=0.0), best, mass, part)
@@ -112,55 +120,62 @@ def attend_tile(
     if CODES != "":
         total = total * value_scale
     which = token * KV_HEADS * GROUP + head
-    store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, DIM, DIVIDED)
+    place = tl.arange(0, PADDED_VALUE)
+    store_tile(
+        out, parts, bests, masses, which, best, mass, total, real, place, part, VALUE, DIVIDED
+    )
 
 
 @triton.jit
 def fetch_keys(
     key, value, table, kv_head, begin, end,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PAGE: tl.constexpr,
-    KEYS: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, VALUE: tl.constexpr,
+    PADDED_VALUE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
 ):
     """Prefetch into the level 2 cache the first keys and values that a program reads."""
     if begin < end:
         numbers: tl.constexpr = 64 * 8 // key.dtype.element_ty.primitive_bitwidth  # of 64 bytes
         slot = find_slots(table, begin + tl.arange(0, KEYS), end, PAGE, True) * KV_HEADS + kv_head
         place = tl.arange(0, (PADDED_DIM + numbers - 1) // numbers)[None, :] * numbers
-        at = slot * DIM + tl.minimum(place, DIM - 1)
-        fetch(key + at)
-        fetch(value + at)
+        fetch(key + slot * DIM + tl.minimum(place, DIM - 1))
+        place = tl.arange(0, (PADDED_VALUE + numbers - 1) // numbers)[None, :] * numbers
+        fetch(value + slot * VALUE + tl.minimum(place, VALUE - 1))
 
 
 @triton.jit
 def walk(
     best,  # float32 [LANES], as for `weigh`
     mass,
-    total,  # float32 [LANES, PADDED_DIM]: values weighted by the scores of their keys
+    total,  # float32 [LANES, PADDED_VALUE]: values weighted by the scores of their keys
     q,
     key, value, table, kv_head,
     begin,  # the keys to walk: the first one, and the end
     until,
     end,  # of the row's keys
     scale, soft_cap, slope, position, last,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, PAGE: tl.constexpr,
-    KEYS: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, VALUE: tl.constexpr,
+    PADDED_VALUE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
     MASKED: tl.constexpr,  # some keys are hidden from a query, or beyond the end
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, CODES: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr,
+    CODES: tl.constexpr,
 ):
     """Return a running softmax after some more keys: best scores, masses, totals."""
-    dim = tl.arange(0, PADDED_DIM)[None, :]
+    dim, column = tl.arange(0, PADDED_DIM)[None, :], tl.arange(0, PADDED_VALUE)[None, :]
     factor = 1.0 if SOFT_CAP or ALIBI else scale * LOG2E
     for low in range(begin, until, KEYS):
         place = low + tl.arange(0, KEYS)
-        at = (find_slots(table, place, end, PAGE, MASKED) * KV_HEADS + kv_head) * DIM + dim
+        slot = find_slots(table, place, end, PAGE, MASKED) * KV_HEADS + kv_head
+        at = slot * DIM + dim
         k = decode_like(load_there(key + at, place, end, dim, DIM, PADDED_DIM, MASKED), q, CODES)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
         score = finish_scores(
             score, scale, soft_cap, slope, place, position, last, end, MASKED, WINDOW, SOFT_CAP,
-            ALIBI,
+            ALIBI, CHUNK,
         )
         best, mass, fade, weight = weigh(score, factor, best, mass)
-        v = decode_like(load_there(value + at, place, end, dim, DIM, PADDED_DIM, MASKED), q, CODES)
+        at = slot * VALUE + column
+        v = load_there(value + at, place, end, column, VALUE, PADDED_VALUE, MASKED)
+        v = decode_like(v, q, CODES)
         total = total * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
     return best, mass, total
 # fmt: on
@@ -223,6 +238,17 @@ def find_slots(table, place, end, PAGE: tl.constexpr, MASKED: tl.constexpr):
 
 
 @triton.jit
+def find_hidden(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the last position before those that queries at `position` see; it may be negative."""
+    if WINDOW and CHUNK:
+        return tl.maximum(position - WINDOW, position // CHUNK * CHUNK - 1)
+    elif CHUNK:
+        return position // CHUNK * CHUNK - 1
+    else:
+        return position - WINDOW
+
+
+@triton.jit
 def find_keys(
     start,
     count,
@@ -234,6 +260,7 @@ def find_keys(
     DIVIDED: tl.constexpr,
     WINDOW: tl.constexpr,
     AHEAD: tl.constexpr,
+    CHUNK: tl.constexpr = 0,
 ):
     """Return the first key that a program reads, and the end."""
     first = context - count + start // GROUP
@@ -241,8 +268,8 @@ def find_keys(
     if AHEAD:
         end = tl.minimum(context, tl.max(last, 0) + 1)
     begin = 0
-    if WINDOW:
-        begin = tl.maximum(0, first - WINDOW + 1) // KEYS * KEYS
+    if WINDOW or CHUNK:
+        begin = tl.maximum(0, find_hidden(first, WINDOW, CHUNK) + 1) // KEYS * KEYS
     if DIVIDED:
         each = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(2)), KEYS) * KEYS
         begin += tl.program_id(2) * each
@@ -261,13 +288,15 @@ def find_whole(
     LANES: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """Return the range within `begin` to `end`, in whole KEYS, that all of a tile's queries see."""
     first = context - count + start // GROUP  # the positions of its first query and its last
     last = context - count + (start + LANES - 1) // GROUP
     low = begin
-    if WINDOW:
-        low = begin + tl.cdiv(tl.maximum(last - WINDOW + 1 - begin, 0), KEYS) * KEYS
+    if WINDOW or CHUNK:
+        hidden = find_hidden(last, WINDOW, CHUNK)
+        low = begin + tl.cdiv(tl.maximum(hidden + 1 - begin, 0), KEYS) * KEYS
         low = tl.minimum(low, begin + tl.cdiv(end - begin, KEYS) * KEYS)
     high = low + tl.maximum(tl.minimum(first + 1, end) - low, 0) // KEYS * KEYS
     return low, high
@@ -287,6 +316,7 @@ def finish_scores(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    CHUNK: tl.constexpr = 0,
 ):
     """Return scores; if MASKED, -inf for keys that a query does not see.
 
@@ -300,8 +330,8 @@ def finish_scores(
         score += (slope * LOG2E)[:, None] * place[None, :]
     if MASKED:
         seen = (place < end)[None, :] & (place[None, :] <= last[:, None])
-        if WINDOW:
-            seen = seen & (place[None, :] > position[:, None] - WINDOW)
+        if WINDOW or CHUNK:
+            seen = seen & (place[None, :] > find_hidden(position, WINDOW, CHUNK)[:, None])
         score = tl.where(seen, score, float("-inf"))
     return score
 

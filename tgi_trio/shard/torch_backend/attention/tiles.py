@@ -21,42 +21,76 @@ class Tile(NamedTuple):
 
 _BY_HEAD_SIZE = tuple[tuple[int, Tile], ...]  # (head size up to, tile)
 
-# The fastest on an H200 among those whose registers do not spill (figures in docs/device.md). Half
-# of the stages look up block numbers, so with 5 stages two tiles of keys are in flight. Heads of 64
-# need warps that seldom wait for one another; larger ones have enough bytes in flight anyway.
+# The fastest on an H200 among those whose registers do not spill (figures in docs/device.md); of
+# heads beyond 256 the largest that do not, as no device has run them. Half of the stages look up
+# block numbers, so with 5 stages two tiles of keys are in flight. Heads of 64 need warps that
+# seldom wait for one another; larger ones have enough bytes in flight anyway.
 _DECODE: Final[_BY_HEAD_SIZE] = (
     (64, Tile(16, 64, 2, 5)),
     (128, Tile(16, 64, 4)),
     (256, Tile(16, 32, 4)),
+    (512, Tile(16, 16, 8)),
 )
 # A single row has few programs, with few keys each. They must be able to begin beside the products
 # around them: a multiprocessor's split of shared memory and cache changes only while it is idle.
 _LONE_DECODE: Final[_BY_HEAD_SIZE] = ((64, Tile(16, 64, 2)), *_DECODE[1:])
 _PREFILL: Final[dict[Generation, _BY_HEAD_SIZE]] = {
-    "ampere": ((64, Tile(64, 64, 4)), (128, Tile(64, 64, 8)), (256, Tile(64, 32, 8))),
-    "hopper": ((64, Tile(128, 64, 4)), (256, Tile(128, 64, 8))),
+    "ampere": (
+        (64, Tile(64, 64, 4)),
+        (128, Tile(64, 64, 8)),
+        (256, Tile(64, 32, 8)),
+        (512, Tile(32, 32, 8, 2)),
+    ),
+    "hopper": ((64, Tile(128, 64, 4)), (256, Tile(128, 64, 8)), (512, Tile(32, 32, 8))),
 }
 # 8-bit K and V take registers twice: as bytes, and as the numbers that they stand for.
-_EIGHT_BITS_DECODE: Final[_BY_HEAD_SIZE] = ((128, Tile(16, 64, 8)), (256, Tile(16, 32, 4)))
+_EIGHT_BITS_DECODE: Final[_BY_HEAD_SIZE] = (
+    (128, Tile(16, 64, 8)),
+    (256, Tile(16, 32, 4)),
+    (512, Tile(16, 16, 8)),
+)
 _EIGHT_BITS_PREFILL: Final[dict[Generation, _BY_HEAD_SIZE]] = {
-    "ampere": ((64, Tile(64, 64, 4)), (128, Tile(64, 64, 8)), (256, Tile(64, 16, 8))),
-    "hopper": ((64, Tile(128, 64, 4)), (128, Tile(128, 64, 8)), (256, Tile(128, 32, 8))),
+    "ampere": (
+        (64, Tile(64, 64, 4)),
+        (128, Tile(64, 64, 8)),
+        (256, Tile(64, 16, 8)),
+        (512, Tile(32, 16, 8)),
+    ),
+    "hopper": (
+        (64, Tile(128, 64, 4)),
+        (128, Tile(128, 64, 8)),
+        (256, Tile(128, 32, 8)),
+        (512, Tile(32, 32, 8)),
+    ),
 }
+# Of values so narrow that they are padded to fewer numbers than keys; larger tiles spill there.
+_NARROW_PREFILL: Final = Tile(64, 32, 4)
 # float32 does not use the tensor cores, and takes twice the registers.
-_WIDE: Final[_BY_HEAD_SIZE] = ((64, Tile(16, 32, 4)), (256, Tile(16, 32, 8)))
+_WIDE: Final[_BY_HEAD_SIZE] = (
+    (64, Tile(16, 32, 4)),
+    (256, Tile(16, 32, 8)),
+    (512, Tile(16, 16, 8)),
+)
 # Latents of up to 512 numbers and a rotated end: the results take most of the registers.
 _FEW_LATENT: Final = Tile(16, 32, 8, 2)
 _LATENT: Final = Tile(32, 32, 8, 2)
 _WIDE_LATENT: Final = Tile(16, 16, 8, 2)
+MOST_FLASH: Final = 256  # numbers of the largest head that flash-attn's kernel holds
 MOST_PARTS: Final = 32  # into which a tile's keys are divided
-_MOST, _MOST_LATENT = 256, 512 + 64  # numbers of the largest head
+_MOST, _MOST_LATENT = 512, 512 + 64  # numbers of the largest head
 
 
 def fits_kernels(shape: KVShape) -> bool:
-    """Return whether the kernels hold heads of a shape; keys and values must be equally wide."""
-    if any(size.key_dim != size.value_dim for size in shape.sizes):
-        return False
-    return shape.head_dim <= (_MOST_LATENT if shape.same else _MOST)
+    """Return whether the kernels hold the keys and values of all layers."""
+    if shape.same:
+        return shape.head_dim <= _MOST_LATENT
+    return all(max(size.key_dim, size.value_dim) <= _MOST for size in shape.by_layer())
+
+
+def fits_flash(shape: KVShape) -> bool:
+    """Return whether flash-attn's kernel holds the heads of some layers."""
+    sizes = shape.by_layer()
+    return not shape.same and any(size.key_dim == size.value_dim <= MOST_FLASH for size in sizes)
 
 
 def choose_latent_tile(dtype: torch.dtype, heads: int, *, decodes: bool) -> Tile:
@@ -67,16 +101,21 @@ def choose_latent_tile(dtype: torch.dtype, heads: int, *, decodes: bool) -> Tile
 
 def choose_tile(
     dtype: torch.dtype,
-    head_dim: int,
+    key_dim: int,
+    value_dim: int,
     generation: Generation,
     *,
     decodes: int,
     eight_bits: bool = False,
 ) -> Tile:
-    """Return the tile for heads of up to 256 numbers.
+    """Return the tile for heads with keys and values of up to 512 numbers.
 
     `decodes`: the number of rows if each has one query, else 0; `eight_bits`: of K and V.
     """
+    head_dim = max(key_dim, value_dim)
+    narrow = pad_dim(value_dim) < pad_dim(key_dim) == 256
+    if narrow and not decodes and dtype.itemsize == 2 and generation == "hopper":
+        return _NARROW_PREFILL
     half = _PREFILL[generation]
     if decodes:
         half = _LONE_DECODE if decodes == 1 else _DECODE

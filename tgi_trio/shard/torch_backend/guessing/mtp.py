@@ -70,9 +70,7 @@ class TorchMtp(OwnKv):
         decoder = weights.decoder
         super().__init__(decoder.kv_shape, dtype, device)
         self.features = decoder.spec.hidden_size  # read from the model
-        self._attention = attention_for(
-            decoder.attention_needs, device, dtype, in_kernels=decoder.attends_in_kernels
-        )
+        self._attention = attention_for(decoder.attention_needs, device, dtype)
 
     def nbytes(self) -> int:
         """Return the bytes of all weights, excluding the model's embedding and head."""

@@ -51,7 +51,6 @@ def make_decoder_runner(
         target.device,
         target.dtype,
         eight_bits=kv_dtype is not None,
-        in_kernels=model.attends_in_kernels,
     )
     images = _image_states(settings, model, target, records=bool(graph_sizes))
     last = LastStep()

@@ -169,18 +169,11 @@ class Decoder:
         return AttentionNeeds(self.kv_shape, kind, layers)
 
     @property
-    def attends_in_kernels(self) -> bool:
-        """Whether kernels support what every layer sees; else plain torch computes attention."""
-        return all(layer.chunk == 0 for layer in self.spec.layers)
-
-    @property
     def capturable(self) -> bool:
         """Whether decodes launch the same kernels whatever the tokens are, attention apart.
 
         Not if experts are computed one by one.
         """
-        if not self.attends_in_kernels:
-            return False
         mixtures = (own for layer in self.layers for own in layer.mixtures())
         return all(own.grouped is not None for own in mixtures)
 
