@@ -13,6 +13,7 @@ from tgi_trio.shard.torch_backend.kernels import (
     few_heads,
     few_rows,
     fused,
+    rotating,
     sixteen_rows,
     streams,
 )
@@ -107,39 +108,54 @@ def _gates(generation: Generation) -> Iterator[Variant]:
 
 
 def _rotations(generation: Generation) -> Iterator[Variant]:
-    for dim, rotary, norm, interleaved, codes in (
-        (64, 64, "", False, ""),
-        (128, 128, "", False, ""),
-        (128, 128, "rms", False, ""),
-        (256, 64, "", True, ""),
-        (256, 256, "rms_plus_one", False, ""),
-        (128, 32, "layer", True, ""),
-        *((128, 128, "", False, word) for word in EIGHT_BITS),
-    ):
+    own: dict[str, int] = {"KEYS_AS_VALUES": True, "VALUE_NORM": True}  # Gemma 4's large heads
+    kinds: tuple[tuple[int, int, int, str, bool, str, dict[str, int]], ...] = (
+        (64, 64, 64, "", False, "", {}),
+        (128, 128, 128, "", False, "", {}),
+        (128, 128, 128, "rms", False, "", {}),
+        (256, 256, 64, "", True, "", {}),
+        (256, 256, 256, "rms_plus_one", False, "", {}),
+        (128, 128, 32, "layer", True, "", {}),
+        *((128, 128, 128, "", False, word, {}) for word in EIGHT_BITS),
+        (192, 128, 64, "", False, "", {}),
+        (512, 512, 512, "rms", False, "", own),
+        (128, 128, 0, "", False, "", {"SCALES_QUERIES": True}),
+        (256, 256, 256, "rms", False, "", {"KV_HEADS": 0}),
+    )
+    for dim, value, rotary, norm, interleaved, codes, kind in kinds:
         gain = F32 if norm == "rms_plus_one" else BF16
         more = f"{' interleaved' if interleaved else ''}{f' {codes}' if codes else ''}"
+        more += f" value {value}" if value < dim else ""
+        more += "".join(
+            f" {name.lower()}" if on else f" no {name.lower()}" for name, on in kind.items()
+        )
         yield Variant(
             f"rotate_and_write bf16 {dim} {rotary}{more} {norm}".rstrip(),
-            fused.rotate_and_write,
+            rotating.rotate_and_write,
             (
                 *(BF16, *(U8 if codes else BF16,) * 2, *(BF16,) * 3),
-                *(I64, gain, BF16, *("fp32",) * 4, "i32"),
+                *(I64, gain, BF16, BF16, *("fp32",) * 5, "i32"),
             ),
             {
                 "HEADS": 32,
                 "KV_HEADS": 8,
                 "DIM": dim,
+                "VALUE": value,
                 "PADDED_DIM": pad_dim(dim),
                 "ROTARY": rotary,
                 "INTERLEAVED": interleaved,
                 "CLIPS": False,
                 "NORM": norm,
                 "HAS_BIAS": norm == "layer",
+                "SCALES_QUERIES": False,
+                "KEYS_AS_VALUES": False,
+                "VALUE_NORM": False,
                 "CODES": codes,
                 "FIRST": 0,
                 "BLOCK": count_heads(dim),
                 "OVERLAPS": generation == "hopper",
-            },
+            }
+            | kind,
         )
 
 

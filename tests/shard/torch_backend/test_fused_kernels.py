@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.model.spec import LatentSpec, RotarySpec
+from tgi_trio.model.spec import LatentSpec, QueryScale, RotarySpec
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
@@ -171,8 +171,11 @@ LONG = {
     "original_max_position_embeddings": 16,
     "factor": 4.0,
 }
+SCALE = QueryScale(beta=0.5, step=8, offset=1)
 ROTARIES: dict[str, dict[str, Any]] = {
     "halves": {"dim": DIM},
+    "queries scaled by position": {"dim": DIM, "query_scale": SCALE},
+    "not rotated, but scaled": {"dim": 0, "query_scale": SCALE},
     "interleaved": {"dim": DIM, "interleaved": True},
     "partial": {"dim": 8},
     "partial, interleaved": {"dim": 8, "interleaved": True},
@@ -189,17 +192,27 @@ HEAD_KINDS: dict[str, dict[str, Any]] = {
         "gain": some(HEADS + KV_HEADS, DIM, seed=5),
         "bias": some(HEADS + KV_HEADS, DIM, seed=6),
     },
+    "narrow values": {"value_dim": DIM // 2 + 1, "clip": 0.6},
+    "wide values": {"value_dim": 2 * DIM, "value_scale": 0.7},
+    "normalised values": {"value_norm": True, "gain": some(HEADS + KV_HEADS, DIM, seed=5)},
+    "keys as values": {"keys_as_values": True, "gain": some(HEADS + KV_HEADS, DIM, seed=5)},
+    "normalised keys as values": {"keys_as_values": True, "value_norm": True, "value_scale": 0.7},
+    "queries alone": {"kv_heads": 0, "gain": some(HEADS, DIM, seed=5)},
 }
 
 
 def projected(steps: HeadSteps, dtype: torch.dtype, *, kernel: bool) -> list[torch.Tensor]:
     """Return queries, and the keys and values of a cache, of tokens at any positions."""
-    qkv = some(4, (HEADS + 2 * KV_HEADS) * DIM, dtype=dtype)
+    values = 0 if steps.keys_as_values else steps.kv_heads * (steps.value_dim or DIM)
+    qkv = some(4, (HEADS + steps.kv_heads) * DIM + values, dtype=dtype)
     positions, slots = (torch.tensor(x, device=DEVICE) for x in ([0, 3, 40, 17], [9, 2, 0, 5]))
     table = None
     if steps.rotary is not None:
         table = steps.rotary.table(positions, positions + 1, dtype)
-    key, value = torch.zeros(2, 12, KV_HEADS, DIM, dtype=dtype, device=DEVICE)
+    key, value = (
+        torch.zeros(12, steps.kv_heads, dim, dtype=dtype, device=DEVICE)
+        for dim in (DIM, steps.value_dim or DIM)
+    )
     if kernel:
         return [write_projected(qkv, steps, table, key, value, slots), key, value]
     query, new_key, new_value = steps.split(qkv, table)
@@ -211,7 +224,8 @@ def compare_projected(dtype: torch.dtype, rotary: dict[str, Any] | None, **kind:
     if rotary is not None:
         spec = RotarySpec(**{"max_positions": 64} | rotary)
         kind["rotary"] = Rotary(spec, torch.device(DEVICE))
-    steps = HeadSteps(HEADS, KV_HEADS, DIM, eps=1e-6, **kind)
+    steps = HeadSteps(HEADS, head_dim=DIM, **{"kv_heads": KV_HEADS, "eps": 1e-6} | kind)
+    assert not steps.apart
     ours, theirs = (projected(steps, dtype, kernel=kernel) for kernel in (True, False))
     for one, other in zip(ours, theirs, strict=True):
         if dtype is torch.float32:

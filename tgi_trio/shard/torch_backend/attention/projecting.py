@@ -7,7 +7,8 @@ from typing import Final
 import torch
 
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels.fused import rotate_and_write, write_latents
+from tgi_trio.shard.torch_backend.kernels.fused import write_latents
+from tgi_trio.shard.torch_backend.kernels.rotating import rotate_and_write
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
@@ -29,21 +30,23 @@ def write_projected(
 ) -> torch.Tensor:
     """Return queries [T, heads, head_dim]; write keys and values to their slots.
 
-    `qkv`: [T, all heads * head_dim], with contiguous rows; `key`, `value`: [slots, kv_heads,
-    head_dim], one layer of the cache, in the format `codes` with `scales` of K and V; `slots`:
-    int64 [T].
+    `qkv`: [T, width], with contiguous rows, as for `HeadSteps.split`; `key`, `value`: [slots,
+    kv_heads, their numbers], one layer of the cache, in the format `codes` with `scales` of K and
+    V; `slots`: int64 [T]. Of `steps`, those that need `split` are not computed here.
     """
     heads, kv_heads, dim = steps.heads, steps.kv_heads, steps.head_dim
+    value_dim = steps.value_dim or dim
     rotary = steps.rotary if table is not None else None
-    still = rotary is None and steps.gain is None and not steps.clip
+    turned = 0 if rotary is None else rotary.spec.dim
+    cos, sin = (table.cos, table.sin) if turned and table is not None else (qkv, qkv)
+    query_scale = None if table is None else table.query_scale
+    still = not turned and steps.gain is None and not steps.clip and query_scale is None
     if still:  # nothing happens to queries, and the kernel does not copy them
-        query = qkv.view(len(qkv), -1, dim)[:, :heads]
+        query = qkv[:, : heads * dim].view(len(qkv), heads, dim)
     else:
         query = torch.empty((len(qkv), heads, dim), dtype=qkv.dtype, device=qkv.device)
-    turns = rotary is not None and table is not None
-    cos, sin = (table.cos, table.sin) if turns and table is not None else (qkv, qkv)
-    first = heads if still else 0
-    block = count_heads(dim)
+    first, widest = heads if still else 0, max(dim, value_dim)
+    block = count_heads(widest)
     rotate_and_write[(len(qkv), -(-(heads + 2 * kv_heads - first) // block))](
         query,
         key,
@@ -54,19 +57,25 @@ def write_projected(
         slots,
         qkv if steps.gain is None else steps.gain,
         qkv if steps.bias is None else steps.bias,
+        qkv if query_scale is None else query_scale,
         steps.eps,
         steps.clip,
+        steps.value_scale,
         *scales,
         qkv.stride(0),
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=dim,
-        PADDED_DIM=pad_dim(dim),
-        ROTARY=0 if rotary is None else rotary.spec.dim,
+        VALUE=value_dim,
+        PADDED_DIM=pad_dim(widest),
+        ROTARY=turned,
         INTERLEAVED=rotary is not None and rotary.spec.interleaved,
         CLIPS=steps.clip > 0,
         NORM="" if steps.gain is None else steps.norm,
         HAS_BIAS=steps.bias is not None,
+        SCALES_QUERIES=query_scale is not None,
+        KEYS_AS_VALUES=steps.keys_as_values,
+        VALUE_NORM=steps.value_norm,
         CODES=codes,
         FIRST=first,
         BLOCK=block,

@@ -34,16 +34,16 @@ class HeadSteps:
     @property
     def apart(self) -> bool:
         """Whether a layer needs `split`, as no kernel writes its queries and keys in one launch."""
-        scaled = self.rotary is not None and self.rotary.spec.query_scale is not None
-        late = self.norm_last and self.gain is not None
-        values = self.keys_as_values or self.value_norm or self.value_scale != 1.0
-        narrower = self.value_dim not in (0, self.head_dim)
-        return scaled or late or values or narrower or not self.kv_heads
+        return self.norm_last and self.gain is not None
 
     @property
     def plain(self) -> bool:
-        """Whether heads are at most rotated."""
-        return not self.apart and self.gain is None and not self.clip
+        """Whether heads are at most rotated, and a layer has keys and equally wide values."""
+        scaled = self.rotary is not None and self.rotary.spec.query_scale is not None
+        values = self.keys_as_values or self.value_norm or self.value_scale != 1.0
+        narrower = self.value_dim not in (0, self.head_dim)
+        changed = self.gain is not None or bool(self.clip) or scaled or values
+        return bool(self.kv_heads) and not changed and not narrower
 
     def split(
         self, qkv: torch.Tensor, table: RotaryTable | None

@@ -1,0 +1,145 @@
+"""Queries, keys and values between their projection and attention, in one launch.
+
+A program has some heads of one token: it clips, normalises and rotates queries and keys, and writes
+keys and values to their slots. Sums are float32. Results are rounded where torch's separate
+operations would round them. Offsets are of 64 bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tgi_trio.shard.torch_backend.kernels.eight_bits import store_number
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
+
+
+@triton.jit
+def rotate_and_write(
+    query,  # [T, HEADS, DIM], written if FIRST is 0
+    key,  # [slots, KV_HEADS, DIM]: one layer of the cache
+    value,  # [slots, KV_HEADS, VALUE]
+    qkv,  # [T, ...], with `stride` between tokens: all heads of queries, of keys and of values
+    cos,  # [T, ROTARY], as `Rotary.table` makes them
+    sin,  # with the sign of the rotation
+    slots,  # int64 [T]
+    gain,  # [HEADS + KV_HEADS, DIM], with NORM
+    bias,
+    query_scale,  # [T], with SCALES_QUERIES: factors of rotated queries
+    eps,
+    clip,
+    value_factor,  # of values, normalised ones included
+    key_scale,  # of 8-bit K and V
+    value_scale,
+    stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    VALUE: tl.constexpr,  # numbers of a value
+    PADDED_DIM: tl.constexpr,  # the next power of two of the larger one
+    ROTARY: tl.constexpr,  # leading dimensions that are rotated; 0: none
+    INTERLEAVED: tl.constexpr,
+    CLIPS: tl.constexpr,
+    NORM: tl.constexpr,  # "": no norm
+    HAS_BIAS: tl.constexpr,
+    SCALES_QUERIES: tl.constexpr,
+    KEYS_AS_VALUES: tl.constexpr,  # values are the keys before norm and rotation
+    VALUE_NORM: tl.constexpr,  # each value is normalised, without weights
+    CODES: tl.constexpr,  # of the cache; see `eight_bits.py`
+    FIRST: tl.constexpr,  # first head to compute: HEADS if nothing happens to queries
+    BLOCK: tl.constexpr,  # heads of a program
+    OVERLAPS: tl.constexpr,
+):
+    """Clip, normalise and rotate queries and keys; write keys and values to their slots."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    head = FIRST + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    dim = tl.arange(0, PADDED_DIM)[None, :]
+    dtype = qkv.dtype.element_ty
+    turning = head < HEADS + KV_HEADS  # not values
+    there = (head < HEADS + 2 * KV_HEADS) & (dim < tl.where(turning, DIM, VALUE))
+    behind = KV_HEADS * DIM if KEYS_AS_VALUES else (head - HEADS - KV_HEADS) * (DIM - VALUE)
+    source = qkv + token * stride + head * DIM - tl.where(turning, 0, behind)
+    x = load_clipped(source + dim, there, clip, CLIPS)
+    plain = x
+    if VALUE_NORM:
+        plain = x * tl.rsqrt(tl.sum(x * x, 1) / VALUE + eps)[:, None]
+        plain = plain.to(dtype).to(tl.float32)
+    normed = there & turning
+    mean, scale = measure_heads(x, dim, eps, DIM, NORM)
+    if NORM != "":
+        x = weigh_head(x, dim, head, normed, mean, scale, gain, bias, DIM, NORM, HAS_BIAS, qkv)
+    if ROTARY:
+        half: tl.constexpr = ROTARY // 2
+        other = dim ^ 1 if INTERLEAVED else tl.where(dim < half, dim + half, dim - half)
+        inside = dim < ROTARY
+        y = load_clipped(source + other, there & inside, clip, CLIPS)
+        if NORM != "":
+            seen = normed & inside
+            y = weigh_head(y, other, head, seen, mean, scale, gain, bias, DIM, NORM, HAS_BIAS, qkv)
+        c = tl.load(cos + token * ROTARY + dim, mask=inside, other=1.0).to(tl.float32)
+        s = tl.load(sin + token * ROTARY + dim, mask=inside, other=0.0).to(tl.float32)
+        x = x * c + y * s
+    if SCALES_QUERIES:
+        factor = tl.where(head < HEADS, tl.load(query_scale + token).to(tl.float32), 1.0)
+        x = x.to(dtype).to(tl.float32) * factor
+    x = tl.where(turning, x, plain * value_factor)
+    if FIRST == 0:
+        into = query + (token * HEADS + head) * DIM + dim
+        tl.store(into, x.to(query.dtype.element_ty), mask=there & (head < HEADS))
+    at = slot * KV_HEADS + head - HEADS
+    store_number(key + at * DIM + dim, x, key_scale, qkv, normed & (head >= HEADS), CODES)
+    into = value + (at - KV_HEADS) * VALUE + dim
+    store_number(into, x, value_scale, qkv, there & (head >= HEADS + KV_HEADS), CODES)
+
+
+@triton.jit
+def load_clipped(at, there, clip, CLIPS: tl.constexpr):
+    """Return float32 numbers, clamped to +-`clip` if CLIPS."""
+    x = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    if CLIPS:
+        x = tl.minimum(tl.maximum(x, -clip), clip)
+    return x
+
+
+@triton.jit
+def measure_heads(x, dim, eps, DIM: tl.constexpr, NORM: tl.constexpr):
+    """Return each head's mean, which is subtracted, and the factor that follows."""
+    mean = tl.zeros([x.shape[0], 1], tl.float32)
+    scale = tl.full([x.shape[0], 1], 1.0, tl.float32)
+    if NORM == "layer":
+        mean = (tl.sum(x, 1) / DIM)[:, None]
+    if NORM != "":
+        centred = tl.where(dim < DIM, x - mean, 0.0)
+        scale = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + eps)[:, None]
+    return mean, scale
+
+
+@triton.jit
+def weigh_head(
+    x,  # float32 [heads, padded DIM]
+    dim,
+    head,
+    inside,
+    mean,  # float32 [heads, 1], as is `scale`
+    scale,
+    gain,
+    bias,
+    DIM: tl.constexpr,
+    NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    like,  # a pointer to the dtype to which torch would round
+):
+    """Return x normalised with its head's mean and scale."""
+    dtype = like.dtype.element_ty
+    x = (x - mean) * scale
+    if NORM != "rms_plus_one":  # that one is computed in float32 throughout
+        x = x.to(dtype).to(tl.float32)
+    x = x * tl.load(gain + head * DIM + dim, mask=inside, other=0.0).to(tl.float32)
+    x = x.to(dtype).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias + head * DIM + dim, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(dtype).to(tl.float32)
+    return x
