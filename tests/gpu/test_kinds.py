@@ -38,6 +38,8 @@ FAMILIES = (
     *("gemma3_text", "phi3", "gpt_neox", "cohere", "olmo2"),
     *("qwen3_moe", "gpt_oss", "deepseek_v2"),  # mixtures, sinks, latents
     *("lfm2", "qwen3_5_text", "bamba", "jamba", "recurrent_gemma"),  # states
+    *("gemma4_text", "gemma3n_text", "mimo_v2_flash"),  # layers that differ in what they keep
+    "llama4_text",  # chunks, and weights of what goes into experts
 )
 
 Checkpoint = Callable[..., Path]
@@ -61,6 +63,10 @@ def compare(folder: Path, asked: list[dict[str, Any]], **settings: Any) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(checkpoint: Checkpoint, family: str) -> None:  # noqa: F811
     compare(checkpoint(family), KINDS["plain"])
+
+
+def test_large_heads(checkpoint: Checkpoint) -> None:  # noqa: F811
+    compare(checkpoint("gemma4_text", head_dim=256, global_head_dim=512), KINDS["plain"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -65,9 +65,9 @@ Layers may differ in what they keep of a token (Gemma 3n and 4, MiMo-V2-Flash): 
 number of their heads, values may be narrower than keys, and the last layers may keep nothing and
 read what one before them has written. A block of K and V is of all layers, each with a part of its
 size (`torch_backend/kv_cache.py`). Laguna's layers differ in the number of query heads, too. The
-CPU kernels serve all of them; on a device torch serves heads of more than 256 numbers and values
-narrower than keys, without kernels of our own. Gemma 3n's first layers cut gates at a bound that
-all gates of an MLP set together: such models are not split over ranks.
+CPU kernels serve all of them; on a GPU those of our own do, up to heads of 512 numbers, and torch
+serves larger ones without recorded graphs. Gemma 3n's first layers cut gates at a bound that all
+gates of an MLP set together: such models are not split over ranks.
 
 DeepSeek V3.2 and GLM 5 attend to those tokens alone that an index scores best
 (`torch_backend/attention/indexed.py`): its keys lie behind the latents in the cache, in pages as
@@ -133,9 +133,8 @@ all is read as one for each (`model/stacked_experts.py`). Another `swiglu_alpha`
 through transformers.
 
 Llama 4's layers see chunks of positions, or everything without turning by it, their queries scaled
-by their position instead; what a token's experts weigh multiplies what goes into them. The CPU
-kernels compute both; on a GPU there are no kernels for either, and torch computes it without
-recorded graphs.
+by their position instead; what a token's experts weigh multiplies what goes into them. Kernels
+compute both, on a CPU and on a GPU, there in recorded graphs.
 
 Mixtures most of whose layers have a window (`model/families/windowed.py`) turn by position in those
 alone. Laguna runs through transformers with gates of a kind that it does not name. Command A+ runs

@@ -25,6 +25,7 @@ from tgi_trio.shard.torch_backend.attention import few_heads, paged  # noqa: E40
 from tgi_trio.shard.torch_backend.layers import few_rows, lone_shares  # noqa: E402
 from tgi_trio.shard.torch_backend.models import beginning  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+from tgi_trio.testing.tiny_families import GEMMA4_E, GEMMA4_MOE  # noqa: E402
 
 TEXTS = prompts(2, longest=2 * BLOCK)
 # How tokens are chosen is test_device_requests.py's and test_device_sampler.py's.
@@ -41,14 +42,37 @@ FAMILIES = (
     *("cohere2_moe", "laguna"),
     # And experts of which some return their input, whose result joins behind the next layer.
     "longcat_flash",
+    # Layers that differ in what they keep of a token, or keep nothing; values that are keys, are
+    # normalised, or narrower than keys.
+    *("gemma4_text", "gemma3n_text", "mimo_v2_flash"),
+    # Chunks, queries scaled by position, and experts whose weights multiply what goes into them.
+    "llama4_text",
 )
 # Whose positions nothing turns, or more than one table.
-APART = ("gpt2", "bloom", "mpt", "opt", "gemma3_text", "laguna", "openai-gpt", "nanochat")
+APART = (
+    *("gpt2", "bloom", "mpt", "opt", "gemma3_text", "laguna", "openai-gpt", "nanochat"),
+    *("gemma4_text", "gemma3n_text", "mimo_v2_flash", "llama4_text"),
+)
 # Whose heads are rotated at most, and whose attention has the norm before it for itself.
 TURNED = (
     *("qwen2", "gemma2", "phi3", "gpt2", "bloom", "stablelm", "mpt", "opt", "gpt_oss", "bamba"),
     "openai-gpt",
 )
+SHARPER = {  # queries and keys are longer behind their turn
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+# Other shapes of families: heads of 512, as Gemma 4 has; layers that read the keys of others;
+# experts beside an MLP, with factors of their own; heads that are normalised behind their turn.
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "large heads": ("gemma4_text", {"head_dim": 256, "global_head_dim": 512}),
+    "no keys of their own": ("gemma4_text", GEMMA4_E),
+    "experts beside": ("gemma4_text", GEMMA4_MOE),
+    "normalised last": ("llama4_text", {"rope_parameters": SHARPER}),
+    "scaled and rotated": ("ministral3", {}),
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -73,6 +97,25 @@ def test_it_says_what_it_says_on_the_cpu(
     assert bool(runner.model.beginning.rows) == (family not in APART)
     turned = [own.linear.turned == {1} for own, _ in runner.model.head_projections()]
     assert all(turned) if family in TURNED else not any(turned)
+
+
+@pytest.mark.parametrize(("family", "changes"), SHAPES.values(), ids=SHAPES)
+def test_layers_of_other_shapes(
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    changes: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(paged, "_PROGRAMS", 4)
+    monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
+    for module in (few_rows, few_heads, lone_shares, beginning):
+        monkeypatch.setattr(module, "agree", lambda *_: True)
+    folder = checkpoint(family, **changes)
+    expected = drive(start(folder, "cpu"), TEXTS, ASKED, 3)
+    with StandInDevice() as device:
+        ours = drive(start(folder, "cuda:0", (1, 2)), TEXTS, ASKED, 3, device=device)
+    agree(ours, expected)
+    assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
 
 
 def test_guesses_through_states_are_computed_one_after_another(

@@ -51,9 +51,16 @@ DYNAMIC: dict[str, Any] = {"rope_parameters": SCALED, "max_position_embeddings":
 LAYERED = {
     **{"llama": 9, "qwen3": 9, "gemma2": 9, "gpt_neox": 10, "olmo2": 12},
     **{"mixtral": 9, "qwen3_moe": 9, "gpt_oss": 9, "deepseek_v3": 12, "deepseek_v2": 12},
+    **{"gemma4_text": 11, "mimo_v2_flash": 9, "llama4_text": 10},
 }
 ONE_MORE = {"num_hidden_layers": 3}
-PLAIN: dict[str, dict[str, int]] = {"deepseek_v3": {"first_k_dense_replace": 3}}  # no experts
+SEEING = ["full_attention", "sliding_attention", "full_attention"]
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of both, and for one layer more
+    "deepseek_v3": ({"first_k_dense_replace": 3}, ONE_MORE),  # no experts
+    "gemma4_text": ({}, {**ONE_MORE, "layer_types": SEEING}),
+    "mimo_v2_flash": ({}, {**ONE_MORE, "layer_types": SEEING}),
+    "llama4_text": ({}, {"num_hidden_layers": 4}),
+}
 TEXTS = prompts(3, longest=20)
 ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_p": 0.9}, {"repetition_penalty": 1.3}]
 
@@ -66,8 +73,9 @@ def device(
         checkpoint(family)
     checkpoint("llama", **DYNAMIC)
     for family in LAYERED:
-        checkpoint(family, **PLAIN.get(family, {}))
-        checkpoint(family, **PLAIN.get(family, {}), **ONE_MORE)
+        own, more = CHANGES.get(family, ({}, ONE_MORE))
+        checkpoint(family, **own)
+        checkpoint(family, **own, **more)
     from tgi_trio.shard.torch_backend.attention import paged
 
     monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
@@ -173,8 +181,8 @@ def test_launches_of_a_layer_are_few(
 
     monkeypatch.setattr(paged, "_PROGRAMS", 1)
     launched = []
-    plain = PLAIN.get(family, {})
-    for folder in (checkpoint(family, **plain), checkpoint(family, **plain, **ONE_MORE)):
+    own, more = CHANGES.get(family, ({}, ONE_MORE))
+    for folder in (checkpoint(family, **own), checkpoint(family, **own, **more)):
         # In half precision DeepSeek's routers want their input in another dtype than the rest.
         dtype = "bfloat16" if family == "deepseek_v2" else "float32"
         runner, (row, *_) = start(folder, "cuda:0", dtype=dtype), rows()

@@ -21,7 +21,10 @@ need_triton()
 from tests.shard.torch_backend.stand_in_support import FallingTimes  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402  (it imports Triton)
 
-FAMILIES = ("llama", "gemma2", "mixtral", "deepseek_v3")
+FAMILIES = (
+    *("llama", "gemma2", "mixtral", "deepseek_v3"),
+    *("gemma4_text", "mimo_v2_flash", "llama4_text"),
+)
 ROWS = 6
 ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_p": 0.9}, {"repetition_penalty": 1.3}]
 Key = tuple[object, ...]
@@ -84,6 +87,9 @@ def device(
         ("mixtral", (), {}),
         ("deepseek_v3", (), {}),
         ("deepseek_v4", (), {}),
+        ("gemma4_text", (2,), {}),
+        ("mimo_v2_flash", (), {}),
+        ("llama4_text", (2,), {}),
         ("llama", (2,), {"quantize": "int4"}),
         ("gemma2", (), {"quantize": "q8_0"}),
         ("llama", (2,), {"max_lora_rank": 16, "max_loaded_adapters": 2}),
