@@ -87,6 +87,24 @@ def test_what_is_left_out_is_as_published() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("other", "count"),
+    [
+        ({}, 1),
+        ({"num_nextn_predict_layers": 0}, 0),
+        ({"num_nextn_predict_layers": 2}, 2),
+        ({"compress_ratios": [0, 0, 4, 128, 4, 4]}, 0),  # published ones have no entries
+    ],
+    ids=str,
+)
+def test_layers_that_guess_attend_to_a_window(other: dict[str, Any], count: int) -> None:
+    spec = served(OLDER | other)
+    assert len(spec.layers) == 5 and len(spec.guessing) == count
+    for layer in spec.guessing:
+        assert layer.experts is not None and not layer.experts.by_token
+        assert (layer.compression, layer.rotary) == (None, spec.layers[0].rotary)
+
+
 def test_a_token_keeps_its_key_and_what_entries_are_made_of() -> None:
     assert CompressionSpec(128, overlaps=False, index=None).kept(512) == 2 * 512
     sparse = served(OLDER).layers[2]

@@ -77,6 +77,33 @@ def test_what_lacks_parts_is_refused_by_name(
     check_start(resolved(tmp_path, speculate=2, drafter="ngram"))
 
 
+@pytest.mark.parametrize(
+    ("family", "part", "says"),
+    [
+        ("deepseek_v4", "hc_head_base", r"'mtp\.0\.hc_head_base' .* is missing in .* as \[4\]"),
+        ("deepseek_v4", "e_proj", r"'mtp\.0\.e_proj\.weight' .* is missing in .* as \[64, 64\]"),
+        ("step3p5", "shared_head", r"'model\.layers\.3\.transformer\.shared_head\.norm\.weight'"),
+    ],
+)
+def test_parts_of_their_own_are_needed(family: str, part: str, says: str, tmp_path: Path) -> None:
+    source = mtp_checkpoint(tmp_path / "whole", family)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    without = copy_without(source, copy, f"mtp.0.{part}" if family == "deepseek_v4" else part)
+    with pytest.raises(ModelLoadError, match=says):
+        check_start(resolved(without, speculate=1))
+
+
+def test_what_has_another_shape_is_refused_by_name(tmp_path: Path) -> None:
+    folder = mtp_checkpoint(tmp_path, "qwen4_exp_text")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["mtp.pre_fc_norm_hidden.weight"] = tensors["mtp.pre_fc_norm_hidden.weight"][:64].clone()
+    save_file(tensors, folder / "new")
+    (folder / "new").replace(folder / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"has shape \[64\] in .* which needs it as \[192\]"):
+        check_start(resolved(folder, speculate=2))
+
+
 def test_a_drafter_that_nothing_asks_for_is_told(folder: Path) -> None:
     settings, said = with_model(
         resolved(folder, drafter="mtp"), Serving(path="decoder", backend="torch")

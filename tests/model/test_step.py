@@ -11,7 +11,7 @@ import pytest
 from tests.model.support import write_json
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.spec import DecoderSpec, RotarySpec
+from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -48,16 +48,19 @@ def spec_of(folder: Path, text: dict[str, Any]) -> DecoderSpec | None:
     spec = decoder_spec(read_config(folder))
     if spec is None:
         return None
-    layers = []
-    for layer in spec.layers:
-        turning = layer.rotary
-        if turning is not None and turning.kind == "default":
-            turning = RotarySpec(turning.dim, turning.theta)
-        elif turning is not None:
-            kept = {name: turning.parameters[name] for name in PUBLISHED["rope_scaling"]}
-            turning = replace(turning, parameters=kept)
-        layers.append(replace(layer, rotary=turning))
-    return replace(spec, layers=tuple(layers))
+    layers, guessing = (tuple(map(with_bare_rotary, own)) for own in (spec.layers, spec.guessing))
+    return replace(spec, layers=layers, guessing=guessing)
+
+
+def with_bare_rotary(layer: LayerSpec) -> LayerSpec:
+    """Return a layer without what its rotary embedding does not read."""
+    turning = layer.rotary
+    if turning is not None and turning.kind == "default":
+        turning = RotarySpec(turning.dim, turning.theta)
+    elif turning is not None:
+        kept = {name: turning.parameters[name] for name in PUBLISHED["rope_scaling"]}
+        turning = replace(turning, parameters=kept)
+    return replace(layer, rotary=turning)
 
 
 @pytest.mark.parametrize("said", [{}, SIZES, PUBLISHED], ids=["nothing", "sizes", "published"])
@@ -72,6 +75,28 @@ def test_it_is_read_as_transformers_reads_it(tmp_path: Path, said: dict[str, Any
         assert [layer.rotary and layer.rotary.dim for layer in ours.layers] == [8, 16, 8, 16, 8]
         last = ours.layers[-1].experts
         assert last is not None and (last.limit, last.shared_limit) == (7.0, 16.0)
+        (guessing,) = ours.guessing
+        assert guessing.window == 24 and guessing.experts is None
+        assert ours.sizes(guessing).heads == 8
+
+
+@pytest.mark.parametrize(
+    ("other", "count"),
+    [
+        ({}, 1),
+        ({"layer_types": None}, 1),
+        ({"layer_types": PUBLISHED["layer_types"][:5]}, 0),
+        ({"mlp_layer_types": ["dense"] * 5, "swiglu_limits_shared": None}, 0),
+        ({"num_nextn_predict_layers": 0}, 0),
+        ({"swiglu_limits_shared": [0.0] * 5 + [1.0]}, 0),  # of a dense layer
+    ],
+    ids=str,
+)
+def test_layers_that_guess_are_those_that_lists_describe(
+    tmp_path: Path, other: dict[str, Any], count: int
+) -> None:
+    spec = spec_of(tmp_path, PUBLISHED | other)
+    assert spec is not None and len(spec.layers) == 5 and len(spec.guessing) == count
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,17 @@ class MtpSpec:
     decoder: DecoderSpec  # the decoder layer or layers; its final norm is the one behind them
     embedding_norm: NormRef
     state_norm: NormRef
-    fuse: LinearRef  # of both, joined: [hidden, 2 * hidden]
+    fuse: LinearRef  # of both, joined: [hidden, 2 * hidden]; or of the state alone
     states_first: bool  # the state comes before the embedding
+    # Of the embedding, if they are not joined: [hidden, hidden]; its result is added to that of
+    # `fuse`, of each hidden state if a token has several.
+    fuse_embedding: LinearRef | None = None
 
     def parts(self) -> Iterator[Any]:
         """Yield everything with tensors of its own, at any depth."""
-        yield from (self.embedding_norm, self.state_norm, self.fuse)
-        yield outer_refs(self.decoder).final_norm
+        yield from (self.embedding_norm, self.state_norm, self.fuse, self.fuse_embedding)
+        outer = outer_refs(self.decoder)
+        yield from (outer.final_norm, outer.hyper, outer.gates)
         yield from (layer_refs(self.decoder, i) for i in range(len(self.decoder.layers)))
 
 
@@ -44,11 +48,16 @@ class MtpLayout:
     embedding_norm: str
     state_norm: str
     fuse: str
+    fuse_embedding: str = ""  # "": `fuse` is of both
     final_norm: str = ""  # "": the model's own
+    # Prefix of the weights that join its hidden states; "": a token has one.
+    last_streams: str = ""
+    one_state_norm: bool = False  # of all hidden states of a token at once, not of each
     continues: bool = False  # numbers go on from those of the model's layers
     states_first: bool = False
     names: Mapping[str, str] | None = None  # of a layer's parts, where they are not the model's
-    layers: _Layers = lambda spec: (_last_attending(spec),)
+    described: bool = False  # the config says what each is like (`DecoderSpec.guessing`)
+    layers: _Layers = lambda spec: (_last_attending(spec),)  # what each is like otherwise
 
     def first(self, spec: DecoderSpec) -> int:
         """Return the number of the first such layer."""
@@ -61,33 +70,58 @@ class MtpLayout:
             number += 1
             if "{}" not in self.embedding_norm:
                 break
-        return number - first
+        return min(number - first, len(spec.guessing)) if self.described else number - first
 
     def spec(self, base: DecoderSpec, index: int) -> MtpSpec:
         """Return such a layer, by its index from 0."""
         number, hidden = self.first(base) + index, base.hidden_size
-        final = self.final_norm.format(number) or base.names.final_norm
-        own = replace(base.names, **dict(self.names or {}), final_norm=final)
-        steps = self.layers(base)
+        inputs = hidden if self.fuse_embedding else 2 * hidden
+        states = _count_states(base) * hidden if self.one_state_norm else hidden
+        return MtpSpec(
+            decoder=self._decoder(base, index, number),
+            embedding_norm=_norm(base, self.embedding_norm.format(number), hidden),
+            state_norm=_norm(base, self.state_norm.format(number), states),
+            fuse=_linear(self.fuse.format(number), hidden, inputs),
+            states_first=self.states_first,
+            fuse_embedding=_linear(self.fuse_embedding.format(number), hidden, hidden)
+            if self.fuse_embedding
+            else None,
+        )
+
+    def _decoder(self, base: DecoderSpec, index: int, number: int) -> DecoderSpec:
+        own = replace(
+            base.names,
+            **dict(self.names or {}),
+            final_norm=self.final_norm.format(number) or base.names.final_norm,
+            last_streams=self.last_streams.format(number),
+        )
+        steps = base.guessing[index : index + 1] if self.described else self.layers(base)
         layers = (
             replace(step, chooses=True, names=_named(own, self.layer, number * len(steps) + i))
             for i, step in enumerate(steps)
         )
-        return MtpSpec(
-            decoder=replace(base, layers=tuple(layers), names=own),
-            embedding_norm=_norm(base, self.embedding_norm.format(number)),
-            state_norm=_norm(base, self.state_norm.format(number)),
-            fuse=whole_linear(MatrixRef(f"{self.fuse.format(number)}.weight", hidden, 2 * hidden)),
-            states_first=self.states_first,
-        )
+        decoder = replace(base, layers=tuple(layers), names=own, guessing=())
+        if self.last_streams:
+            return decoder
+        return replace(decoder, hyper=None, gated_streams=None)
 
 
 def _named(names: Names, prefix: str, number: int) -> Names:
     return replace(names, layer=prefix.format(number))
 
 
-def _norm(spec: DecoderSpec, name: str) -> NormRef:
-    return NormRef(f"{name}.weight", "", spec.hidden_size, spec.norm_eps)
+def _linear(name: str, rows: int, columns: int) -> LinearRef:
+    return whole_linear(MatrixRef(f"{name}.weight", rows, columns))
+
+
+def _norm(spec: DecoderSpec, name: str, size: int) -> NormRef:
+    return NormRef(f"{name}.weight", "", size, spec.norm_eps)
+
+
+def _count_states(spec: DecoderSpec) -> int:
+    """Return how many hidden states a token has."""
+    several = spec.hyper or spec.gated_streams
+    return several.count if several else 1
 
 
 def _last_attending(spec: DecoderSpec) -> LayerSpec:
@@ -120,18 +154,74 @@ _QWEN: Final = MtpLayout(
     fuse="mtp.fc",
     final_norm="mtp.norm",
 )
-# By the type of the text. Sources: transformers; where it has none, vLLM and ERNIE's own code.
+# A layer of LongCat's is half of one of its own, without a number, and another name of the MLP.
+_LONGCAT_NAMES: Final = {
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "query_down": "self_attn.q_a_proj",
+    "query_norm": "self_attn.q_a_layernorm",
+    "query_up": "self_attn.q_b_proj",
+    "latent_down": "self_attn.kv_a_proj_with_mqa",
+    "latent_norm": "self_attn.kv_a_layernorm",
+    "latent_up": "self_attn.kv_b_proj",
+    "output": "self_attn.o_proj",
+    "gate": "transformer_layer.mlp.gate_proj",
+    "up": "transformer_layer.mlp.up_proj",
+    "down": "transformer_layer.mlp.down_proj",
+}
+# By the type of the text. Sources: transformers; where it has none, vLLM, SGLang (Qwen 4), and the
+# own code of ERNIE and of DeepSeek V4.
 LAYOUTS: Final[Mapping[str, MtpLayout]] = {
     "deepseek_v3": _NEXTN,
     "deepseek_v32": _NEXTN,
+    "deepseek_v4": MtpLayout(
+        layer="mtp.{}.",
+        embedding_norm="mtp.{}.enorm",
+        state_norm="mtp.{}.hnorm",
+        fuse="mtp.{}.h_proj",
+        fuse_embedding="mtp.{}.e_proj",
+        final_norm="mtp.{}.norm",
+        last_streams="mtp.{}.hc_head_",
+        described=True,
+    ),
     "glm_moe_dsa": _NEXTN,
     "glm4_moe": _NEXTN,
+    "glm5_next_text": _NEXTN,
     "glm4_moe_lite": _NEXTN,
     "glm4v_moe_text": _NEXTN,
     "glm_ocr_text": _NEXTN,
     "hy_v3": replace(_NEXTN, final_norm="model.layers.{}.final_layernorm"),
+    "hy_v4": MtpLayout(
+        layer="model.mtp_layers.{}.",
+        embedding_norm="model.mtp_layers.{}.enorm",
+        state_norm="model.mtp_layers.{}.hnorm",
+        fuse="model.mtp_layers.{}.eh_proj",
+        final_norm="model.mtp_layers.{}.final_layernorm",
+    ),
+    "longcat_flash": MtpLayout(
+        layer="model.mtp.layers.{}.",
+        embedding_norm="model.mtp.layers.{}.enorm.m",
+        state_norm="model.mtp.layers.{}.hnorm.m",
+        fuse="model.mtp.layers.{}.eh_proj",
+        final_norm="model.mtp.norm",
+        names=_LONGCAT_NAMES,
+        layers=lambda spec: (replace(_last_attending(spec), experts=None, later=False),),
+    ),
+    "step3p5": replace(
+        _NEXTN, final_norm="model.layers.{}.transformer.shared_head.norm", described=True
+    ),
     "qwen3_next": _QWEN,
     "qwen3_5_text": _QWEN,
+    "qwen4_exp_text": MtpLayout(
+        layer="mtp.layers.{}.",
+        embedding_norm="mtp.pre_fc_norm_embedding",
+        state_norm="mtp.pre_fc_norm_hidden",
+        fuse="mtp.fc_hidden",
+        fuse_embedding="mtp.fc_embedding",
+        last_streams="mtp.hyper_connection_mixer.",
+        one_state_norm=True,
+        described=True,
+    ),
     "qwen3_5_moe_text": _QWEN,
     "ernie4_5_moe": MtpLayout(
         layer="model.mtp_block.{}.",

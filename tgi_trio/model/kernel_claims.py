@@ -66,6 +66,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.heads": ANY,
     "DecoderSpec.kv_heads": ANY,
     "DecoderSpec.layers": ANY,
+    "DecoderSpec.guessing": ANY,
     "DecoderSpec.names": ANY,
     "DecoderSpec.index": only(None, refusal="an index chooses what tokens attend to"),
     "LayerSpec.blocks": only(None, refusal="an index chooses the blocks that tokens attend to"),

@@ -85,9 +85,9 @@ keys alone in layers with an index, three times in the others. An 8-bit cache is
 has several hidden states, of which attention and experts read a sum (hyper-connections,
 `layers/hyper.py`; Hunyuan 4 has them without a mixture); in the first layers its experts are those
 of a table, by its id. Torch computes it, on a GPU as well, without recorded graphs. The names of
-published files are read as well as those that `save_pretrained` writes (`model/other_names.py`);
-layers that guess further tokens are left unread. Other scores of experts than the published ones,
-biases in the shared expert and rotation by length run through transformers.
+published files are read as well as those that `save_pretrained` writes (`model/other_names.py`).
+Other scores of experts than the published ones, biases in the shared expert and rotation by length
+run through transformers.
 
 GLM 5.3 Flash (`glm5_next`) has delta rules, whose decays have a bound, and layers with an index
 that chooses whole runs of tokens (`torch_backend/attention/chosen_runs.py`), between several hidden

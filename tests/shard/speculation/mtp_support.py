@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.modeling_layers import MtpModel
 
 from tgi_trio.model.config import read_config
@@ -17,10 +17,12 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.guessing_layers import LAYOUTS
 from tgi_trio.model.tensors import shapes_in
 from tgi_trio.testing.checkpoints import make_checkpoint
+from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 # Names of checkpoints that transformers does not read -> those that it does.
 _AS_NEXTN = (
     (".final_layernorm.", ".shared_head.norm."),
+    (".transformer.shared_head.", ".shared_head."),
     ("model.mtp_block.{}.", "model.layers.{}."),
     ("model.mtp_emb_norm.{}.", "model.layers.{}.enorm."),
     ("model.mtp_hidden_norm.{}.", "model.layers.{}.hnorm."),
@@ -28,10 +30,37 @@ _AS_NEXTN = (
     ("model.mtp.layers.{}.", "model.layers.{}."),
     (".pre_mlp_layernorm.", ".post_attention_layernorm."),
 )
+# Our names of parts of such layers -> those in published files, where they differ.
+_PUBLISHED = {
+    "deepseek_v4": (
+        *((".self_attn.", ".attn."), (".mlp.", ".ffn."), (".sinks", ".attn_sink")),
+        *((".attn_hc.", ".hc_attn_"), (".ffn_hc.", ".hc_ffn_")),
+        *((".input_layernorm.", ".attn_norm."), (".post_attention_layernorm.", ".ffn_norm.")),
+        *((".q_a_norm.", ".q_norm."), (".q_a_proj.", ".wq_a."), (".q_b_proj.", ".wq_b.")),
+        *((".kv_proj.", ".wkv."), (".o_a_proj.", ".wo_a."), (".o_b_proj.", ".wo_b.")),
+        *((".gate_proj.", ".w1."), (".down_proj.", ".w2."), (".up_proj.", ".w3.")),
+        (".e_score_correction_bias", ".bias"),
+    ),
+    "glm5_next_text": (("model.layers.", "model.language_model.layers."),),
+    "hy_v4": (
+        *(
+            (".sinks", ".learnable_sink_param"),
+            (".self_attn.gate_proj.", ".self_attn.linear_gate."),
+        ),
+    ),
+}
 
 
 def mtp_checkpoint(folder: Path, family: str, *, layers: int = 1, **options: Any) -> Path:
     """Write a tiny checkpoint of a family with such layers, under its own names."""
+    if family == "glm5_next_text":
+        return add_layers(make_wrapped(folder, "glm5_next", **options), layers)
+    if family == "step3p5":  # whose config says what each layer is like
+        kinds = ["full_attention", *["sliding_attention"] * (2 + layers)]
+        mlps = ["dense", "sparse", "sparse", *["dense"] * layers]
+        options |= {"layer_types": kinds, "mlp_layer_types": mlps}
+        make_wrapped(folder, "step3p7", num_nextn_predict_layers=layers, **options)
+        return add_layers(folder, layers)
     return add_layers(make_checkpoint(folder, family, **options), layers)
 
 
@@ -51,15 +80,30 @@ def add_layers(folder: Path, layers: int = 1) -> Path:
                 continue
             drawn = torch.randn(shape, generator=generator)
             plain = len(shape) == 1 and spec.norm == "rms" and "bias" not in name
-            tensors[name] = 1 + 0.3 * drawn if plain else (0.3 if len(shape) == 1 else 0.15) * drawn
+            drawn = 1 + 0.3 * drawn if plain else (0.3 if len(shape) == 1 else 0.15) * drawn
+            for ours, published in _PUBLISHED.get(config.text_type, ()):
+                name = name.replace(ours, published)
+            tensors[name] = drawn
+    if config.text_type == "hy_v4":
+        _stack_experts(tensors, "model.mtp_layers.0.mlp.experts.")
     save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "new")
     (folder / "new").replace(folder / "model.safetensors")
     return folder
 
 
+def _stack_experts(tensors: dict[str, torch.Tensor], place: str) -> None:
+    """Store all experts of a layer in one tensor, as Hunyuan 4's files do."""
+    count = sum(name.startswith(place) for name in tensors) // 3
+    gates, ups, downs = (
+        torch.stack([tensors.pop(f"{place}{i}.{part}_proj.weight") for i in range(count)])
+        for part in ("gate", "up", "down")
+    )
+    tensors |= {f"{place}gate_up_proj": torch.cat((gates, ups), 1), f"{place}down_proj": downs}
+
+
 _FUSE = ("eh_proj.weight", "mtp.fc.weight", "mtp_linear_proj.0.weight")
-_KINDS = {"mimo_v2_flash": "sliding_attention"}
-_DENSE = ("mimo_v2_flash", "ernie4_5_moe")
+_KINDS = {"mimo_v2_flash": "sliding_attention", "step3p5": "sliding_attention"}
+_DENSE = ("mimo_v2_flash", "ernie4_5_moe", "step3p5")
 
 
 class MtpReference:
@@ -70,19 +114,25 @@ class MtpReference:
 
     def __init__(self, folder: Path, scratch: Path) -> None:
         """`scratch`: for a copy of a checkpoint whose names transformers does not know."""
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        config, family = self._model.config, self._model.config.model_type
-        count = json.loads((folder / "config.json").read_text())["num_nextn_predict_layers"]
+        stated = json.loads((folder / "config.json").read_text())
+        kind = AutoModelForImageTextToText if "vision_config" in stated else AutoModelForCausalLM
+        self._model: Any = kind.from_pretrained(folder, dtype=torch.float32)
+        config = self._model.config.get_text_config()
+        family, count = config.model_type, stated["num_nextn_predict_layers"]
         config.num_mtp_layers = count
         config.mtp_layer_types = [_KINDS.get(family, "full_attention")] * count
         config.mtp_mlp_layer_types = ["dense" if family in _DENSE else "sparse"] * count
         config.indexer_types = ["full"] * count  # of those layers, from here on
+        if family == "step3p5":  # as in vLLM, of which transformers says nothing
+            heads = {"num_attention_heads": config.num_sliding_attention_heads}
+            config.mtp_per_layer_config = dict.fromkeys(range(count), heads)
+            config.swiglu_limits_shared = [0.0] * count
         first = config.num_hidden_layers
         self._model._keys_to_ignore_on_load_unexpected = [
             *(rf"model\.layers\.{first + k}\." for k in range(count)),
             r"^mtp\.",
         ]
-        config.name_or_path = str(_rename(folder, scratch, first, count))
+        self._model.config.name_or_path = str(_rename(folder, scratch, first, count))
         self._mtp: Any = MtpModel.from_pretrained(self._model)
         if getattr(config, "index_topk", None):  # transformers makes no mask for such layers
             setattr(self._mtp, "create_masks_for_mtp_layer", _causal)  # noqa: B010 (typed)
@@ -144,58 +194,12 @@ def _rename(folder: Path, scratch: Path, first: int, count: int) -> Path:
     return scratch
 
 
-class NemotronReference:
-    """The same for Nemotron, whose such layers transformers reads as those of a small model."""
-
-    def __init__(self, folder: Path, scratch: Path) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._w = load_file(folder / "model.safetensors")
-        stated = json.loads((folder / "config.json").read_text())
-        stated["layers_block_type"] = ["attention", "moe"]
-        scratch.mkdir(parents=True, exist_ok=True)
-        (scratch / "config.json").write_text(json.dumps(stated))
-        kept = {n: t for n, t in self._w.items() if ".layers." not in n and "mtp" not in n}
-        kept |= {
-            name.replace("mtp.layers.", "backbone.layers."): tensor.clone()
-            for name, tensor in self._w.items()
-            if name.startswith("mtp.layers.")
-        }
-        kept["backbone.norm_f.weight"] = self._w["mtp.layers.1.final_layernorm.weight"]
-        save_file(kept, scratch / "model.safetensors", metadata={"format": "pt"})
-        self._layers: Any = AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32)
-
-    @torch.inference_mode()
-    def guesses(self, ids: Sequence[int], count: int) -> list[list[int]]:
-        states = self._model(torch.tensor([list(ids[:-1])]), output_hidden_states=True)
-        states, tokens, found = states.hidden_states[-1], list(ids[1:]), []
-        for _ in range(count):
-            embedded = self._model.get_input_embeddings()(torch.tensor([tokens]))
-            both = self._norm("enorm", embedded), self._norm("hnorm", states)
-            x = torch.cat(both, dim=-1) @ self._w["mtp.layers.0.eh_proj.weight"].T
-            out = self._layers.model(inputs_embeds=x).last_hidden_state
-            best = self._model.lm_head(out[0, -1]).topk(2)
-            close = best.values[0] - best.values[1] < 1e-3
-            found.append((best.indices if close else best.indices[:1]).tolist())
-            tokens.append(found[-1][0])
-            states = torch.cat((states, out[:, -1:]), dim=1)
-        return found
-
-    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self._model.config.layer_norm_epsilon)
-        return x * scale * self._w[f"mtp.layers.0.{name}.weight"]
-
-
-def reference(family: str, folder: Path, scratch: Path) -> MtpReference | NemotronReference:
-    """Return what says what such layers guess."""
-    return (NemotronReference if family == "nemotron_h" else MtpReference)(folder, scratch)
-
-
 def counting(folder: Path) -> Path:
     """Make a checkpoint with one such layer prefer t + 1 after t, and its layer guess so."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     for name, tensor in tensors.items():
-        if any(part in name for part in ("o_proj", "out_proj", "down_proj")):
+        if any(part in name for part in ("o_proj", "out_proj", "down_proj", ".wo_b.", ".w2.")):
             tensor.zero_()
         elif name in ("model.norm.weight", "mtp.norm.weight"):
             tensor.fill_(tensor.abs().mean().round().item())
@@ -204,10 +208,13 @@ def counting(folder: Path) -> Path:
     embedding = torch.randn(vocab, hidden, generator=torch.Generator().manual_seed(1))
     tensors[table] = embedding
     states = embedding / embedding.pow(2).mean(dim=1, keepdim=True).sqrt()
-    fuse = next(n for n in tensors if n.endswith(_FUSE))
     scale = 0.05 if "mtp.fc.weight" in tensors else 0.1  # Qwen's norms add 1 to their weights
     tensors["lm_head.weight"] = scale * states.roll(1, 0)  # what is sampled is often another
-    tensors[fuse] = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), dim=1)
+    eye, none = torch.eye(hidden), torch.zeros(hidden, hidden)
+    for name in [name for name in tensors if name.endswith(_FUSE)][:1]:  # the others guess wrong
+        tensors[name] = torch.cat((eye, none), dim=1)
+    if "mtp.0.e_proj.weight" in tensors:
+        tensors |= {"mtp.0.e_proj.weight": eye, "mtp.0.h_proj.weight": none}
     save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "new")
     (folder / "new").replace(file)
     return folder

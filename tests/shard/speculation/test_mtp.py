@@ -13,11 +13,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.quantised_support import Store, store_fp8, store_gptq
+from tests.quantised_support import (
+    Store,
+    quantise,
+    store_fp8,
+    store_gptq,
+    store_pairs,
+    store_powers,
+)
 from tests.shard.moved_tokens import tokens_of
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.speculation.heads_support import BLOCK, Answers, Watched, answer
-from tests.shard.speculation.mtp_support import counting, mtp_checkpoint, reference
+from tests.shard.speculation.mtp_references import reference
+from tests.shard.speculation.mtp_support import counting, mtp_checkpoint
 from tests.shard.speculation.test_same_tokens import ASKED, EVENTS
 from tests.shard.torch_backend.models_support import GreedyRecorder
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
@@ -45,6 +53,7 @@ WIDER: dict[str, dict[str, int]] = {
     "deepseek_v3": _LATENT | {"qk_rope_head_dim": 32},
     "ernie4_5_moe": {},
     "mimo_v2_flash": {"head_dim": 32, "v_head_dim": 32},
+    "step3p5": {"head_dim": 32, "share_expert_dim": 64},
     "nemotron_h": _MAMBA | {"moe_shared_expert_intermediate_size": 64},
     "qwen3_next": _DELTA,
 }
@@ -79,7 +88,8 @@ def check_guesses(guessed: list[tuple[list[int], list[int]]], says: Any) -> None
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_guesses_what_transformers_says(family: str, tmp_path: Path) -> None:
-    folder = mtp_checkpoint(tmp_path / "model", family, **WIDER.get(family, {}))
+    layers = 3 if family == "step3p5" else 1  # as published
+    folder = mtp_checkpoint(tmp_path / "model", family, layers=layers, **WIDER.get(family, {}))
     theirs = reference(family, folder, tmp_path / "theirs")
     for backend in ("torch", "numba")[: 1 + (family in WIDER)]:
         guessed, found = guesses_of(load(folder, cpu_backend=backend))
@@ -95,10 +105,13 @@ def test_prompts_in_pieces_and_right_guesses(tmp_path: Path) -> None:
     assert found.steps < NEW  # most are right
 
 
-# The second family keeps states.
+# The second family keeps states, the third guesses from several of a token.
 @pytest.mark.parametrize(
     ("family", "backend"),
-    [("glm4_moe", "torch"), ("qwen3_5_text", "torch"), ("qwen3_5_text", "numba")],
+    [
+        *(("glm4_moe", "torch"), ("qwen3_5_text", "torch"), ("qwen3_5_text", "numba")),
+        ("deepseek_v4", "torch"),
+    ],
 )
 @pytest.mark.parametrize("event", EVENTS)
 def test_the_tokens_are_those_of_decoding_one_by_one(
@@ -120,7 +133,8 @@ def counted(
 
     def make(family: str, backend: str) -> tuple[Runner, Answers]:
         if (family, backend) not in made:
-            folder, wider = tmp_path_factory.mktemp(family), {} if family == "glm4_moe" else _DELTA
+            folder = tmp_path_factory.mktemp(family)
+            wider = _DELTA if family == "qwen3_5_text" else {}
             counting(mtp_checkpoint(folder, family, tie_word_embeddings=False, **wider))
             runner = load(folder, cpu_backend=backend)
             made[family, backend] = runner, answer(runner, PROMPTS, ASKED[:3], NEW)
@@ -129,9 +143,10 @@ def counted(
     return make
 
 
-def test_what_a_prefix_has_stored_is_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v4", "hy_v4"])
+def test_what_a_prefix_has_stored_is_read_again(family: str, tmp_path: Path) -> None:
     """The second sequence starts behind two blocks of the first, whose layer has them as well."""
-    folder = mtp_checkpoint(tmp_path / "model", "deepseek_v3")
+    folder = mtp_checkpoint(tmp_path / "model", family)
     runner = load(folder)
     room = runner.warm_up(WarmupRequest(64, 256, 4, 2048))
     drafter = runner.drafter(MOST)
@@ -155,10 +170,16 @@ def test_what_a_prefix_has_stored_is_read_again(tmp_path: Path) -> None:
                 runner.drop(gone)
     guessed = [(known, own) for known, own in watched.guessed if own]
     assert any(known[: len(prompt) + 3] == [*prompt, 9, 8, 7] for known, _ in guessed)
-    check_guesses(guessed, reference("deepseek_v3", folder, tmp_path / "theirs"))
+    check_guesses(guessed, reference(family, folder, tmp_path / "theirs"))
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("deepseek_v3", "deepseek_v4", "glm5_next_text", "hy_v4", "longcat_flash"),
+        *("qwen3_next", "qwen4_exp_text", "step3p5"),
+    ],
+)
 def test_beside_two_ranks_it_guesses_the_same(family: str, tmp_path: Path) -> None:
     folder = mtp_checkpoint(tmp_path / "model", family)
     expected, plain = guesses_of(load(folder))
@@ -234,6 +255,23 @@ def test_quantised_layers_guess_by_the_numbers_that_they_stand_for(
     assert guesses_of(load(stored))[0] == expected
     kernels = load(stored, cpu_backend="numba", activations=16)
     assert guesses_of(kernels)[0] == expected
+
+
+def test_layers_of_deepseek_v4_as_they_are_published(tmp_path: Path) -> None:
+    """FP8 with powers of two, experts of 4 bits."""
+
+    def store(module: str, weight: Any) -> Any:
+        own = store_pairs if ".experts." in module else store_powers
+        return own(module, weight, "scale")
+
+    parts = ("w1", "w2", "w3", "wq_a", "wq_b", "wkv", "wo_a", "wo_b", "e_proj", "h_proj")
+    said = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [24, 40]}
+    said |= {"scale_fmt": "ue8m0", "expert_dtype": "fp4", "activation_scheme": "dynamic"}
+    source, endings = mtp_checkpoint(tmp_path, "deepseek_v4"), tuple(f".{p}.weight" for p in parts)
+    folder = quantise(source, tmp_path / "q", store, said, endings=endings)
+    expected, plain = guesses_of(load(folder / "plain"))
+    guessed, found = guesses_of(load(folder))
+    assert guessed == expected and found.tokens == plain.tokens
 
 
 def test_with_cheaper_numbers_it_still_guesses_in_the_kernels(tmp_path: Path) -> None:

@@ -20,9 +20,12 @@ TEXTS = [[5, 6, 7, 8, 9], [40, 41, 42]]
 ASKED: list[dict[str, Any]] = [{}, {}]
 
 
-def test_its_guesses_are_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["deepseek_v4", "glm4_moe", "hy_v4", "step3p5"])
+def test_its_guesses_are_those_of_the_cpu(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
-    folder = counting(mtp_checkpoint(tmp_path, "glm4_moe", tie_word_embeddings=False))
+    folder = counting(mtp_checkpoint(tmp_path, family, tie_word_embeddings=False))
     settings: dict[str, Any] = {"drafter": "mtp", "speculate": 2}
     host = start(folder, "cpu", **settings)
     expected = drive(host, TEXTS, ASKED, 6, drafter=host.drafter(2), late=0)

@@ -35,7 +35,7 @@ _SERVED_SCALINGS: Final = ("default", "linear", "llama3", "yarn")
 
 
 def deepseek_v4(config: ModelConfig) -> DecoderSpec | None:
-    """DeepSeek V4 (2026). Multi-token prediction is left out.
+    """DeepSeek V4 (2026).
 
     None for variants that transformers knows, and no published model is: other scores of experts,
     biases in the shared expert, rotation that depends on the length. Raises ValueError for numbers
@@ -51,29 +51,28 @@ def deepseek_v4(config: ModelConfig) -> DecoderSpec | None:
     groups = int(config.get("o_groups", 8))
     if heads % groups:
         raise ValueError(f"{heads} attention heads cannot be {groups} groups (o_groups)")
-    experts = _experts(config, limit)
-    window = int(config.get("sliding_window", 128))
-    rates = _rates(config)
-    layers = []
-    for kind, by_token in zip(_kinds(config), _by_token(config), strict=True):
+    experts, rates = _experts(config, limit), _rates(config)
+
+    def layer(kind: str, *, by_token: bool = False) -> LayerSpec:
         compression = _compression(config, kind, rates, compressed)
         kept = compression.kept(head_dim) if compression else 0
-        layers.append(
-            LayerSpec(
-                scale=head_dim**-0.5,
-                window=window,
-                rotary=main if kind == _WINDOW else compressed,
-                experts=replace(experts, by_token=by_token),
-                sizes=HeadSizes(1, head_dim + kept, head_dim),
-                compression=compression,
-            )
+        return LayerSpec(
+            scale=head_dim**-0.5,
+            window=int(config.get("sliding_window", 128)),
+            rotary=main if kind == _WINDOW else compressed,
+            experts=replace(experts, by_token=by_token),
+            sizes=HeadSizes(1, head_dim + kept, head_dim),
+            compression=compression,
         )
+
+    kinds = zip(_kinds(config), _by_token(config), strict=True)
     spec = llama_spec(_with_sizes(config), head_dim=head_dim, turning=main)
     return replace(
         spec,
         kv_heads=1,
         names=names.DEEPSEEK_V4,
-        layers=tuple(layers),
+        layers=tuple(layer(kind, by_token=by_token) for kind, by_token in kinds),
+        guessing=(layer(_WINDOW),) * _count_guessing(config),
         shared_key=SharedKeySpec(
             query_rank=int(config.get("q_lora_rank", 1024)),
             groups=groups,
@@ -136,6 +135,15 @@ def _kinds(config: ModelConfig) -> list[str]:
             f"layer_types must name {count} layers, each {_WINDOW}, {_SPARSE} or {_HEAVY}"
         )
     return kinds
+
+
+def _count_guessing(config: ModelConfig) -> int:
+    """Return how many layers guess tokens ahead. Published ones have no entries: their ratio is 0.
+
+    0 where ratios say otherwise.
+    """
+    further = (config.get("compress_ratios") or [])[_count(config) :]
+    return 0 if any(further) else int(config.get("num_nextn_predict_layers", 1) or 0)
 
 
 def _by_token(config: ModelConfig) -> list[bool]:

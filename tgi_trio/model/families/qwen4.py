@@ -61,6 +61,7 @@ def qwen4_exp(config: ModelConfig) -> DecoderSpec | None:
     return replace(
         spec,
         layers=_add_ngrams(config, spec, streams.count * spec.hidden_size),
+        guessing=_guessing(config, spec),
         gated_streams=streams,
     )
 
@@ -98,6 +99,24 @@ def _index(config: ModelConfig) -> PooledIndexSpec:
         size=size,
         most=budget // size,
     )
+
+
+def _guessing(config: ModelConfig, spec: DecoderSpec) -> tuple[LayerSpec, ...]:
+    """Return the layer that guesses tokens ahead, which attends and has no n-grams.
+
+    () where config.json says what no published one does: that it embeds tokens by itself, reads an
+    earlier layer's states, or turns by another base.
+    """
+    own = dict(config.get("mtp") or {})
+    attending = [layer for layer in spec.layers if layer.attends]
+    odd = bool(set(own.get("layer_types") or ()) - {*_ATTENDS, "qwen_sparse_attention"})
+    odd |= bool(config.get("mtp_use_dedicated_embeddings"))
+    odd |= own.get("mtp_use_hidden_state_from_layer") is not None
+    if odd or not attending or attending[-1].rotary is None:
+        return ()
+    base = own.get("rope_theta", attending[-1].rotary.theta)
+    count = int(config.get("mtp_num_hidden_layers", own.get("num_hidden_layers", 1)))
+    return tuple(attending[-1:]) if count == 1 and base == attending[-1].rotary.theta else ()
 
 
 def _add_ngrams(config: ModelConfig, spec: DecoderSpec, channels: int) -> tuple[LayerSpec, ...]:

@@ -1,7 +1,7 @@
 """The text of Step 3.7 Flash (StepFun 2026), of the type Step 3.5.
 
 Layers with a window have more query heads; a head's output has a gate, and in the last layers
-activated gates of MLPs are bounded.
+activated gates of MLPs are bounded. Lists of layers go on with those that guess tokens ahead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def step3p5(config: ModelConfig) -> DecoderSpec | None:
     renamed = {new: config.get(old) for old, new in _OLDER_NAMES.items() if config.get(old)}
     config = replace(config, values={**config.values, **renamed})
     count, head_dim = int(config.need("num_hidden_layers")), int(config.get("head_dim", 128))
-    kinds = list(config.get("layer_types") or [_FULL] * count)[:count]
+    kinds, sparse = _described(_kinds(config, count), _sparse(config, count), count)
     window = int(config.values.get("sliding_window") or 0)
     turning = {
         kind: rotary(_turned(config, kinds, kind), head_dim, layer_type=kind) for kind in kinds
@@ -56,8 +56,12 @@ def step3p5(config: ModelConfig) -> DecoderSpec | None:
         activation="silu",
         **attention_bias(config),
     )
-    sparse, limits = _sparse(config, count), _limits(config, "swiglu_limits_shared", count)
-    if any(limit for limit, own in zip(limits, sparse, strict=True) if not own):
+    routed, limits = (
+        _limits(config, f"swiglu_limits{part}", count, len(kinds)) for part in ("", "_shared")
+    )
+    pairs = enumerate(zip(limits, sparse, strict=True))
+    bounded = [i for i, (limit, own) in pairs if limit and not own]
+    if bounded and bounded[0] < count:
         return None
     heads = {_FULL: spec.heads, _SLIDING: _sliding_heads(config, spec.heads)}
     layers = (
@@ -69,8 +73,23 @@ def step3p5(config: ModelConfig) -> DecoderSpec | None:
         for la, kind in zip(spec.layers, kinds, strict=True)
     )
     spec = set_sparse(replace(spec, layers=tuple(layers)), _experts(config), sparse)
-    own = zip(spec.layers, _limits(config, "swiglu_limits", count), limits, strict=True)
-    return replace(spec, layers=tuple(_bound(*layer) for layer in own))
+    every = tuple(_bound(*layer) for layer in zip(spec.layers, routed, limits, strict=True))
+    return replace(spec, layers=every[:count], guessing=() if bounded else every[count:])
+
+
+def _kinds(config: ModelConfig, count: int) -> list[str]:
+    """Return the kinds of the model's layers, and of those that guess as far as they are said."""
+    guessing, kinds = int(config.get("num_nextn_predict_layers") or 0), config.get("layer_types")
+    if not kinds:
+        return [_FULL] * (count + guessing)
+    further = config.get("mtp_layer_types") or kinds[count:]
+    return [*kinds[:count], *further[:guessing]]
+
+
+def _described(kinds: list[str], sparse: list[bool], count: int) -> tuple[list[str], list[bool]]:
+    """Return both lists, cut behind the last layer that both describe, but not before `count`."""
+    known = max(count, min(len(kinds), len(sparse)))
+    return kinds[:known], sparse[:known]
 
 
 def _experts(config: ModelConfig) -> ExpertsSpec:
@@ -101,19 +120,22 @@ def _bound(layer: LayerSpec, limit: float, shared: float) -> LayerSpec:
 
 def _sparse(config: ModelConfig, count: int) -> list[bool]:
     """Return which layers are mixtures of experts; published files list their numbers."""
+    guessing = int(config.get("num_nextn_predict_layers") or 0)
     kinds, listed = config.get("mlp_layer_types"), config.get("moe_layers_enum")
     if kinds:
-        return [kind == "sparse" for kind in kinds][:count]
+        further = config.get("mtp_mlp_layer_types") or kinds[count:]
+        return [kind == "sparse" for kind in (*kinds[:count], *further)]
     if listed is None:
-        return [i >= 3 for i in range(count)]
+        return [3 <= i < count for i in range(count + guessing)]
     items = listed.split(",") if isinstance(listed, str) else listed
     own = {int(item) for item in items if str(item).strip()}
-    return [i in own for i in range(count)]
+    return [i in own for i in range(count + guessing)]
 
 
-def _limits(config: ModelConfig, name: str, count: int) -> list[float]:
-    """Return the limits of all layers, 0 for none; lists may go on with layers that guess."""
-    return [float(limit or 0.0) for limit in config.get(name) or [0.0] * count][:count]
+def _limits(config: ModelConfig, name: str, count: int, every: int) -> list[float]:
+    """Return the limits of `every` layer, 0 for none: of the model's, `count`, and further ones."""
+    limits = [float(limit or 0.0) for limit in config.get(name) or [0.0] * count]
+    return (limits + [0.0] * (every - count))[:every]
 
 
 def _sliding_heads(config: ModelConfig, heads: int) -> int:

@@ -12,6 +12,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.formats import check_dtypes
 from tgi_trio.model.guessing_layers import LAYOUTS, MtpSpec
+from tgi_trio.model.other_names import rename_family
 from tgi_trio.model.quantised.gguf_layout import GgufLayout
 from tgi_trio.model.quantised.recognise import find_layout
 from tgi_trio.model.quantised.stored import Stored, check_stored
@@ -41,7 +42,8 @@ def find_mtp(config: ModelConfig, spec: DecoderSpec) -> tuple[MtpSpec, ...]:
 def _stored_names(config: ModelConfig) -> Collection[str]:
     if gguf_files(config.folder):
         return read_tensors(config)
-    return rename_text(dict.fromkeys(stored_names(config.folder)))
+    names = rename_text(dict.fromkeys(stored_names(config.folder)))
+    return rename_family(names, config.text_type)
 
 
 def need_mtp(config: ModelConfig, spec: DecoderSpec) -> tuple[MtpSpec, ...]:

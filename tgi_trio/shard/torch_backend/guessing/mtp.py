@@ -30,17 +30,23 @@ class MtpWeights:
     state_norm: Norm
     fuse: Linear
     states_first: bool  # the state is joined before the embedding
+    fuse_embedding: Linear | None = None  # see `MtpSpec.fuse_embedding`
 
     def join(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Return what the decoder layer reads, [T, hidden]."""
+        """Return what the decoder layer reads, [T, features], of embeddings [T, hidden]."""
+        if self.fuse_embedding is not None:
+            hidden = embedded.shape[1]
+            normed = self.state_norm(states.reshape(-1, *self.state_norm.shape))
+            read = self.fuse(normed.reshape(-1, hidden)).view(len(states), -1, hidden)
+            return (read + self.fuse_embedding(self.embedding_norm(embedded))[:, None]).flatten(1)
         both = self.embedding_norm(embedded), self.state_norm(states)
         return self.fuse(torch.cat(both[::-1] if self.states_first else both, dim=-1))
 
     def nbytes(self) -> int:
         """Return the bytes of all weights; embedding and head are the model's."""
-        norms = self.embedding_norm.nbytes() + self.state_norm.nbytes()
-        layers = sum(layer.nbytes() for layer in self.decoder.layers)
-        return norms + self.fuse.nbytes() + layers
+        parts = (self.embedding_norm, self.state_norm, self.fuse, self.fuse_embedding)
+        beside = sum(part.nbytes() for part in parts if part is not None)
+        return beside + sum(layer.nbytes() for layer in self.decoder.layers)
 
 
 class TorchMtp(OwnKv):

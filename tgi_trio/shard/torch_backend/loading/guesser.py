@@ -27,6 +27,7 @@ from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle, load_eagle
 from tgi_trio.shard.torch_backend.guessing.eagle_one import TorchEagleOne
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads, load_heads
 from tgi_trio.shard.torch_backend.guessing.mtp import TorchMtp
+from tgi_trio.shard.torch_backend.guessing.mtp_streams import show_streams
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.loading.mtp import load_mtp
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
@@ -99,6 +100,8 @@ class _WholeModel:
     def load_mtp(self) -> TorchMtp | MtpLayers | None:
         """Load the layers of the model's own checkpoint."""
         specs = need_mtp(self._config, self._model.spec)
+        if specs[0].decoder.hyper or specs[0].decoder.gated_streams:
+            show_streams(self._model)
         embedding = self._embedding()
         head = self._model.head if self._model.ranks is None else self._head()
         with self._loader() as loader:

@@ -302,7 +302,7 @@ class Decoder:
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return `logits` in the dtype in which the head computes them."""
-        if self.taps:
+        if hidden.shape[1] > self.spec.hidden_size:  # what drafters read is behind it
             hidden = hidden[:, : self.spec.hidden_size].contiguous()
         norm, extra = self.final_norm, self.spec.extra_tokens
         if self.embedding_out is not None:

@@ -25,6 +25,7 @@ class GatedDecoder(Decoder):
         """`gates`: those before the head; the rest as for `Decoder`."""
         super().__init__(*given, **parts)
         self.gates = gates
+        self.shows_streams = False  # `forward` returns the hidden states behind their mixture
 
     @property
     def capturable(self) -> bool:
@@ -54,15 +55,35 @@ class GatedDecoder(Decoder):
         if features is not None:
             x, _ = self.place(x, features)
         streams = x.repeat(1, self.gates.count)
+        streams = self.run_layers(streams, tables, attention, batch, states, ids=token_ids)
+        mixed = self.gates.mix(streams)[0]
+        return torch.cat((mixed, streams), dim=-1) if self.shows_streams else mixed
+
+    def run_layers(
+        self,
+        x: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+        states: StepStates | None = None,
+        *,
+        features: StepFeatures | None = None,
+        own: torch.Tensor | None = None,
+        ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the hidden states [T, count * hidden] after all layers, given those before them.
+
+        `ids`: the tokens, needed by layers with n-grams; there are neither `features` nor `own`.
+        """
         for index in range(len(self.layers)):
-            streams = self._run(index, streams, token_ids, tables, attention, batch, states)
-        return self.gates.mix(streams)[0]
+            x = self._run(index, x, ids, tables, attention, batch, states)
+        return x
 
     def _run(
         self,
         index: int,
         streams: torch.Tensor,
-        token_ids: torch.Tensor,
+        token_ids: torch.Tensor | None,
         tables: RotaryTables,
         attention: AttentionBackend,
         batch: Any,
@@ -73,7 +94,7 @@ class GatedDecoder(Decoder):
         if layer.gates is None or layer.mlp is None:
             raise ValueError(f"layer {index} lacks gates or an MLP")
         if layer.ngrams is not None:
-            if states is None:
+            if states is None or token_ids is None:
                 raise ValueError(f"layer {index} keeps states, and the step has none")
             own = states.layers[index]
             streams = layer.ngrams.add(streams, token_ids, own, states.steps)
