@@ -66,8 +66,8 @@ Extra = Callable[[Mapping[str, Array], Config], Tensors]
 EXTRA: dict[str, Extra] = {"gemma3n": attention.extra_gemma3n, "gemma4": attention.extra_gemma4}
 MODELS: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
     "qwen3next": (states.describe_qwen3next, states.modify_qwen3next),
-    "qwen35": (states.describe_qwen35, states.modify_qwen35),
-    "qwen35moe": (states.describe_qwen35, states.modify_qwen35),
+    "qwen35": (states.describe_qwen35, states.modify_guessing_qwen35),
+    "qwen35moe": (states.describe_qwen35, states.modify_guessing_qwen35),
     "kimi-linear": (states.describe_kimi, states.modify_kimi),
     "gemma3n": (attention.describe_gemma3n, attention.modify_gemma3n),
     "gemma4": (attention.describe_gemma4, attention.modify_gemma4),

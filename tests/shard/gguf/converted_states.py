@@ -94,6 +94,26 @@ def modify_qwen35(own: str, array: Array, config: Config) -> Tensors:
     yield from modify_qwen3next(own, array, config)
 
 
+# The `gguf` package does not name these yet for this architecture.
+_BESIDE = {
+    "mtp.fc.weight": "nextn.eh_proj.weight",
+    "mtp.pre_fc_norm_embedding.weight": "nextn.enorm.weight",
+    "mtp.pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
+    "mtp.norm.weight": "nextn.shared_head_norm.weight",
+}
+
+
+def modify_guessing_qwen35(own: str, array: Array, config: Config) -> Tensors:
+    """Names of the layer that guesses go on from the model's, before anything else is changed."""
+    last = config["num_hidden_layers"]
+    if own in _BESIDE:
+        yield f"blk.{last}.{_BESIDE[own]}", array + ("norm" in own)
+    else:
+        yield from modify_qwen35(
+            own.replace("mtp.layers.0.", f"model.layers.{last}."), array, config
+        )
+
+
 # -- Kimi Linear -----------------------------------------------------------------------------------
 
 

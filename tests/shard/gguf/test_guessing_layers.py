@@ -48,9 +48,13 @@ def test_they_guess_as_the_numbers_in_the_file_say(quantised: bool, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "family"), [("glm-dsa", "glm_moe_dsa"), ("deepseek32", "deepseek_v32")]
+    ("name", "family"),
+    [
+        *(("glm-dsa", "glm_moe_dsa"), ("deepseek32", "deepseek_v32")),  # of latents
+        *(("qwen35", "qwen3_5_text"), ("qwen35moe", "qwen3_5_moe_text")),  # of other names
+    ],
 )
-def test_latents_of_such_layers_are_found(name: str, family: str, tmp_path: Path) -> None:
+def test_such_layers_of_newer_models_are_found(name: str, family: str, tmp_path: Path) -> None:
     source = mtp_checkpoint(tmp_path / "model", family)
     config = json.loads((source / "config.json").read_text())
     stored = {

@@ -6,7 +6,7 @@ A new one is a function that translates its metadata into a family's config, and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tgi_trio.model.gguf import (
@@ -51,6 +51,8 @@ class Architecture:
     by_layer: tuple[str, ...] = ()
     without: tuple[str, ...] = ()  # config keys that the model does not have
     narrow_values: bool = False  # values may be shorter than keys
+    # Layers that guess go on from the model's, though they do not in the family's checkpoints.
+    guesses: bool = False
 
 
 _FALCON: Final[Roles] = {
@@ -82,6 +84,13 @@ _SHARED_MLP: Final[Roles] = {
 }
 _NORM_BEFORE_MLP: Final[Roles] = {"post_attention_norm": ("mlp_norm",)}
 _DBRX: Final[Roles] = {"attn_output_norm": ("mlp_norm",)}
+_QWEN35: Final = Architecture(
+    delta_rules.qwen35moe,
+    norms_plus_one=True,
+    roles=_NORM_BEFORE_MLP,
+    mixer=delta_rules.QWEN35,
+    guesses=True,
+)
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture(llama_kin.llama, side_by_side=True),
@@ -107,12 +116,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         roles=_NORM_BEFORE_MLP,
         mixer=delta_rules.QWEN3_NEXT,
     ),
-    "qwen35": Architecture(
-        delta_rules.qwen35, norms_plus_one=True, roles=_NORM_BEFORE_MLP, mixer=delta_rules.QWEN35
-    ),
-    "qwen35moe": Architecture(
-        delta_rules.qwen35moe, norms_plus_one=True, roles=_NORM_BEFORE_MLP, mixer=delta_rules.QWEN35
-    ),
+    "qwen35": replace(_QWEN35, config=delta_rules.qwen35),
+    "qwen35moe": _QWEN35,
     "kimi-linear": Architecture(
         delta_rules.kimi_linear,
         latent=True,

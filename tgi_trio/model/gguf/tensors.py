@@ -25,7 +25,7 @@ from tgi_trio.model.gguf.header import TensorInfo
 from tgi_trio.model.guessing_layers import LAYOUTS, MtpLayout
 from tgi_trio.model.spec import DecoderSpec, Names
 from tgi_trio.model.stacked_experts import split_first_axis
-from tgi_trio.model.tensors import Shape, decoder_claims
+from tgi_trio.model.tensors import Shape, decoder_claims, shapes_in
 
 # Tensors of rotary scaling, which `config.py` reads.
 FREQUENCIES: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -106,25 +106,27 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
             "runs through transformers alone, which does not read GGUF here."
         )
     tensors: dict[str, StoredTensor] = {}
-    needed = decoder_claims(spec).needed
+    needed, own_layers = dict(decoder_claims(spec).needed), len(spec.layers)
     architecture = ARCHITECTURES[model.architecture]
-    guessing = re.compile(r"blk\.(\d{1,6})\.")  # layers for multi-token prediction
-    layout = LAYOUTS.get(config.text_type)
+    layout = _find_layout(config, architecture)
     for name, (file, info) in model.tensors.items():
-        layer = guessing.match(name)
-        if layer and len(spec.layers) <= int(layer[1]) < model.get("block_count", 0):
-            if layout is None or not layout.continues:
+        names, layer = spec.names, _parse(name)[0] or 0
+        if own_layers <= layer < model.get("block_count", 0):  # guesses further tokens
+            if layout is None:
                 continue
-            if own := _guessing_name(name, layout):
-                tensors[own] = StoredTensor(file, info.kind.name, info.shape, info.first, info.end)
-            if ".nextn." in name:  # copies of the model's own
-                continue
+            index = layer - own_layers
+            name = name.replace(f"blk.{layer}.", f"blk.{layout.first(spec) + index}.", 1)
+            names = replace(names, layer=layout.layer)
+            needed |= shapes_in(layout.spec(spec, index).parts())
         if name in FREQUENCIES:
             continue
         change = _change(name, info, architecture, spec)
         shape = info.shape[::-1] if change is not None and change.transposed else info.shape
         stored = StoredTensor(file, info.kind.name, shape, info.first, info.end, change)
-        for own, part in _named(name, stored, architecture, spec.names):
+        found = _named(name, stored, architecture, names)
+        if layout is not None and ".nextn." in name:
+            found = _named_beside(name, stored, layout)
+        for own, part in found:
             tensors[own] = _with_axes(part, needed.get(own))
     for key, own in architecture.listed.items():  # `config.py` has checked their lengths
         for index in range(len(spec.layers)):
@@ -134,8 +136,20 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
     return tensors
 
 
-def _guessing_name(name: str, layout: MtpLayout) -> str:
-    """Return a tensor's name beside the decoder layer of a layer that guesses; "": it is none."""
+def _find_layout(config: ModelConfig, architecture: Architecture) -> MtpLayout | None:
+    """Return how layers that guess are named, None if they are not read from such files."""
+    layout = LAYOUTS.get(config.text_type)
+    known = layout is not None and (layout.continues or architecture.guesses)
+    return layout if known else None
+
+
+def _named_beside(
+    name: str, stored: StoredTensor, layout: MtpLayout
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield a tensor beside the decoder layer of a layer that guesses; not copies of the model's.
+
+    The layer's number is that of `layout`.
+    """
     layer, role, ending = _parse(name)
     whole = {
         "nextn.eh_proj": layout.fuse,
@@ -143,7 +157,8 @@ def _guessing_name(name: str, layout: MtpLayout) -> str:
         "nextn.hnorm": layout.state_norm,
         "nextn.shared_head_norm": layout.final_norm,
     }.get(role)
-    return whole.format(layer) + ending if whole else ""
+    if whole:
+        yield whole.format(layer) + ending, stored
 
 
 def _with_axes(stored: StoredTensor, shape: Shape | None) -> StoredTensor:
@@ -167,7 +182,7 @@ def _change(
         return Change(key_heads=spec.kv_heads, queries_each=spec.heads // spec.kv_heads)
     if role == "ssm_a":
         return Change(exponential=True)
-    plain_norm = role.endswith("_norm") and role not in architecture.mixer
+    plain_norm = role.endswith("norm") and role not in architecture.mixer
     if plain_norm and ending == ".weight" and architecture.norms_plus_one:
         return Change(plus_one=True)
     return None
