@@ -195,6 +195,7 @@ def _multiply_groups(
         "HAS_BIAS": limits or way == "out",
         "ACT": "silu" if "gated" in way else "",
         "LIMITS": limits,
+        "RAISED": limits,
         "PAIRED": limits,
     }
     sizes = ("i32", "fp32", f"i32{EVEN}", f"i32{EVEN}", "i32")

@@ -97,7 +97,7 @@ def _routing() -> Iterator[Variant]:
 
 def _experts(generation: Generation) -> Iterator[Variant]:
     for dtype, most in ((BF16, 96), (BF16, 48), (BF16, 0), (F32, 0)):  # pairs per expert
-        for kind in ("in", "in gated", "in gated limits paired", "out"):
+        for kind in ("in", "in gated", "in gated limits", "in gated limits paired", "out"):
             gathers, gated, limits = kind != "out", "gated" in kind, "limits" in kind
             tile = choose_group_tile(dtype, generation, most, gated=gated)
             yield Variant(
@@ -114,7 +114,8 @@ def _experts(generation: Generation) -> Iterator[Variant]:
                     "HAS_BIAS": True,
                     "ACT": "silu" if gated else "",
                     "LIMITS": limits,
-                    "PAIRED": limits,
+                    "RAISED": "paired" in kind,
+                    "PAIRED": "paired" in kind,
                     "ROWS": tile.rows,
                     "OUTPUTS": tile.outputs,
                     "DEPTH": tile.depth,

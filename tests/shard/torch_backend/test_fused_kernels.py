@@ -147,15 +147,19 @@ def test_gates(kernels: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("paired", [True, False])
-def test_a_gate_with_limits(kernels: pytest.MonkeyPatch, paired: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("raised", [True, False])
+def test_a_gate_with_limits(
+    kernels: pytest.MonkeyPatch, paired: bool, raised: bool, dtype: torch.dtype
+) -> None:
     inner = 4.0 * some(2, 2 * 1100, dtype=dtype)
-    gate = gating.Gate(ACTIVATIONS["quick_gelu"], limit=3.0, paired=paired)
+    gate = gating.Gate(ACTIVATIONS["quick_gelu"], limit=3.0, paired=paired, raised=raised)
+    assert gate.kernel
     ours = gate(inner)
     kernels.undo()
     agree(ours, gate(inner), 3)
     halves = inner.view(2, 1100, 2).unbind(-1) if paired else inner.chunk(2, -1)
     opened, up = halves[0].double().clamp(max=3.0), halves[1].double().clamp(-3.0, 3.0)
-    exact = opened * torch.sigmoid(1.702 * opened) * (up + 1)
+    exact = opened * torch.sigmoid(1.702 * opened) * (up + raised)
     torch.testing.assert_close(ours.double(), exact, atol=0.05, rtol=0.02)
 
 

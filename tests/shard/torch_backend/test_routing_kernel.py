@@ -245,6 +245,7 @@ GATES = {
     "halves": Gate(functional.silu),
     "pairs": Gate(functional.silu, paired=True),
     "limited pairs": Gate(ACTIVATIONS["quick_gelu"], 0.7, paired=True),
+    "limited halves": Gate(functional.silu, 0.7, raised=False),
 }
 
 
@@ -265,6 +266,7 @@ def mlp(width: int, gate: Gate, dtype: torch.dtype, seed: int, biases: bool) -> 
         ("halves", 1.5, True, False, True),
         ("pairs", 1, True, False, False),
         ("limited pairs", 0, True, False, False),
+        ("limited halves", 1, False, False, False),
     ],
 )
 def test_gates_and_what_is_shared_are_parts_of_the_products(

@@ -158,10 +158,11 @@ def gate(
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,
     LIMITS: tl.constexpr,
+    RAISED: tl.constexpr,
     PAIRED: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Compute act(gate) * up; LIMITS: see `layers/gating.py`."""
+    """Compute act(gate) * up; LIMITS, RAISED: see `layers/gating.py`."""
     let_next_begin(OVERLAPS)
     wait_for_earlier(OVERLAPS)
     dtype = out.dtype.element_ty
@@ -172,18 +173,20 @@ def gate(
     gates = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + (1 if PAIRED else SIZE), mask=inside, other=0.0).to(tl.float32)
     if LIMITS:
-        gates, up = limit_up(gates, up, limit, out)
+        gates, up = limit_up(gates, up, limit, out, RAISED)
     opened = activate(gates, ACT).to(dtype).to(tl.float32)
     tl.store(out + token * SIZE + place, (opened * up).to(dtype), mask=inside)
 
 
 @triton.jit
-def limit_up(gates, up, limit, like):
-    """Return gates and ups clamped to a limit, the latter plus 1.
+def limit_up(gates, up, limit, like, RAISED: tl.constexpr):
+    """Return gates and ups clamped to a limit, the latter plus 1 if RAISED.
 
     `like`: a pointer to the dtype to which torch would round.
     """
-    up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
+    up = tl.minimum(tl.maximum(up, -limit), limit)
+    if RAISED:
+        up += 1.0
     return tl.minimum(gates, limit), up.to(like.dtype.element_ty).to(tl.float32)
 
 

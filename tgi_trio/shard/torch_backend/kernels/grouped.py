@@ -31,6 +31,7 @@ def multiply_groups(
     HAS_BIAS: tl.constexpr,
     ACT: tl.constexpr,  # of gates, as for `gate`; "": no gates
     LIMITS: tl.constexpr,
+    RAISED: tl.constexpr,
     PAIRED: tl.constexpr,
     ROWS: tl.constexpr,  # of a tile
     OUTPUTS: tl.constexpr,
@@ -71,7 +72,7 @@ def multiply_groups(
             if ACT != "":
                 second += tl.load(at + up, mask=there, other=0.0).to(tl.float32)[None, :]
         if ACT != "":
-            total = open_gates(total, second, limit, out, ACT, LIMITS)
+            total = open_gates(total, second, limit, out, ACT, LIMITS, RAISED)
         at = target[:, None] * N + column[None, :]
         tl.store(out + at, total.to(out.dtype.element_ty), mask=real[:, None] & there[None, :])
 
@@ -100,12 +101,14 @@ def load_inside(at, inside, ALL: tl.constexpr):
 
 
 @triton.jit
-def open_gates(gates, up, limit, like, ACT: tl.constexpr, LIMITS: tl.constexpr):
+def open_gates(
+    gates, up, limit, like, ACT: tl.constexpr, LIMITS: tl.constexpr, RAISED: tl.constexpr
+):
     """Return act(gates) * up, in float32, with torch's roundings to the dtype of `like`."""
     dtype = like.dtype.element_ty
     gates, up = gates.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     if LIMITS:
-        gates, up = limit_up(gates, up, limit, like)
+        gates, up = limit_up(gates, up, limit, like, RAISED)
     return activate(gates, ACT).to(dtype).to(tl.float32) * up
 
 

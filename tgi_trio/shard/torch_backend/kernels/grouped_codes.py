@@ -41,6 +41,7 @@ def multiply_coded_groups(
     HAS_BIAS: tl.constexpr,
     ACT: tl.constexpr,
     LIMITS: tl.constexpr,
+    RAISED: tl.constexpr,
     PAIRED: tl.constexpr,
     BITS: tl.constexpr,  # as for `multiply_codes`
     NUMBERS: tl.constexpr,
@@ -85,7 +86,7 @@ def multiply_coded_groups(
             )  # fmt: skip
             if HAS_BIAS:
                 up += tl.load(bias + there).to(tl.float32)
-            total = open_gates(total, up, limit, out, ACT, LIMITS)
+            total = open_gates(total, up, limit, out, ACT, LIMITS, RAISED)
         at = target[None, :] * N + column[:, None]
         stored = (column < N)[:, None] & real[None, :]
         tl.store(out + at, total.to(out.dtype.element_ty), mask=stored)

@@ -42,7 +42,7 @@ class Gate:
     @property
     def kernel(self) -> str:
         """The activation's name in `kernels/fused.py`; "" if it is not there."""
-        there = self.scale == 1.0 and (not self.limit or (self.raised and not self.bounds_opened))
+        there = self.scale == 1.0 and not (self.limit and self.bounds_opened)
         return _KERNELS.get(self.act, "") if there else ""
 
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
@@ -82,6 +82,7 @@ class Gate:
             BLOCK=_BLOCK,
             ACT=name,
             LIMITS=self.limit > 0,
+            RAISED=self.limit > 0 and self.raised,
             PAIRED=self.paired,
             **overlap(inner.device),
         )

@@ -276,5 +276,6 @@ def _constants(
         "HAS_BIAS": biased,
         "ACT": "" if gate is None else gate.kernel,
         "LIMITS": gate is not None and gate.limit > 0,
+        "RAISED": gate is not None and gate.limit > 0 and gate.raised,
         "PAIRED": gate is not None and gate.paired,
     }
