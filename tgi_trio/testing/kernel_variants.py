@@ -15,7 +15,6 @@ from tgi_trio.shard.torch_backend.kernels import (
     fused,
     rotating,
     sixteen_rows,
-    streams,
 )
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.few_rows import WARPS, choose_few_tile, choose_sixteen_tile
@@ -24,6 +23,7 @@ from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.attention_variants import attention_variants
 from tgi_trio.testing.choice_variants import choice_variants
 from tgi_trio.testing.chosen_variants import chosen_variants
+from tgi_trio.testing.entries_variants import entries_variants
 from tgi_trio.testing.mixture_variants import mixture_variants
 from tgi_trio.testing.variant import BF16, F32, I32, I64, U8, Variant
 
@@ -39,22 +39,10 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from _few_heads(generation)
     yield from _sixteen_rows(generation)
     yield from _latent_keys()
-    yield from _streams()
     yield from choice_variants(generation)
     yield from mixture_variants(generation)
     yield from chosen_variants()
-
-
-def _streams() -> Iterator[Variant]:
-    """DeepSeek V4 and, without a mixture, Hunyuan 4."""
-    for iterations in (20, 0):
-        yield Variant(
-            f"weigh_streams 4{'' if iterations else ' apart'}",
-            streams.weigh_streams,
-            (F32,) * 6 + ("fp32",) * 3,
-            {"COUNT": 4, "PADDED": 4, "ITERATIONS": iterations},
-            warps=1,
-        )
+    yield from entries_variants()
 
 
 def _sums(generation: Generation) -> Iterator[Variant]:
@@ -102,8 +90,8 @@ def _gates(generation: Generation) -> Iterator[Variant]:
             f"gate bf16 {act}{' limits paired' if limits else ''}",
             fused.gate,
             (BF16, BF16, "fp32"),
-            {"SIZE": 14336, "BLOCK": 1024, "ACT": act, "LIMITS": limits, "PAIRED": limits}
-            | {"OVERLAPS": generation == "hopper"},
+            {"SIZE": 14336, "BLOCK": 1024, "ACT": act, "LIMITS": limits, "RAISED": limits}
+            | {"PAIRED": limits, "OVERLAPS": generation == "hopper"},
         )
 
 

@@ -84,7 +84,7 @@ wrong guesses and preempted sequences need nothing of their own, for six times t
 keys alone in layers with an index, three times in the others. An 8-bit cache is refused. A token
 has several hidden states, of which attention and experts read a sum (hyper-connections,
 `layers/hyper.py`; Hunyuan 4 has them without a mixture); in the first layers its experts are those
-of a table, by its id. Torch computes it, on a GPU as well, without recorded graphs. The names of
+of a table, by its id. On a GPU our kernels compute it, [recorded](device.md#entries). The names of
 published files are read as well as those that `save_pretrained` writes (`model/other_names.py`).
 Other scores of experts than the published ones, biases in the shared expert and rotation by length
 run through transformers.

@@ -134,22 +134,6 @@ def test_guesses_through_states_are_computed_one_after_another(
     assert all(counts.replays == 1 for counts in ours.decodes)
 
 
-def test_keys_of_whole_runs_of_tokens_are_made_without_a_wait(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Torch attends, launch by launch; experts are the kernels', whatever chooses them."""
-    monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
-    for module in (few_rows, few_heads, lone_shares, beginning):
-        monkeypatch.setattr(module, "agree", lambda *_: True)
-    folder, texts = checkpoint("deepseek_v4"), prompts(6)[4:]
-    expected = drive(start(folder, "cpu"), texts, ASKED, 3)
-    with StandInDevice() as device:
-        runner: Any = start(folder, "cuda:0")
-        ours = drive(runner, texts, ASKED, 3, device=device)
-    agree(ours, expected)
-    assert ours.decodes and all(layer.mlp.grouped for layer in runner.model.layers)
-
-
 def test_ngrams_and_an_index_of_whole_blocks_are_computed_launch_by_launch(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,9 @@ from tgi_trio.model.spec import HyperSpec
 from tgi_trio.shard.torch_backend.layers.hyper import (
     HyperConnection,
     HyperEnds,
-    HyperWeights,
     balance,
 )
+from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 
 SPEC = HyperSpec(count=2, iterations=20, eps=1e-6)
 
@@ -36,7 +36,7 @@ def test_streams_that_are_not_mixed_keep_what_they_have() -> None:
     )
     own = HyperConnection(spec, weights)
     streams = torch.tensor([[[1.0, 2.0], [10.0, 20.0]]])
-    read, post, mixture = own.enter(streams)
+    read, post, mixture = own.enter(streams, None)
     assert mixture is None
     torch.testing.assert_close(read, torch.tensor([[10.5, 21.0]]))
     torch.testing.assert_close(post, torch.tensor([[2.0, 3.5]]))
@@ -51,8 +51,8 @@ def test_weights_do_not_depend_on_the_size_of_the_streams() -> None:
     )
     own = HyperConnection(SPEC, weights)
     streams = torch.randn(5, count, hidden)
-    read, post, mixture = own.enter(streams)
-    larger = own.enter(7 * streams)
+    read, post, mixture = own.enter(streams, None)
+    larger = own.enter(7 * streams, None)
     torch.testing.assert_close(larger[0], 7 * read)
     torch.testing.assert_close(larger[1], post)
     assert mixture is not None and larger[2] is not None

@@ -1,4 +1,4 @@
-"""The kernel of hyper-connections' weights, against the same in torch's operations."""
+"""The kernels of hyper-connections, against the same in torch's operations."""
 
 from __future__ import annotations
 
@@ -6,25 +6,80 @@ import pytest
 import torch
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.model.spec import HyperSpec
-from tgi_trio.shard.torch_backend.layers.hyper import HyperConnection, HyperWeights
+from tgi_trio.model.spec import HyperSpec, NormKind
+from tgi_trio.shard.torch_backend.layers.hyper import HyperConnection
+from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
+from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 need_triton()
 
+from tgi_trio.shard.torch_backend.layers import hyper_kernels  # noqa: E402  (it imports Triton)
 
-@pytest.mark.parametrize("count", [2, 3, 4])
-@pytest.mark.parametrize("iterations", [0, 1, 20])
-def test_weights_are_those_of_torch(count: int, iterations: int) -> None:
+HIDDEN = 40
+
+
+def connection(count: int, iterations: int) -> HyperConnection:
     spec = HyperSpec(count, iterations, eps=1e-6, added=1.5, added_eps=1e-3)
     weights, kinds = 2 * count, 2
     if iterations:
         weights, kinds = weights + count * count, 3
     draw = torch.Generator().manual_seed(count)
+    mix = torch.randn(weights, count * HIDDEN, generator=draw).to(DEVICE)
     base, scale = (torch.randn(size, generator=draw).to(DEVICE) for size in (weights, kinds))
-    own = HyperConnection(spec, HyperWeights(torch.empty(0), base, scale, 1e-6))
-    parts = 3 * torch.randn(5, weights, generator=draw).to(DEVICE)
-    ours, theirs = own._launch(parts), own._weigh(parts)
-    assert (ours[2] is None) == (theirs[2] is None) == (iterations == 0)
-    for found, wanted in zip(ours, theirs, strict=True):
-        if found is not None and wanted is not None:
-            torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+    return HyperConnection(spec, HyperWeights(0.2 * mix, base, scale, 1e-6))
+
+
+def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("iterations", [0, 1, 20])
+def test_what_is_read_and_its_weights_are_those_of_torch(count: int, iterations: int) -> None:
+    own, streams = connection(count, iterations), some(5, count, HIDDEN)
+    norm = Norm("rms", some(HIDDEN), None, 1e-6, HIDDEN)
+    ours = hyper_kernels.enter(own.spec, own.weights, streams, norm)
+    read, added, mixture = own.weigh(own.weights.of(streams))
+    torch.testing.assert_close(ours[0], norm((read.unsqueeze(-1) * streams).sum(dim=1)))
+    torch.testing.assert_close(ours[1], added)
+    assert (ours[2] is None) == (mixture is None) == (iterations == 0)
+    if ours[2] is not None and mixture is not None:
+        torch.testing.assert_close(ours[2], mixture, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["rms_plus_one", "layer", None])
+@pytest.mark.parametrize("tokens", [1, 17, 70])
+def test_any_norm_follows_and_programs_share_the_numbers(
+    monkeypatch: pytest.MonkeyPatch, kind: NormKind | None, tokens: int
+) -> None:
+    """Also for more tokens than few, whose programs have more of them."""
+    monkeypatch.setattr(hyper_kernels, "_FEW", 4)
+    own, streams = connection(4, 3), some(tokens, 4, HIDDEN)
+    bias = some(HIDDEN) if kind == "layer" else None
+    norm = None if kind is None else Norm(kind, some(HIDDEN), bias, 1e-6, HIDDEN)
+    found, added, _ = hyper_kernels.enter(own.spec, own.weights, streams, norm)
+    read, expected, _ = own.weigh(own.weights.of(streams))
+    summed = (read.unsqueeze(-1) * streams).sum(dim=1)
+    torch.testing.assert_close(found, summed if norm is None else norm(summed))
+    torch.testing.assert_close(added, expected)
+
+
+@pytest.mark.parametrize("iterations", [0, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_get_of_each_other_and_of_the_result(
+    monkeypatch: pytest.MonkeyPatch, iterations: int, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(hyper_kernels, "BLOCK", 16)
+    own, streams = connection(3, iterations), some(6, 3, HIDDEN, dtype=dtype)
+    found = some(6, HIDDEN, dtype=dtype)
+    _, added, mixture = own.weigh(own.weights.of(streams))
+    ours = hyper_kernels.leave(streams, found, added, mixture)
+    near = 3e-2 if dtype is torch.bfloat16 else 1e-5
+    expected = own.leave(streams, found, added, mixture)
+    torch.testing.assert_close(ours, expected, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize(("tiles", "steps", "shares"), [(1, 256, 64), (1, 3, 2), (9, 99, 32)])
+def test_shares_are_as_many_as_there_is_work_for(tiles: int, steps: int, shares: int) -> None:
+    assert hyper_kernels.count_shares(tiles, steps) == shares
+    assert hyper_kernels.count_shares(5000, steps) == 1

@@ -25,8 +25,8 @@ from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.layers.index import IndexQueries, choose_best, score_keys
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-from tgi_trio.shard.torch_backend.layers.shared_key import Entries, Projected
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.shared_key import Entries, SharedKey
 from tgi_trio.shard.torch_backend.staging import Array, Staging
 
 _GATHERED = 1 << 15  # entries of several tokens gathered at a time
@@ -111,25 +111,23 @@ class CompressedAttention(ReferenceAttention):
     def attend_shared_key(
         self,
         layer: AttentionLayer,
-        query: torch.Tensor,
-        projected: Projected,
-        asked: IndexQueries | None,
-        entries: Entries | None,
+        projected: torch.Tensor,
+        shared: SharedKey,
         turning: Rotary,
+        table: RotaryTable,
         batch: CompressedBatch,
     ) -> torch.Tensor:
-        kept = torch.cat((projected.key, projected.kept), dim=-1)[:, None]
+        query, kept, asked = shared.ask(projected, turning, table)
         batch.cache.write(layer.index, batch.slots, kept, kept)
-        keys = batch.cache.key_slots[layer.index][:, 0]
-        dim = query.shape[-1]
+        keys, entries = batch.cache.key_slots[layer.index][:, 0], shared.entries
         if entries is not None:
             runs = batch.runs.get((entries.spec.rate, entries.spec.overlaps))
             if runs is not None:
-                _make_entries(entries, keys, dim, turning, runs)
+                _make_entries(entries, keys, shared.dim, turning, runs)
         out = torch.empty_like(query)
         for group in batch.groups[Kind.of(layer, entries)]:
             out[group.tokens] = _attend(layer, query, asked, entries, keys, group)
-        return out
+        return turning.apply_last(out, table.cos, -table.sin)
 
 
 # --- entries --------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
-from tgi_trio.shard.torch_backend.layers.index import IndexQueries, TokenIndex
+from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-from tgi_trio.shard.torch_backend.layers.shared_key import Entries, Projected
+from tgi_trio.shard.torch_backend.layers.shared_key import Entries, SharedKey
 from tgi_trio.shard.torch_backend.staging import Array
 
 
@@ -191,17 +191,16 @@ class AttentionBackend(PlanLayout, Protocol):
     def attend_shared_key(
         self,
         layer: AttentionLayer,
-        query: torch.Tensor,
-        projected: Projected,
-        asked: IndexQueries | None,
-        entries: Entries | None,
+        projected: torch.Tensor,
+        shared: SharedKey,
         turning: Rotary,
+        table: RotaryTable,
         batch: Any,
     ) -> torch.Tensor:
         """Return attention [T, heads, dim] to a window's keys and to entries, after writing them.
 
-        `query`: [T, heads, dim]; `projected`: with its key rotated; `asked`: of an index, if there
-        is one; `turning`: the rotation of entries.
+        `projected` [T, outputs]: of the layer's first linear. Values are rotated as keys are, by
+        `turning` with the step's `table`, so that what is returned has been rotated back.
         """
         raise RuntimeError(f"{self.name} has no entries")
 

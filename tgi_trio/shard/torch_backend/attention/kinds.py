@@ -22,6 +22,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     CapturableAttention,
 )
 from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
+from tgi_trio.shard.torch_backend.attention.tiles import fits_entries
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 
@@ -29,19 +30,27 @@ class _Backends(NamedTuple):
     """What makes the backends of a kind of attention."""
 
     plain: Callable[[AttentionNeeds, torch.device], AttentionBackend]
-    # Imports Triton. None: there are no kernels.
-    paged: Callable[[AttentionNeeds, torch.device], CapturableAttention] | None = None
+    # Imports Triton. None, or if it returns None for a model's sizes: there are no kernels.
+    paged: Callable[[AttentionNeeds, torch.device], CapturableAttention | None] | None = None
 
 
 def _entries(needs: AttentionNeeds, device: torch.device) -> CompressedAttention:
     return CompressedAttention((Kind.of(*layer) for layer in needs.layers), device)
 
 
+def _paged_entries(needs: AttentionNeeds, device: torch.device) -> CapturableAttention | None:
+    if not fits_entries(needs.shape):
+        return None
+    from tgi_trio.shard.torch_backend.attention.paged_entries import PagedEntriesAttention
+
+    return PagedEntriesAttention(device)
+
+
 _KINDS: Final[dict[AttentionKind, _Backends]] = {  # all but "all"
     "tokens": _Backends(lambda *_: IndexedAttention()),
     "blocks": _Backends(lambda *_: BlocksAttention()),
     "pooled": _Backends(lambda *_: PooledAttention()),
-    "entries": _Backends(_entries),
+    "entries": _Backends(_entries, _paged_entries),
 }
 
 

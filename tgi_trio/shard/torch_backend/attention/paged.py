@@ -176,7 +176,7 @@ class PagedAttention(CapturableAttention):
             return self._attend_latents(layer, query, ends, batch, None)
         shares = self._share(layer, query, batch)
         count = sum(len(tiles.rows) for _, tiles in shares)
-        work = _divide(layer, query, count, batch.cache.value_dim(layer.index))
+        work = divide_work(layer, query, count, batch.cache.value_dim(layer.index))
         for tile, tiles in shares:
             self._attend_tiles(layer, query, batch, tile, tiles, work)
         return work.merge()
@@ -211,7 +211,7 @@ class PagedAttention(CapturableAttention):
         batch: PagedBatch,
         tile: Tile,
         tiles: Tiles,
-        work: _Work,
+        work: Work,
     ) -> None:
         """Launch attention over some tiles of a step."""
         lasts = batch.lasts if layer.ahead else None
@@ -271,7 +271,7 @@ class PagedAttention(CapturableAttention):
         rank = layer.value_dim
         tile = choose_latent_tile(query.dtype, layer.heads, decodes=batch.decodes)
         tiles = batch.tiling.tiles(tile.lanes, layer.heads)
-        work = _divide(layer, query, len(tiles.rows), rank)
+        work = divide_work(layer, query, len(tiles.rows), rank)
         attend_latents[(len(tiles.rows), 1, work.parts)](
             work.out,
             work.sums,
@@ -317,7 +317,7 @@ def _places(layer: AttentionLayer, batch: PagedBatch) -> HeadPlaces:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class Work:
     """Over how many programs each tile of a step is divided, and where results go."""
 
     parts: int
@@ -345,12 +345,12 @@ class _Work:
         return self.out.view(len(self.out), -1)
 
 
-def _divide(
+def divide_work(
     layer: AttentionLayer,
     query: torch.Tensor,
     tiles: int,
     dim: int,
-) -> _Work:
+) -> Work:
     """Return room for the results, [T, heads, dim], of so many tiles."""
     parts = count_parts(tiles * layer.kv_heads)
     tokens, heads = query.shape[:2]
@@ -358,7 +358,7 @@ def _divide(
     out = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
     bests = torch.empty(space, dtype=torch.float32, device=query.device)
     sums = torch.empty((*space, dim), dtype=torch.float32, device=query.device)
-    return _Work(parts, out, sums, bests, torch.empty_like(bests))
+    return Work(parts, out, sums, bests, torch.empty_like(bests))
 
 
 def count_parts(programs: int) -> int:

@@ -75,9 +75,13 @@ _WIDE: Final[_BY_HEAD_SIZE] = (
 _FEW_LATENT: Final = Tile(16, 32, 8, 2)
 _LATENT: Final = Tile(32, 32, 8, 2)
 _WIDE_LATENT: Final = Tile(16, 16, 8, 2)
+# Of attention to entries. Keys without such an end leave room for a second tile of them in flight,
+# which takes two stages more than there are lookups before a key, each of them two stages.
+_ENTRIES_STAGES: Final = 5
+_CHOSEN_STAGES: Final = 7
 MOST_FLASH: Final = 256  # numbers of the largest head that flash-attn's kernel holds
 MOST_PARTS: Final = 32  # into which a tile's keys are divided
-_MOST, _MOST_LATENT = 512, 512 + 64  # numbers of the largest head
+_MOST, _MOST_LATENT, _MOST_ENTRIES = 512, 512 + 64, 512  # numbers of the largest head
 
 
 def fits_kernels(shape: KVShape) -> bool:
@@ -97,6 +101,20 @@ def choose_latent_tile(dtype: torch.dtype, heads: int, *, decodes: bool) -> Tile
     """Return the tile of attention over latents."""
     half = _FEW_LATENT if decodes and heads <= _FEW_LATENT.lanes else _LATENT
     return _WIDE_LATENT if dtype.itemsize > 2 else half
+
+
+def choose_entries_tile(dtype: torch.dtype, heads: int, *, chosen: bool) -> Tile:
+    """Return the tile of attention to entries, all of them or `chosen` ones.
+
+    A tile has heads of one token, so it is that of decodes.
+    """
+    stages = _CHOSEN_STAGES if chosen else _ENTRIES_STAGES
+    return choose_latent_tile(dtype, heads, decodes=True)._replace(stages=stages)
+
+
+def fits_entries(shape: KVShape) -> bool:
+    """Return whether the kernels hold heads of a shape that attend to entries."""
+    return all(size.value_dim <= _MOST_ENTRIES for size in shape.by_layer())
 
 
 def choose_tile(

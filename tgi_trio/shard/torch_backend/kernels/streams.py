@@ -1,52 +1,185 @@
-"""The weights of a token's hidden states around attention and MLP, in one launch."""
+"""Several hidden states of a token (hyper-connections), in three launches around each part.
+
+`mix_streams` multiplies all of a token's states with what computes their weights, `read_streams`
+makes weights of that and the sum that the part reads, and `write_streams` adds the part's result.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from tgi_trio.shard.torch_backend.kernels.fused import normalise
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def mix_streams(
+    parts,  # float32 [T, shares, WEIGHTS + 1], written: the last is the sum of squares
+    streams,  # [T, SIZE]: all states of a token
+    mix,  # float32 [WEIGHTS, SIZE]
+    tokens,
+    SIZE: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    PADDED: tl.constexpr,  # to a power of two, at least 16
+    TOKENS: tl.constexpr,  # of a program
+    DEPTH: tl.constexpr,  # numbers of a step of the loop
+):
+    """Multiply a share of some tokens' numbers: as many shares as the grid's second dimension."""
+    share, shares = tl.program_id(1), tl.num_programs(1)
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
+    which = tl.arange(0, PADDED)[:, None]
+    each = tl.cdiv(tl.cdiv(SIZE, shares), DEPTH) * DEPTH
+    total = tl.zeros([TOKENS, PADDED], tl.float32)
+    square = tl.zeros([TOKENS], tl.float32)
+    for low in range(share * each, tl.minimum((share + 1) * each, SIZE), DEPTH):
+        place = low + tl.arange(0, DEPTH)[None, :]
+        there = (token < tokens) & (place < SIZE)
+        x = tl.load(streams + token * SIZE + place, mask=there, other=0.0).to(tl.float32)
+        there = (which < WEIGHTS) & (place < SIZE)
+        y = tl.load(mix + which * SIZE + place, mask=there, other=0.0)
+        total = tl.dot(x, tl.trans(y), total, input_precision="tf32x3")
+        square += tl.sum(x * x, 1)
+    number = tl.arange(0, PADDED)[None, :]
+    into = parts + (token * shares + share) * (WEIGHTS + 1)
+    tl.store(into + number, total, mask=(token < tokens) & (number < WEIGHTS))
+    tl.store(into + WEIGHTS, square[:, None], mask=token < tokens)
+
 
 @triton.jit
-def weigh_streams(
-    read,  # float32 [T, COUNT]: of each state in what the part reads
-    added,  # float32 [T, COUNT]: of the part's result in each state
-    mixture,  # float32 [T, COUNT, COUNT]; with ITERATIONS
-    parts,  # float32 [T, 2 COUNT], and with ITERATIONS + COUNT * COUNT
-    base,  # float32, as many
+def read_streams(
+    normed,  # [T, HIDDEN]: the norm of what the part reads; without KIND, that itself
+    added,  # float32 [T, COUNT]: the weight of the part's result in each state
+    mixture,  # float32 [T, COUNT, COUNT]: of each state in each; with ITERATIONS
+    parts,  # float32 [T, SHARES, WEIGHTS + 1], from `mix_streams`
+    streams,  # [T, COUNT, HIDDEN]
+    base,  # float32 [WEIGHTS]: of each state 2, and with ITERATIONS COUNT more
     scale,  # float32 [2 or 3]
+    gain,  # [HIDDEN], read with HAS_GAIN
+    bias,
+    mix_eps,
     eps,
     most,
     added_eps,
+    norm_eps,
     COUNT: tl.constexpr,
-    PADDED: tl.constexpr,  # to a power of two
+    PADDED: tl.constexpr,  # powers of two
+    SHARES: tl.constexpr,  # a power of two
     ITERATIONS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    PADDED_HIDDEN: tl.constexpr,
+    KIND: tl.constexpr,  # as for `normalise`; "": no norm
+    HAS_GAIN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
 ):
-    """Compute the weights of a token; see `HyperConnection.enter`."""
+    """Weigh a token's states; see `HyperConnection.enter`."""
     token = tl.program_id(0).to(tl.int64)
-    own = parts + token * (2 * COUNT + (COUNT * COUNT if ITERATIONS else 0))
+    weights: tl.constexpr = 2 * COUNT + (COUNT * COUNT if ITERATIONS else 0)
+    share = tl.arange(0, SHARES)
+    own = parts + token * (SHARES * (weights + 1))
+    at = own + share * (weights + 1) + weights
+    square = tl.sum(tl.load(at), 0)
+    size = tl.rsqrt(square / (COUNT * HIDDEN) + mix_eps)
     state = tl.arange(0, PADDED)
     inside = state < COUNT
-    x = weigh(own, base, tl.load(scale), state, inside)
-    tl.store(read + token * COUNT + state, tl.sigmoid(x) + eps, mask=inside)
-    x = weigh(own + COUNT, base + COUNT, tl.load(scale + 1), state, inside)
+    x = weigh(own, base, tl.load(scale), size, state, inside, weights, SHARES)
+    read = tl.where(inside, tl.sigmoid(x) + eps, 0.0)
+    x = weigh(
+        own + COUNT, base + COUNT, tl.load(scale + 1), size, state, inside, weights, SHARES
+    )  # fmt: skip
     tl.store(added + token * COUNT + state, most * tl.sigmoid(x) + added_eps, mask=inside)
     if ITERATIONS:
-        place = state[:, None] * COUNT + state[None, :]
-        there = inside[:, None] & inside[None, :]
-        x = weigh(own + 2 * COUNT, base + 2 * COUNT, tl.load(scale + 2), place, there)
-        odds = tl.exp(x - tl.max(tl.where(there, x, float("-inf")), 1)[:, None])
-        odds = tl.where(there, odds, 0.0)
-        total = tl.where(inside, tl.sum(odds, 1), 1.0)
-        odds = tl.where(there, odds / total[:, None] + eps, 0.0)
-        odds = tl.where(there, odds / (tl.sum(odds, 0)[None, :] + eps), 0.0)
-        for _ in range(ITERATIONS - 1):
-            odds = tl.where(there, odds / (tl.sum(odds, 1)[:, None] + eps), 0.0)
-            odds = tl.where(there, odds / (tl.sum(odds, 0)[None, :] + eps), 0.0)
-        tl.store(mixture + token * COUNT * COUNT + place, odds, mask=there)
+        place = tl.arange(0, PADDED * PADDED)
+        there = (place // PADDED < COUNT) & (place % PADDED < COUNT)
+        place = place // PADDED * COUNT + place % PADDED
+        x = weigh(
+            own + 2 * COUNT, base + 2 * COUNT, tl.load(scale + 2), size, place, there, weights,
+            SHARES,
+        )  # fmt: skip
+        odds = balance(tl.reshape(x, (PADDED, PADDED)), eps, COUNT, PADDED, ITERATIONS)
+        into = mixture + token * COUNT * COUNT + place
+        tl.store(into, tl.reshape(odds, (PADDED * PADDED,)), mask=there)
+    place = tl.arange(0, PADDED_HIDDEN)[None, :]
+    total = tl.zeros([1, PADDED_HIDDEN], tl.float32)
+    for i in tl.static_range(COUNT):
+        at = streams + (token * COUNT + i) * HIDDEN + place
+        weight = tl.sum(tl.where(state == i, read, 0.0), 0)
+        total += weight * tl.load(at, mask=place < HIDDEN, other=0.0).to(tl.float32)
+    if KIND != "":
+        total = total.to(streams.dtype.element_ty).to(tl.float32)
+        total = normalise(total, place, gain, bias, norm_eps, HIDDEN, KIND, HAS_GAIN, HAS_BIAS)
+    into = normed + token * HIDDEN + place
+    tl.store(into, total.to(normed.dtype.element_ty), mask=place < HIDDEN)
 
 
 @triton.jit
-def weigh(part, base, scale, place, there):
-    """Return what the weights at `place` are computed from; 0 where none are `there`."""
-    own = tl.load(part + place, mask=there, other=0.0)
-    return own * scale + tl.load(base + place, mask=there, other=0.0)
+def weigh(
+    parts,
+    base,
+    scale,
+    size,
+    place,  # [N]
+    there,
+    WEIGHTS: tl.constexpr,
+    SHARES: tl.constexpr,
+):
+    """Return what the weights at `place` are computed from, [N]; 0 where none are `there`."""
+    share = tl.arange(0, SHARES)[:, None]
+    at = parts + share * (WEIGHTS + 1) + place[None, :]
+    every = tl.load(at, mask=there[None, :], other=0.0)
+    return tl.sum(every, 0) * size * scale + tl.load(base + place, mask=there, other=0.0)
+
+
+@triton.jit
+def balance(
+    x,  # float32 [PADDED, PADDED]
+    eps,
+    COUNT: tl.constexpr,
+    PADDED: tl.constexpr,
+    ITERATIONS: tl.constexpr,
+):
+    """Return the softmax of each row with rows and columns that add up to one (Sinkhorn)."""
+    inside = tl.arange(0, PADDED) < COUNT
+    there = inside[:, None] & inside[None, :]
+    odds = tl.exp(x - tl.max(tl.where(there, x, float("-inf")), 1)[:, None])
+    odds = tl.where(there, odds, 0.0)
+    total = tl.where(inside, tl.sum(odds, 1), 1.0)
+    odds = tl.where(there, odds / total[:, None] + eps, 0.0)
+    odds = tl.where(there, odds / (tl.sum(odds, 0)[None, :] + eps), 0.0)
+    for _ in range(ITERATIONS - 1):
+        odds = tl.where(there, odds / (tl.sum(odds, 1)[:, None] + eps), 0.0)
+        odds = tl.where(there, odds / (tl.sum(odds, 0)[None, :] + eps), 0.0)
+    return odds
+
+
+@triton.jit
+def write_streams(
+    written,  # [T, COUNT, HIDDEN]
+    streams,  # likewise
+    found,  # [T, HIDDEN]: a part's result
+    added,  # float32 [T, COUNT]
+    mixture,  # float32 [T, COUNT, COUNT], read with MIXES
+    COUNT: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MIXES: tl.constexpr,
+):
+    """Mix a token's states and add a part's result to each; see `HyperConnection.leave`."""
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < HIDDEN
+    dtype = streams.dtype.element_ty
+    result = tl.load(found + token * HIDDEN + place, mask=inside, other=0.0).to(tl.float32)
+    for to in tl.static_range(COUNT):
+        weight = tl.load(added + token * COUNT + to)
+        if MIXES:  # weights are rounded as torch does before its products
+            total = weight.to(dtype).to(tl.float32) * result
+            for i in tl.static_range(COUNT):
+                share = tl.load(mixture + (token * COUNT + i) * COUNT + to)
+                at = streams + (token * COUNT + i) * HIDDEN + place
+                x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+                total += share.to(dtype).to(tl.float32) * x
+        else:
+            at = streams + (token * COUNT + to) * HIDDEN + place
+            total = weight * result + tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        into = written + (token * COUNT + to) * HIDDEN + place
+        tl.store(into, total.to(dtype), mask=inside)

@@ -2,7 +2,6 @@
 
 Sources: Xie and others 2026 (manifold-constrained hyper-connections); transformers' DeepSeek V4
 and, without a mixture, Hunyuan 4.
-Weights are computed in float32.
 """
 
 from __future__ import annotations
@@ -10,31 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from tgi_trio.model.spec import HyperSpec
+from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
+from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
+_MOST = 1 << 15  # largest hidden size that a program holds
+
 Mixture = torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HyperWeights:
-    """Computes the weights of a token's hidden states from all of them."""
-
-    mix: torch.Tensor  # float32 [weights, count * hidden], as are all
-    base: torch.Tensor  # [weights]
-    scale: torch.Tensor  # [kinds of weights]
-    eps: float  # of the norm before the mixture
-
-    def of(self, streams: torch.Tensor) -> torch.Tensor:
-        """Return the weights [T, weights] of `streams` [T, count, hidden], not scaled yet."""
-        flat = streams.flatten(1).float()
-        flat = flat * torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.eps)
-        return functional.linear(flat, self.mix)
-
-    def nbytes(self) -> int:
-        return self.mix.nbytes + self.base.nbytes + self.scale.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,19 +27,28 @@ class HyperConnection:
     spec: HyperSpec
     weights: HyperWeights
 
-    def enter(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Mixture]:
+    def enter(
+        self, streams: torch.Tensor, norm: Norm | None
+    ) -> tuple[torch.Tensor, torch.Tensor, Mixture]:
         """Return what the part reads of `streams` [T, count, hidden], and what `leave` needs.
 
-        That is [T, hidden]; the weights [T, count] of the part's result in each stream; and the
-        mixture [T, count, count], to each stream (last) from each, None: of each stream alone.
+        That is [T, hidden], normalised if there is a `norm`; the weights [T, count] of the part's
+        result in each stream; and the mixture [T, count, count], to each stream (last) from each,
+        None: of each stream alone.
         """
-        parts = self.weights.of(streams)
-        weigh = self._launch if runs_kernels(parts.device) else self._weigh
-        read, added, mixture = weigh(parts)
-        return _add_up(read, streams), added, mixture
+        if _in_kernels(streams):
+            from tgi_trio.shard.torch_backend.layers.hyper_kernels import enter  # imports Triton
 
-    def _weigh(self, parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Mixture]:
-        """Return the weights of what is read, of the result, and of streams in streams."""
+            return enter(self.spec, self.weights, streams, norm)
+        read, added, mixture = self.weigh(self.weights.of(streams))
+        summed = _add_up(read, streams)
+        return summed if norm is None else norm(summed), added, mixture
+
+    def weigh(self, parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Mixture]:
+        """Return the weights of what is read, of the result, and of streams in streams.
+
+        `parts`: of `HyperWeights.of`.
+        """
         spec, count = self.spec, self.spec.count
         scales, bases = self.weights.scale, self.weights.base
         read = torch.sigmoid(parts[:, :count] * scales[0] + bases[:count]) + spec.eps
@@ -68,35 +60,15 @@ class HyperConnection:
         mixture = torch.softmax(mixture.unflatten(-1, (count, count)), dim=-1) + spec.eps
         return read, added, balance(mixture, spec)
 
-    def _launch(self, parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Mixture]:
-        """Compute `_weigh` in one launch, where that is some hundred."""
-        from tgi_trio.shard.torch_backend.kernels.streams import weigh_streams  # imports Triton
-
-        spec, tokens, count = self.spec, len(parts), self.spec.count
-        read, added = parts.new_empty((2, tokens, count))
-        mixture = parts.new_empty((tokens, count, count)) if spec.iterations else None
-        weigh_streams[(tokens,)](
-            read,
-            added,
-            read if mixture is None else mixture,
-            parts.contiguous(),
-            self.weights.base,
-            self.weights.scale,
-            spec.eps,
-            spec.added,
-            spec.added_eps,
-            COUNT=count,
-            PADDED=1 << (count - 1).bit_length(),
-            ITERATIONS=spec.iterations,
-            num_warps=1,
-        )
-        return read, added, mixture
-
     @staticmethod
     def leave(
         streams: torch.Tensor, found: torch.Tensor, post: torch.Tensor, mixture: Mixture
     ) -> torch.Tensor:
         """Return the streams [T, count, hidden] after a part, whose result is `found`."""
+        if _in_kernels(streams):
+            from tgi_trio.shard.torch_backend.layers.hyper_kernels import leave  # imports Triton
+
+            return leave(streams, found, post, mixture)
         if mixture is None:
             added = post.unsqueeze(-1) * found.float().unsqueeze(-2)
             return (added + streams.float()).to(streams.dtype)
@@ -155,3 +127,7 @@ def balance(mixture: torch.Tensor, spec: HyperSpec) -> torch.Tensor:
 
 def _add_up(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
     return (weights.unsqueeze(-1) * streams).sum(dim=1).to(streams.dtype)
+
+
+def _in_kernels(streams: torch.Tensor) -> bool:
+    return runs_kernels(streams.device) and streams.shape[-1] <= _MOST

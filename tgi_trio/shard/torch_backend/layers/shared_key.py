@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -44,22 +45,21 @@ class Entries:
         return [self.compressor, *([] if self.index is None else [self.index.compressor])]
 
 
-class Projected:
-    """What the first projection yields for a step's tokens."""
+class Sizes(NamedTuple):
+    """The numbers of a token that the first projection yields, in their order."""
 
-    __slots__ = ("compressed", "kept", "key", "weights")
+    query: int  # compressed queries
+    key: int
+    kept: int  # for entries
+    heads: int  # weights of an index's heads
 
-    def __init__(
-        self,
-        compressed: torch.Tensor,
-        key: torch.Tensor,
-        kept: torch.Tensor,
-        weights: torch.Tensor | None,
-    ) -> None:
-        self.compressed = compressed  # [T, query_rank]
-        self.key = key  # [T, dim]
-        self.kept = kept  # [T, numbers], for entries
-        self.weights = weights  # [T, heads] of an index
+
+class Asked(NamedTuple):
+    """What a layer's attention is asked for a step's tokens, and what it is to keep of them."""
+
+    query: torch.Tensor  # [T, heads, dim], rotated
+    kept: torch.Tensor  # [T, 1, numbers]: the rotated key, then what entries are made of
+    of_index: IndexQueries | None  # None: there is none
 
 
 class SharedKey:
@@ -87,27 +87,36 @@ class SharedKey:
         self.output_down = output_down
         self.entries = entries
 
-    def split(self, qkv: torch.Tensor) -> Projected:
-        """Return the parts of the first projection [T, outputs]."""
+    def sizes(self, outputs: int) -> Sizes:
+        """Return the parts of the first projection, which has so many outputs."""
         rank, index = self.query_norm.shape[0], self.entries.index if self.entries else None
         heads = index.heads if index else 0
-        kept = qkv.shape[-1] - rank - self.dim - heads
-        compressed, key, kept_of, weights = qkv.split((rank, self.dim, kept, heads), dim=-1)
-        return Projected(
-            self.query_norm(compressed), self.key_norm(key), kept_of, weights if index else None
-        )
+        return Sizes(rank, self.dim, outputs - rank - self.dim - heads, heads)
+
+    def ask(self, projected: torch.Tensor, turn: Rotary, table: RotaryTable) -> Asked:
+        """Return what follows from the first projection [T, outputs]."""
+        sizes = self.sizes(projected.shape[-1])
+        compressed, key, kept, weights = projected.split(sizes, dim=-1)
+        compressed = self.query_norm(compressed)
+        key = turn.apply_last(self.key_norm(key)[:, None], table.cos, table.sin)
+        query = turn.apply_last(self.queries(compressed), table.cos, table.sin)
+        index = self.entries.index if self.entries else None
+        asked = None if index is None else index.ask(compressed, weights, turn, table)
+        return Asked(query, torch.cat((key, kept[:, None]), dim=-1), asked)
 
     def queries(self, compressed: torch.Tensor) -> torch.Tensor:
-        """Return queries [T, heads, dim], not rotated yet, of `Projected.compressed`."""
+        """Return queries [T, heads, dim], not rotated yet, of normalised ones [T, query_rank]."""
         queries = self.query_up(compressed).view(len(compressed), -1, self.dim)
         square = queries.float().square().mean(-1, keepdim=True)
         return queries * torch.rsqrt(square + self.eps).to(queries.dtype)
 
     def group(self, attended: torch.Tensor) -> torch.Tensor:
         """Return [T, groups * rank] of the heads' results [T, heads, dim]."""
-        groups = len(self.output_down)
+        groups, rank, _ = self.output_down.shape
         by_group = attended.reshape(len(attended), groups, -1).transpose(0, 1)
-        return torch.bmm(by_group, self.output_down.transpose(1, 2)).transpose(0, 1).flatten(1)
+        out = attended.new_empty((len(attended), groups, rank))
+        torch.bmm(by_group, self.output_down.transpose(1, 2), out=out.transpose(0, 1))
+        return out.flatten(1)
 
     def pack(self) -> None:
         self.query_up.pack()

@@ -18,7 +18,6 @@ from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-from tgi_trio.shard.torch_backend.layers.shared_key import SharedKey
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.layer import Attention
 
@@ -72,10 +71,10 @@ class Attending:
     ) -> torch.Tensor:
         """Return this rank's partial sum of attention's output, given the output of `layer.qkv`."""
         if layer.shared_key is not None:
-            attended = self._attend_shared_key(
-                layer, layer.shared_key, qkv, tables, attention, batch
-            )
-            return layer.output(layer.shared_key.group(attended))
+            own, turn = layer.shared_key, self._rotaries[layer.rotary]
+            turns = tables[layer.rotary]
+            found = attention.attend_shared_key(layer.shape, qkv, own, turn, turns, batch)
+            return layer.output(own.group(found))
         gate = asked = None
         if layer.pooled is not None:
             qkv, asked = qkv.split((qkv.shape[-1] - layer.pooled.width, layer.pooled.width), dim=-1)
@@ -134,29 +133,6 @@ class Attending:
         if rotary.spec.query_scale is None:
             return attention.attend_latents(layer.shape, qkv, latent, rotary, table, batch)
         return attend_latents_apart(attention, layer.shape, qkv, latent, rotary, table, batch)
-
-    def _attend_shared_key(
-        self,
-        layer: Attention,
-        shared: SharedKey,
-        qkv: torch.Tensor,
-        tables: RotaryTables,
-        attention: AttentionBackend,
-        batch: Any,
-    ) -> torch.Tensor:
-        """Return attention [T, heads, dim] to one key per token, and to entries.
-
-        Values are rotated as keys are, so the sum of values is rotated back.
-        """
-        turn, table = self._rotaries[layer.rotary], tables[layer.rotary]
-        parts, entries = shared.split(qkv), shared.entries
-        parts.key = turn.apply_last(parts.key[:, None], table.cos, table.sin)[:, 0]
-        query = turn.apply_last(shared.queries(parts.compressed), table.cos, table.sin)
-        asked = None
-        if entries is not None and entries.index is not None and parts.weights is not None:
-            asked = entries.index.ask(parts.compressed, parts.weights, turn, table)
-        found = attention.attend_shared_key(layer.shape, query, parts, asked, entries, turn, batch)
-        return turn.apply_last(found, table.cos, -table.sin)
 
     def _normalise_whole(
         self, layer: Attention, query_norm: Norm, key_norm: Norm, qkv: torch.Tensor

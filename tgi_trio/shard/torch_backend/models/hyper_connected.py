@@ -31,10 +31,9 @@ def run_hyper_connected(
         hyper, mlp = layer.hyper, layer.mlp
         before, inner = layer.attention_norm, layer.mlp_norm
         assert hyper is not None and mlp is not None and before is not None and inner is not None
-        read, post, mixture = hyper.attention.enter(streams)
-        streams = hyper.attention.leave(streams, mix(index, before(read)), post, mixture)
-        read, post, mixture = hyper.mlp.enter(streams)
-        normed = inner(read)
+        normed, post, mixture = hyper.attention.enter(streams, before)
+        streams = hyper.attention.leave(streams, mix(index, normed), post, mixture)
+        normed, post, mixture = hyper.mlp.enter(streams, inner)
         found = mlp(normed, ids=ids) if isinstance(mlp, ExpertsMlp) else mlp(normed)
         streams = hyper.mlp.leave(streams, reduce(found), post, mixture)
     return ends.join(streams)

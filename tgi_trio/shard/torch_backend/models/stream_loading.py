@@ -17,9 +17,9 @@ from tgi_trio.shard.torch_backend.layers.gated_streams import LayerGates
 from tgi_trio.shard.torch_backend.layers.hyper import (
     HyperConnection,
     HyperEnds,
-    HyperWeights,
     LayerHyper,
 )
+from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
 from tgi_trio.shard.torch_backend.models.attention_loading import AttentionLoader
 

@@ -1,0 +1,102 @@
+"""Attention to the keys of a window and to entries in Triton; keys are values (DeepSeek V4).
+
+A program has some heads of one token, which share all keys. What the token sees is one list: the
+tokens of its window, then entries, all of them or those that an index has chosen. Both lie in the
+rows of the cache, entries in those of their runs' last tokens. Imported only where Triton is
+installed.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tgi_trio.shard.torch_backend.attention.paged_kernel import (
+    LOG2E,
+    add_sinks,
+    store_tile,
+    weigh,
+)
+from tgi_trio.shard.torch_backend.kernels.selecting import find_seen
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["first"])
+def attend_entries(
+    out,  # [T, HEADS, DIM], contiguous
+    parts,  # float32 [T, HEADS, parts, DIM], as for `attend_tile`
+    bests,
+    masses,
+    query,  # [T, HEADS, DIM], contiguous
+    keys,  # [slots, STRIDE]: one layer of the cache
+    tables,  # int32: rows of `width` block numbers
+    width,  # int32 [1]
+    contexts,  # int32 [R]
+    query_starts,  # int32 [R + 1]
+    rows,  # int32 [T]: the row of each token
+    units,  # int32 [tokens, MOST]: the chosen entries, ascending; read with MOST only
+    found,  # int32 [tokens]: how many
+    sinks,  # float32 [HEADS], read with SINKS only
+    first,  # the token with which `units` begin, and the grid
+    scale,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    RATE: tl.constexpr,  # tokens of a run; 0: there are no entries
+    ENTRY: tl.constexpr,  # the place of an entry in a row of the cache
+    MOST: tl.constexpr,  # entries that are chosen; 0: all are seen
+    SINKS: tl.constexpr,
+    PAGE: tl.constexpr,
+    LANES: tl.constexpr,  # heads of a program, a power of two
+    KEYS: tl.constexpr,  # of one step of the loop, a power of two
+    DIVIDED: tl.constexpr,
+):
+    tiles: tl.constexpr = (HEADS + LANES - 1) // LANES
+    own, part = tl.program_id(0) // tiles, tl.program_id(2)
+    token = first + own
+    row = tl.load(rows + token).to(tl.int64)
+    table = tables + row * tl.load(width)
+    seen = find_seen(contexts, query_starts, row, token)
+    near = tl.minimum(seen, WINDOW)
+    count = near
+    if MOST:
+        count += tl.load(found + own)
+    elif RATE:
+        count += seen // RATE
+    begin, end = 0, count
+    if DIVIDED:
+        each = tl.cdiv(tl.cdiv(count, tl.num_programs(2)), KEYS) * KEYS
+        begin = part * each
+        end = tl.minimum(begin + each, count)
+    head, dim = tl.program_id(0) % tiles * LANES + tl.arange(0, LANES), tl.arange(0, PADDED_DIM)
+    real, which = head < HEADS, token.to(tl.int64) * HEADS + head
+    there = real[:, None] & (dim < DIM)[None, :]
+    q = tl.load(query + which[:, None] * DIM + dim[None, :], mask=there, other=0.0)
+    best, mass = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32)
+    total = tl.zeros([LANES, PADDED_DIM], tl.float32)
+    for low in range(begin, end, KEYS):
+        number = low + tl.arange(0, KEYS)
+        listed = number < end
+        place, offset = seen - near + number, 0
+        if RATE:
+            unit = number - near
+            if MOST:
+                chosen = units + own.to(tl.int64) * MOST + unit
+                unit = tl.load(chosen, mask=listed & (unit >= 0), other=0)
+            place = tl.where(number < near, place, (unit + 1) * RATE - 1)
+            offset = tl.where(number < near, 0, ENTRY)
+        block = tl.load(table + place // PAGE, mask=listed, other=0).to(tl.int64)
+        at = (block * PAGE + place % PAGE) * STRIDE + offset
+        inside = listed[:, None] & (dim < DIM)[None, :]
+        k = tl.load(keys + at[:, None] + dim[None, :], mask=inside, other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee")
+        score = tl.where(listed[None, :], score, float("-inf"))
+        best, mass, fade, weight = weigh(score, scale * LOG2E, best, mass)
+        gained = tl.dot(weight.to(k.dtype), k, input_precision="ieee")
+        total = total * fade[:, None] + gained
+    if SINKS:
+        best, mass, fade = add_sinks(tl.load(sinks + head, mask=real, other=0.0), best, mass, part)
+        total = total * fade[:, None]
+    store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, DIM, DIVIDED)
+# fmt: on

@@ -1,0 +1,119 @@
+"""Attention to the keys of a window and to entries on a GPU, by kernels of ours (DeepSeek V4).
+
+What a step's tokens see, and which runs of tokens end in it, is found on the device from the plan's
+own tables, so that steps can be recorded. `compressed.py` says what is kept in the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention.entries_kernel import attend_entries
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.paged import PagedAttention, Work, divide_work
+from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
+from tgi_trio.shard.torch_backend.attention.selecting import (
+    Selection,
+    cut_tokens,
+    score_units,
+    select_best,
+)
+from tgi_trio.shard.torch_backend.attention.shared_keys import (
+    EntryPlaces,
+    Written,
+    make_all_entries,
+    turn,
+    write_keys,
+)
+from tgi_trio.shard.torch_backend.attention.tiles import Tile, choose_entries_tile, pad_dim
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.shared_key import EntryIndex, SharedKey
+
+
+class PagedEntriesAttention(PagedAttention):
+    """See CapturableAttention."""
+
+    def attend_shared_key(
+        self,
+        layer: AttentionLayer,
+        projected: torch.Tensor,
+        shared: SharedKey,
+        turning: Rotary,
+        table: RotaryTable,
+        batch: PagedBatch,
+    ) -> torch.Tensor:
+        keys, entries = batch.cache.key_slots[layer.index][:, 0], shared.entries
+        written = write_keys(projected, shared, turning, table, keys, batch.slots)
+        if entries is not None:
+            make_all_entries(shared, entries, turning, keys, batch)
+        query = shared.query_up(written.compressed).view(len(projected), layer.heads, shared.dim)
+        query = turn(query, turning, table, eps=shared.eps)
+        index = None if entries is None else entries.index
+        tile = choose_entries_tile(query.dtype, layer.heads, chosen=index is not None)
+        tiles = len(query) * -(-layer.heads // tile.lanes)
+        work = divide_work(layer, query, tiles, shared.dim)
+        own = _Attending(layer, shared, query, keys, batch, tile, work)
+        if index is None:
+            own.launch(range(len(query)), None)
+        else:
+            own.launch_by_index(index, written, turning, table)
+        return turn(work.merge().view_as(query), turning, table, back=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attending:
+    """Attention of a step's tokens in one layer."""
+
+    layer: AttentionLayer
+    shared: SharedKey
+    query: torch.Tensor  # [T, heads, dim], rotated
+    keys: torch.Tensor  # [slots, numbers], one layer of the cache
+    batch: PagedBatch
+    tile: Tile
+    work: Work
+
+    def launch_by_index(
+        self, index: EntryIndex, written: Written, turning: Rotary, table: RotaryTable
+    ) -> None:
+        """Launch attention to the entries that an index chooses, for some tokens at a time."""
+        rate, most, dim = len(index.compressor.bias), self.layer.most, index.compressor.dim
+        asked = index.query_up(written.compressed).view(len(self.query), index.heads, dim)
+        asked = turn(asked, turning, table)
+        place = EntryPlaces.of(self.shared).index_made
+        made = self.keys[:, place : place + dim]
+        for tokens in cut_tokens(len(asked), self.batch.longest // rate):
+            found = score_units(
+                asked, written.weights, made, self.batch, tokens, unit=rate, most=most
+            )
+            self.launch(tokens, select_best(found, most))
+
+    def launch(self, tokens: range, chosen: Selection | None) -> None:
+        """Launch attention of some tokens to `chosen` entries; None: to all of them."""
+        layer, batch, tile, work = self.layer, self.batch, self.tile, self.work
+        entries = self.shared.entries
+        units, found = (batch.contexts, batch.contexts) if chosen is None else chosen
+        attend_entries[(len(tokens) * -(-layer.heads // tile.lanes), 1, work.parts)](
+            *(work.out, work.sums, work.bests, work.masses),
+            *(self.query, self.keys),
+            *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
+            *(units, found),
+            work.bests if layer.sinks is None else layer.sinks,
+            *(tokens.start, layer.scale),
+            HEADS=layer.heads,
+            DIM=self.shared.dim,
+            PADDED_DIM=pad_dim(self.shared.dim),
+            STRIDE=self.keys.stride(0),
+            WINDOW=layer.window,
+            RATE=0 if entries is None else entries.spec.rate,
+            ENTRY=EntryPlaces.of(self.shared).made,
+            MOST=0 if chosen is None else layer.most,
+            SINKS=layer.sinks is not None,
+            PAGE=batch.page,
+            LANES=tile.lanes,
+            KEYS=tile.keys,
+            DIVIDED=work.parts > 1,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )

@@ -1,0 +1,149 @@
+"""Launches what a layer with one key per token computes beside attention (DeepSeek V4).
+
+Imported only where Triton is installed.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
+from tgi_trio.shard.torch_backend.attention.projecting import count_heads
+from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
+from tgi_trio.shard.torch_backend.kernels.entries import make_entries
+from tgi_trio.shard.torch_backend.kernels.shared_key import turn_heads, write_shared_keys
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
+from tgi_trio.shard.torch_backend.layers.shared_key import Entries, SharedKey
+
+COPIED: Final = 1024  # numbers that a program copies
+_AVERAGED: Final = 4096  # numbers of tokens that a program averages at a time
+
+
+class Written(NamedTuple):
+    """What the queries of a step's tokens are made of."""
+
+    compressed: torch.Tensor  # [T, query_rank], normalised
+    weights: torch.Tensor  # float32 [T, heads] of an index; without one there are none
+
+
+class EntryPlaces(NamedTuple):
+    """Where a layer's rows of the cache have what concerns entries, counted in numbers."""
+
+    kept: int  # what they are made of
+    made: int  # an entry, in the row of its run's last token
+    index_kept: int
+    index_made: int
+
+    @classmethod
+    def of(cls, shared: SharedKey) -> EntryPlaces:
+        """Return the places of a layer; of what it does not have, the end of its rows."""
+        kept, made, index_kept, index_made = (shared.dim,) * 4
+        if shared.entries is not None:
+            own, index = shared.entries.compressor, shared.entries.index
+            made = kept + own.last.start
+            index_kept = index_made = kept + 2 * own.width
+            index_made += 0 if index is None else index.compressor.last.start
+        return cls(kept, made, index_kept, index_made)
+
+
+def write_keys(
+    projected: torch.Tensor,
+    shared: SharedKey,
+    turning: Rotary,
+    table: RotaryTable,
+    keys: torch.Tensor,
+    slots: torch.Tensor,
+) -> Written:
+    """Write keys, and what entries are made of, to their slots; return the rest.
+
+    `projected`: [T, outputs] of the layer's first linear, with contiguous rows; `keys`: [slots,
+    numbers], one layer of the cache; `slots`: int64 [T].
+    """
+    sizes, tokens = shared.sizes(projected.shape[1]), len(projected)
+    compressed = projected.new_empty((tokens, sizes.query))
+    weights = projected.new_empty((tokens, sizes.heads), dtype=torch.float32)
+    write_shared_keys[(tokens, 2 + -(-sizes.kept // COPIED))](
+        *(keys, compressed, weights, projected, table.cos, table.sin, slots),
+        *(shared.query_norm.weight, shared.key_norm.weight),
+        *(shared.query_norm.eps, shared.key_norm.eps, projected.stride(0)),
+        QUERY=sizes.query,
+        PADDED_QUERY=pad_dim(sizes.query),
+        DIM=shared.dim,
+        PADDED_DIM=pad_dim(shared.dim),
+        ROTARY=turning.spec.dim,
+        KEPT=sizes.kept,
+        HEADS=sizes.heads,
+        PADDED_HEADS=pad_dim(sizes.heads) if sizes.heads else 0,
+        KIND=shared.key_norm.kind,
+        BLOCK=COPIED,
+    )
+    return Written(compressed, weights)
+
+
+def turn(
+    heads: torch.Tensor,
+    turning: Rotary,
+    table: RotaryTable,
+    *,
+    eps: float | None = None,
+    back: bool = False,
+) -> torch.Tensor:
+    """Return `heads` [T, heads, dim] with their last numbers rotated, `back` if they have been.
+
+    `eps`: of the norm, without weights, of each head before; None: there is none.
+    """
+    tokens, count, dim = heads.shape
+    out, block = torch.empty_like(heads), count_heads(dim)
+    turn_heads[(tokens, -(-count // block))](
+        *(out, heads, table.cos, table.sin, 0.0 if eps is None else eps),
+        HEADS=count,
+        DIM=dim,
+        PADDED_DIM=pad_dim(dim),
+        ROTARY=turning.spec.dim,
+        NORM=eps is not None,
+        BACK=back,
+        BLOCK=block,
+    )
+    return out
+
+
+def make_all_entries(
+    shared: SharedKey,
+    entries: Entries,
+    turning: Rotary,
+    keys: torch.Tensor,
+    batch: PagedBatch,
+) -> None:
+    """Write the entries of all runs that end in a step; its tokens have been written.
+
+    `turning`: the rotation of entries, which must not depend on the sequence's length.
+    """
+    own, places, spec = entries.compressor, EntryPlaces.of(shared), entries.spec
+    tokens = 2 * spec.rate if spec.overlaps else spec.rate
+    index = own if entries.index is None else entries.index.compressor
+    make_entries[(len(batch.slots), len(entries.compressors()))](
+        *(keys, batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
+        *(turning.frequencies, own.bias, own.norm.weight, index.bias, index.norm.weight),
+        *(turning.scale, own.norm.eps, index.norm.eps),
+        STRIDE=keys.stride(0),
+        DIM=own.dim,
+        PADDED_DIM=pad_dim(own.dim),
+        BEGIN=places.kept,
+        BLOCK=count_averaged(tokens, own.dim),
+        INDEX_DIM=index.dim,
+        INDEX_PADDED_DIM=pad_dim(index.dim),
+        INDEX_BEGIN=places.index_kept,
+        INDEX_BLOCK=count_averaged(tokens, index.dim),
+        RATE=spec.rate,
+        OVERLAPPING=spec.overlaps,
+        ROTARY=turning.spec.dim,
+        KIND=own.norm.kind,
+        PAGE=batch.page,
+    )
+
+
+def count_averaged(tokens: int, dim: int) -> int:
+    """Return how many of the tokens of an entry a program reads at a time, a power of two."""
+    return min(max(1, _AVERAGED // pad_dim(dim)), 1 << (tokens - 1).bit_length())

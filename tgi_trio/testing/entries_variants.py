@@ -1,0 +1,131 @@
+"""Every kind of launch of the kernels for entries and hyper-connections: DeepSeek V4, Hunyuan 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention import entries_kernel
+from tgi_trio.shard.torch_backend.attention.projecting import count_heads
+from tgi_trio.shard.torch_backend.attention.shared_keys import COPIED, count_averaged
+from tgi_trio.shard.torch_backend.attention.tiles import choose_entries_tile
+from tgi_trio.shard.torch_backend.kernels import entries, shared_key, streams
+from tgi_trio.shard.torch_backend.layers import hyper_kernels
+from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.testing.variant import BF16, F32, I32, I64, TYPES, Variant
+
+_DIM: Final = 512
+_KEPT: Final = {4: 2560, 128: 1024, 0: 0}  # numbers behind a token's key, by tokens of a run
+
+
+def entries_variants() -> Iterator[Variant]:
+    """Yield the variants that are launched on any device."""
+    for dtype in (BF16, F32):
+        for heads in (16, 64) if dtype is BF16 else (64,):
+            for divided in (True, False):
+                for rate in _KEPT:
+                    yield _attend(dtype, heads, rate, divided)
+        yield _make(dtype, 4)
+        yield _make(dtype, 128)
+    for rate in _KEPT:
+        yield _write(rate)
+    for dim, norm, back in ((_DIM, True, False), (_DIM, False, True), (128, False, False)):
+        yield Variant(
+            f"turn_heads {dim}{' norm' if norm else ''}{' back' if back else ''}",
+            shared_key.turn_heads,
+            (BF16,) * 4 + ("fp32",),
+            {
+                **{"HEADS": 64, "DIM": dim, "PADDED_DIM": dim, "ROTARY": 64},
+                **{"NORM": norm, "BACK": back, "BLOCK": count_heads(dim)},
+            },
+        )
+    for hidden in (4096, 7168):
+        yield from _streams(hidden)
+
+
+def _attend(dtype: torch.dtype, heads: int, rate: int, divided: bool) -> Variant:
+    most, seen = 512 if rate == 4 else 0, f"of {rate}" if rate else "in windows"
+    tile = choose_entries_tile(dtype, heads, chosen=most > 0)
+    return Variant(
+        f"attend_entries {TYPES[dtype]} h{heads} {seen}{' divided' if divided else ''}",
+        entries_kernel.attend_entries,
+        (dtype, F32, F32, F32, dtype, dtype, *(I32,) * 7, F32, "i32", "fp32"),
+        {
+            **{"HEADS": heads, "DIM": _DIM, "PADDED_DIM": _DIM, "STRIDE": _DIM + _KEPT[rate]},
+            **{"WINDOW": 128, "RATE": rate, "ENTRY": 1024 if rate == 4 else 512, "MOST": most},
+            **{"SINKS": True, "PAGE": 16},
+            **{"LANES": tile.lanes, "KEYS": tile.keys, "DIVIDED": divided},
+        },
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+
+
+def _make(dtype: torch.dtype, rate: int) -> Variant:
+    overlaps = rate == 4
+    tokens = 2 * rate if overlaps else rate
+    index = 128 if overlaps else _DIM  # what is not there is never launched
+    return Variant(
+        f"make_entries {TYPES[dtype]} of {rate}",
+        entries.make_entries,
+        (dtype, *(I32,) * 5, F32, F32, dtype, F32, dtype, *("fp32",) * 3),
+        {
+            **{"STRIDE": _DIM + _KEPT[rate], "DIM": _DIM, "PADDED_DIM": _DIM, "BEGIN": _DIM},
+            **{"BLOCK": count_averaged(tokens, _DIM), "INDEX_DIM": index},
+            **{"INDEX_PADDED_DIM": index, "INDEX_BEGIN": 2560 if overlaps else 1536},
+            **{"INDEX_BLOCK": count_averaged(tokens, index), "RATE": rate},
+            **{"OVERLAPPING": overlaps, "ROTARY": 64, "KIND": "rms", "PAGE": 16},
+        },
+    )
+
+
+def _write(rate: int) -> Variant:
+    heads = 64 if rate == 4 else 0
+    return Variant(
+        f"write_shared_keys{f' for runs of {rate}' if rate else ''}",
+        shared_key.write_shared_keys,
+        (BF16, BF16, F32, *(BF16,) * 3, I64, BF16, BF16, "fp32", "fp32", "i32"),
+        {
+            **{"QUERY": 1024, "PADDED_QUERY": 1024, "DIM": _DIM, "PADDED_DIM": _DIM},
+            **{"ROTARY": 64, "KEPT": _KEPT[rate], "HEADS": heads, "PADDED_HEADS": heads},
+            **{"KIND": "rms", "BLOCK": COPIED},
+        },
+    )
+
+
+def _streams(hidden: int) -> Iterator[Variant]:
+    padded = 1 << (hidden - 1).bit_length()
+    for tokens in (1, 1024):
+        few, depth = hyper_kernels.tile_of(tokens)
+        constants: dict[str, Any] = {"SIZE": 4 * hidden, "WEIGHTS": 24, "PADDED": 32}
+        yield Variant(
+            f"mix_streams {hidden} of {few} tokens",
+            streams.mix_streams,
+            (F32, BF16, F32, "i32"),
+            constants | {"TOKENS": few, "DEPTH": depth},
+        )
+    for iterations in (20, 0):
+        apart = "" if iterations else " apart"
+        for shares in (1, 64):
+            yield Variant(
+                f"read_streams {hidden} of {shares} shares{apart}",
+                streams.read_streams,
+                (BF16, F32, F32, F32, BF16, F32, F32, BF16, BF16, *("fp32",) * 5),
+                {
+                    **{"COUNT": 4, "PADDED": 4, "SHARES": shares, "ITERATIONS": iterations},
+                    **{"HIDDEN": hidden, "PADDED_HIDDEN": padded},
+                    **{"KIND": "rms", "HAS_GAIN": True, "HAS_BIAS": False},
+                },
+                warps=count_warps(padded),
+            )
+        yield Variant(
+            f"write_streams {hidden}{apart}",
+            streams.write_streams,
+            (BF16, BF16, BF16, F32, F32),
+            {
+                **{"COUNT": 4, "HIDDEN": hidden, "BLOCK": hyper_kernels.BLOCK},
+                **{"MIXES": iterations > 0},
+            },
+        )
