@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -14,14 +15,21 @@ from tgi_trio.shard.torch_backend.attention.tiles import choose_entries_tile
 from tgi_trio.shard.torch_backend.kernels import entries, shared_key, streams
 from tgi_trio.shard.torch_backend.layers import hyper_kernels
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, F32, I32, I64, TYPES, Variant
 
 _DIM: Final = 512
 _KEPT: Final = {4: 2560, 128: 1024, 0: 0}  # numbers behind a token's key, by tokens of a run
 
 
-def entries_variants() -> Iterator[Variant]:
-    """Yield the variants that are launched on any device."""
+def entries_variants(generation: Generation) -> Iterator[Variant]:
+    """Yield the variants that are launched on devices of a generation."""
+    for variant in _variants():
+        constants = variant.constants | {"OVERLAPS": generation == "hopper"}
+        yield replace(variant, constants=constants)
+
+
+def _variants() -> Iterator[Variant]:
     for dtype in (BF16, F32):
         for heads in (16, 64) if dtype is BF16 else (64,):
             for divided in (True, False):
@@ -99,33 +107,32 @@ def _streams(hidden: int) -> Iterator[Variant]:
     padded = 1 << (hidden - 1).bit_length()
     for tokens in (1, 1024):
         few, depth = hyper_kernels.tile_of(tokens)
-        constants: dict[str, Any] = {"SIZE": 4 * hidden, "WEIGHTS": 24, "PADDED": 32}
+        tile: dict[str, Any] = {"PADDED": 32, "TOKENS": few, "DEPTH": depth}
         yield Variant(
             f"mix_streams {hidden} of {few} tokens",
             streams.mix_streams,
             (F32, BF16, F32, "i32"),
-            constants | {"TOKENS": few, "DEPTH": depth},
+            {"SIZE": 4 * hidden, "WEIGHTS": 24} | tile,
         )
+        for mixes in (True, False):
+            yield Variant(
+                f"write_streams {hidden} of {few} tokens{'' if mixes else ' apart'}",
+                streams.write_streams,
+                (BF16, F32, BF16, BF16, F32, F32, F32, "i32"),
+                {"COUNT": 4, "HIDDEN": hidden, "MIXES": mixes}
+                | {"WEIGHTS": 24 if mixes else 8}
+                | tile,
+            )
     for iterations in (20, 0):
-        apart = "" if iterations else " apart"
         for shares in (1, 64):
             yield Variant(
-                f"read_streams {hidden} of {shares} shares{apart}",
+                f"read_streams {hidden} of {shares} shares{'' if iterations else ' apart'}",
                 streams.read_streams,
                 (BF16, F32, F32, F32, BF16, F32, F32, BF16, BF16, *("fp32",) * 5),
                 {
-                    **{"COUNT": 4, "PADDED": 4, "SHARES": shares, "ITERATIONS": iterations},
-                    **{"HIDDEN": hidden, "PADDED_HIDDEN": padded},
+                    **{"COUNT": 4, "PADDED": 4, "SHARES": shares, "ADDS": True},
+                    **{"ITERATIONS": iterations, "HIDDEN": hidden, "PADDED_HIDDEN": padded},
                     **{"KIND": "rms", "HAS_GAIN": True, "HAS_BIAS": False},
                 },
                 warps=count_warps(padded),
             )
-        yield Variant(
-            f"write_streams {hidden}{apart}",
-            streams.write_streams,
-            (BF16, BF16, BF16, F32, F32),
-            {
-                **{"COUNT": 4, "HIDDEN": hidden, "BLOCK": hyper_kernels.BLOCK},
-                **{"MIXES": iterations > 0},
-            },
-        )

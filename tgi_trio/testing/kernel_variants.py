@@ -42,7 +42,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from choice_variants(generation)
     yield from mixture_variants(generation)
     yield from chosen_variants()
-    yield from entries_variants()
+    yield from entries_variants(generation)
 
 
 def _sums(generation: Generation) -> Iterator[Variant]:

@@ -8,6 +8,7 @@ from tgi_trio.model.spec import HyperSpec
 from tgi_trio.shard.torch_backend.layers.hyper import (
     HyperConnection,
     HyperEnds,
+    HyperStates,
     balance,
 )
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
@@ -25,8 +26,10 @@ def test_streams_take_from_each_other_and_from_the_result() -> None:
     streams = torch.tensor([[[1.0, 2.0], [10.0, 20.0]]])
     mixture = torch.tensor([[[0.75, 0.25], [0.5, 0.5]]])  # from each (row) to each (column)
     found = torch.tensor([[100.0, 200.0]])
-    left = HyperConnection.leave(streams, found, torch.tensor([[1.0, 2.0]]), mixture)
-    assert left.tolist() == [[[105.75, 211.5], [205.25, 410.5]]]
+    left = HyperConnection.leave(
+        HyperStates(streams), found, torch.tensor([[1.0, 2.0]]), mixture, None
+    )
+    assert left.streams.tolist() == [[[105.75, 211.5], [205.25, 410.5]]]
 
 
 def test_streams_that_are_not_mixed_keep_what_they_have() -> None:
@@ -36,12 +39,13 @@ def test_streams_that_are_not_mixed_keep_what_they_have() -> None:
     )
     own = HyperConnection(spec, weights)
     streams = torch.tensor([[[1.0, 2.0], [10.0, 20.0]]])
-    read, post, mixture = own.enter(streams, None)
+    read, post, mixture = own.enter(HyperStates(streams), None)
     assert mixture is None
     torch.testing.assert_close(read, torch.tensor([[10.5, 21.0]]))
     torch.testing.assert_close(post, torch.tensor([[2.0, 3.5]]))
-    left = own.leave(streams, torch.tensor([[100.0, 200.0]]), post, mixture)
-    torch.testing.assert_close(left, torch.tensor([[[201.0, 402.0], [360.0, 720.0]]]))
+    found = torch.tensor([[100.0, 200.0]])
+    left = own.leave(HyperStates(streams), found, post, mixture, None)
+    torch.testing.assert_close(left.streams, torch.tensor([[[201.0, 402.0], [360.0, 720.0]]]))
 
 
 def test_weights_do_not_depend_on_the_size_of_the_streams() -> None:
@@ -51,8 +55,8 @@ def test_weights_do_not_depend_on_the_size_of_the_streams() -> None:
     )
     own = HyperConnection(SPEC, weights)
     streams = torch.randn(5, count, hidden)
-    read, post, mixture = own.enter(streams, None)
-    larger = own.enter(7 * streams, None)
+    read, post, mixture = own.enter(HyperStates(streams), None)
+    larger = own.enter(HyperStates(7 * streams), None)
     torch.testing.assert_close(larger[0], 7 * read)
     torch.testing.assert_close(larger[1], post)
     assert mixture is not None and larger[2] is not None
@@ -64,6 +68,6 @@ def test_streams_begin_alike_and_end_as_a_sum() -> None:
     weights = HyperWeights(torch.zeros(2, 6), torch.tensor([0.0, 30.0]), torch.ones(1), 1e-6)
     ends = HyperEnds(SPEC, weights)
     x = torch.randn(4, 3)
-    streams = ends.split(x)
-    assert streams.shape == (4, 2, 3) and torch.equal(streams[:, 0], x)
-    torch.testing.assert_close(ends.join(streams), 1.5 * x, atol=1e-4, rtol=1e-4)
+    states = ends.split(x)
+    assert states.streams.shape == (4, 2, 3) and torch.equal(states.streams[:, 0], x)
+    torch.testing.assert_close(ends.join(states), 1.5 * x, atol=1e-4, rtol=1e-4)

@@ -20,6 +20,8 @@ BACKEND = Path(choice_kernels.__file__).parents[1]
 EARLY = {
     *("add_and_normalise", "gate", "rotate_and_write", "attend_tile", "merge_parts"),
     *("multiply_few", "multiply_heads", "multiply_sixteen"),
+    *("write_shared_keys", "turn_heads", "make_entries", "attend_entries"),
+    *("mix_streams", "read_streams", "write_streams"),
     *("count_tokens", "survey_scores", "choose_tokens", "begin_rows"),
 }
 FIRST = "fill_tokens"  # of a step: it is launched as others are, and the one behind it begins early

@@ -7,7 +7,7 @@ import torch
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.spec import HyperSpec, NormKind
-from tgi_trio.shard.torch_backend.layers.hyper import HyperConnection
+from tgi_trio.shard.torch_backend.layers.hyper import HyperConnection, HyperEnds, HyperStates
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 
@@ -38,7 +38,8 @@ def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def test_what_is_read_and_its_weights_are_those_of_torch(count: int, iterations: int) -> None:
     own, streams = connection(count, iterations), some(5, count, HIDDEN)
     norm = Norm("rms", some(HIDDEN), None, 1e-6, HIDDEN)
-    ours = hyper_kernels.enter(own.spec, own.weights, streams, norm)
+    parts = hyper_kernels.mix(own.weights, streams)
+    ours = hyper_kernels.read(own.spec, own.weights, streams, parts, norm)
     read, added, mixture = own.weigh(own.weights.of(streams))
     torch.testing.assert_close(ours[0], norm((read.unsqueeze(-1) * streams).sum(dim=1)))
     torch.testing.assert_close(ours[1], added)
@@ -57,7 +58,8 @@ def test_any_norm_follows_and_programs_share_the_numbers(
     own, streams = connection(4, 3), some(tokens, 4, HIDDEN)
     bias = some(HIDDEN) if kind == "layer" else None
     norm = None if kind is None else Norm(kind, some(HIDDEN), bias, 1e-6, HIDDEN)
-    found, added, _ = hyper_kernels.enter(own.spec, own.weights, streams, norm)
+    parts = hyper_kernels.mix(own.weights, streams)
+    found, added, _ = hyper_kernels.read(own.spec, own.weights, streams, parts, norm)
     read, expected, _ = own.weigh(own.weights.of(streams))
     summed = (read.unsqueeze(-1) * streams).sum(dim=1)
     torch.testing.assert_close(found, summed if norm is None else norm(summed))
@@ -66,17 +68,34 @@ def test_any_norm_follows_and_programs_share_the_numbers(
 
 @pytest.mark.parametrize("iterations", [0, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [6, 70])
 def test_states_get_of_each_other_and_of_the_result(
-    monkeypatch: pytest.MonkeyPatch, iterations: int, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, iterations: int, dtype: torch.dtype, tokens: int
 ) -> None:
-    monkeypatch.setattr(hyper_kernels, "BLOCK", 16)
-    own, streams = connection(3, iterations), some(6, 3, HIDDEN, dtype=dtype)
-    found = some(6, HIDDEN, dtype=dtype)
-    _, added, mixture = own.weigh(own.weights.of(streams))
-    ours = hyper_kernels.leave(streams, found, added, mixture)
+    """And are multiplied for the weights that follow, as they are by themselves."""
+    monkeypatch.setattr(hyper_kernels, "_FEW", 4)
+    own, later = connection(3, iterations), connection(3, 1)
+    states = HyperStates(some(tokens, 3, HIDDEN, dtype=dtype))
+    found = some(tokens, HIDDEN, dtype=dtype)
+    _, added, mixture = own.weigh(own.weights.of(states.streams))
+    left, mixed = hyper_kernels.write(states.streams, found, added, mixture, later.weights)
     near = 3e-2 if dtype is torch.bfloat16 else 1e-5
-    expected = own.leave(streams, found, added, mixture)
-    torch.testing.assert_close(ours, expected, rtol=near, atol=near)
+    expected = own.leave(states, found, added, mixture, later.weights).streams
+    torch.testing.assert_close(left, expected, rtol=near, atol=near)
+    assert mixed is not None
+    summed, apart = (part.sum(dim=1) for part in (mixed, hyper_kernels.mix(later.weights, left)))
+    torch.testing.assert_close(summed, apart, rtol=1e-4, atol=1e-4)
+    alone, nothing = hyper_kernels.write(states.streams, found, added, mixture, None)
+    assert torch.equal(alone, left) and nothing is None
+
+
+def test_states_are_joined_at_the_end() -> None:
+    own, streams = connection(4, 0), some(9, 4, HIDDEN)
+    first = HyperWeights(own.weights.mix[:4], own.weights.base[:4], own.weights.scale[:1], 1e-6)
+    ends = HyperEnds(own.spec, first)
+    mixed = hyper_kernels.mix(first, streams)
+    joined = ends.join(HyperStates(streams, mixed))
+    torch.testing.assert_close(joined, ends.join(HyperStates(streams)))
 
 
 @pytest.mark.parametrize(("tiles", "steps", "shares"), [(1, 256, 64), (1, 3, 2), (9, 99, 32)])

@@ -17,6 +17,7 @@ from tgi_trio.shard.torch_backend.attention.paged_kernel import (
     store_tile,
     weigh,
 )
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 from tgi_trio.shard.torch_backend.kernels.selecting import find_seen
 
 
@@ -51,7 +52,10 @@ def attend_entries(
     LANES: tl.constexpr,  # heads of a program, a power of two
     KEYS: tl.constexpr,  # of one step of the loop, a power of two
     DIVIDED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     tiles: tl.constexpr = (HEADS + LANES - 1) // LANES
     own, part = tl.program_id(0) // tiles, tl.program_id(2)
     token = first + own

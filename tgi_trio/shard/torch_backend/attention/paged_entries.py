@@ -30,6 +30,7 @@ from tgi_trio.shard.torch_backend.attention.shared_keys import (
 from tgi_trio.shard.torch_backend.attention.tiles import Tile, choose_entries_tile, pad_dim
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.shared_key import EntryIndex, SharedKey
+from tgi_trio.shard.torch_backend.torch_device import overlap
 
 
 class PagedEntriesAttention(PagedAttention):
@@ -114,6 +115,7 @@ class _Attending:
             LANES=tile.lanes,
             KEYS=tile.keys,
             DIVIDED=work.parts > 1,
+            **overlap(self.query.device),
             num_warps=tile.warps,
             num_stages=tile.stages,
         )

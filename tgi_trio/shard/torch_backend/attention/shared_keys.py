@@ -16,6 +16,7 @@ from tgi_trio.shard.torch_backend.kernels.entries import make_entries
 from tgi_trio.shard.torch_backend.kernels.shared_key import turn_heads, write_shared_keys
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.shared_key import Entries, SharedKey
+from tgi_trio.shard.torch_backend.torch_device import overlap
 
 COPIED: Final = 1024  # numbers that a program copies
 _AVERAGED: Final = 4096  # numbers of tokens that a program averages at a time
@@ -78,6 +79,7 @@ def write_keys(
         PADDED_HEADS=pad_dim(sizes.heads) if sizes.heads else 0,
         KIND=shared.key_norm.kind,
         BLOCK=COPIED,
+        **overlap(projected.device),
     )
     return Written(compressed, weights)
 
@@ -105,6 +107,7 @@ def turn(
         NORM=eps is not None,
         BACK=back,
         BLOCK=block,
+        **overlap(heads.device),
     )
     return out
 
@@ -141,6 +144,7 @@ def make_all_entries(
         ROTARY=turning.spec.dim,
         KIND=own.norm.kind,
         PAGE=batch.page,
+        **overlap(keys.device),
     )
 
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.fused import normalise
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 from tgi_trio.shard.torch_backend.kernels.selecting import find_seen
 from tgi_trio.shard.torch_backend.kernels.shared_key import turn_neighbours
 
@@ -42,8 +43,11 @@ def make_entries(
     ROTARY: tl.constexpr,
     KIND: tl.constexpr,  # of the norms
     PAGE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Make the entries of a token with which a run ends: one in each of its programs."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     token = tl.program_id(0)
     row = tl.load(rows + token).to(tl.int64)
     seen = find_seen(contexts, query_starts, row, token)

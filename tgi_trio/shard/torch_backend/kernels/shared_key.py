@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.fused import load_normalised, normalise
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 
 
 # fmt: off
@@ -30,11 +31,14 @@ def write_shared_keys(
     HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr,  # 0: there is no index
     KIND: tl.constexpr,  # of both norms
     BLOCK: tl.constexpr,  # numbers of KEPT that a program writes
+    OVERLAPS: tl.constexpr,
 ):
     """Write a token's key, normalised and rotated, and behind it what entries are made of.
 
     Of a token's programs the first has what queries are made of, the second the key.
     """
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = source + token * stride
     into = keys + tl.load(slots + token) * (DIM + KEPT)
@@ -74,8 +78,11 @@ def turn_heads(
     NORM: tl.constexpr,  # heads are normalised before, without weights
     BACK: tl.constexpr,  # the other way round
     BLOCK: tl.constexpr,  # heads of a program
+    OVERLAPS: tl.constexpr,
 ):
     """Rotate the last ROTARY numbers of some of a token's heads."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     dim = tl.arange(0, PADDED_DIM)[None, :]

@@ -1,7 +1,8 @@
-"""Several hidden states of a token (hyper-connections), in three launches around each part.
+"""Several hidden states of a token (hyper-connections), in two launches around each part.
 
-`mix_streams` multiplies all of a token's states with what computes their weights, `read_streams`
-makes weights of that and the sum that the part reads, and `write_streams` adds the part's result.
+`read_streams` makes weights, and of them the sum that a part reads; `write_streams` adds the part's
+result to all states, and multiplies them with what computes the next weights. The first of all are
+multiplied by `mix_streams`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import triton
 import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.fused import normalise
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -23,24 +25,61 @@ def mix_streams(
     PADDED: tl.constexpr,  # to a power of two, at least 16
     TOKENS: tl.constexpr,  # of a program
     DEPTH: tl.constexpr,  # numbers of a step of the loop
+    OVERLAPS: tl.constexpr,
 ):
     """Multiply a share of some tokens' numbers: as many shares as the grid's second dimension."""
-    share, shares = tl.program_id(1), tl.num_programs(1)
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
-    which = tl.arange(0, PADDED)[:, None]
-    each = tl.cdiv(tl.cdiv(SIZE, shares), DEPTH) * DEPTH
-    total = tl.zeros([TOKENS, PADDED], tl.float32)
-    square = tl.zeros([TOKENS], tl.float32)
-    for low in range(share * each, tl.minimum((share + 1) * each, SIZE), DEPTH):
-        place = low + tl.arange(0, DEPTH)[None, :]
+    begin, end = find_share((SIZE + DEPTH - 1) // DEPTH)
+    total, square = tl.zeros([TOKENS, PADDED], tl.float32), tl.zeros([TOKENS], tl.float32)
+    for step in range(begin, end):
+        place = step * DEPTH + tl.arange(0, DEPTH)[None, :]
         there = (token < tokens) & (place < SIZE)
         x = tl.load(streams + token * SIZE + place, mask=there, other=0.0).to(tl.float32)
-        there = (which < WEIGHTS) & (place < SIZE)
-        y = tl.load(mix + which * SIZE + place, mask=there, other=0.0)
-        total = tl.dot(x, tl.trans(y), total, input_precision="tf32x3")
+        total = multiply(total, x, mix, place, place < SIZE, SIZE, WEIGHTS, PADDED)
         square += tl.sum(x * x, 1)
+    store_parts(parts, total, square, token, tokens, WEIGHTS, PADDED)
+
+
+@triton.jit
+def find_share(steps):
+    """Return the first of all steps that a program does, and the end."""
+    each = tl.cdiv(steps, tl.num_programs(1))
+    begin = tl.program_id(1) * each
+    return begin, tl.minimum(begin + each, steps)
+
+
+@triton.jit
+def multiply(
+    total,  # float32 [TOKENS, PADDED]
+    x,  # float32 [TOKENS, DEPTH]
+    mix,
+    place,  # [1, DEPTH]: of the numbers in a row of `mix`, where they are `inside`
+    inside,
+    SIZE: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """Return `total` with the products of some more numbers."""
+    which = tl.arange(0, PADDED)[:, None]
+    y = tl.load(mix + which * SIZE + place, mask=(which < WEIGHTS) & inside, other=0.0)
+    return tl.dot(x, tl.trans(y), total, input_precision="tf32x3")
+
+
+@triton.jit
+def store_parts(
+    parts,
+    total,
+    square,  # float32 [TOKENS]
+    token,  # int64 [TOKENS, 1]
+    tokens,
+    WEIGHTS: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """Store a share of what weights are made of."""
     number = tl.arange(0, PADDED)[None, :]
-    into = parts + (token * shares + share) * (WEIGHTS + 1)
+    into = parts + (token * tl.num_programs(1) + tl.program_id(1)) * (WEIGHTS + 1)
     tl.store(into + number, total, mask=(token < tokens) & (number < WEIGHTS))
     tl.store(into + WEIGHTS, square[:, None], mask=token < tokens)
 
@@ -50,10 +89,10 @@ def read_streams(
     normed,  # [T, HIDDEN]: the norm of what the part reads; without KIND, that itself
     added,  # float32 [T, COUNT]: the weight of the part's result in each state
     mixture,  # float32 [T, COUNT, COUNT]: of each state in each; with ITERATIONS
-    parts,  # float32 [T, SHARES, WEIGHTS + 1], from `mix_streams`
+    parts,  # float32 [T, SHARES, WEIGHTS + 1], as for `mix_streams`
     streams,  # [T, COUNT, HIDDEN]
-    base,  # float32 [WEIGHTS]: of each state 2, and with ITERATIONS COUNT more
-    scale,  # float32 [2 or 3]
+    base,  # float32 [WEIGHTS]: of each state 1, with ADDS 2, and with ITERATIONS COUNT more
+    scale,  # float32 [1 to 3]
     gain,  # [HIDDEN], read with HAS_GAIN
     bias,
     mix_eps,
@@ -64,16 +103,20 @@ def read_streams(
     COUNT: tl.constexpr,
     PADDED: tl.constexpr,  # powers of two
     SHARES: tl.constexpr,  # a power of two
+    ADDS: tl.constexpr,  # a part follows, whose result is added; else only the sum is wanted
     ITERATIONS: tl.constexpr,
     HIDDEN: tl.constexpr,
     PADDED_HIDDEN: tl.constexpr,
     KIND: tl.constexpr,  # as for `normalise`; "": no norm
     HAS_GAIN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Weigh a token's states; see `HyperConnection.enter`."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
-    weights: tl.constexpr = 2 * COUNT + (COUNT * COUNT if ITERATIONS else 0)
+    weights: tl.constexpr = COUNT + (COUNT if ADDS else 0) + (COUNT * COUNT if ITERATIONS else 0)
     share = tl.arange(0, SHARES)
     own = parts + token * (SHARES * (weights + 1))
     at = own + share * (weights + 1) + weights
@@ -83,10 +126,11 @@ def read_streams(
     inside = state < COUNT
     x = weigh(own, base, tl.load(scale), size, state, inside, weights, SHARES)
     read = tl.where(inside, tl.sigmoid(x) + eps, 0.0)
-    x = weigh(
-        own + COUNT, base + COUNT, tl.load(scale + 1), size, state, inside, weights, SHARES
-    )  # fmt: skip
-    tl.store(added + token * COUNT + state, most * tl.sigmoid(x) + added_eps, mask=inside)
+    if ADDS:
+        x = weigh(
+            own + COUNT, base + COUNT, tl.load(scale + 1), size, state, inside, weights, SHARES
+        )  # fmt: skip
+        tl.store(added + token * COUNT + state, most * tl.sigmoid(x) + added_eps, mask=inside)
     if ITERATIONS:
         place = tl.arange(0, PADDED * PADDED)
         there = (place // PADDED < COUNT) & (place % PADDED < COUNT)
@@ -151,35 +195,56 @@ def balance(
     return odds
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def write_streams(
     written,  # [T, COUNT, HIDDEN]
-    streams,  # likewise
+    parts,  # of what is written, as for `mix_streams`; with WEIGHTS
+    streams,  # [T, COUNT, HIDDEN]
     found,  # [T, HIDDEN]: a part's result
     added,  # float32 [T, COUNT]
     mixture,  # float32 [T, COUNT, COUNT], read with MIXES
+    mix,
+    tokens,
     COUNT: tl.constexpr,
     HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
     MIXES: tl.constexpr,
+    WEIGHTS: tl.constexpr,  # of the next part; 0: there is none
+    PADDED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
-    """Mix a token's states and add a part's result to each; see `HyperConnection.leave`."""
-    token = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < HIDDEN
+    """Mix tokens' states and add a part's result to each; see `HyperConnection.leave`.
+
+    A step writes some numbers of one state. The next one those of the next state, as both read the
+    same numbers.
+    """
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
     dtype = streams.dtype.element_ty
-    result = tl.load(found + token * HIDDEN + place, mask=inside, other=0.0).to(tl.float32)
-    for to in tl.static_range(COUNT):
-        weight = tl.load(added + token * COUNT + to)
+    begin, end = find_share((HIDDEN + DEPTH - 1) // DEPTH * COUNT)
+    total, square = tl.zeros([TOKENS, PADDED], tl.float32), tl.zeros([TOKENS], tl.float32)
+    for step in range(begin, end):
+        to, place = step % COUNT, step // COUNT * DEPTH + tl.arange(0, DEPTH)[None, :]
+        there = (token < tokens) & (place < HIDDEN)
+        result = tl.load(found + token * HIDDEN + place, mask=there, other=0.0).to(tl.float32)
+        weight = tl.load(added + token * COUNT + to, mask=token < tokens, other=0.0)
         if MIXES:  # weights are rounded as torch does before its products
-            total = weight.to(dtype).to(tl.float32) * result
+            x = weight.to(dtype).to(tl.float32) * result
             for i in tl.static_range(COUNT):
-                share = tl.load(mixture + (token * COUNT + i) * COUNT + to)
+                at = mixture + (token * COUNT + i) * COUNT + to
+                share = tl.load(at, mask=token < tokens, other=0.0).to(dtype).to(tl.float32)
                 at = streams + (token * COUNT + i) * HIDDEN + place
-                x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-                total += share.to(dtype).to(tl.float32) * x
+                x += share * tl.load(at, mask=there, other=0.0).to(tl.float32)
         else:
             at = streams + (token * COUNT + to) * HIDDEN + place
-            total = weight * result + tl.load(at, mask=inside, other=0.0).to(tl.float32)
-        into = written + (token * COUNT + to) * HIDDEN + place
-        tl.store(into, total.to(dtype), mask=inside)
+            x = weight * result + tl.load(at, mask=there, other=0.0).to(tl.float32)
+        x = x.to(dtype)
+        tl.store(written + (token * COUNT + to) * HIDDEN + place, x, mask=there)
+        if WEIGHTS:
+            x, at = x.to(tl.float32), to * HIDDEN + place
+            total = multiply(total, x, mix, at, place < HIDDEN, COUNT * HIDDEN, WEIGHTS, PADDED)
+            square += tl.sum(x * x, 1)
+    if WEIGHTS:
+        store_parts(parts, total, square, token, tokens, WEIGHTS, PADDED)

@@ -7,6 +7,7 @@ and, without a mixture, Hunyuan 4.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +21,14 @@ _MOST = 1 << 15  # largest hidden size that a program holds
 Mixture = torch.Tensor | None
 
 
+class HyperStates(NamedTuple):
+    """The hidden states of a step's tokens, between two parts."""
+
+    streams: torch.Tensor  # [T, count, hidden], contiguous
+    # What kernels make the weights of the next part of; None: it has not been computed.
+    mixed: torch.Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HyperConnection:
     """The hyper-connection around a layer's attention, or around its MLP."""
@@ -28,18 +37,21 @@ class HyperConnection:
     weights: HyperWeights
 
     def enter(
-        self, streams: torch.Tensor, norm: Norm | None
+        self, states: HyperStates, norm: Norm | None
     ) -> tuple[torch.Tensor, torch.Tensor, Mixture]:
-        """Return what the part reads of `streams` [T, count, hidden], and what `leave` needs.
+        """Return what the part reads of the states, and what `leave` needs.
 
         That is [T, hidden], normalised if there is a `norm`; the weights [T, count] of the part's
-        result in each stream; and the mixture [T, count, count], to each stream (last) from each,
-        None: of each stream alone.
+        result in each state; and the mixture [T, count, count], to each state (last) from each,
+        None: of each state alone.
         """
+        streams = states.streams
         if _in_kernels(streams):
-            from tgi_trio.shard.torch_backend.layers.hyper_kernels import enter  # imports Triton
+            from tgi_trio.shard.torch_backend.layers import hyper_kernels  # imports Triton
 
-            return enter(self.spec, self.weights, streams, norm)
+            mixed = states.mixed
+            mixed = hyper_kernels.mix(self.weights, streams) if mixed is None else mixed
+            return hyper_kernels.read(self.spec, self.weights, streams, mixed, norm)
         read, added, mixture = self.weigh(self.weights.of(streams))
         summed = _add_up(read, streams)
         return summed if norm is None else norm(summed), added, mixture
@@ -62,18 +74,26 @@ class HyperConnection:
 
     @staticmethod
     def leave(
-        streams: torch.Tensor, found: torch.Tensor, post: torch.Tensor, mixture: Mixture
-    ) -> torch.Tensor:
-        """Return the streams [T, count, hidden] after a part, whose result is `found`."""
-        if _in_kernels(streams):
-            from tgi_trio.shard.torch_backend.layers.hyper_kernels import leave  # imports Triton
+        states: HyperStates,
+        found: torch.Tensor,
+        post: torch.Tensor,
+        mixture: Mixture,
+        following: HyperWeights | None,
+    ) -> HyperStates:
+        """Return the states after a part, whose result is `found` [T, hidden].
 
-            return leave(streams, found, post, mixture)
+        `following`: what computes the weights of the next part, or at the end; None: nothing does.
+        """
+        streams = states.streams
+        if _in_kernels(streams):
+            from tgi_trio.shard.torch_backend.layers import hyper_kernels  # imports Triton
+
+            return HyperStates(*hyper_kernels.write(streams, found, post, mixture, following))
         if mixture is None:
             added = post.unsqueeze(-1) * found.float().unsqueeze(-2)
-            return (added + streams.float()).to(streams.dtype)
+            return HyperStates((added + streams.float()).to(streams.dtype))
         kept = torch.matmul(mixture.to(streams.dtype).transpose(-1, -2), streams)
-        return post.to(streams.dtype).unsqueeze(-1) * found.unsqueeze(-2) + kept
+        return HyperStates(post.to(streams.dtype).unsqueeze(-1) * found.unsqueeze(-2) + kept)
 
     def nbytes(self) -> int:
         return self.weights.nbytes()
@@ -100,15 +120,19 @@ class HyperEnds:
     spec: HyperSpec
     weights: HyperWeights | None  # None: the last hidden state is the mean of all
 
-    def split(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the streams [T, count, hidden] of `x` [T, hidden], which is each of them."""
-        return x.unsqueeze(1).expand(-1, self.spec.count, -1).contiguous()
+    def split(self, x: torch.Tensor) -> HyperStates:
+        """Return the states of `x` [T, hidden], which is each of them."""
+        return HyperStates(x.unsqueeze(1).expand(-1, self.spec.count, -1).contiguous())
 
-    def join(self, streams: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum [T, hidden] of `streams` [T, count, hidden]."""
-        own = self.weights
+    def join(self, states: HyperStates) -> torch.Tensor:
+        """Return the weighted sum [T, hidden] of the states."""
+        own, (streams, mixed) = self.weights, states
         if own is None:
             return streams.mean(dim=1)
+        if mixed is not None:
+            from tgi_trio.shard.torch_backend.layers import hyper_kernels  # imports Triton
+
+            return hyper_kernels.read(self.spec, own, streams, mixed, adds=False)[0]
         pre = torch.sigmoid(own.of(streams) * own.scale + own.base) + self.spec.eps
         return _add_up(pre, streams)
 

@@ -1,4 +1,4 @@
-"""Launches the kernels of hyper-connections: two before each part of a layer, and one behind it.
+"""Launches the kernels of hyper-connections: one before each part of a layer, and one behind it.
 
 Imported only where Triton is installed.
 """
@@ -14,36 +14,55 @@ from tgi_trio.shard.torch_backend.kernels import streams as kernels
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.torch_device import overlap
 
 _PROGRAMS: Final = 512  # that multiply at once, if there is work for so many
 _MOST_SHARES: Final = 64  # of a token's numbers
 _FEW: Final = 16  # tokens of a program, as tensor cores multiply no fewer
 _MANY: Final = 64
-BLOCK: Final = 1024  # numbers that a program writes to each state
+
+Read = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
-def enter(
-    spec: HyperSpec, weights: HyperWeights, streams: torch.Tensor, norm: Norm | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Compute `HyperConnection.enter`."""
-    streams = streams.contiguous()
-    tokens, count, hidden = streams.shape
-    wanted = len(weights.mix)
-    few, depth = tile_of(tokens)
-    tiles = -(-tokens // few)
-    shares = count_shares(tiles, count * hidden // depth)
-    parts = weights.mix.new_empty((tokens, shares, wanted + 1))
-    kernels.mix_streams[(tiles, shares)](
-        *(parts, streams, weights.mix, tokens),
-        SIZE=count * hidden,
+def mix(weights: HyperWeights, streams: torch.Tensor) -> torch.Tensor:
+    """Return what weights of `streams` [T, count, hidden] are made of.
+
+    That is float32 [T, shares, weights + 1]: the sums over shares of the products of `HyperWeights`
+    with states that are not normalised yet, and of their squares.
+    """
+    wanted, size = weights.mix.shape
+    tokens, depth, shares = _divide(len(streams), size)
+    parts = weights.mix.new_empty((len(streams), shares, wanted + 1))
+    kernels.mix_streams[(-(-len(streams) // tokens), shares)](
+        *(parts, streams, weights.mix, len(streams)),
+        SIZE=size,
         WEIGHTS=wanted,
         PADDED=max(16, _pad(wanted)),
-        TOKENS=few,
+        TOKENS=tokens,
         DEPTH=depth,
+        **overlap(streams.device),
     )
+    return parts
+
+
+def read(
+    spec: HyperSpec,
+    weights: HyperWeights,
+    streams: torch.Tensor,
+    parts: torch.Tensor,
+    norm: Norm | None = None,
+    *,
+    adds: bool = True,
+) -> Read:
+    """Compute `HyperConnection.enter`, or, if not `adds`, only the weighted sum.
+
+    `streams`: [T, count, hidden], contiguous; `parts`: of `mix` or `write`.
+    """
+    tokens, count, hidden = streams.shape
     normed = streams.new_empty((tokens, hidden))
-    added = parts.new_empty((tokens, count))
-    mixture = parts.new_empty((tokens, count, count)) if spec.iterations else None
+    added = parts.new_empty((tokens, count)) if adds else parts
+    mixes = adds and spec.iterations > 0
+    mixture = parts.new_empty((tokens, count, count)) if mixes else None
     kernels.read_streams[(tokens,)](
         *(normed, added, added if mixture is None else mixture),
         *(parts, streams, weights.base, weights.scale),
@@ -52,32 +71,52 @@ def enter(
         *(weights.eps, spec.eps, spec.added, spec.added_eps, 0.0 if norm is None else norm.eps),
         COUNT=count,
         PADDED=_pad(count),
-        SHARES=shares,
-        ITERATIONS=spec.iterations,
+        SHARES=parts.shape[1],
+        ADDS=adds,
+        ITERATIONS=spec.iterations if mixes else 0,
         HIDDEN=hidden,
         PADDED_HIDDEN=_pad(hidden),
         KIND="" if norm is None else norm.kind,
         HAS_GAIN=norm is not None and norm.weight is not None,
         HAS_BIAS=norm is not None and norm.bias is not None,
+        **overlap(streams.device),
         num_warps=count_warps(_pad(hidden)),
     )
     return normed, added, mixture
 
 
-def leave(
-    streams: torch.Tensor, found: torch.Tensor, added: torch.Tensor, mixture: torch.Tensor | None
-) -> torch.Tensor:
-    """Compute `HyperConnection.leave`."""
-    streams, written = streams.contiguous(), torch.empty_like(streams)
-    tokens, count, hidden = streams.shape
-    kernels.write_streams[(tokens, -(-hidden // BLOCK))](
-        *(written, streams, found.contiguous(), added, added if mixture is None else mixture),
+def write(
+    streams: torch.Tensor,
+    found: torch.Tensor,
+    added: torch.Tensor,
+    mixture: torch.Tensor | None,
+    following: HyperWeights | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute `HyperConnection.leave`; return `mix` of the result as well.
+
+    `following`: the weights of the next part; None: there are none, nor is there a `mix`.
+    """
+    (count, hidden), written = streams.shape[1:], torch.empty_like(streams)
+    tokens, depth, shares = _divide(len(streams), count * hidden)
+    wanted, parts = 0, None
+    if following is not None:
+        wanted = len(following.mix)
+        parts = added.new_empty((len(streams), shares, wanted + 1))
+    kernels.write_streams[(-(-len(streams) // tokens), shares)](
+        *(written, added if parts is None else parts, streams, found.contiguous(), added),
+        added if mixture is None else mixture,
+        added if following is None else following.mix,
+        len(streams),
         COUNT=count,
         HIDDEN=hidden,
-        BLOCK=BLOCK,
         MIXES=mixture is not None,
+        WEIGHTS=wanted,
+        PADDED=max(16, _pad(wanted)),
+        TOKENS=tokens,
+        DEPTH=depth,
+        **overlap(streams.device),
     )
-    return written
+    return written, parts
 
 
 def tile_of(tokens: int) -> tuple[int, int]:
@@ -85,12 +124,18 @@ def tile_of(tokens: int) -> tuple[int, int]:
     return (_FEW, 64) if tokens <= _FEW * _FEW else (_MANY, 32)
 
 
+def _divide(tokens: int, size: int) -> tuple[int, int, int]:
+    """Return `tile_of`, and how many programs share the `size` numbers of a tile of tokens."""
+    each, depth = tile_of(tokens)
+    return each, depth, count_shares(-(-tokens // each), size // depth)
+
+
 def count_shares(tiles: int, steps: int) -> int:
-    """Return how many programs share the numbers of a tile of tokens: a power of two."""
+    """Return how many programs share so many steps of each tile: a power of two."""
     most = min(_MOST_SHARES, max(1, steps), max(1, _PROGRAMS // tiles))
     return 1 << (most.bit_length() - 1)
 
 
 def _pad(count: int) -> int:
     """Return the next power of two."""
-    return 1 << (count - 1).bit_length()
+    return 1 << max(0, count - 1).bit_length()

@@ -26,14 +26,17 @@ def run_hyper_connected(
 
     `mix` and `reduce`: the decoder's attention and sum over ranks.
     """
-    streams = ends.split(x)
+    states, behind = ends.split(x), [layer.hyper for layer in layers[1:]]
     for index, layer in enumerate(layers):
         hyper, mlp = layer.hyper, layer.mlp
         before, inner = layer.attention_norm, layer.mlp_norm
         assert hyper is not None and mlp is not None and before is not None and inner is not None
-        normed, post, mixture = hyper.attention.enter(streams, before)
-        streams = hyper.attention.leave(streams, mix(index, normed), post, mixture)
-        normed, post, mixture = hyper.mlp.enter(streams, inner)
+        normed, post, mixture = hyper.attention.enter(states, before)
+        found = mix(index, normed)
+        states = hyper.attention.leave(states, found, post, mixture, hyper.mlp.weights)
+        normed, post, mixture = hyper.mlp.enter(states, inner)
         found = mlp(normed, ids=ids) if isinstance(mlp, ExpertsMlp) else mlp(normed)
-        streams = hyper.mlp.leave(streams, reduce(found), post, mixture)
-    return ends.join(streams)
+        later = behind[index] if index < len(behind) else None
+        following = ends.weights if later is None else later.attention.weights
+        states = hyper.mlp.leave(states, reduce(found), post, mixture, following)
+    return ends.join(states)
