@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from tgi_trio.shard.torch_backend.attention import entries_kernel
+from tgi_trio.shard.torch_backend.attention.paged_entries import REGISTERS
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.shared_keys import COPIED, count_averaged
 from tgi_trio.shard.torch_backend.attention.tiles import choose_entries_tile
@@ -39,16 +40,15 @@ def _variants() -> Iterator[Variant]:
         yield _make(dtype, 128)
     for rate in _KEPT:
         yield _write(rate)
-    for dim, norm, back in ((_DIM, True, False), (_DIM, False, True), (128, False, False)):
-        yield Variant(
-            f"turn_heads {dim}{' norm' if norm else ''}{' back' if back else ''}",
-            shared_key.turn_heads,
-            (BF16,) * 4 + ("fp32",),
-            {
-                **{"HEADS": 64, "DIM": dim, "PADDED_DIM": dim, "ROTARY": 64},
-                **{"NORM": norm, "BACK": back, "BLOCK": count_heads(dim)},
-            },
-        )
+    yield Variant(
+        "turn_heads 128",
+        shared_key.turn_heads,
+        (BF16,) * 4,
+        {
+            **{"HEADS": 64, "DIM": 128, "PADDED_DIM": 128, "ROTARY": 64},
+            **{"BLOCK": count_heads(128)},
+        },
+    )
     for hidden in (4096, 7168):
         yield from _streams(hidden)
 
@@ -59,15 +59,22 @@ def _attend(dtype: torch.dtype, heads: int, rate: int, divided: bool) -> Variant
     return Variant(
         f"attend_entries {TYPES[dtype]} h{heads} {seen}{' divided' if divided else ''}",
         entries_kernel.attend_entries,
-        (dtype, F32, F32, F32, dtype, dtype, *(I32,) * 7, F32, "i32", "fp32"),
+        (dtype, F32, F32, F32, *(dtype,) * 4, *(I32,) * 7, F32, "i32", "fp32", "fp32"),
         {
-            **{"HEADS": heads, "DIM": _DIM, "PADDED_DIM": _DIM, "STRIDE": _DIM + _KEPT[rate]},
-            **{"WINDOW": 128, "RATE": rate, "ENTRY": 1024 if rate == 4 else 512, "MOST": most},
+            **{"HEADS": heads, "DIM": _DIM, "PADDED_DIM": _DIM, "ROTARY": 64},
+            **{
+                "STRIDE": _DIM + _KEPT[rate],
+                "WINDOW": 128,
+                "RATE": rate,
+                "ENTRY": 1024 if rate == 4 else 512,
+                "MOST": most,
+            },
             **{"SINKS": True, "PAGE": 16},
             **{"LANES": tile.lanes, "KEYS": tile.keys, "DIVIDED": divided},
         },
         warps=tile.warps,
         stages=tile.stages,
+        registers=None if dtype is F32 else REGISTERS,
     )
 
 

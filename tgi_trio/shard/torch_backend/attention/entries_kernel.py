@@ -2,8 +2,9 @@
 
 A program has some heads of one token, which share all keys. What the token sees is one list: the
 tokens of its window, then entries, all of them or those that an index has chosen. Both lie in the
-rows of the cache, entries in those of their runs' last tokens. Imported only where Triton is
-installed.
+rows of the cache, entries in those of their runs' last tokens. Queries are normalised and rotated
+as they are read. Values are rotated as keys are, so results are rotated back, and parts of results
+as well, whose sum they are. Imported only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from tgi_trio.shard.torch_backend.attention.paged_kernel import (
     store_tile,
     weigh,
 )
+from tgi_trio.shard.torch_backend.kernels.fused import normalise
 from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 from tgi_trio.shard.torch_backend.kernels.selecting import find_seen
+from tgi_trio.shard.torch_backend.kernels.shared_key import load_turns, turn_neighbours
 
 
 # fmt: off
@@ -29,6 +32,8 @@ def attend_entries(
     bests,
     masses,
     query,  # [T, HEADS, DIM], contiguous
+    cos,  # [T, ROTARY], as for `turn_heads`
+    sin,
     keys,  # [slots, STRIDE]: one layer of the cache
     tables,  # int32: rows of `width` block numbers
     width,  # int32 [1]
@@ -39,9 +44,9 @@ def attend_entries(
     found,  # int32 [tokens]: how many
     sinks,  # float32 [HEADS], read with SINKS only
     first,  # the token with which `units` begin, and the grid
-    scale,
+    scale, eps,
     HEADS: tl.constexpr,
-    DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROTARY: tl.constexpr,
     STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
     RATE: tl.constexpr,  # tokens of a run; 0: there are no entries
@@ -74,9 +79,9 @@ def attend_entries(
         begin = part * each
         end = tl.minimum(begin + each, count)
     head, dim = tl.program_id(0) % tiles * LANES + tl.arange(0, LANES), tl.arange(0, PADDED_DIM)
-    real, which = head < HEADS, token.to(tl.int64) * HEADS + head
-    there = real[:, None] & (dim < DIM)[None, :]
-    q = tl.load(query + which[:, None] * DIM + dim[None, :], mask=there, other=0.0)
+    token = token.to(tl.int64)
+    real, which = head < HEADS, token * HEADS + head
+    q = load_queries(query, cos, sin, token, which, real, dim, eps, DIM, ROTARY)
     best, mass = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32)
     total = tl.zeros([LANES, PADDED_DIM], tl.float32)
     for low in range(begin, end, KEYS):
@@ -102,5 +107,19 @@ def attend_entries(
     if SINKS:
         best, mass, fade = add_sinks(tl.load(sinks + head, mask=real, other=0.0), best, mass, part)
         total = total * fade[:, None]
+    c, s = load_turns(cos, sin, token, dim[None, :], DIM, ROTARY)
+    total = turn_neighbours(total, c, -s)
     store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, DIM, DIVIDED)
+
+
+@triton.jit
+def load_queries(
+    query, cos, sin, token, which, real, dim, eps, DIM: tl.constexpr, ROTARY: tl.constexpr
+):
+    """Return the queries of some heads of a token, [LANES, padded DIM], normalised and rotated."""
+    there, dim = real[:, None] & (dim < DIM)[None, :], dim[None, :]
+    q = tl.load(query + which[:, None] * DIM + dim, mask=there, other=0.0)
+    x = normalise(q.to(tl.float32), dim, eps, eps, eps, DIM, "rms", False, False)
+    c, s = load_turns(cos, sin, token, dim, DIM, ROTARY)
+    return turn_neighbours(x.to(q.dtype).to(tl.float32), c, s).to(q.dtype)
 # fmt: on

@@ -7,6 +7,7 @@ own tables, so that steps can be recorded. `compressed.py` says what is kept in 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -30,7 +31,11 @@ from tgi_trio.shard.torch_backend.attention.shared_keys import (
 from tgi_trio.shard.torch_backend.attention.tiles import Tile, choose_entries_tile, pad_dim
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.shared_key import EntryIndex, SharedKey
-from tgi_trio.shard.torch_backend.torch_device import overlap
+from tgi_trio.shard.torch_backend.torch_device import limit_registers, overlap
+
+REGISTERS: Final = (
+    255  # all that there are, in half precision: the assembler took fewer and spilled
+)
 
 
 class PagedEntriesAttention(PagedAttention):
@@ -50,17 +55,16 @@ class PagedEntriesAttention(PagedAttention):
         if entries is not None:
             make_all_entries(shared, entries, turning, keys, batch)
         query = shared.query_up(written.compressed).view(len(projected), layer.heads, shared.dim)
-        query = turn(query, turning, table, eps=shared.eps)
         index = None if entries is None else entries.index
         tile = choose_entries_tile(query.dtype, layer.heads, chosen=index is not None)
         tiles = len(query) * -(-layer.heads // tile.lanes)
         work = divide_work(layer, query, tiles, shared.dim)
-        own = _Attending(layer, shared, query, keys, batch, tile, work)
+        own = _Attending(layer, shared, query, turning, table, keys, batch, tile, work)
         if index is None:
             own.launch(range(len(query)), None)
         else:
-            own.launch_by_index(index, written, turning, table)
-        return turn(work.merge().view_as(query), turning, table, back=True)
+            own.launch_by_index(index, written)
+        return work.merge().view_as(query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +73,19 @@ class _Attending:
 
     layer: AttentionLayer
     shared: SharedKey
-    query: torch.Tensor  # [T, heads, dim], rotated
+    query: torch.Tensor  # [T, heads, dim], neither normalised nor rotated yet
+    turning: Rotary
+    table: RotaryTable
     keys: torch.Tensor  # [slots, numbers], one layer of the cache
     batch: PagedBatch
     tile: Tile
     work: Work
 
-    def launch_by_index(
-        self, index: EntryIndex, written: Written, turning: Rotary, table: RotaryTable
-    ) -> None:
+    def launch_by_index(self, index: EntryIndex, written: Written) -> None:
         """Launch attention to the entries that an index chooses, for some tokens at a time."""
         rate, most, dim = len(index.compressor.bias), self.layer.most, index.compressor.dim
         asked = index.query_up(written.compressed).view(len(self.query), index.heads, dim)
-        asked = turn(asked, turning, table)
+        asked = turn(asked, self.turning, self.table)
         place = EntryPlaces.of(self.shared).index_made
         made = self.keys[:, place : place + dim]
         for tokens in cut_tokens(len(asked), self.batch.longest // rate):
@@ -97,14 +101,15 @@ class _Attending:
         units, found = (batch.contexts, batch.contexts) if chosen is None else chosen
         attend_entries[(len(tokens) * -(-layer.heads // tile.lanes), 1, work.parts)](
             *(work.out, work.sums, work.bests, work.masses),
-            *(self.query, self.keys),
+            *(self.query, self.table.cos, self.table.sin, self.keys),
             *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
             *(units, found),
             work.bests if layer.sinks is None else layer.sinks,
-            *(tokens.start, layer.scale),
+            *(tokens.start, layer.scale, self.shared.eps),
             HEADS=layer.heads,
             DIM=self.shared.dim,
             PADDED_DIM=pad_dim(self.shared.dim),
+            ROTARY=self.turning.spec.dim,
             STRIDE=self.keys.stride(0),
             WINDOW=layer.window,
             RATE=0 if entries is None else entries.spec.rate,
@@ -116,6 +121,7 @@ class _Attending:
             KEYS=tile.keys,
             DIVIDED=work.parts > 1,
             **overlap(self.query.device),
+            **({} if self.query.dtype is torch.float32 else limit_registers(REGISTERS)),
             num_warps=tile.warps,
             num_stages=tile.stages,
         )

@@ -84,28 +84,16 @@ def write_keys(
     return Written(compressed, weights)
 
 
-def turn(
-    heads: torch.Tensor,
-    turning: Rotary,
-    table: RotaryTable,
-    *,
-    eps: float | None = None,
-    back: bool = False,
-) -> torch.Tensor:
-    """Return `heads` [T, heads, dim] with their last numbers rotated, `back` if they have been.
-
-    `eps`: of the norm, without weights, of each head before; None: there is none.
-    """
+def turn(heads: torch.Tensor, turning: Rotary, table: RotaryTable) -> torch.Tensor:
+    """Return `heads` [T, heads, dim], contiguous, with their last numbers rotated."""
     tokens, count, dim = heads.shape
     out, block = torch.empty_like(heads), count_heads(dim)
     turn_heads[(tokens, -(-count // block))](
-        *(out, heads, table.cos, table.sin, 0.0 if eps is None else eps),
+        *(out, heads, table.cos, table.sin),
         HEADS=count,
         DIM=dim,
         PADDED_DIM=pad_dim(dim),
         ROTARY=turning.spec.dim,
-        NORM=eps is not None,
-        BACK=back,
         BLOCK=block,
         **overlap(heads.device),
     )

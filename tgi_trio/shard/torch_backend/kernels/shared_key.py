@@ -1,4 +1,4 @@
-"""One key per token (DeepSeek V4): what is written to the cache, and rotations of whole heads.
+"""One key per token (DeepSeek V4): what is written to the cache, and rotations of heads.
 
 The last numbers of a key, a query or a result are rotated, neighbours together. Sums are float32.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.kernels.fused import load_normalised, normalise
+from tgi_trio.shard.torch_backend.kernels.fused import load_normalised
 from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 
 
@@ -70,13 +70,10 @@ def turn_heads(
     x,  # likewise
     cos,  # [T, ROTARY], as `Rotary.table` makes them
     sin,  # with the sign of the rotation
-    eps,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     ROTARY: tl.constexpr,
-    NORM: tl.constexpr,  # heads are normalised before, without weights
-    BACK: tl.constexpr,  # the other way round
     BLOCK: tl.constexpr,  # heads of a program
     OVERLAPS: tl.constexpr,
 ):
@@ -89,12 +86,7 @@ def turn_heads(
     there = (head < HEADS) & (dim < DIM)
     at = (token * HEADS + head) * DIM + dim
     own = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
-    if NORM:
-        own = normalise(own, dim, eps, eps, eps, DIM, "rms", False, False)
-        own = own.to(x.dtype.element_ty).to(tl.float32)
     c, s = load_turns(cos, sin, token, dim, DIM, ROTARY)
-    if BACK:
-        s = -s
     tl.store(out + at, turn_neighbours(own, c, s).to(out.dtype.element_ty), mask=there)
 
 
