@@ -34,6 +34,7 @@ FAMILIES = (
     "bloom",
     "mixtral",
     "deepseek_v3",
+    "deepseek_v4",
 )
 
 Checkpoint = Callable[..., Path]

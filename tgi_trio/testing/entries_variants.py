@@ -115,6 +115,7 @@ def _streams(hidden: int) -> Iterator[Variant]:
     for tokens in (1, 1024):
         few, depth = hyper_kernels.tile_of(tokens)
         tile: dict[str, Any] = {"PADDED": 32, "TOKENS": few, "DEPTH": depth}
+        tile["PRECISION"] = hyper_kernels.PRECISION
         yield Variant(
             f"mix_streams {hidden} of {few} tokens",
             streams.mix_streams,

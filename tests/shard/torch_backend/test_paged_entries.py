@@ -204,3 +204,21 @@ def test_wrong_guesses_leave_nothing_behind() -> None:
     found = layer.attend(ours, mine, beside, right)
     assert torch.equal(found, layer.attend(ours, other, beside, right))
     assert not torch.equal(found, guessed)
+
+
+def test_a_prefix_is_read_where_another_row_has_written_it() -> None:
+    layer = Layer("overlapping", torch.float32)
+    ours, theirs = layer.backends()
+    mine, other = layer.cache(), layer.cache()
+    (blocks,) = tables([[0] * 64], shuffle=2, new=0)
+    first, second = (
+        sequence(i, [3] * length, own, new=0)
+        for i, (length, own) in enumerate([(45, blocks), (46, [*blocks[:2], 30])])
+    )
+    second.computed = 32
+    for row, count in ((first, 45), (second, 14)):
+        step = plan([row], [count])
+        projected = layer.some(count, layer.outputs)
+        found = layer.attend(ours, mine, step, projected)
+        expected = layer.attend(theirs, other, step, projected)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)

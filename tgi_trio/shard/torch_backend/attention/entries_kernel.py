@@ -119,7 +119,7 @@ def load_queries(
     """Return the queries of some heads of a token, [LANES, padded DIM], normalised and rotated."""
     there, dim = real[:, None] & (dim < DIM)[None, :], dim[None, :]
     q = tl.load(query + which[:, None] * DIM + dim, mask=there, other=0.0)
-    x = normalise(q.to(tl.float32), dim, eps, eps, eps, DIM, "rms", False, False)
+    x = normalise(q.to(tl.float32), dim, query, query, eps, DIM, "rms", False, False)
     c, s = load_turns(cos, sin, token, dim, DIM, ROTARY)
     return turn_neighbours(x.to(q.dtype).to(tl.float32), c, s).to(q.dtype)
 # fmt: on

@@ -25,6 +25,7 @@ def mix_streams(
     PADDED: tl.constexpr,  # to a power of two, at least 16
     TOKENS: tl.constexpr,  # of a program
     DEPTH: tl.constexpr,  # numbers of a step of the loop
+    PRECISION: tl.constexpr,  # of products of float32
     OVERLAPS: tl.constexpr,
 ):
     """Multiply a share of some tokens' numbers: as many shares as the grid's second dimension."""
@@ -37,7 +38,7 @@ def mix_streams(
         place = step * DEPTH + tl.arange(0, DEPTH)[None, :]
         there = (token < tokens) & (place < SIZE)
         x = tl.load(streams + token * SIZE + place, mask=there, other=0.0).to(tl.float32)
-        total = multiply(total, x, mix, place, place < SIZE, SIZE, WEIGHTS, PADDED)
+        total = multiply(total, x, mix, place, place < SIZE, SIZE, WEIGHTS, PADDED, PRECISION)
         square += tl.sum(x * x, 1)
     store_parts(parts, total, square, token, tokens, WEIGHTS, PADDED)
 
@@ -60,11 +61,12 @@ def multiply(
     SIZE: tl.constexpr,
     WEIGHTS: tl.constexpr,
     PADDED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Return `total` with the products of some more numbers."""
     which = tl.arange(0, PADDED)[:, None]
     y = tl.load(mix + which * SIZE + place, mask=(which < WEIGHTS) & inside, other=0.0)
-    return tl.dot(x, tl.trans(y), total, input_precision="tf32x3")
+    return tl.dot(x, tl.trans(y), total, input_precision=PRECISION)
 
 
 @triton.jit
@@ -212,6 +214,7 @@ def write_streams(
     PADDED: tl.constexpr,
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Mix tokens' states and add a part's result to each; see `HyperConnection.leave`.
@@ -244,7 +247,8 @@ def write_streams(
         tl.store(written + (token * COUNT + to) * HIDDEN + place, x, mask=there)
         if WEIGHTS:
             x, at = x.to(tl.float32), to * HIDDEN + place
-            total = multiply(total, x, mix, at, place < HIDDEN, COUNT * HIDDEN, WEIGHTS, PADDED)
+            inside = place < HIDDEN
+            total = multiply(total, x, mix, at, inside, COUNT * HIDDEN, WEIGHTS, PADDED, PRECISION)
             square += tl.sum(x * x, 1)
     if WEIGHTS:
         store_parts(parts, total, square, token, tokens, WEIGHTS, PADDED)

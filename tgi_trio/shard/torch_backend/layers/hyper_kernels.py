@@ -20,6 +20,8 @@ _PROGRAMS: Final = 512  # that multiply at once, if there is work for so many
 _MOST_SHARES: Final = 64  # of a token's numbers
 _FEW: Final = 16  # tokens of a program, as tensor cores multiply no fewer
 _MANY: Final = 64
+# Tensor cores are as precise with three products for one; on AMD's devices no compiler does that.
+PRECISION: Final = "ieee" if torch.version.hip else "tf32x3"
 
 Read = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
@@ -40,6 +42,7 @@ def mix(weights: HyperWeights, streams: torch.Tensor) -> torch.Tensor:
         PADDED=max(16, _pad(wanted)),
         TOKENS=tokens,
         DEPTH=depth,
+        PRECISION=PRECISION,
         **overlap(streams.device),
     )
     return parts
@@ -114,6 +117,7 @@ def write(
         PADDED=max(16, _pad(wanted)),
         TOKENS=tokens,
         DEPTH=depth,
+        PRECISION=PRECISION,
         **overlap(streams.device),
     )
     return written, parts
