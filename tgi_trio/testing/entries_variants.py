@@ -132,15 +132,15 @@ def _streams(hidden: int) -> Iterator[Variant]:
                 | tile,
             )
     for iterations in (20, 0):
-        for shares in (1, 64):
-            yield Variant(
-                f"read_streams {hidden} of {shares} shares{'' if iterations else ' apart'}",
-                streams.read_streams,
-                (BF16, F32, F32, F32, BF16, F32, F32, BF16, BF16, *("fp32",) * 5),
-                {
-                    **{"COUNT": 4, "PADDED": 4, "SHARES": shares, "ADDS": True},
-                    **{"ITERATIONS": iterations, "HIDDEN": hidden, "PADDED_HIDDEN": padded},
-                    **{"KIND": "rms", "HAS_GAIN": True, "HAS_BIAS": False},
-                },
-                warps=count_warps(padded),
-            )
+        yield Variant(
+            f"read_streams {hidden}{'' if iterations else ' apart'}",
+            streams.read_streams,
+            (BF16, F32, F32, F32, BF16, F32, F32, BF16, BF16, *("fp32",) * 5, "i32"),
+            {
+                **{"COUNT": 4, "PADDED": 4, "ADDS": True},
+                **{"MOST_SHARES": hyper_kernels.MOST_SHARES},
+                **{"ITERATIONS": iterations, "HIDDEN": hidden, "PADDED_HIDDEN": padded},
+                **{"KIND": "rms", "HAS_GAIN": True, "HAS_BIAS": False},
+            },
+            warps=count_warps(padded),
+        )

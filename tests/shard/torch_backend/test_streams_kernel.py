@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,7 +15,8 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.layers import hyper_kernels  # noqa: E402  (it imports Triton)
+from tgi_trio.shard.torch_backend.kernels import streams as kernels  # noqa: E402  (Triton)
+from tgi_trio.shard.torch_backend.layers import hyper_kernels  # noqa: E402
 
 HIDDEN = 40
 
@@ -96,6 +99,29 @@ def test_states_are_joined_at_the_end() -> None:
     mixed = hyper_kernels.mix(first, streams)
     joined = ends.join(HyperStates(streams, mixed))
     torch.testing.assert_close(joined, ends.join(HyperStates(streams)))
+
+
+def test_any_number_of_shares_is_read_by_the_same_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is compiled once, while the shares follow from the number of tokens."""
+    own, compiled, shares = connection(4, 1), list[dict[str, Any]](), list[int]()
+    launch = kernels.read_streams
+
+    class Noted:
+        def __getitem__(self, grid: Any) -> Any:
+            def run(*args: Any, **constants: Any) -> None:
+                compiled.append(constants)
+                shares.append(args[-1])
+                launch[grid](*args, **constants)
+
+            return run
+
+    monkeypatch.setattr(kernels, "read_streams", Noted())
+    for programs in (1, 2):
+        monkeypatch.setattr(hyper_kernels, "_PROGRAMS", programs)
+        streams = some(2, 4, HIDDEN)
+        parts = hyper_kernels.mix(own.weights, streams)
+        hyper_kernels.read(own.spec, own.weights, streams, parts)
+    assert shares == [1, 2] and compiled[0] == compiled[1]
 
 
 @pytest.mark.parametrize(("tiles", "steps", "shares"), [(1, 256, 64), (1, 3, 2), (9, 99, 32)])

@@ -86,12 +86,12 @@ def store_parts(
     tl.store(into + WEIGHTS, square[:, None], mask=token < tokens)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["shares"])
 def read_streams(
     normed,  # [T, HIDDEN]: the norm of what the part reads; without KIND, that itself
     added,  # float32 [T, COUNT]: the weight of the part's result in each state
     mixture,  # float32 [T, COUNT, COUNT]: of each state in each; with ITERATIONS
-    parts,  # float32 [T, SHARES, WEIGHTS + 1], as for `mix_streams`
+    parts,  # float32 [T, shares, WEIGHTS + 1], as for `mix_streams`
     streams,  # [T, COUNT, HIDDEN]
     base,  # float32 [WEIGHTS]: of each state 1, with ADDS 2, and with ITERATIONS COUNT more
     scale,  # float32 [1 to 3]
@@ -102,9 +102,10 @@ def read_streams(
     most,
     added_eps,
     norm_eps,
+    shares,
     COUNT: tl.constexpr,
     PADDED: tl.constexpr,  # powers of two
-    SHARES: tl.constexpr,  # a power of two
+    MOST_SHARES: tl.constexpr,  # a power of two
     ADDS: tl.constexpr,  # a part follows, whose result is added; else only the sum is wanted
     ITERATIONS: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -119,18 +120,19 @@ def read_streams(
     wait_for_earlier(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     weights: tl.constexpr = COUNT + (COUNT if ADDS else 0) + (COUNT * COUNT if ITERATIONS else 0)
-    share = tl.arange(0, SHARES)
-    own = parts + token * (SHARES * (weights + 1))
+    share = tl.arange(0, MOST_SHARES)
+    own = parts + token * shares * (weights + 1)
     at = own + share * (weights + 1) + weights
-    square = tl.sum(tl.load(at), 0)
+    square = tl.sum(tl.load(at, mask=share < shares, other=0.0), 0)
     size = tl.rsqrt(square / (COUNT * HIDDEN) + mix_eps)
     state = tl.arange(0, PADDED)
     inside = state < COUNT
-    x = weigh(own, base, tl.load(scale), size, state, inside, weights, SHARES)
+    x = weigh(own, base, tl.load(scale), size, state, inside, shares, weights, MOST_SHARES)
     read = tl.where(inside, tl.sigmoid(x) + eps, 0.0)
     if ADDS:
         x = weigh(
-            own + COUNT, base + COUNT, tl.load(scale + 1), size, state, inside, weights, SHARES
+            own + COUNT, base + COUNT, tl.load(scale + 1), size, state, inside, shares, weights,
+            MOST_SHARES,
         )  # fmt: skip
         tl.store(added + token * COUNT + state, most * tl.sigmoid(x) + added_eps, mask=inside)
     if ITERATIONS:
@@ -138,8 +140,8 @@ def read_streams(
         there = (place // PADDED < COUNT) & (place % PADDED < COUNT)
         place = place // PADDED * COUNT + place % PADDED
         x = weigh(
-            own + 2 * COUNT, base + 2 * COUNT, tl.load(scale + 2), size, place, there, weights,
-            SHARES,
+            own + 2 * COUNT, base + 2 * COUNT, tl.load(scale + 2), size, place, there, shares,
+            weights, MOST_SHARES,
         )  # fmt: skip
         odds = balance(tl.reshape(x, (PADDED, PADDED)), eps, COUNT, PADDED, ITERATIONS)
         into = mixture + token * COUNT * COUNT + place
@@ -165,13 +167,14 @@ def weigh(
     size,
     place,  # [N]
     there,
+    shares,
     WEIGHTS: tl.constexpr,
-    SHARES: tl.constexpr,
+    MOST_SHARES: tl.constexpr,
 ):
     """Return what the weights at `place` are computed from, [N]; 0 where none are `there`."""
-    share = tl.arange(0, SHARES)[:, None]
+    share = tl.arange(0, MOST_SHARES)[:, None]
     at = parts + share * (WEIGHTS + 1) + place[None, :]
-    every = tl.load(at, mask=there[None, :], other=0.0)
+    every = tl.load(at, mask=(share < shares) & there[None, :], other=0.0)
     return tl.sum(every, 0) * size * scale + tl.load(base + place, mask=there, other=0.0)
 
 

@@ -17,7 +17,7 @@ from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 _PROGRAMS: Final = 512  # that multiply at once, if there is work for so many
-_MOST_SHARES: Final = 64  # of a token's numbers
+MOST_SHARES: Final = 64  # of a token's numbers
 _FEW: Final = 16  # tokens of a program, as tensor cores multiply no fewer
 _MANY: Final = 64
 # Tensor cores are as precise with three products for one; on AMD's devices no compiler does that.
@@ -72,9 +72,10 @@ def read(
         streams if norm is None or norm.weight is None else norm.weight,
         streams if norm is None or norm.bias is None else norm.bias,
         *(weights.eps, spec.eps, spec.added, spec.added_eps, 0.0 if norm is None else norm.eps),
+        parts.shape[1],
         COUNT=count,
         PADDED=_pad(count),
-        SHARES=parts.shape[1],
+        MOST_SHARES=MOST_SHARES,
         ADDS=adds,
         ITERATIONS=spec.iterations if mixes else 0,
         HIDDEN=hidden,
@@ -136,7 +137,7 @@ def _divide(tokens: int, size: int) -> tuple[int, int, int]:
 
 def count_shares(tiles: int, steps: int) -> int:
     """Return how many programs share so many steps of each tile: a power of two."""
-    most = min(_MOST_SHARES, max(1, steps), max(1, _PROGRAMS // tiles))
+    most = min(MOST_SHARES, max(1, steps), max(1, _PROGRAMS // tiles))
     return 1 << (most.bit_length() - 1)
 
 
