@@ -26,11 +26,17 @@ NEW = 8
 
 
 @pytest.fixture
-def folder(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Path:
+    """A small Llama, or the family that a test asks for."""
     from tgi_trio.shard.torch_backend.attention import paged
 
     monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
-    return checkpoint("llama", **SMALL)
+    family = getattr(request, "param", "llama")
+    return checkpoint(family, **(SMALL if family == "llama" else {}))
 
 
 def answers(folder: Path, asked: list[dict[str, Any]]) -> list[list[int]]:
@@ -64,7 +70,14 @@ def until_said(router: ScriptedRouter, count: int, *sequences: int) -> None:
     router.until(lambda _: all(len(router.tokens(s)) >= count for s in sequences))
 
 
-@pytest.mark.parametrize(("kind", "speculate"), [("penalties", 0), ("grammar", 0), ("plain", 2)])
+@pytest.mark.parametrize(
+    ("folder", "kind", "speculate"),
+    [
+        *(("llama", "penalties", 0), ("llama", "grammar", 0), ("llama", "plain", 2)),
+        ("deepseek_v4", "plain", 2),  # which makes keys of runs of tokens again
+    ],
+    indirect=["folder"],
+)
 def test_preempted_sequences_go_on_where_they_were(folder: Path, kind: str, speculate: int) -> None:
     asked = KINDS[kind]
     expected = answers(folder, asked)
