@@ -33,9 +33,8 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.shared_key import EntryIndex, SharedKey
 from tgi_trio.shard.torch_backend.torch_device import limit_registers, overlap
 
-REGISTERS: Final = (
-    255  # all that there are, in half precision: the assembler took fewer and spilled
-)
+# Of a thread, in half precision: all there are. By itself the assembler takes fewer, and spills.
+REGISTERS: Final = 255
 
 
 class PagedEntriesAttention(PagedAttention):
