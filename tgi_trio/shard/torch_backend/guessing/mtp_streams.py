@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.torch_backend.guessing.mtp import TorchMtp
 from tgi_trio.shard.torch_backend.layers.gated_streams import StreamGates
-from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds
+from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds, HyperStates
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.models.gated import GatedDecoder
 
@@ -24,21 +24,21 @@ from tgi_trio.shard.torch_backend.models.gated import GatedDecoder
 class StreamsBeside(HyperEnds):
     """The ends of a model whose hidden states are read by what guesses."""
 
-    def join(self, streams: torch.Tensor) -> torch.Tensor:
-        """Return their sum, and `streams` beside it: [T, hidden + count * hidden]."""
-        return torch.cat((HyperEnds.join(self, streams), streams.flatten(1)), dim=-1)
+    def join(self, states: HyperStates) -> torch.Tensor:
+        """Return their sum, and the states beside it: [T, hidden + count * hidden]."""
+        return torch.cat((HyperEnds.join(self, states), states.streams.flatten(1)), dim=-1)
 
 
 class OpenEnds(HyperEnds):
     """The ends of layers between which states are not joined: those of a token lie side by side."""
 
-    def split(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x` [T, count * hidden] as [T, count, hidden]."""
-        return x.view(len(x), self.spec.count, -1)
+    def split(self, x: torch.Tensor) -> HyperStates:
+        """Return the states that `x` [T, count * hidden] is."""
+        return HyperStates(x.unflatten(1, (self.spec.count, -1)).contiguous())
 
-    def join(self, streams: torch.Tensor) -> torch.Tensor:
-        """Return `streams` [T, count, hidden] as [T, count * hidden]."""
-        return streams.flatten(1)
+    def join(self, states: HyperStates) -> torch.Tensor:
+        """Return the states as [T, count * hidden]."""
+        return states.streams.flatten(1)
 
 
 def show_streams(model: Decoder) -> None:
@@ -73,7 +73,7 @@ class HyperJoining:
         return self.ends.spec.count
 
     def join(self, states: torch.Tensor) -> torch.Tensor:
-        return self.ends.join(states.unflatten(1, (self.count, -1)))
+        return self.ends.join(HyperStates(states.unflatten(1, (self.count, -1))))
 
     def nbytes(self) -> int:
         return self.ends.nbytes()
