@@ -35,7 +35,7 @@ _NEEDED: Final = (
 _YARN: Final = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
-    "rope.scaling.attn_factor": "attention_factor",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
 }
 
 
@@ -55,7 +55,8 @@ def make_config(model: GgufModel, files: list[Path]) -> Values:
         elif "num_attention_heads" in values:
             if not architecture.narrow_values:
                 _check_lengths(model)
-            values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
+            if "head_dim" not in values:
+                values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
         if "head_dim" in values:
             values |= _scaling(model, values["head_dim"])
         values |= architecture.config(model, values)
@@ -79,7 +80,9 @@ def _common(model: GgufModel, architecture: Architecture) -> Values:
         "num_nextn_predict_layers": model.get("nextn_predict_layers", 0),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "torch_dtype": _dtype(model),
-        "attention_bias": any(name.endswith(".attn_q.bias") for name in model.tensors),
+        "attention_bias": any(
+            name.endswith((".attn_q.bias", ".attn_qkv.bias")) for name in model.tensors
+        ),
         "mlp_bias": any(name.endswith(".ffn_up.bias") for name in model.tensors),
     }
 

@@ -52,6 +52,7 @@ FAMILY_ROLES: Final = {
     "attn_q_norm": ("query_norm",),
     "attn_k_norm": ("key_norm",),
     "attn_output": ("output",),
+    "attn_gate": ("output_gate", "head_gate"),
     "post_attention_norm": ("attention_post_norm",),
     "ffn_norm": ("mlp_norm",),
     "ffn_gate": ("gate",),
@@ -109,7 +110,9 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
     needed, own_layers = dict(decoder_claims(spec).needed), len(spec.layers)
     architecture = ARCHITECTURES[model.architecture]
     layout = _find_layout(config, architecture)
-    for name, (file, info) in model.tensors.items():
+    joined = spec.names.qkv or not spec.names.query or "attn_qkv" in architecture.mixer
+    stated = model.tensors.items() if joined else _split_attention(model.tensors, spec)
+    for name, (file, info) in stated:
         names, layer = spec.names, _parse(name)[0] or 0
         if own_layers <= layer < model.get("block_count", 0):  # guesses further tokens
             if layout is None:
@@ -134,6 +137,29 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
             name = f"{spec.names.layer.format(index)}{own}"
             tensors[name] = StoredTensor(files[0], "F32", (1,), first, first + 4)
     return tensors
+
+
+def _split_attention(
+    tensors: Mapping[str, tuple[Path, TensorInfo]], spec: DecoderSpec
+) -> Iterator[tuple[str, tuple[Path, TensorInfo]]]:
+    """Yield tensors; queries, keys and values in one as three, as the family has them.
+
+    The converter joins their rows if it is asked to, in files of any architecture.
+    """
+    for name, (file, info) in tensors.items():
+        layer, role, ending = _parse(name)
+        if role != "attn_qkv" or layer is None or layer >= len(spec.layers):
+            yield name, (file, info)
+            continue
+        own = spec.sizes(spec.layers[layer])
+        keys, values = own.kv_heads * own.dim, own.kv_heads * own.value_dim
+        counts = {"attn_q": info.shape[0] - keys - values, "attn_k": keys, "attn_v": values}
+        row, first = (info.end - info.first) // max(info.shape[0], 1), info.first
+        for part, rows in counts.items():
+            shape, end = (rows, *info.shape[1:]), first + rows * row
+            part_info = replace(info, shape=shape, first=first, end=end)
+            yield f"blk.{layer}.{part}{ending}", (file, part_info)
+            first = end
 
 
 def _find_layout(config: ModelConfig, architecture: Architecture) -> MtpLayout | None:
@@ -175,7 +201,8 @@ def _change(
     layer, role, ending = _parse(name)
     if layer is not None and spec.transposed and len(info.shape) == 2:
         return Change(transposed=True)
-    heads = {"attn_q": spec.heads, "attn_k": spec.kv_heads}
+    # A norm of heads is the same for all of them.
+    heads = {"attn_q": spec.heads, "attn_k": spec.kv_heads, "attn_q_norm": 1, "attn_k_norm": 1}
     if role in heads and architecture.side_by_side:
         return Change(rotary_heads=heads[role])
     if role == "attn_qkv" and spec.qkv_layout == "grouped":
