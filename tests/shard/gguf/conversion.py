@@ -61,3 +61,13 @@ def side_by_side(own: str, array: Array, config: Config) -> Tensors:
             halves = array.reshape(config[count], 2, -1, *array.shape[1:])
             array = halves.swapaxes(1, 2).reshape(array.shape)
     yield own, array
+
+
+def llama3_divisors(rope: Config, pairs: int) -> Array:
+    """Return by what Llama 3 divides the frequencies of as many pairs."""
+    frequencies = rope["rope_theta"] ** -(np.arange(pairs) / pairs)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    divisors: Array = 1 / ((1 - kept) / rope["factor"] + kept)
+    return divisors

@@ -13,21 +13,34 @@ from typing import Any
 import numpy as np
 
 from tests.shard.gguf import converted_attention as attention
+from tests.shard.gguf import converted_kin as kin
 from tests.shard.gguf import converted_states as states
+from tests.shard.gguf import converted_windows as windows
 from tests.shard.gguf.conversion import Array, Config, Modify, Tensors, common, side_by_side
 from tests.shard.gguf.files import gguf
 
 ENDINGS = (".weight", ".bias", ".scale")
 OWN = ("blk.", "token", "output", "per_layer", "altup", "rope")  # how llama.cpp's names begin
 # Architectures that the package does not name yet -> one whose tensors are called the same.
-NAMED_AS = {"deepseek32": "glm-dsa", "hy_v3": "dots1"}
+NAMED_AS = {
+    "deepseek32": "glm-dsa",
+    "hy_v3": "dots1",
+    "cohere2moe": "dots1",
+    "mellum": "dots1",
+    "laguna": "step35",
+    "granite_swa": "granite",
+}
 
 
 def convert(
-    name: str, config: Config, stored: Mapping[str, Array]
+    case: str, config: Config, stored: Mapping[str, Array]
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return a file's metadata and tensors, of a checkpoint's config and tensors."""
-    describe, modify = MODELS[name]
+    """Return a file's metadata and tensors, of a checkpoint's config and tensors.
+
+    `case`: an architecture, and what tells cases of one apart.
+    """
+    name = case.partition(" ")[0]
+    describe, modify = CASES.get(case) or MODELS[name]
     said = describe(config)
     (arch,) = (
         key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == NAMED_AS.get(name, name)
@@ -39,7 +52,7 @@ def convert(
             theirs = names.get_name(renamed, try_suffixes=ENDINGS) or renamed
             assert theirs.startswith(OWN), own
             found[theirs] = content
-    extra = EXTRA.get(name)
+    extra = EXTRA.get(case, EXTRA.get(name))
     for renamed, content in extra(stored, config) if extra else ():
         found[names.get_name(renamed, try_suffixes=ENDINGS) or renamed] = content
     whole = {f"{name}.{key}": value for key, value in said.items()}
@@ -63,7 +76,14 @@ def _stacked(stored: Mapping[str, Array]) -> Tensors:
 
 
 Extra = Callable[[Mapping[str, Array], Config], Tensors]
-EXTRA: dict[str, Extra] = {"gemma3n": attention.extra_gemma3n, "gemma4": attention.extra_gemma4}
+EXTRA: dict[str, Extra] = {
+    "gemma3n": attention.extra_gemma3n,
+    "gemma4": attention.extra_gemma4,
+    "step35": windows.extra_step,
+    "exaone": kin.extra_exaone,
+    "bailingmoe2": windows.joined_attention,
+    "chatglm joined": windows.joined_attention,
+}
 MODELS: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
     "qwen3next": (states.describe_qwen3next, states.modify_qwen3next),
     "qwen35": (states.describe_qwen35, states.modify_guessing_qwen35),
@@ -87,4 +107,29 @@ MODELS: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
     "glm4": (attention.describe_glm4v, attention.modify_glm4v),
     "hy_v3": (attention.describe_hy_v3, attention.modify_plain),
     "granitehybrid": (states.describe_bamba, states.modify_bamba),
+    "exaone-moe": (windows.describe_exaone_moe, windows.modify_biased),
+    "afmoe": (windows.describe_afmoe, windows.modify_biased),
+    "cohere2moe": (windows.describe_cohere2moe, attention.modify_plain),
+    "mellum": (windows.describe_mellum, attention.modify_plain),
+    "laguna": (windows.describe_laguna, windows.modify_biased),
+    "step35": (windows.describe_step, windows.modify_step),
+    "granite_swa": (windows.describe_granite_swa, windows.modify_granite_swa),
+    "granitemoe": (windows.describe_granitemoe, windows.modify_granitemoe),
+    "bailingmoe": (windows.describe_bailingmoe, windows.modify_granitemoe),
+    "bailingmoe2": (windows.describe_bailingmoe2, windows.modify_bailingmoe2),
+    "jais2": (kin.describe_jais2, attention.modify_plain),
+    "chatglm": (kin.describe_chatglm, attention.modify_plain),
+    "minicpm3": (kin.describe_minicpm3, attention.modify_plain),
+    "internlm2": (common, side_by_side),
+    "xverse": (common, side_by_side),
+    "exaone": (common, attention.modify_plain),
+    "pangu-embedded": (common, attention.modify_plain),
+    "minicpm": (kin.describe_minicpm, side_by_side),
+    "orion": (kin.describe_orion, attention.modify_plain),
+    "maincoder": (common, kin.modify_maincoder),
+}
+# Cases that are described otherwise than their architecture.
+CASES: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
+    "deepseek2 without experts": (kin.describe_youtu, kin.modify_youtu),
+    "chatglm joined": (kin.describe_chatglm, windows.modify_bailingmoe2),
 }

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.masking_utils import sliding_window_overlay
 
+from tests.shard.gguf.cases_newer import FAMILIES, SEEING
 from tests.shard.gguf.converted import convert
 from tests.shard.gguf.files import NEW, answers, gguf, write
 from tests.shard.numba_backend.numba_support import HYBRIDS, cpu_runner
@@ -36,65 +37,29 @@ from tgi_trio.model.mixers import DeltaRule
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.side_by_side import join_columns
-from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE
+from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PLAIN_ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
-LLAMA4 = {  # what no file states is as llama.cpp has it
-    "num_hidden_layers": 4,
-    "attention_chunk_size": 8192,
-    "floor_scale": 8192,
-    "no_rope_layer_interval": 4,
-}
-FALCON_NORM = {"mamba_rms_norm": True, "mamba_norm_before_gate": False}
-NEMOTRON_LATENT = {"layers_block_type": ["mamba", "moe", "attention"], "moe_latent_size": 16}
-# Architecture, with what tells cases of one apart -> our family, and what its checkpoint is given.
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3next": ("qwen3_next", {}),
-    "qwen35": ("qwen3_5_text", {}),
-    "qwen35moe": ("qwen3_5_moe_text", {}),
-    "kimi-linear": ("kimi_linear", {}),
-    "gemma3n": ("gemma3n_text", GEMMA3N_SPARSE | {"vocab_size_per_layer_input": 512}),
-    "gemma4": ("gemma4_text", {}),
-    "gemma4 of few": ("gemma4_text", GEMMA4_E),
-    "gemma4 with experts": ("gemma4_text", GEMMA4_MOE),
-    "falcon-h1": ("falcon_h1", {}),
-    "falcon-h1 with a norm": (
-        "falcon_h1",
-        {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
-    ),
-    "nemotron_h": ("nemotron_h", {"layers_block_type": ["mamba", "mlp", "attention", "mlp"]}),
-    "nemotron_h_moe": ("nemotron_h", {"layers_block_type": ["mamba", "moe", "attention", "moe"]}),
-    "nemotron_h_moe compressed": ("nemotron_h", NEMOTRON_LATENT),
-    "jamba": ("jamba", {}),
-    "mamba": ("mamba", {}),
-    "mamba falcon": ("falcon_mamba", {}),
-    "mamba2": ("mamba2", {}),
-    "mistral3": ("ministral3", {}),
-    "mistral4": ("mistral4", {}),
-    "llama4": ("llama4_text", LLAMA4),
-    "apertus": ("apertus", {"rope_parameters": PLAIN_ROTARY}),
-    "mimo2": ("mimo_v2_flash", {"routed_scaling_factor": 1.0}),
-    "deepseek32": ("deepseek_v32", {}),
-    "glm-dsa": ("glm_moe_dsa", {}),
-    "glm4 that sees": ("glm4", {"partial_rotary_factor": 0.5}),
-    "hy_v3": ("hy_v3", {}),
-    "granitehybrid bamba": ("bamba", {}),
-}
-
 
 def made(
-    checkpoint: Callable[..., Path], case: str, **more: Any
+    checkpoint: Callable[..., Path], case: str, folder: Path | None = None, **more: Any
 ) -> tuple[str, Path, dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-    """Return a case's architecture, checkpoint, and what its file says and holds."""
+    """Return a case's architecture, checkpoint, and what its file says and holds.
+
+    `folder`: for a checkpoint of a model that sees, of which a file has the text.
+    """
     family, changes = FAMILIES[case]
     name = case.partition(" ")[0]
-    source = checkpoint(family, **changes, **more)
+    if folder is None:
+        source = checkpoint(family, **changes, **more)
+    else:
+        source = make_wrapped(folder, family, **changes, **more)
     config = json.loads((source / "config.json").read_text())
+    config |= config.get("text_config", {})
     tensors = load_file(source / "model.safetensors")
     stored = {own: tensor.float().numpy() for own, tensor in tensors.items()}
-    said, arrays = convert(name, config, stored)
+    said, arrays = convert(case, config, stored)
     tokens = [str(token) for token in range(config["vocab_size"])]
     said |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens}
     return name, source, said, arrays
@@ -104,7 +69,8 @@ def made(
 def test_tokens_and_logits_are_those_of_the_source(
     checkpoint: Callable[..., Path], tmp_path: Path, case: str
 ) -> None:
-    name, source, said, arrays = made(checkpoint, case)
+    wrapped = tmp_path if FAMILIES[case][0] in SEEING else None
+    name, source, said, arrays = made(checkpoint, case, wrapped)
     write(tmp_path / "model.gguf", name, said, arrays)
     rows, recorder = answers(tmp_path / "model.gguf", tmp_path)
     golden = Golden(source)

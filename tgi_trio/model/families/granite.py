@@ -36,7 +36,8 @@ def granitemoeshared(config: ModelConfig) -> DecoderSpec:
         if la.experts
     )
     own = replace(spec, mlp_width=width or spec.mlp_width, layers=tuple(layers))
-    return replace(own, names=names.GRANITE_MOE_SHARED)
+    apart = bool(config.get(EXPERTS_APART))
+    return replace(own, names=names.GRANITE_MOE_SHARED_APART if apart else names.GRANITE_MOE_SHARED)
 
 
 def granite_swa(config: ModelConfig) -> DecoderSpec:
@@ -51,7 +52,11 @@ def granite_swa(config: ModelConfig) -> DecoderSpec:
 
 def granitemoe_swa(config: ModelConfig) -> DecoderSpec:
     """Granite 5: its mixtures with such windows and sinks."""
-    return replace(_with_windows(config, granitemoeshared(config)), names=names.GRANITE_MOE_SWA)
+    apart = bool(config.get(EXPERTS_APART))
+    return replace(
+        _with_windows(config, granitemoeshared(config)),
+        names=names.GRANITE_MOE_SWA_APART if apart else names.GRANITE_MOE_SWA,
+    )
 
 
 def _with_windows(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:

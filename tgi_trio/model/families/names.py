@@ -530,6 +530,22 @@ GRANITE_MOE_SHARED = replace(
     down="shared_mlp.output_linear",
 )
 
+GRANITE_MOE_SHARED_APART = replace(
+    GRANITE_MOE_APART,
+    gate="shared_mlp.gate",
+    up="shared_mlp.up",
+    down="shared_mlp.output_linear",
+)
+
+GRANITE_MOE_SWA_APART = replace(
+    GRANITE_MOE_APART,
+    gate="",
+    up="",
+    gate_up="shared_mlp.input_linear",
+    down="shared_mlp.output_linear",
+    sinks="self_attn.sinks",
+)
+
 GRANITE_MOE_SWA = replace(
     GRANITE_MOE_SHARED,
     sinks="self_attn.sinks",
@@ -548,13 +564,7 @@ GRANITE_MOE_HYBRID = replace(
     mixer="mamba",
 )
 
-GRANITE_MOE_HYBRID_APART = replace(
-    GRANITE_MOE_APART,
-    gate="shared_mlp.gate",
-    up="shared_mlp.up",
-    down="shared_mlp.output_linear",
-    mixer="mamba",
-)
+GRANITE_MOE_HYBRID_APART = replace(GRANITE_MOE_SHARED_APART, mixer="mamba")
 
 BAMBA = replace(
     LLAMA,

@@ -17,6 +17,8 @@ from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, HeadSizes, LayerSpec
 
+# A key in the config that we make of a GGUF file, beside which there is no code.
+WITHOUT_CODE: Final = "without_code"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Names in published files -> those that transformers writes.
 _OLDER_NAMES: Final = {
@@ -29,7 +31,8 @@ _OLDER_NAMES: Final = {
 
 def step3p5(config: ModelConfig) -> DecoderSpec | None:
     """None for the type by itself, whose code comes with it, and for parts that none has used."""
-    if config.model_type == "step3p5" or config.get("mlp_bias", False):
+    own_code = config.model_type == "step3p5" and not config.get(WITHOUT_CODE)
+    if own_code or config.get("mlp_bias", False):
         return None
     if config.get("gating", True) not in (True, "per-head"):
         return None

@@ -20,6 +20,7 @@ from tgi_trio.model.gguf import (
     llama_kin,
     mixtures,
     state_spaces,
+    windowed,
 )
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import Values
@@ -68,6 +69,7 @@ _DEEPSEEK: Final = {
     "attn_kv_b": ("latent_up",),
 }
 
+_HEADS: Final = ("num_attention_heads", "num_key_value_heads")
 _KV_HEADS: Final = ("num_key_value_heads",)  # 0 in layers without attention
 _ONE_PART: Final = (*_KV_HEADS, "intermediate_size")  # and 0 in layers without an MLP
 _NO_HEADS: Final = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
@@ -82,6 +84,8 @@ _SHARED_MLP: Final[Roles] = {
     "ffn_up_shexp": ("up",),
     "ffn_down_shexp": ("down",),
 }
+# Gate and up of an MLP beside experts are one tensor.
+_SHARED_GATE_UP: Final[Roles] = {"ffn_up_shexp": ("gate_up",), "ffn_down_shexp": ("down",)}
 _NORM_BEFORE_MLP: Final[Roles] = {"post_attention_norm": ("mlp_norm",)}
 _DBRX: Final[Roles] = {"attn_output_norm": ("mlp_norm",)}
 _QWEN35: Final = Architecture(
@@ -95,6 +99,13 @@ _QWEN35: Final = Architecture(
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture(llama_kin.llama, side_by_side=True),
     "baichuan": Architecture(llama_kin.baichuan, side_by_side=True),
+    "internlm2": Architecture(llama_kin.plain("llama"), side_by_side=True),
+    "xverse": Architecture(llama_kin.xverse, side_by_side=True),
+    "exaone": Architecture(llama_kin.plain("llama")),
+    "pangu-embedded": Architecture(llama_kin.plain("llama")),
+    "minicpm": Architecture(llama_kin.minicpm, side_by_side=True),
+    "orion": Architecture(llama_kin.orion),
+    "maincoder": Architecture(llama_kin.plain("hunyuan_v1_dense"), side_by_side=True),
     "smollm3": Architecture(llama_kin.plain("smollm3"), side_by_side=True),
     "mistral3": Architecture(llama_kin.mistral3, side_by_side=True),
     "llama4": Architecture(llama_kin.llama4),
@@ -104,6 +115,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "nemotron": Architecture(llama_kin.nemotron, norms_plus_one=True),
     "ernie4_5": Architecture(llama_kin.ernie4_5),
     "exaone4": Architecture(llama_kin.exaone4),
+    "exaone-moe": Architecture(balanced.exaone_moe),
+    "jais2": Architecture(llama_kin.jais2),
     "qwen2": Architecture(llama_kin.plain("qwen2")),
     "qwen3": Architecture(llama_kin.plain("qwen3")),
     # The text of vision models: without images, a token's three positions are equal.
@@ -125,6 +138,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         mixer=delta_rules.KIMI,
         by_layer=_KV_HEADS,
     ),
+    "chatglm": Architecture(balanced.chatglm),
     "glm4": Architecture(balanced.glm4),
     "gemma": Architecture(llama_kin.plain("gemma"), norms_plus_one=True),
     "gemma2": Architecture(gemmas.gemma2, norms_plus_one=True),
@@ -147,13 +161,21 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "gpt-oss": Architecture(mixtures.gpt_oss, roles=_NORM_BEFORE_MLP),
     "dbrx": Architecture(mixtures.dbrx, roles=_DBRX),
     "glm4moe": Architecture(balanced.glm4moe, roles=_NORM_BEFORE_MLP),
+    "bailingmoe": Architecture(granite.bailingmoe, side_by_side=True, roles=_SHARED_MLP),
+    "bailingmoe2": Architecture(balanced.bailingmoe2),
     "dots1": Architecture(balanced.dots1),
     "ernie4_5-moe": Architecture(balanced.ernie4_5_moe),
     "minimax-m2": Architecture(balanced.minimax_m2),
+    "afmoe": Architecture(windowed.afmoe),
+    "cohere2moe": Architecture(windowed.cohere2moe),
+    "laguna": Architecture(windowed.laguna, by_layer=_HEADS),
+    "mellum": Architecture(windowed.mellum),
+    "step35": Architecture(windowed.step35, norms_plus_one=True, by_layer=_HEADS),
     "hunyuan-dense": Architecture(llama_kin.plain("hunyuan_v1_dense")),
     "hunyuan-moe": Architecture(balanced.hunyuan_moe),
     "hy_v3": Architecture(balanced.hy_v3),
-    "granitemoe": Architecture(granite.granitemoe, side_by_side=True),
+    "granitemoe": Architecture(granite.granitemoe, side_by_side=True, roles=_SHARED_MLP),
+    "granite_swa": Architecture(granite.granite_swa, side_by_side=True, roles=_SHARED_GATE_UP),
     "granitehybrid": Architecture(
         granite.granitehybrid,
         side_by_side=True,
@@ -176,6 +198,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         convolutions.lfm2moe, by_layer=_KV_HEADS, roles=_LFM2, mixer=_CONVOLUTION
     ),
     "mimo2": Architecture(balanced.mimo2, by_layer=("num_key_value_heads",), narrow_values=True),
+    "minicpm3": Architecture(deepseek.minicpm3, latent=True, roles=_DEEPSEEK),
     "deepseek2": Architecture(deepseek.deepseek2, latent=True, roles=_DEEPSEEK),
     "mistral4": Architecture(deepseek.deepseek2, latent=True, roles=_DEEPSEEK),
     "deepseek32": Architecture(deepseek.deepseek32, latent=True, roles=_DEEPSEEK | deepseek.INDEX),

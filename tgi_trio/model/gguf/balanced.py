@@ -9,16 +9,20 @@ from tgi_trio.model.families.glm import PAIRS_IN_HALVES
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
+    check_normalised,
+    check_sigmoid,
     expert_width,
     read_by_layer,
     read_count,
+    read_counted_experts,
+    read_expert_scale,
     read_experts,
     read_first_sparse,
     read_number,
     read_own_layers,
+    read_sparse,
+    read_windows,
 )
-
-_SIGMOID = 2  # of `expert_gating_func`
 
 
 def glm4(model: GgufModel, values: Values) -> Values:
@@ -35,6 +39,11 @@ def glm4(model: GgufModel, values: Values) -> Values:
     }
 
 
+def chatglm(model: GgufModel, values: Values) -> Values:
+    """ChatGLM 2 and 3, and GLM-4 9B, with norms before each part alone."""
+    return {"model_type": "glm"}
+
+
 def glm4moe(model: GgufModel, values: Values) -> Values:
     """GLM-4.5 to 4.7. The file's count of layers includes those for multi-token prediction."""
     own = {"num_hidden_layers": read_own_layers(model, values)}
@@ -44,8 +53,23 @@ def glm4moe(model: GgufModel, values: Values) -> Values:
     } | _balanced(model, values | own)  # fmt: skip
 
 
+def bailingmoe2(model: GgufModel, values: Values) -> Values:
+    """Ling and Ring 2, which GLM-4.5 resembles; layers that guess further tokens are not read."""
+    own = {"num_hidden_layers": read_own_layers(model, values), "num_nextn_predict_layers": 0}
+    return own | {"model_type": "glm4_moe", "use_qk_norm": True} | _balanced(model, values | own)
+
+
 def dots1(model: GgufModel, values: Values) -> Values:
     return {"model_type": "dots1"} | _balanced(model, values)
+
+
+def exaone_moe(model: GgufModel, values: Values) -> Values:
+    """K-EXAONE. The file's count of layers includes those for multi-token prediction."""
+    layers = read_own_layers(model, values)
+    own = {"num_hidden_layers": layers} | read_windows(model, layers, every=4)
+    return own | {"model_type": "exaone_moe"} | _balanced(
+        model, values | own, "num_experts", "num_shared_experts"
+    )  # fmt: skip
 
 
 def ernie4_5_moe(model: GgufModel, values: Values) -> Values:
@@ -57,11 +81,11 @@ def ernie4_5_moe(model: GgufModel, values: Values) -> Values:
         "use_bias": values["attention_bias"],
         "moe_layer_start_index": first,
         "moe_layer_interval": every,
-    } | _counted(model, sparse, "moe_num_experts", "moe_k", "moe_num_shared_experts")
+    } | read_counted_experts(model, sparse, "moe_num_experts", "moe_k", "moe_num_shared_experts")
 
 
 def minimax_m2(model: GgufModel, values: Values) -> Values:
-    _check_sigmoid(model)
+    check_sigmoid(model)
     return {
         "model_type": "minimax_m2",
         "intermediate_size": expert_width(model),
@@ -85,35 +109,30 @@ def hunyuan_moe(model: GgufModel, values: Values) -> Values:
 
 def hy_v3(model: GgufModel, values: Values) -> Values:
     """Hunyuan 3. Its tensors show which layers have experts."""
-    _check_sigmoid(model)
-    if not model.get("expert_weights_norm", True):
-        raise ValueError("the weights of its experts are not normalised")
+    check_sigmoid(model)
+    check_normalised(model)
     layers = read_own_layers(model, values)
-    sparse = [f"blk.{layer}.ffn_gate_inp.weight" in model.tensors for layer in range(layers)]
-    if True not in sparse:
-        raise ValueError("it has no experts")
+    sparse = read_sparse(model, layers)
     return {
         "model_type": "hy_v3",
         "num_hidden_layers": layers,
         "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
-        "router_scaling_factor": read_number(model, "expert_weights_scale", 1.0) or 1.0,
-    } | _counted(
+        "router_scaling_factor": read_expert_scale(model),
+    } | read_counted_experts(
         model, sparse.index(True), "num_experts", "num_experts_per_tok", "num_shared_experts"
     )
 
 
 def mimo2(model: GgufModel, values: Values) -> Values:
     """MiMo-V2, in which layers with a window have twice as many KV heads."""
-    _check_sigmoid(model)
+    check_sigmoid(model)
     layers = read_own_layers(model, values)
     windowed = read_by_layer(model, "attention.sliding_window_pattern", layers)
     heads = read_by_layer(model, "attention.head_count_kv", layers)
     own = heads[windowed.index(0)] if 0 in windowed else heads[0] // 2
     if heads != [2 * own if each else own for each in windowed]:
         raise ValueError(f"its {model.architecture}.attention.head_count_kv cannot be {heads}")
-    sparse = [f"blk.{layer}.ffn_gate_inp.weight" in model.tensors for layer in range(layers)]
-    if True not in sparse:
-        raise ValueError("it has no experts")
+    sparse = read_sparse(model, layers)
     layer, part = sparse.index(True), values["partial_rotary_factor"]
     experts = read_experts(model, layer)
     thetas = {
@@ -133,7 +152,7 @@ def mimo2(model: GgufModel, values: Values) -> Values:
         "num_experts_per_tok": experts["num_experts_per_tok"],
         "moe_intermediate_size": expert_width(model, layer=layer),
         "norm_topk_prob": True,
-        "routed_scaling_factor": read_number(model, "expert_weights_scale", 1.0) or 1.0,
+        "routed_scaling_factor": read_expert_scale(model),
         "n_group": read_count(model, "expert_group_count", default=1),
         "topk_group": read_count(model, "expert_group_used_count", default=1),
         "attention_value_scale": read_number(model, "attention.value_scale", 0.707),
@@ -145,40 +164,22 @@ def mimo2(model: GgufModel, values: Values) -> Values:
     }
 
 
-def _balanced(model: GgufModel, values: Values) -> Values:
-    """Return the config of experts whose layers follow dense ones."""
-    _check_sigmoid(model)
+def _balanced(
+    model: GgufModel,
+    values: Values,
+    count: str = "n_routed_experts",
+    shared: str = "n_shared_experts",
+) -> Values:
+    """Return the config of experts whose layers follow dense ones.
+
+    `count`, `shared`: the family's config keys.
+    """
+    check_sigmoid(model)
     first = read_first_sparse(model, values)
     return {
         "first_k_dense_replace": first,
-        "routed_scaling_factor": read_number(model, "expert_weights_scale", 1.0) or 1.0,
+        "routed_scaling_factor": read_expert_scale(model),
         "norm_topk_prob": bool(model.get("expert_weights_norm", False)),
         "n_group": read_count(model, "expert_group_count", default=1),
         "topk_group": read_count(model, "expert_group_used_count", default=1),
-    } | _counted(model, first, "n_routed_experts", "num_experts_per_tok", "n_shared_experts")
-
-
-def _counted(model: GgufModel, layer: int, count: str, used: str, shared: str) -> Values:
-    """Return the width of experts, and the numbers of all, of chosen and of shared ones.
-
-    `layer`: the first with experts; `count`, `used`, `shared`: the family's config keys.
-    """
-    experts, width = read_experts(model, layer), expert_width(model, layer=layer)
-    role = "ffn_up_shexp"
-    all_shared = 0
-    if f"blk.{layer}.{role}.weight" in model.tensors:
-        all_shared = expert_width(model, role, layer)
-    if all_shared % width:
-        raise ValueError(f"its shared experts are {all_shared} wide, and others {width}")
-    return {
-        "moe_intermediate_size": width,
-        count: experts["num_experts"],
-        used: experts["num_experts_per_tok"],
-        shared: all_shared // width,
-    }
-
-
-def _check_sigmoid(model: GgufModel) -> None:
-    gating = model.get("expert_gating_func", _SIGMOID)  # older files do not state it
-    if gating != _SIGMOID:
-        raise ValueError(f"its {model.architecture}.expert_gating_func is {gating!r}")
+    } | read_counted_experts(model, first, count, "num_experts_per_tok", shared)

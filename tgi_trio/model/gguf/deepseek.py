@@ -11,6 +11,7 @@ from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
+    find_shape,
     read_by_layer,
     read_count,
     read_experts,
@@ -36,14 +37,27 @@ INDEX: Final = {
 def deepseek2(model: GgufModel, values: Values) -> Values:
     """Return the config; the gating function of experts shows which of the families it is.
 
-    Raises ValueError for a variant that belongs to none of them.
+    Youtu has none. Raises ValueError for a variant that belongs to no family.
     """
+    if not model.get("expert_count"):
+        return _latents(model) | _rotary(model, values) | {"model_type": "youtu"}
     experts = _experts(model, values, gating=_SOFTMAX)
     return _latents(model) | experts | _rotary(model, values)
 
 
 def deepseek32(model: GgufModel, values: Values) -> Values:
     return _indexed(model, values, _GROUPS_OF_256_EXPERTS) | {"model_type": "deepseek_v32"}
+
+
+def minicpm3(model: GgufModel, values: Values) -> Values:
+    """MiniCPM3, whose scales no file states: they are those of the published model."""
+    heads = values["num_attention_heads"]
+    return _latents(model, find_shape(model, "attn_output")[-1] // heads) | {
+        "model_type": "minicpm3",
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    }
 
 
 def glm_dsa(model: GgufModel, values: Values) -> Values:
@@ -69,8 +83,8 @@ def _indexed(model: GgufModel, values: Values, of_256: tuple[int, int]) -> Value
     }  # fmt: skip
 
 
-def _latents(model: GgufModel) -> Values:
-    """Return the config of latent attention."""
+def _latents(model: GgufModel, value_dim: int | None = None) -> Values:
+    """Return the config of latent attention; `value_dim`: of a head, if no file states it."""
     rotary = read_count(model, "rope.dimension_count")
     keys = read_count(model, "attention.key_length_mla", "attention.key_length")
     said: Values = {
@@ -78,7 +92,8 @@ def _latents(model: GgufModel) -> Values:
         "q_lora_rank": model.get("attention.q_lora_rank"),
         "qk_rope_head_dim": rotary,
         "qk_nope_head_dim": keys - rotary,
-        "v_head_dim": read_count(model, "attention.value_length_mla", "attention.value_length"),
+        "v_head_dim": value_dim
+        or read_count(model, "attention.value_length_mla", "attention.value_length"),
         "attention_bias": False,
         "head_dim": rotary,
     }

@@ -9,6 +9,8 @@ from typing import Final
 from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
+    FULL,
+    SLIDING,
     Values,
     expert_width,
     find_shape,
@@ -16,9 +18,9 @@ from tgi_trio.model.gguf.stated import (
     read_count,
     read_experts,
     read_factors,
+    read_kinds,
 )
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _KEEPING: Final = 20  # layers of Gemma 3n with their own K and V, in files that do not state it
 # Roles of the tensors around a layer of Gemma 3n -> names in the layer.
 STREAMS: Final = {
@@ -76,7 +78,7 @@ def gemma3n(model: GgufModel, values: Values) -> Values:
         {
             "model_type": "gemma3n_text",
             "intermediate_size": widths if isinstance(widths, list) else [widths] * layers,
-            "layer_types": _kinds(model, layers, every=5),
+            "layer_types": read_kinds(model, layers, every=5),
             "sliding_window": read_count(model, "attention.sliding_window", default=512),
             "num_kv_shared_layers": _check_shared(model, shared, layers),
             "altup_num_inputs": streams,
@@ -84,8 +86,8 @@ def gemma3n(model: GgufModel, values: Values) -> Values:
             "laurel_rank": find_shape(model, "laurel_l")[0],
             "rope_scaling": None,
             "rope_parameters": {
-                _FULL: _turning(values.get("rope_theta", 1e6)),
-                _SLIDING: _turning(model.get("rope.freq_base_swa", 1e4)),
+                FULL: _turning(values.get("rope_theta", 1e6)),
+                SLIDING: _turning(model.get("rope.freq_base_swa", 1e4)),
             },
         }
         | _own_inputs(model)
@@ -96,31 +98,31 @@ def gemma3n(model: GgufModel, values: Values) -> Values:
 
 def gemma4(model: GgufModel, values: Values) -> Values:
     layers, wide = values["num_hidden_layers"], values["head_dim"]
-    kinds = _kinds(model, layers, every=6)
+    kinds = read_kinds(model, layers, every=6)
     shared = _check_shared(model, model.get("attention.shared_kv_layers", 0), layers)
     narrow = read_count(model, "attention.key_length_swa")
     turned = read_count(model, "rope.dimension_count_swa", default=narrow)
     if turned > narrow:
         raise ValueError(f"it turns {turned} of {narrow} dimensions")
     heads = read_by_layer(model, "attention.head_count_kv", layers)
-    whole = [place for place in range(layers) if kinds[place] == _FULL]
+    whole = [place for place in range(layers) if kinds[place] == FULL]
     full, sliding = (
         _only(model, [each for each, own in zip(heads, kinds, strict=True) if own == kind])
-        for kind in (_FULL, _SLIDING)
+        for kind in (FULL, SLIDING)
     )
     said: Values = {
         "model_type": "gemma4_text",
         "head_dim": narrow,
         "num_key_value_heads": sliding or full,
-        "per_layer_config": {_FULL: {"head_dim": wide, "num_key_value_heads": full or sliding}},
+        "per_layer_config": {FULL: {"head_dim": wide, "num_key_value_heads": full or sliding}},
         "attention_k_eq_v": bool(whole) and f"blk.{whole[0]}.attn_v.weight" not in model.tensors,
         "layer_types": kinds,
         "sliding_window": read_count(model, "attention.sliding_window"),
         "num_kv_shared_layers": shared,
         "rope_scaling": None,
         "rope_parameters": {
-            _FULL: _turning(values.get("rope_theta", 1e6)) | _proportion(model, wide),
-            _SLIDING: _turning(model.get("rope.freq_base_swa", 1e4))
+            FULL: _turning(values.get("rope_theta", 1e6)) | _proportion(model, wide),
+            SLIDING: _turning(model.get("rope.freq_base_swa", 1e4))
             | {"partial_rotary_factor": turned / narrow},
         },
     }
@@ -138,18 +140,6 @@ def gemma4(model: GgufModel, values: Values) -> Values:
             "moe_intermediate_size": expert_width(model),
         }
     return said | _widths(model, layers, shared) | _soft_cap(model)
-
-
-def _kinds(model: GgufModel, layers: int, *, every: int) -> list[str]:
-    """Return the kind of each layer; by default, the last of every `every` layers has no window."""
-    pattern = model.get("attention.sliding_window_pattern", every)
-    if not isinstance(pattern, list):
-        windowed = [(i + 1) % read_count(model, "", default=pattern) > 0 for i in range(layers)]
-    else:
-        windowed = [
-            each > 0 for each in read_by_layer(model, "attention.sliding_window_pattern", layers)
-        ]
-    return [_SLIDING if each else _FULL for each in windowed]
 
 
 def _check_shared(model: GgufModel, shared: object, layers: int) -> int:

@@ -7,8 +7,19 @@ from typing import Final
 from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.gguf import state_spaces
 from tgi_trio.model.gguf.files import GgufModel
-from tgi_trio.model.gguf.stated import Values, expert_width, read_experts
+from tgi_trio.model.gguf.stated import (
+    Values,
+    check_normalised,
+    expert_width,
+    find_shape,
+    read_by_layer,
+    read_expert_scale,
+    read_experts,
+    read_first_sparse,
+    read_windows,
+)
 
+_TURNED: Final = "attention.rope_pattern"
 _SCALES: Final = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
@@ -24,11 +35,42 @@ def granite(model: GgufModel, values: Values) -> Values:
 
 
 def granitemoe(model: GgufModel, values: Values) -> Values:
-    return granite(model, values) | {
-        "model_type": "granitemoe",
-        EXPERTS_APART: True,
-        "intermediate_size": expert_width(model),
-    } | read_experts(model)  # fmt: skip
+    """Granite's mixtures, with an MLP beside the experts or without."""
+    return granite(model, values) | _mixture(model, "granitemoe", "granitemoeshared")
+
+
+def granite_swa(model: GgufModel, values: Values) -> Values:
+    """Granite with windows and sinks. A pattern may say which layers turn by position."""
+    layers = values["num_hidden_layers"]
+    turned = [1] * layers
+    if model.get(_TURNED) is not None:
+        turned = read_by_layer(model, _TURNED, layers)
+    theta = values.get("rope_theta", 1e4)
+    said = granite(model, values) | read_windows(model, layers)
+    said |= {"layer_rope_theta": [theta if each else 0 for each in turned]}
+    if not model.get("expert_count"):
+        return said | {"model_type": "granite_swa"}
+    return said | _mixture(model, "granitemoe_swa", "granitemoe_swa")
+
+
+def bailingmoe(model: GgufModel, values: Values) -> Values:
+    """Ling and Ring 1, whose shared experts are an MLP beside the others; nothing is scaled."""
+    check_normalised(model)
+    if read_expert_scale(model) != 1.0:
+        raise ValueError("the weights of its experts are multiplied by a number")
+    if read_first_sparse(model, values):
+        raise ValueError("its first layers have no experts")
+    unscaled = {"attention_multiplier": values["head_dim"] ** -0.5}
+    return unscaled | _mixture(model, "granitemoe", "granitemoeshared")
+
+
+def _mixture(model: GgufModel, alone: str, beside: str) -> Values:
+    """Return the config of experts; `alone`, `beside`: the types without an MLP, and with one."""
+    said = read_experts(model) | {EXPERTS_APART: True, "intermediate_size": expert_width(model)}
+    if "blk.0.ffn_down_shexp.weight" not in model.tensors:
+        return said | {"model_type": alone, "shared_intermediate_size": 0}
+    width = find_shape(model, "ffn_down_shexp")[-1]
+    return said | {"model_type": beside, "shared_intermediate_size": width}
 
 
 def granitehybrid(model: GgufModel, values: Values) -> Values:

@@ -15,7 +15,9 @@ from tgi_trio.model.gguf.stated import (
     read_count,
     read_experts,
     read_number,
+    read_own_layers,
     read_query_scale,
+    read_windows,
 )
 
 # Apertus' activation parameters, which are metadata -> their names in a layer.
@@ -38,6 +40,30 @@ def llama(model: GgufModel, values: Values) -> Values:
 def plain(model_type: str) -> Callable[[GgufModel, Values], Values]:
     """Return the function of a family that needs only its name."""
     return lambda model, values: {"model_type": model_type}
+
+
+def xverse(model: GgufModel, values: Values) -> Values:
+    """XVERSE; the converter mixes up the rows of keys that several heads share."""
+    if values.get("num_key_value_heads", 0) not in (0, values["num_attention_heads"]):
+        raise ValueError("its heads share keys")
+    return {"model_type": "llama"}
+
+
+def minicpm(model: GgufModel, values: Values) -> Values:
+    """MiniCPM 1, 2 and 4, scaled as Granite is; older files do not state their scales."""
+    layers, hidden = values["num_hidden_layers"], values["hidden_size"]
+    return {
+        "model_type": "granite",
+        "attention_multiplier": values["head_dim"] ** -0.5,
+        "embedding_multiplier": read_number(model, "embedding_scale", 12.0),
+        "residual_multiplier": read_number(model, "residual_scale", 1.4 / math.sqrt(layers)),
+        "logits_scaling": read_number(model, "logit_scale", hidden / 256),
+    }
+
+
+def orion(model: GgufModel, values: Values) -> Values:
+    """Orion: StableLM's layers, in which whole heads turn."""
+    return stablelm(model, values) | {"use_parallel_residual": False}
 
 
 def baichuan(model: GgufModel, values: Values) -> Values:
@@ -111,26 +137,24 @@ def apertus(model: GgufModel, values: Values) -> Values:
 
 def olmo2(model: GgufModel, values: Values) -> Values:
     """OLMo 2 or 3; the latter has windows, in the layers that the file lists."""
-    windows = _stated_windows(model, values)
+    windows = read_windows(model, values["num_hidden_layers"])
     return {"model_type": "olmo3" if windows["sliding_window"] else "olmo2"} | windows
 
 
 def exaone4(model: GgufModel, values: Values) -> Values:
-    return {"model_type": "exaone4"} | _stated_windows(model, values)
+    """EXAONE 4; version 4.5 may have layers for multi-token prediction."""
+    layers = read_own_layers(model, values)
+    return {
+        "model_type": "exaone4",
+        "num_hidden_layers": layers,
+    } | read_windows(model, layers, every=4)  # fmt: skip
 
 
-def _stated_windows(model: GgufModel, values: Values) -> Values:
-    """Return the window, None without one, and the kinds of layers as the file states them."""
-    window = model.get("attention.sliding_window")
-    if not window:
-        return {"sliding_window": None}
-    pattern = model.get("attention.sliding_window_pattern")
-    if not isinstance(pattern, list) or len(pattern) != values["num_hidden_layers"]:
-        raise ValueError(
-            f"its {model.architecture}.attention.sliding_window_pattern names not all layers"
-        )
-    kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
-    return {"sliding_window": window, "layer_types": kinds}
+def jais2(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "jais2",
+        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
+    }
 
 
 def starcoder2(model: GgufModel, values: Values) -> Values:

@@ -12,6 +12,8 @@ Values = dict[str, Any]
 _MOST: Final = 1 << 31
 _GATES_UPS: Final = "ffn_gate_up_exps"  # gate and up of all experts, in one tensor
 _LARGEST_FACTORS: Final = 1 << 16  # bytes of a table of frequencies
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
+_SIGMOID: Final = 2  # of `expert_gating_func`
 
 
 def read_count(model: GgufModel, *keys: str, default: int | None = None) -> int:
@@ -94,6 +96,86 @@ def read_first_sparse(model: GgufModel, values: Values) -> int:
     if not isinstance(dense, int) or not 0 <= dense < values["num_hidden_layers"]:
         raise ValueError(f"its {model.architecture}.leading_dense_block_count is {dense!r}")
     return dense
+
+
+def read_windows(
+    model: GgufModel, layers: int, *, every: int | None = None, first: bool = False
+) -> Values:
+    """Return the window and the kinds of `layers`; no window and no kinds if the file has none.
+
+    `every`, `first`: as for `read_kinds`.
+    """
+    if not model.get("attention.sliding_window"):
+        return {"sliding_window": None}
+    window = read_count(model, "attention.sliding_window")
+    kinds = read_kinds(model, layers, every=every, first=first)
+    return {"sliding_window": window, "layer_types": kinds}
+
+
+def read_kinds(
+    model: GgufModel, layers: int, *, every: int | None = None, first: bool = False
+) -> list[str]:
+    """Return the kind of each layer, FULL or SLIDING, as the file's pattern has it.
+
+    A pattern is a list, or a number n: the last of every n layers has no window, or the `first`.
+    `every`: that number if the file has no pattern. Raises ValueError for another pattern.
+    """
+    key = "attention.sliding_window_pattern"
+    if isinstance(model.get(key), list):
+        return [SLIDING if windowed else FULL for windowed in read_by_layer(model, key, layers)]
+    period = read_count(model, key, default=every)
+    full = 0 if first else period - 1
+    return [FULL if index % period == full else SLIDING for index in range(layers)]
+
+
+def read_sparse(model: GgufModel, layers: int) -> list[bool]:
+    """Return which layers have experts, which their tensors show; ValueError if none has."""
+    sparse = [f"blk.{layer}.ffn_gate_inp.weight" in model.tensors for layer in range(layers)]
+    if True not in sparse:
+        raise ValueError("it has no experts")
+    return sparse
+
+
+def read_counted_experts(
+    model: GgufModel, layer: int, count: str, used: str, shared: str = ""
+) -> Values:
+    """Return the width of experts, and the numbers of all, of chosen and of shared ones.
+
+    `layer`: the first with experts; `count`, `used`, `shared`: the family's config keys.
+    """
+    experts, width = read_experts(model, layer), expert_width(model, layer=layer)
+    said = {
+        "moe_intermediate_size": width,
+        count: experts["num_experts"],
+        used: experts["num_experts_per_tok"],
+    }
+    if not shared:
+        return said
+    role = "ffn_up_shexp"
+    all_shared = 0
+    if f"blk.{layer}.{role}.weight" in model.tensors:
+        all_shared = expert_width(model, role, layer)
+    if all_shared % width:
+        raise ValueError(f"its shared experts are {all_shared} wide, and others {width}")
+    return said | {shared: all_shared // width}
+
+
+def read_expert_scale(model: GgufModel) -> float:
+    """Return what experts' weights are multiplied by; files may state 0 for 1."""
+    return read_number(model, "expert_weights_scale", 1.0) or 1.0
+
+
+def check_sigmoid(model: GgufModel) -> None:
+    """Raise ValueError if experts are chosen by anything but a sigmoid."""
+    gating = model.get("expert_gating_func", _SIGMOID)  # older files do not state it
+    if gating != _SIGMOID:
+        raise ValueError(f"its {model.architecture}.expert_gating_func is {gating!r}")
+
+
+def check_normalised(model: GgufModel) -> None:
+    """Raise ValueError if the weights of experts do not add up to one."""
+    if not model.get("expert_weights_norm", True):
+        raise ValueError("the weights of its experts are not normalised")
 
 
 def has_tensor(model: GgufModel, ending: str) -> bool:
