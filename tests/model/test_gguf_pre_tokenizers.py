@@ -23,6 +23,14 @@ CAPITALS, SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}
 LEAD = r"[^\r\n\p{L}\p{N}]?"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+SHORT = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+LAST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"
+    "\u1100-\u11ff]+"
+)
 # As llama.cpp's table of them has it.
 EXPRESSIONS = {
     "gpt-2": [WORDS],
@@ -49,7 +57,34 @@ EXPRESSIONS = {
         r"|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
     ],
     "tekken": [rf"{LEAD}{CAPITALS}*{SMALL}+|{LEAD}{CAPITALS}+{SMALL}*|\p{{N}}|{REST}"],
-    "deepseek-v3": [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", THIRD],
+    "deepseek-v3": [r"\p{N}{1,3}", KANA, THIRD],
+    "afmoe": [r"\p{N}{1,3}(?=(\p{N}{3})*+(?!\p{N}))", ASIAN, THIRD],
+    "cohere2moe": [
+        r"\d{1,3}(?=(?:\d{3})*\b)",
+        f"{LEAD}{CAPITALS}*{SMALL}+{ENDINGS}|{LEAD}{CAPITALS}+{SMALL}*{ENDINGS}"
+        rf"|\p{{N}}{{1,3}}|{REST}",
+    ],
+    "youtu": [
+        "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c"
+        f"\u3001-\u303f\ufe30-\ufe4f]+|[\u3105-\u312f]+|{KANA}",
+        f"{LEAD}{CAPITALS}*{SMALL}+{ENDINGS}|{LEAD}{CAPITALS}+{SMALL}*{ENDINGS}|\\p{{N}}|{REST}",
+    ],
+    "laguna": [r"[^\n]+|[\n]+", rf"{SHORT}|{LEAD}\p{{L}}+|\p{{N}}|{LAST}"],
+    "minicpm5": [r"\p{N}{1,3}", rf"{SHORT}|{LEAD}\p{{L}}+|\p{{N}}+|{LAST}"],
+    "viking": [" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+", r"\p{N}"],
+    "bailingmoe2": [
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+"
+    ],
+    "exaone-moe": [
+        rf"{SHORT}|{LEAD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+    ],
+    "jais-2": [
+        rf"{SHORT}|{LEAD}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)"
+        r"|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}"
+    ],
 }
 TEXTS = [
     *CORPUS,
@@ -59,6 +94,7 @@ TEXTS = [
     "\u0645\u0631\u062d\u0628\u0627\u060c \u0643\u064a\u0641\u061f",
     "na\u00efve  caf\u00e9 \u00e9t\u00e9  ",
     "trailing   ",
+    "1234567 12 1234abc, 12\u0e01\u0e41\u0e01\u0e48\u0e07 \u3105\u3106\u201c\u3042\u201d   x     y",
     "HTTPServer's iPhone15Pro McDONALD'S don't/won't//\n\u01c5abc E\u0301t\u0327 \u02b0x",
     "we'Re <tag attr=`x`> a_b ^~| \U0001f642\U0001f642",
 ]
