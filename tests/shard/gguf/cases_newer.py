@@ -36,7 +36,7 @@ LLAMA4 = {  # what no file states is as llama.cpp has it
 }
 FALCON_NORM = {"mamba_rms_norm": True, "mamba_norm_before_gate": False}
 NEMOTRON_LATENT = {"layers_block_type": ["mamba", "moe", "attention"], "moe_latent_size": 16}
-SEEING = ("step3p7",)  # families whose checkpoints have more than a text
+SEEING = ("step3p7", "muse_glimmer")  # families whose checkpoints have more than a text
 # Architecture, with what tells cases of one apart -> our family, and what its checkpoint is given.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3next": ("qwen3_next", {}),
@@ -97,6 +97,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "step35": ("step3p7", {"rope_parameters": STEP}),
+    "muse-glimmer": (
+        "muse_glimmer",
+        {
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "layer_rope_theta": [1e4, 1e4, 0],
+            "post_norm_eps": 1e-8,
+        },
+    ),
     "granite_swa": ("granite_swa", {"layer_rope_theta": [0, 1e4, 1e4, 0, 1e4]}),
     "granite_swa with experts": ("granitemoe_swa", {"layer_rope_theta": [1e4] * 3}),
     "granitemoe beside an MLP": ("granitemoeshared", {}),

@@ -29,6 +29,7 @@ NAMED_AS = {
     "mellum": "dots1",
     "laguna": "step35",
     "granite_swa": "granite",
+    "muse-glimmer": "gemma3",
 }
 
 
@@ -117,6 +118,7 @@ MODELS: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
     "granitemoe": (windows.describe_granitemoe, windows.modify_granitemoe),
     "bailingmoe": (windows.describe_bailingmoe, windows.modify_granitemoe),
     "bailingmoe2": (windows.describe_bailingmoe2, windows.modify_bailingmoe2),
+    "muse-glimmer": (kin.describe_muse, kin.modify_muse),
     "jais2": (kin.describe_jais2, attention.modify_plain),
     "chatglm": (kin.describe_chatglm, attention.modify_plain),
     "minicpm3": (kin.describe_minicpm3, attention.modify_plain),

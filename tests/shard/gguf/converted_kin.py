@@ -1,4 +1,4 @@
-"""What llama.cpp's converter makes of relatives of Llama, GLM and DeepSeek; see `converted.py`.
+"""What llama.cpp's converter makes of relatives of Llama, GLM, DeepSeek, Gemma; see `converted.py`.
 
 Those that transformers does not have (InternLM 2, XVERSE, EXAONE, Pangu, MiniCPM, Orion, Maincoder)
 are written from checkpoints of families that compute the same.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from tests.shard.gguf.conversion import (
     Array,
@@ -86,3 +88,32 @@ def modify_maincoder(own: str, array: Array, config: Config) -> Tensors:
         if own.endswith(f"{part}_layernorm.weight"):
             array = array.reshape(2, -1).swapaxes(0, 1).reshape(-1)
     yield from side_by_side(own, array, config)
+
+
+def describe_muse(config: Config) -> dict[str, Any]:
+    return common(config) | {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [
+            kind == "sliding_attention" for kind in config["layer_types"]
+        ],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "logit_scale": config["output_multiplier"],
+    }
+
+
+def modify_muse(own: str, array: Array, config: Config) -> Tensors:
+    """Of its text alone; norms within layers have 1 added, and heads a norm of their scale."""
+    text = own.replace("model.language_model.", "model.")
+    if not text.startswith(("model.layers.", "model.norm.", "model.embed_tokens.", "lm_head.")):
+        return
+    if text.endswith("layernorm.weight"):
+        array = array + 1
+    place = ".".join(["blk", *text.split(".")[2:3]])
+    if text.endswith("self_attn.gate_proj.weight"):
+        yield f"{place}.attn_gate.weight", array
+        return
+    if text.endswith("q_proj.weight"):
+        head = config["head_dim"]
+        yield f"{place}.attn_q_norm.weight", np.full(head, config["qk_scale_factor"])
+        yield f"{place}.attn_k_norm.weight", np.ones(head)
+    yield from side_by_side(text, array, config)

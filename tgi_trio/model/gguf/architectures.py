@@ -19,6 +19,7 @@ from tgi_trio.model.gguf import (
     granite,
     llama_kin,
     mixtures,
+    muse,
     state_spaces,
     windowed,
 )
@@ -54,6 +55,7 @@ class Architecture:
     narrow_values: bool = False  # values may be shorter than keys
     # Layers that guess go on from the model's, though they do not in the family's checkpoints.
     guesses: bool = False
+    absorbed: tuple[str, ...] = ()  # roles whose numbers `config` has read
 
 
 _FALCON: Final[Roles] = {
@@ -145,6 +147,12 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "gemma3": Architecture(gemmas.gemma3, norms_plus_one=True),
     "gemma3n": Architecture(gemmas.gemma3n, by_layer=("intermediate_size",), parts=gemmas.STREAMS),
     "gemma4": Architecture(gemmas.gemma4, by_layer=("intermediate_size", "num_key_value_heads")),
+    "muse-glimmer": Architecture(
+        muse.muse_glimmer,
+        side_by_side=True,
+        norms_plus_one=True,
+        absorbed=("attn_q_norm", "attn_k_norm"),
+    ),
     "phi3": Architecture(llama_kin.phi3),
     "granite": Architecture(granite.granite, side_by_side=True),
     "olmo2": Architecture(llama_kin.olmo2),

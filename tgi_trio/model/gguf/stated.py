@@ -11,7 +11,7 @@ Values = dict[str, Any]
 
 _MOST: Final = 1 << 31
 _GATES_UPS: Final = "ffn_gate_up_exps"  # gate and up of all experts, in one tensor
-_LARGEST_FACTORS: Final = 1 << 16  # bytes of a table of frequencies
+_LONGEST_VECTOR: Final = 1 << 15  # of those that are read here
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
 _SIGMOID: Final = 2  # of `expert_gating_func`
 
@@ -188,15 +188,19 @@ def read_factors(model: GgufModel, name: str, turned: int) -> list[float] | None
 
     Raises ValueError for a tensor of another shape or type.
     """
-    found = model.tensors.get(name)
-    if found is None:
-        return None
-    file, info = found
-    if info.kind.name != "F32" or info.shape != (turned // 2,) or turned > _LARGEST_FACTORS:
-        raise ValueError(f"its tensor {name!r} is no table of {turned // 2} frequencies")
+    return read_vector(model, name, turned // 2) if name in model.tensors else None
+
+
+def read_vector(model: GgufModel, name: str, count: int) -> list[float]:
+    """Return the numbers of a float32 tensor [count]; raises ValueError for any other tensor."""
+    if name not in model.tensors:
+        raise ValueError(f"it has no tensor {name!r}")
+    file, info = model.tensors[name]
+    if info.kind.name != "F32" or info.shape != (count,) or count > _LONGEST_VECTOR:
+        raise ValueError(f"its tensor {name!r} is no table of {count} numbers")
     with file.open("rb") as opened:
         opened.seek(info.first)
-        return list(struct.unpack(f"<{turned // 2}f", opened.read(info.end - info.first)))
+        return list(struct.unpack(f"<{count}f", opened.read(info.end - info.first)))
 
 
 def read_query_scale(model: GgufModel, values: Values, *, sharper: float) -> Values:

@@ -121,7 +121,7 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
             name = name.replace(f"blk.{layer}.", f"blk.{layout.first(spec) + index}.", 1)
             names = replace(names, layer=layout.layer)
             needed |= shapes_in(layout.spec(spec, index).parts())
-        if name in FREQUENCIES:
+        if name in FREQUENCIES or _parse(name)[1] in architecture.absorbed:
             continue
         change = _change(name, info, architecture, spec)
         shape = info.shape[::-1] if change is not None and change.transposed else info.shape
@@ -210,7 +210,8 @@ def _change(
     if role == "ssm_a":
         return Change(exponential=True)
     plain_norm = role.endswith("norm") and role not in architecture.mixer
-    if plain_norm and ending == ".weight" and architecture.norms_plus_one:
+    outer = layer is None and spec.outer_norm == "rms"
+    if plain_norm and ending == ".weight" and architecture.norms_plus_one and not outer:
         return Change(plus_one=True)
     return None
 
