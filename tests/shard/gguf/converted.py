@@ -30,6 +30,7 @@ NAMED_AS = {
     "laguna": "step35",
     "granite_swa": "granite",
     "muse-glimmer": "gemma3",
+    "minimax-m3": "dots1",
 }
 
 
@@ -114,6 +115,7 @@ MODELS: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
     "mellum": (windows.describe_mellum, attention.modify_plain),
     "laguna": (windows.describe_laguna, windows.modify_biased),
     "step35": (windows.describe_step, windows.modify_step),
+    "minimax-m3": (windows.describe_minimax_m3, windows.modify_minimax_m3),
     "granite_swa": (windows.describe_granite_swa, windows.modify_granite_swa),
     "granitemoe": (windows.describe_granitemoe, windows.modify_granitemoe),
     "bailingmoe": (windows.describe_bailingmoe, windows.modify_granitemoe),

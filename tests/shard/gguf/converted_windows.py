@@ -150,7 +150,46 @@ def modify_biased(own: str, array: Array, config: Config) -> Tensors:
     yield own, array
 
 
-# -- Granite, Ling ---------------------------------------------------------------------------------
+# -- MiniMax-M3, Granite, Ling ---------------------------------------------------------------------
+
+
+def describe_minimax_m3(config: Config) -> dict[str, Any]:
+    index = {
+        "head_count": "index_n_heads",
+        "key_length": "index_head_dim",
+        "top_k": "index_topk_blocks",
+        "block_size": "index_block_size",
+        "local_blocks": "index_local_blocks",
+    }
+    return common(config) | {
+        "feed_forward_length": config["dense_intermediate_size"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_shared_count": 1,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
+        "rope.dimension_count": config["head_dim"] // 2,
+        **{f"attention.indexer.{key}": config[theirs] for key, theirs in index.items()},
+    }
+
+
+def modify_minimax_m3(own: str, array: Array, config: Config) -> Tensors:
+    """As published files have them: gates apart from ups. Norms have the 1 that is added."""
+    place = ".".join(["blk", *own.split(".")[2:3]])
+    if own.endswith("norm.weight"):
+        array = array + 1
+    if ".indexer." in own:
+        yield f"{place}.indexer.{own.split('.indexer.')[1]}", array
+    elif "gate_up_proj" in own:
+        kinds = {".experts.": "_exps", ".shared_experts.": "_shexp"}
+        kind = next((end for part, end in kinds.items() if part in own), "")
+        for part, half in zip(("gate", "up"), np.split(array, 2, axis=-2), strict=True):
+            yield f"{place}.ffn_{part}{kind}.weight", half
+    elif own.endswith("experts.down_proj"):
+        yield f"{place}.ffn_down_exps.weight", array
+    else:
+        yield from modify_biased(own, array, config)
 
 
 def _describe_granite(config: Config) -> dict[str, Any]:

@@ -88,6 +88,12 @@ _SHARED_MLP: Final[Roles] = {
 }
 # Gate and up of an MLP beside experts are one tensor.
 _SHARED_GATE_UP: Final[Roles] = {"ffn_up_shexp": ("gate_up",), "ffn_down_shexp": ("down",)}
+_BLOCK_INDEX: Final[Roles] = {
+    "indexer.q_proj": ("index_query",),
+    "indexer.q_norm": ("index_query_norm",),
+    "indexer.k_proj": ("index_key",),
+    "indexer.k_norm": ("index_norm",),
+}
 _NORM_BEFORE_MLP: Final[Roles] = {"post_attention_norm": ("mlp_norm",)}
 _DBRX: Final[Roles] = {"attn_output_norm": ("mlp_norm",)}
 _QWEN35: Final = Architecture(
@@ -179,6 +185,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "laguna": Architecture(windowed.laguna, by_layer=_HEADS),
     "mellum": Architecture(windowed.mellum),
     "step35": Architecture(windowed.step35, norms_plus_one=True, by_layer=_HEADS),
+    "minimax-m3": Architecture(balanced.minimax_m3, norms_plus_one=True, roles=_BLOCK_INDEX),
     "hunyuan-dense": Architecture(llama_kin.plain("hunyuan_v1_dense")),
     "hunyuan-moe": Architecture(balanced.hunyuan_moe),
     "hy_v3": Architecture(balanced.hy_v3),

@@ -93,6 +93,37 @@ def minimax_m2(model: GgufModel, values: Values) -> Values:
     } | read_experts(model)
 
 
+def minimax_m3(model: GgufModel, values: Values) -> Values:
+    """MiniMax-M3, whose tensors show which layers have an index. Limits of gates are not stated."""
+    check_sigmoid(model)
+    check_normalised(model)
+    layers = values["num_hidden_layers"]
+    sparse = read_sparse(model, layers)
+    first = sparse.index(True)
+    chosen = [f"blk.{layer}.indexer.q_proj.weight" in model.tensors for layer in range(layers)]
+    index = {
+        "index_n_heads": "head_count",
+        "index_head_dim": "key_length",
+        "index_topk_blocks": "top_k",
+        "index_block_size": "block_size",
+        "index_local_blocks": "local_blocks",
+    }
+    dense = f"blk.{sparse.index(False)}.ffn_up.weight" if False in sparse else ""
+    width = model.tensors[dense][1].shape[0] if dense in model.tensors else 1
+    return {
+        "model_type": "minimax_m3_vl_text",
+        "intermediate_size": expert_width(model, layer=first),
+        "dense_intermediate_size": width,
+        "shared_intermediate_size": expert_width(model, "ffn_up_shexp", first),
+        "swiglu_limit": 7.0,
+        "routed_scaling_factor": read_expert_scale(model),
+        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "layer_types": ["minimax_m3_sparse" if each else "full_attention" for each in chosen],
+    } | read_experts(model, first) | {
+        ours: read_count(model, f"attention.indexer.{key}") for ours, key in index.items()
+    }  # fmt: skip
+
+
 def hunyuan_moe(model: GgufModel, values: Values) -> Values:
     """Hunyuan's first mixtures, in which experts and the shared expert have the same width."""
     width = expert_width(model)
