@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[Changes, Changes, str]] = {
         "2 of 2147483648 experts",
     ),
     "experts without tensors": ({"llama.expert_count": 4}, {}, "no tensor 'blk.0.ffn_up_exps"),
-    "frequencies": ({}, {"rope_freqs.weight": (7,)}, "no table of 2 frequencies"),
+    "frequencies": ({}, {"rope_freqs.weight": (7,)}, "no table of 2 numbers"),
 }
 
 

@@ -106,6 +106,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "minimax-m3": ("minimax_m3_vl_text", {"swiglu_limit": 7.0}),
+    "deepseek4": ("deepseek_v4", {}),
     "granite_swa": ("granite_swa", {"layer_rope_theta": [0, 1e4, 1e4, 0, 1e4]}),
     "granite_swa with experts": ("granitemoe_swa", {"layer_rope_theta": [1e4] * 3}),
     "granitemoe beside an MLP": ("granitemoeshared", {}),

@@ -47,6 +47,8 @@ def write(
     for tensor, array in arrays.items():
         if array.dtype == np.uint8:
             writer.add_tensor(tensor, array, raw_dtype=gguf.GGMLQuantizationType[kind])
+        elif array.dtype == np.int32:
+            writer.add_tensor(tensor, array)
         else:
             writer.add_tensor(tensor, np.ascontiguousarray(array, np.float32))
     writer.write_header_to_file()

@@ -78,6 +78,14 @@ def test_tokens_and_logits_are_those_of_the_source(
         assert_greedy(golden, recorder, row, tolerance=1e-3)
 
 
+def test_whole_numbers_are_no_weights(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    name, _, said, arrays = made(checkpoint, "deepseek4")
+    arrays["blk.0.attn_norm.weight"] = arrays["blk.0.attn_norm.weight"].astype(np.int32)
+    write(tmp_path / "model.gguf", name, said, arrays)
+    with pytest.raises(ModelLoadError, match="is of type I32, which nothing here reads"):
+        answers(tmp_path / "model.gguf", tmp_path)
+
+
 def test_a_window_of_mimo_is_stated_with_the_token_itself(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -214,6 +222,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "limits of few layers": ("step35", {"swiglu_clamp_exp": [0.5]}, "clamp_exp names not all"),
     "endless limits": ("step35", {"swiglu_clamp_exp": [float("inf")] * 3}, "clamp_exp cannot be"),
     "no windows": ("muse-glimmer", {"attention.sliding_window": None}, "no layer of it has"),
+    "other scores of experts": ("deepseek4", {"expert_gating_func": 2}, "gating_func is 2"),
+    "runs of two lengths": (
+        "deepseek4", {"attention.compress_ratios": [0, 4, 24, 8]}, "compress_ratios differ",
+    ),
+    "limits by layer": (
+        "deepseek4", {"swiglu_clamp_exp": [0.5, 0.5, 0.5, 1.0]}, "not the same everywhere",
+    ),
     "shared keys": ("xverse", {"attention.head_count_kv": 2}, "its heads share keys"),
     "a dense layer of Ling's": (
         "bailingmoe", {"leading_dense_block_count": 1}, "first layers have no experts",

@@ -13,6 +13,7 @@ from tgi_trio.model.gguf import (
     balanced,
     convolutions,
     deepseek,
+    deepseek4,
     delta_rules,
     gemmas,
     gpt_like,
@@ -45,7 +46,7 @@ class Architecture:
     roles: Roles = field(default_factory=dict)
     # Roles of a mixer's tensors -> the part of the mixer's name.
     mixer: Mapping[str, str] = field(default_factory=dict)
-    # roles of other tensors -> the name in a layer
+    # roles of other tensors -> the name in a layer, or of the model
     parts: Mapping[str, str] = field(default_factory=dict)
     # lists in the metadata -> the name in a layer
     listed: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class Architecture:
     narrow_values: bool = False  # values may be shorter than keys
     # Layers that guess go on from the model's, though they do not in the family's checkpoints.
     guesses: bool = False
-    absorbed: tuple[str, ...] = ()  # roles whose numbers `config` has read
+    absorbed: tuple[str, ...] = ()  # roles whose numbers `config` has read, or nothing reads
 
 
 _FALCON: Final[Roles] = {
@@ -217,6 +218,12 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "deepseek2": Architecture(deepseek.deepseek2, latent=True, roles=_DEEPSEEK),
     "mistral4": Architecture(deepseek.deepseek2, latent=True, roles=_DEEPSEEK),
     "deepseek32": Architecture(deepseek.deepseek32, latent=True, roles=_DEEPSEEK | deepseek.INDEX),
+    "deepseek4": Architecture(
+        deepseek4.deepseek4,
+        roles=deepseek4.ROLES,
+        parts=deepseek4.PARTS,
+        absorbed=("exp_probs_b_vl",),  # of images' tokens
+    ),
     "glm-dsa": Architecture(deepseek.glm_dsa, latent=True, roles=_DEEPSEEK | deepseek.INDEX),
     "gpt2": Architecture(gpt_like.gpt2),
     "starcoder": Architecture(gpt_like.starcoder),

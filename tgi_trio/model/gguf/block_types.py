@@ -42,20 +42,21 @@ SERVED: Final = {
     30: BlockType("BF16", 1, 2),
     39: BlockType("MXFP4", 32, 17, (0,), "F8_E8M0"),
 }
+TABLES: Final = {26: BlockType("I32", 1, 4)}  # of whole numbers, which are no weights
 BY_NAME: Final = {kind.name: kind for kind in SERVED.values()}
 
 # Unsupported types, for the error message only.
 _OTHERS: Final = {
     4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
+    21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 27: "I64", 28: "F64", 29: "IQ1_M",
     31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
 }  # fmt: skip
 
 
 def find_type(number: int) -> BlockType:
     """Return a type by its number; raises ValueError with its name for one that is not read."""
-    if number in SERVED:
-        return SERVED[number]
+    if found := SERVED.get(number) or TABLES.get(number):
+        return found
     name = _OTHERS.get(number, f"number {number}")
     raise ValueError(
         f"a type that is not read here, {name}; read are {', '.join(BY_NAME)}. Take a file of the "

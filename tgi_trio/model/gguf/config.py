@@ -56,7 +56,7 @@ def make_config(model: GgufModel, files: list[Path]) -> Values:
             if not architecture.narrow_values:
                 _check_lengths(model)
             if "head_dim" not in values:
-                values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+                values["head_dim"] = _head_dim(model, values)
         if "head_dim" in values:
             values |= _scaling(model, values["head_dim"])
         values |= architecture.config(model, values)
@@ -116,6 +116,13 @@ def _check_lengths(model: GgufModel) -> None:
     lengths = model.get("attention.key_length"), model.get("attention.value_length")
     if lengths[0] != lengths[1]:
         raise ValueError(f"its keys and values are of different lengths, {lengths}")
+
+
+def _head_dim(model: GgufModel, values: Values) -> int:
+    """Return the length of a head in a file that does not state it; ValueError if they differ."""
+    if isinstance(values["num_attention_heads"], list):
+        raise ValueError(f"it has no {model.architecture}.attention.key_length")
+    return int(values["hidden_size"] // values["num_attention_heads"])
 
 
 def _dtype(model: GgufModel) -> str:

@@ -165,6 +165,18 @@ def read_expert_scale(model: GgufModel) -> float:
     return read_number(model, "expert_weights_scale", 1.0) or 1.0
 
 
+def read_limits(model: GgufModel, key: str, layers: int) -> list[float] | None:
+    """Return the limits of activated gates by layer, 0 for none; None if the file has none."""
+    limits = model.get(key)
+    if limits is None:
+        return None
+    if not isinstance(limits, list) or len(limits) < layers:
+        raise ValueError(f"its {model.architecture}.{key} names not all layers")
+    if not all(isinstance(limit, float) and 0 <= limit < 1e6 for limit in limits):
+        raise ValueError(f"its {model.architecture}.{key} cannot be {limits}")
+    return limits[:layers]
+
+
 def check_sigmoid(model: GgufModel) -> None:
     """Raise ValueError if experts are chosen by anything but a sigmoid."""
     gating = model.get("expert_gating_func", _SIGMOID)  # older files do not state it

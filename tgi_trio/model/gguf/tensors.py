@@ -228,7 +228,8 @@ def _named(
             return
         outer = next(iter(architecture.roles.get(role, ())), OUTER_ROLES.get(role))
         own = getattr(names, outer) if outer else ""
-        yield (own + ending, stored) if own else (name, stored)
+        own = own + ending if own else _part_name(role, ending, architecture.parts)
+        yield (own or name, stored)
         return
     prefix = names.layer.format(layer)
     dimensions = 2 if ending == ".bias" else 3

@@ -17,6 +17,7 @@ from tgi_trio.model.gguf.stated import (
     read_counted_experts,
     read_expert_scale,
     read_first_sparse,
+    read_limits,
     read_number,
     read_own_layers,
     read_sparse,
@@ -138,8 +139,8 @@ def step35(model: GgufModel, values: Values) -> Values:
         "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
         "moe_router_scaling_factor": read_expert_scale(model),
         "share_expert_dim": expert_width(model, "ffn_up_shexp", first),
-        "swiglu_limits": _limits(model, "swiglu_clamp_exp", layers),
-        "swiglu_limits_shared": _limits(model, "swiglu_clamp_shexp", layers),
+        "swiglu_limits": read_limits(model, "swiglu_clamp_exp", layers),
+        "swiglu_limits_shared": read_limits(model, "swiglu_clamp_shexp", layers),
         "rope_scaling": None,
         "rope_parameters": _turning_by_kind(model, values | {"partial_rotary_factor": 0.5}),
     } | windows | read_counted_experts(
@@ -154,18 +155,6 @@ def _by_kind(model: GgufModel, key: str, kinds: list[str]) -> dict[str, int]:
         if found.setdefault(kind, count) != count or not count:
             raise ValueError(f"its {model.architecture}.{key} differs among layers of a kind")
     return found
-
-
-def _limits(model: GgufModel, key: str, layers: int) -> list[float] | None:
-    """Return the limits of activated gates by layer, 0 for none; None if the file has none."""
-    limits = model.get(key)
-    if limits is None:
-        return None
-    if not isinstance(limits, list) or len(limits) < layers:
-        raise ValueError(f"its {model.architecture}.{key} names not all layers")
-    if not all(isinstance(limit, float) and 0 <= limit < 1e6 for limit in limits):
-        raise ValueError(f"its {model.architecture}.{key} cannot be {limits}")
-    return limits[:layers]
 
 
 def _turning_by_kind(model: GgufModel, values: Values) -> dict[str, Values]:
