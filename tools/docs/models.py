@@ -208,15 +208,25 @@ of bfloat16 (without `--dtype`) and exactly the file's up to its rounding. Mistr
 window is not in such a file, so sequences see all of themselves, as they do in llama.cpp; nor is
 the approximation of GELU, which is that of the family. Baichuan 2's head is normalised, as its
 checkpoints' is, whether its file's was or not. Of a model that sees, its file has the text alone
-(`qwen2vl`, `qwen3vl`, `qwen35`, `gemma4`, `mistral3`, `llama4`), so it is shown no images. The
-chunks of Llama 4, and how it scales queries, are those of the published models; layers that guess
-further tokens [guess](speculation.md#layers-of-the-models-own) where llama.cpp keeps their names
-(GLM, DeepSeek V3.2, Hunyuan 3), and are left unread in Qwen 3.5's. Qwen 3.5's value heads lie in
-another order than in its checkpoints, and are computed in it: ranks hold the last matrix of its
-delta rules as plain numbers. Files of any other architecture are refused by its name, also where
-the family is served from safetensors: so are DeepSeek V4, Qwen 4, Hunyuan 4, GLM 5.3, MiniMax-M3,
-OLMo hybrid, RecurrentGemma, LFM3, and the newest mixtures (Command A+, K-EXAONE, Solar Open,
-Step 3.7, Laguna, ...).
+(`qwen2vl`, `qwen3vl`, `qwen35`, `gemma4`, `mistral3`, `llama4`, `step35`, `muse-glimmer`), so it is
+shown no images. What no file states is that of the published models: the chunks of Llama 4, and how
+it scales queries; the scales of MiniCPM 3, and in older files those of MiniCPM; the limits of
+MiniMax-M3's gates. Layers that guess further tokens
+[guess](speculation.md#layers-of-the-models-own) where llama.cpp keeps their names (GLM, DeepSeek
+V3.2, Hunyuan 3), and are left unread in Qwen 3.5's and in other families. Qwen 3.5's value heads
+lie in another order than in its checkpoints, and are computed in it: ranks hold the last matrix of
+its delta rules as plain numbers. Queries, keys and values in one tensor (`--fuse-qkv`), and gates
+and ups of experts in one, are read in files of any architecture.
+
+Some models have no architecture of their own: Solar Open is `glm4moe`, Youtu and GLM-4.7-Flash are
+`deepseek2`, InternLM 3 and IQuest Coder `llama`, Bamba `granitehybrid`. Others have no family here
+and are read as one that computes the same: InternLM 2, XVERSE, EXAONE 3 and Pangu as Llama, MiniCPM
+as Granite, Orion as StableLM, Maincoder as Hunyuan, Ling 1 as Granite's mixtures, Ling 2 as
+GLM-4.5. Files of any other architecture are refused by its name, also where the family is served
+from safetensors: so are Qwen 4 (`qwen4exp`), Hunyuan 4 (`hy_v4`), GLM 5.3 (`glm5-next`) and T5.
+llama.cpp has no architecture for OLMo hybrid, RecurrentGemma, LFM3, Zamba2, LongCat-Flash, OPT and
+other families.
+
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
 dequantised weights, and a small random model of each architecture, written as GGUF, with the
