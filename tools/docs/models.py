@@ -204,14 +204,14 @@ Everything else is refused by its name, and so is a damaged file, before a shard
 are no numbers, too (`model/scales.py`; all of 256 MiB, of more a part, and all of them again where
 they are loaded). For another tokenizer `--tokenizer-name` names the original model's. What each
 backend computes with is [above](#formats-and-backends); where that is plain numbers, they are those
-of bfloat16 (without `--dtype`) and exactly the file's up to its rounding. Mistral's
-window is not in such a file, so sequences see all of themselves, as they do in llama.cpp; nor is
-the approximation of GELU, which is that of the family. Baichuan 2's head is normalised, as its
+of bfloat16 (without `--dtype`) and exactly the file's up to its rounding. Mistral's window is not
+in such a file, so sequences see all of themselves, as they do in llama.cpp; nor is the
+approximation of GELU, which is that of the family. Baichuan 2's head is normalised, as its
 checkpoints' is, whether its file's was or not. Of a model that sees, its file has the text alone
-(`qwen2vl`, `qwen3vl`, `qwen35`, `gemma4`, `mistral3`, `llama4`, `step35`, `muse-glimmer`), so it is
-shown no images. What no file states is that of the published models: the chunks of Llama 4, and how
-it scales queries; the scales of MiniCPM 3, and in older files those of MiniCPM; the limits of
-MiniMax-M3's gates. Layers that guess further tokens
+(`qwen2vl`, `qwen3vl`, `qwen35`, `gemma4`, `mistral3`, `llama4`, `step35`, `muse-glimmer`,
+`glm5-next`), so it is shown no images. What no file states is that of the published models: the
+chunks of Llama 4, and how it scales queries; the scales of MiniCPM 3, and in older files those of
+MiniCPM; the limits of MiniMax-M3's gates. Layers that guess further tokens
 [guess](speculation.md#layers-of-the-models-own) where llama.cpp keeps their names (GLM, DeepSeek
 V3.2, Hunyuan 3), and are left unread in Qwen 3.5's and in other families. Qwen 3.5's value heads
 lie in another order than in its checkpoints, and are computed in it: ranks hold the last matrix of
@@ -223,7 +223,7 @@ Some models have no architecture of their own: Solar Open is `glm4moe`, Youtu an
 and are read as one that computes the same: InternLM 2, XVERSE, EXAONE 3 and Pangu as Llama, MiniCPM
 as Granite, Orion as StableLM, Maincoder as Hunyuan, Ling 1 as Granite's mixtures, Ling 2 as
 GLM-4.5. Files of any other architecture are refused by its name, also where the family is served
-from safetensors: so are Qwen 4 (`qwen4exp`), Hunyuan 4 (`hy_v4`), GLM 5.3 (`glm5-next`) and T5.
+from safetensors: so are Qwen 4 (`qwen4exp`), Hunyuan 4 (`hy_v4`) and T5.
 llama.cpp has no architecture for OLMo hybrid, RecurrentGemma, LFM3, Zamba2, LongCat-Flash, OPT and
 other families.
 

@@ -36,7 +36,11 @@ LLAMA4 = {  # what no file states is as llama.cpp has it
 }
 FALCON_NORM = {"mamba_rms_norm": True, "mamba_norm_before_gate": False}
 NEMOTRON_LATENT = {"layers_block_type": ["mamba", "moe", "attention"], "moe_latent_size": 16}
-SEEING = ("step3p7", "muse_glimmer")  # families whose checkpoints have more than a text
+SEEING = (
+    "step3p7",
+    "muse_glimmer",
+    "glm5_next",
+)  # families whose checkpoints have more than a text
 # Architecture, with what tells cases of one apart -> our family, and what its checkpoint is given.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3next": ("qwen3_next", {}),
@@ -107,6 +111,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "minimax-m3": ("minimax_m3_vl_text", {"swiglu_limit": 7.0}),
     "deepseek4": ("deepseek_v4", {}),
+    "glm5-next": (
+        "glm5_next",
+        {"linear_num_heads": 4, "mlp_layer_types": ["dense", *["sparse"] * 3]},
+    ),
     "granite_swa": ("granite_swa", {"layer_rope_theta": [0, 1e4, 1e4, 0, 1e4]}),
     "granite_swa with experts": ("granitemoe_swa", {"layer_rope_theta": [1e4] * 3}),
     "granitemoe beside an MLP": ("granitemoeshared", {}),

@@ -14,6 +14,7 @@ import numpy as np
 
 from tests.shard.gguf import converted_attention as attention
 from tests.shard.gguf import converted_deepseek4 as deepseek4
+from tests.shard.gguf import converted_glm5_next as glm5_next
 from tests.shard.gguf import converted_kin as kin
 from tests.shard.gguf import converted_states as states
 from tests.shard.gguf import converted_windows as windows
@@ -32,6 +33,7 @@ NAMED_AS = {
     "granite_swa": "granite",
     "muse-glimmer": "gemma3",
     "minimax-m3": "dots1",
+    "glm5-next": "kimi-linear",
     "deepseek4": "dots1",
 }
 
@@ -108,6 +110,7 @@ MODELS: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
     "mimo2": (attention.describe_mimo2, attention.modify_mimo2),
     "deepseek32": (attention.describe_deepseek32, attention.modify_deepseek32),
     "deepseek4": (deepseek4.describe, deepseek4.modify),
+    "glm5-next": (glm5_next.describe, glm5_next.modify),
     "glm-dsa": (attention.describe_glm_dsa, attention.modify_deepseek32),
     "glm4": (attention.describe_glm4v, attention.modify_glm4v),
     "hy_v3": (attention.describe_hy_v3, attention.modify_plain),

@@ -229,6 +229,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "limits by layer": (
         "deepseek4", {"swiglu_clamp_exp": [0.5, 0.5, 0.5, 1.0]}, "not the same everywhere",
     ),
+    "turns of GLM 5.3": ("glm5-next", {"rope.dimension_count": 8}, "it turns by position"),
     "shared keys": ("xverse", {"attention.head_count_kv": 2}, "its heads share keys"),
     "a dense layer of Ling's": (
         "bailingmoe", {"leading_dense_block_count": 1}, "first layers have no experts",

@@ -16,6 +16,7 @@ from tgi_trio.model.gguf import (
     deepseek4,
     delta_rules,
     gemmas,
+    glm5_next,
     gpt_like,
     granite,
     llama_kin,
@@ -225,6 +226,13 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         absorbed=("exp_probs_b_vl",),  # of images' tokens
     ),
     "glm-dsa": Architecture(deepseek.glm_dsa, latent=True, roles=_DEEPSEEK | deepseek.INDEX),
+    "glm5-next": Architecture(
+        glm5_next.glm5_next,
+        roles=_DEEPSEEK | deepseek.INDEX,
+        mixer=delta_rules.KIMI,
+        parts=glm5_next.PARTS,
+        by_layer=_KV_HEADS,
+    ),
     "gpt2": Architecture(gpt_like.gpt2),
     "starcoder": Architecture(gpt_like.starcoder),
     "gptneox": Architecture(gpt_like.gptneox),

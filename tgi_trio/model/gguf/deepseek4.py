@@ -13,7 +13,7 @@ from tgi_trio.model.gguf.stated import (
     read_count,
     read_counted_experts,
     read_expert_scale,
-    read_limits,
+    read_limit,
     read_number,
     read_own_layers,
 )
@@ -87,7 +87,7 @@ def deepseek4(model: GgufModel, values: Values) -> Values:
         "hc_eps": read_number(model, "hyper_connection.epsilon", 1e-6),
         "mlp_layer_types": ["hash_moe" if each else "moe" for each in tables],
         "routed_scaling_factor": read_expert_scale(model),
-        "swiglu_limit": _limit(model, layers),
+        "swiglu_limit": read_limit(model, layers),
         "rope_scaling": None,
         "rope_parameters": _turning(model, values),
     } | _compression(model, layers) | read_counted_experts(
@@ -110,15 +110,6 @@ def _compression(model: GgufModel, layers: int) -> Values:
         kinds.append(kind)
     rates.pop(_WINDOW, None)
     return {"layer_types": kinds, "compress_rates": rates}
-
-
-def _limit(model: GgufModel, layers: int) -> float:
-    """Return the limit of gates, the same in all layers; raises ValueError otherwise."""
-    limits = read_limits(model, "swiglu_clamp_exp", layers) or []
-    shared = read_limits(model, "swiglu_clamp_shexp", layers) or limits
-    if len({*limits, *shared}) != 1:
-        raise ValueError(f"its {model.architecture}.swiglu_clamp_exp is not the same everywhere")
-    return limits[0]
 
 
 def _turning(model: GgufModel, values: Values) -> Values:

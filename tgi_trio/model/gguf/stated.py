@@ -177,6 +177,15 @@ def read_limits(model: GgufModel, key: str, layers: int) -> list[float] | None:
     return limits[:layers]
 
 
+def read_limit(model: GgufModel, layers: int) -> float:
+    """Return the limit of gates, the same in all layers; raises ValueError otherwise."""
+    limits = read_limits(model, "swiglu_clamp_exp", layers) or []
+    shared = read_limits(model, "swiglu_clamp_shexp", layers) or limits
+    if len({*limits, *shared}) != 1:
+        raise ValueError(f"its {model.architecture}.swiglu_clamp_exp is not the same everywhere")
+    return limits[0]
+
+
 def check_sigmoid(model: GgufModel) -> None:
     """Raise ValueError if experts are chosen by anything but a sigmoid."""
     gating = model.get("expert_gating_func", _SIGMOID)  # older files do not state it
