@@ -223,9 +223,9 @@ Some models have no architecture of their own: Solar Open is `glm4moe`, Youtu an
 and are read as one that computes the same: InternLM 2, XVERSE, EXAONE 3 and Pangu as Llama, MiniCPM
 as Granite, Orion as StableLM, Maincoder as Hunyuan, Ling 1 as Granite's mixtures, Ling 2 as
 GLM-4.5. Files of any other architecture are refused by its name, also where the family is served
-from safetensors: so are Qwen 4 (`qwen4exp`), Hunyuan 4 (`hy_v4`) and T5.
-llama.cpp has no architecture for OLMo hybrid, RecurrentGemma, LFM3, Zamba2, LongCat-Flash, OPT and
-other families.
+from safetensors: so are Qwen 4 (`qwen4exp`), Hunyuan 4 (`hy_v4`, whose pairs llama.cpp turns as
+neighbours, and `transformers` half a head apart) and T5. llama.cpp has no architecture for OLMo
+hybrid, RecurrentGemma, LFM3, Zamba2, LongCat-Flash, OPT and other families.
 
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
