@@ -23,6 +23,11 @@ from tgi_trio.shard.torch_backend.layers.index import (  # noqa: E402
     choose_best,
     score_keys,
 )
+from tgi_trio.shard.torch_backend.recordings.mixed_plans import (  # noqa: E402
+    MixedSize,
+    idle_step,
+)
+from tgi_trio.shard.torch_backend.staging import packed_size  # noqa: E402
 
 WIDE = 4  # numbers of a key before those of the index
 CONTEXTS, COUNTS = [1, 3, 37, 8, 50, 21], [1, 3, 1, 5, 20, 1]
@@ -198,3 +203,12 @@ def test_attention_over_a_list_sees_its_tokens_alone() -> None:
             weights = torch.softmax(query[row] @ key.T * layer.scale, dim=-1)
             expected = (weights @ key[:, :rank]).flatten()
             torch.testing.assert_close(found[row], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_reserved_batch_has_rows_as_long_as_there_is_memory_for() -> None:
+    """However narrow the tables are of the plan that it is reserved for."""
+    attention, size = PagedAttention(torch.device(DEVICE)), MixedSize(8, 2)
+    memory = torch.zeros(packed_size(attention.arrays(idle_step(size, 5))), dtype=torch.uint8)
+    cache = KVCache(KVShape(1, 1, 16), 2, torch.float32, torch.device(DEVICE))
+    batch = attention.reserve(idle_step(size, 1), cache, memory.to(DEVICE), decodes=False)
+    assert batch.longest == 5 * BLOCK

@@ -82,7 +82,9 @@ class PagedAttention(CapturableAttention):
         """See CapturableAttention."""
         fixed = _fixed(plan)
         views = [*split(memory, fixed), rest(memory, fixed, torch.int32)]
-        batch = self._batch(plan, cache, views, plan.block_tables.shape[1] * BLOCK_SIZE)
+        # The tables of later plans may be wider than this one's: as wide as there is memory for.
+        width = views[-1].numel() // len(plan.context_lengths)
+        batch = self._batch(plan, cache, views, width * BLOCK_SIZE)
         if not decodes:
             batch.decodes = False
             batch.tiling = DeviceTiling(batch.query_starts, len(plan.token_ids))
