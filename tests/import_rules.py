@@ -173,14 +173,17 @@ RULES: dict[str, Rule] = {
     "testing.kernel_variants": Rule(
         ours(
             "shard.torch_backend testing.variant testing.attention_variants "
-            "testing.choice_variants testing.chosen_variants testing.entries_variants "
+            "testing.block_variants testing.choice_variants testing.chosen_variants "
+            "testing.entries_variants "
             "testing.mixture_variants"
         ),
         banned=SERVER,
     ),
     **{
         f"testing.{what}_variants": Rule(ours("shard.torch_backend testing.variant"), banned=SERVER)
-        for what in ("attention", "choice", "chosen", "entries", "mixture", "code", "adapter")
+        for what in (
+            *("attention", "block", "choice", "chosen", "entries", "mixture", "code", "adapter"),
+        )
     },
     "testing.quick_interpreter": Rule(ours(""), banned=SERVER),
     "testing.fake_server": Rule(

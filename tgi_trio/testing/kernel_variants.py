@@ -21,6 +21,7 @@ from tgi_trio.shard.torch_backend.layers.few_rows import WARPS, choose_few_tile,
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.attention_variants import attention_variants
+from tgi_trio.testing.block_variants import block_variants
 from tgi_trio.testing.choice_variants import choice_variants
 from tgi_trio.testing.chosen_variants import chosen_variants
 from tgi_trio.testing.entries_variants import entries_variants
@@ -43,6 +44,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from mixture_variants(generation)
     yield from chosen_variants()
     yield from entries_variants(generation)
+    yield from block_variants()
 
 
 def _sums(generation: Generation) -> Iterator[Variant]:

@@ -132,20 +132,3 @@ def test_guesses_through_states_are_computed_one_after_another(
     agree(ours, expected)
     assert ours.drafts > 2
     assert all(counts.replays == 1 for counts in ours.decodes)
-
-
-def test_ngrams_and_an_index_of_whole_blocks_are_computed_launch_by_launch(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a step's tokens see is sent by the host, which waits for it."""
-    monkeypatch.setattr(paged, "_PROGRAMS", 4)
-    monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
-    for module in (few_rows, few_heads, lone_shares, beginning):
-        monkeypatch.setattr(module, "agree", lambda *_: True)
-    folder = checkpoint("qwen4_exp_text")
-    expected = drive(start(folder, "cpu"), TEXTS, ASKED, 3)
-    with StandInDevice():
-        runner: Any = start(folder, "cuda:0", (1, 2))
-        ours = drive(runner, TEXTS, ASKED, 3)
-    agree(ours, expected)
-    assert not runner.model.capturable and not list(runner.model.projections())

@@ -22,7 +22,8 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     CapturableAttention,
 )
 from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
-from tgi_trio.shard.torch_backend.attention.tiles import fits_entries
+from tgi_trio.shard.torch_backend.attention.tiles import fits_entries, fits_kernels
+from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 
@@ -46,10 +47,28 @@ def _paged_entries(needs: AttentionNeeds, device: torch.device) -> CapturableAtt
     return PagedEntriesAttention(device)
 
 
+def _fit(shape: KVShape) -> bool:
+    """Return whether kernels hold the heads of a cache with index keys, which have no values."""
+    sizes = (size._replace(value_dim=size.value_dim or size.key_dim) for size in shape.by_layer())
+    return fits_kernels(KVShape.of(list(sizes)))
+
+
+def _blocks(needs: AttentionNeeds, device: torch.device) -> CapturableAttention | None:
+    from tgi_trio.shard.torch_backend.attention.paged_blocks import PagedBlocks
+
+    return PagedBlocks(device) if _fit(needs.shape) else None
+
+
+def _pooled(needs: AttentionNeeds, device: torch.device) -> CapturableAttention | None:
+    from tgi_trio.shard.torch_backend.attention.paged_pooled import PagedPooled
+
+    return PagedPooled(device) if _fit(needs.shape) else None
+
+
 _KINDS: Final[dict[AttentionKind, _Backends]] = {  # all but "all"
     "tokens": _Backends(lambda *_: IndexedAttention()),
-    "blocks": _Backends(lambda *_: BlocksAttention()),
-    "pooled": _Backends(lambda *_: PooledAttention()),
+    "blocks": _Backends(lambda *_: BlocksAttention(), _blocks),
+    "pooled": _Backends(lambda *_: PooledAttention(), _pooled),
     "entries": _Backends(_entries, _paged_entries),
 }
 

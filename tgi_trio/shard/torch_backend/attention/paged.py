@@ -176,11 +176,23 @@ class PagedAttention(CapturableAttention):
         if layer.value_dim:
             query, ends = query.split((layer.value_dim, layer.head_dim - layer.value_dim), dim=-1)
             return self._attend_latents(layer, query, ends, batch, None)
+        key, value = batch.cache.key_slots[layer.index], batch.cache.value_slots[layer.index]
+        return self.attend_over(layer, query, key, value, batch)
+
+    def attend_over(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: PagedBatch,
+    ) -> torch.Tensor:
+        """Compute `attend_written` over K and V [slots, kv_heads, head_dim] of a cache."""
         shares = self._share(layer, query, batch)
         count = sum(len(tiles.rows) for _, tiles in shares)
         work = divide_work(layer, query, count, batch.cache.value_dim(layer.index))
         for tile, tiles in shares:
-            self._attend_tiles(layer, query, batch, tile, tiles, work)
+            self._attend_tiles(layer, query, key, value, batch, tile, tiles, work)
         return work.merge()
 
     def _share(
@@ -210,19 +222,21 @@ class PagedAttention(CapturableAttention):
         self,
         layer: AttentionLayer,
         query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
         batch: PagedBatch,
         tile: Tile,
         tiles: Tiles,
         work: Work,
     ) -> None:
         """Launch attention over some tiles of a step."""
+        # The kernel reads tables before it waits, and lists of chosen tokens are made in the step.
+        early = overlap(query.device) if batch.page > 1 else {"OVERLAPS": False}
         lasts = batch.lasts if layer.ahead else None
         value_dim = batch.cache.value_dim(layer.index)
         attend_tile[(len(tiles.rows), layer.kv_heads, work.parts)](
             *(work.out, work.sums, work.bests, work.masses),
-            query,
-            batch.cache.key_slots[layer.index],
-            batch.cache.value_slots[layer.index],
+            *(query, key, value),
             *(batch.tables, batch.width, batch.contexts, batch.query_starts),
             *tiles,
             work.bests if layer.slopes is None else layer.slopes,
@@ -250,7 +264,7 @@ class PagedAttention(CapturableAttention):
             SINKS=layer.sinks is not None,
             AHEAD=lasts is not None,
             CODES=batch.cache.codes,
-            **overlap(query.device),
+            **early,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )

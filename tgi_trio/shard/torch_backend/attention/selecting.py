@@ -144,12 +144,26 @@ def list_tokens(
     the last unit ends with the token itself. `heads`: KV heads with a choice of their own; their
     slots are of the cache as [slots * heads, 1, dim].
     """
-    rows, width = len(tokens) * heads, into.slots.shape[1]
     some = slice(tokens.start * heads, tokens.stop * heads)
+    piece = TokenList(into.slots[some], into.counts[some])
+    list_piece(chosen, batch, tokens, piece, unit=unit, tail=tail, heads=heads)
+
+
+def list_piece(
+    chosen: Selection,
+    batch: PagedBatch,
+    tokens: range,
+    into: TokenList,
+    *,
+    unit: int,
+    tail: bool,
+    heads: int = 1,
+) -> None:
+    """Do what `list_tokens` does, where `into` has no other rows than those of the tokens."""
+    rows, width = into.slots.shape
     block = min(LISTED, 1 << (width - 1).bit_length())
     selecting.list_tokens[(rows, -(-width // block))](
-        into.slots[some],
-        into.counts[some],
+        *into,
         *chosen,
         *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
         tokens.start,

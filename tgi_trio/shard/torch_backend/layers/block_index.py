@@ -12,7 +12,7 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 class BlockIndex:
     """Computes keys and queries of a layer's block index."""
 
-    __slots__ = ("_key_norm", "_query_norm", "heads", "number", "spec")
+    __slots__ = ("heads", "key_norm", "number", "query_norm", "spec")
 
     def __init__(
         self, spec: BlockIndexSpec, *, heads: int, query_norm: Norm, key_norm: Norm, number: int
@@ -21,8 +21,8 @@ class BlockIndex:
         self.spec = spec
         self.heads = heads
         self.number = number
-        self._query_norm = query_norm
-        self._key_norm = key_norm
+        self.query_norm = query_norm
+        self.key_norm = key_norm
 
     def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return what is before the index in `projected` [T, width], its queries, and its key."""
@@ -34,17 +34,17 @@ class BlockIndex:
         self, projected: torch.Tensor, rotary: Rotary | None, table: RotaryTable | None
     ) -> torch.Tensor:
         """Return index keys [T, 1, dim] of `projected` [T, dim]."""
-        return _turn(self._key_norm(projected)[:, None], rotary, table)
+        return _turn(self.key_norm(projected)[:, None], rotary, table)
 
     def queries(
         self, projected: torch.Tensor, rotary: Rotary | None, table: RotaryTable | None
     ) -> torch.Tensor:
         """Return queries, float32 [T, heads, dim], of `projected` [T, heads * dim]."""
         heads = projected.unflatten(-1, (self.heads, self.spec.dim))
-        return _turn(self._query_norm(heads), rotary, table).float()
+        return _turn(self.query_norm(heads), rotary, table).float()
 
     def nbytes(self) -> int:
-        return self._query_norm.nbytes() + self._key_norm.nbytes()
+        return self.query_norm.nbytes() + self.key_norm.nbytes()
 
 
 def _turn(x: torch.Tensor, rotary: Rotary | None, table: RotaryTable | None) -> torch.Tensor:

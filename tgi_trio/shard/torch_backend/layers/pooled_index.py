@@ -15,7 +15,7 @@ class PooledIndex:
     Scores are not divided by their positive scale, which is the same for all and changes no choice.
     """
 
-    __slots__ = ("_key_norm", "_query_norm", "number", "spec")
+    __slots__ = ("key_norm", "number", "query_norm", "spec")
 
     def __init__(
         self, spec: PooledIndexSpec, *, query_norm: Norm, key_norm: Norm, number: int
@@ -23,8 +23,8 @@ class PooledIndex:
         """`number`: of the layer of the KV cache that has the index keys."""
         self.spec = spec
         self.number = number
-        self._query_norm = query_norm
-        self._key_norm = key_norm
+        self.query_norm = query_norm
+        self.key_norm = key_norm
 
     @property
     def width(self) -> int:
@@ -37,15 +37,15 @@ class PooledIndex:
         """
         heads = projected.unflatten(-1, (-1, self.spec.dim))
         queries, keys = heads.split((self.spec.heads, 1), dim=1)
-        return self._query_norm(queries), keys
+        return self.query_norm(queries), keys
 
     def join(self, keys: torch.Tensor) -> torch.Tensor:
         """Return the keys [B, 1, dim] of blocks, not yet rotated, for tokens' [B, size, dim]."""
         mean = keys.float().mean(dim=1, keepdim=True).to(keys.dtype)
-        return self._key_norm(mean)
+        return self.key_norm(mean)
 
     def nbytes(self) -> int:
-        return self._query_norm.nbytes() + self._key_norm.nbytes()
+        return self.query_norm.nbytes() + self.key_norm.nbytes()
 
 
 def score_pooled(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -62,6 +62,16 @@ class Rotary:
         """The tables that `keep` has made, if any."""
         return self._kept
 
+    def every(self, positions: int, dtype: torch.dtype) -> RotaryTable:
+        """Return tables of `dtype` for at least the first `positions`: those that `keep` has made.
+
+        Where it has made none, they are made anew. Not for what depends on a sequence's length.
+        """
+        if self._kept is not None and self._kept.cos.dtype == dtype:
+            return self._kept
+        places = torch.arange(positions, device=self.frequencies.device)
+        return self.table(places, places, dtype)
+
     def table(
         self, positions: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype
     ) -> RotaryTable:

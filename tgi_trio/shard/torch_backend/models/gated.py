@@ -27,11 +27,6 @@ class GatedDecoder(Decoder):
         self.gates = gates
         self.shows_streams = False  # `forward` returns the hidden states behind their mixture
 
-    @property
-    def capturable(self) -> bool:
-        """False: no kernel chooses blocks, and nothing reads the norm of a sum."""
-        return False
-
     def projections(self) -> Iterator[Projection]:
         """Yield none: what linears read is mixed by gates."""
         yield from ()

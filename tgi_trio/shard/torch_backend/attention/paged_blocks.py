@@ -1,0 +1,140 @@
+"""Attention over the blocks of tokens that an index chooses for each KV head, in kernels.
+
+See `chosen_blocks.py`. The best blocks of each pair of a token and a KV head are found, and their
+tokens listed. Such a pair is then a row with one query, over the cache of a single head. Where no
+row has more tokens than are chosen, this is plain attention; in a recording, whose rows change, the
+kernels find that out for each row. Imported only where Triton is installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention.index_writing import write_heads, write_index
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, attend_heads
+from tgi_trio.shard.torch_backend.attention.paged import PagedAttention, count_parts
+from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
+from tgi_trio.shard.torch_backend.attention.selecting import (
+    UnitScores,
+    cut_tokens,
+    list_piece,
+    make_list,
+    select_best,
+)
+from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
+from tgi_trio.shard.torch_backend.kernels import block_scores
+from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
+from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+
+KEYS: Final = 64  # of a block that a program scores at a time
+_LANES: Final = 128  # (token, head) pairs of a program, where a step has many tokens
+_WIDE_LANES: Final = 32  # in float32
+_FEWEST: Final = 16  # rows that tensor cores multiply
+
+
+class PagedBlocks(PagedAttention):
+    """See `AttentionBackend.attend_blocks`."""
+
+    def attend_blocks(
+        self,
+        layer: AttentionLayer,
+        projected: torch.Tensor,
+        steps: HeadSteps,
+        index: BlockIndex,
+        table: RotaryTable | None,
+        batch: PagedBatch,
+    ) -> torch.Tensor:
+        spec = index.spec
+        chosen = spec.most * spec.size
+        qkv, own = projected.tensor_split((-(index.heads + 1) * spec.dim,), dim=-1)
+        norms = index.query_norm, index.key_norm
+        plain, scale = batch.longest <= chosen, layer.kv_scales[0]
+        queries = write_index(
+            own, norms, steps.rotary, table, index.number, batch, scale, asks=not plain
+        )
+        if plain:
+            return attend_heads(self, layer, qkv, steps, table, batch)
+        query = write_heads(layer, qkv, steps, table, batch)
+        parts = []
+        room = max(-(-batch.longest // spec.size), chosen)  # lists take as much as scores
+        for tokens in cut_tokens(len(query), room, layer.kv_heads):
+            some = query[tokens.start : tokens.stop]
+            found = score_blocks(queries, index, batch, tokens)
+            parts.append(self._attend_best(layer, some, found, tokens, index, batch))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend_best(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        found: UnitScores,
+        tokens: range,
+        index: BlockIndex,
+        batch: PagedBatch,
+    ) -> torch.Tensor:
+        """Return attention [N, heads * head_dim] of queries [N, heads, head_dim] of `tokens`."""
+        if layer.sinks is not None:
+            raise ValueError("no kernel has sinks beside chosen blocks")
+        spec, kv_heads = index.spec, layer.kv_heads
+        listed = make_list(len(query) * kv_heads, spec.most * spec.size, query.device)
+        best = select_best(found, spec.most)
+        list_piece(best, batch, tokens, listed, unit=spec.size, tail=False, heads=kv_heads)
+        lone = replace(layer, heads=layer.heads // kv_heads, kv_heads=1)
+        key, value = (
+            of[layer.index].view(-1, 1, layer.head_dim)
+            for of in (batch.cache.key_slots, batch.cache.value_slots)
+        )
+        rows = query.reshape(-1, lone.heads, layer.head_dim)
+        return self.attend_over(lone, rows, key, value, batch.over(*listed)).view(len(query), -1)
+
+
+def score_blocks(
+    queries: torch.Tensor, index: BlockIndex, batch: PagedBatch, tokens: range
+) -> UnitScores:
+    """Return the scores of blocks for the heads of the given tokens, one after another.
+
+    See `layers.block_index.score_blocks`. `queries`: [T, heads, dim]. Nothing is scored for tokens
+    that see no more blocks than are chosen.
+    """
+    spec, (heads, dim) = index.spec, queries.shape[1:]
+    count, room = len(tokens), -(-batch.longest // spec.size)
+    scores = queries.new_empty((count * heads, room), dtype=torch.float32)
+    visible = batch.contexts.new_empty(count * heads)
+    each, padded = tokens_of(queries.dtype, heads, decodes=batch.decodes)
+    tiles = -(-count // each)
+    block_scores.score_blocks[(tiles, count_parts(tiles))](
+        scores,
+        visible,
+        queries,
+        batch.cache.key_slots[index.number],
+        *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
+        *(tokens.start, count, room),
+        *(queries.stride(0), queries.stride(1)),
+        HEADS=heads,
+        PADDED_HEADS=padded,
+        DIM=dim,
+        PADDED_DIM=pad_dim(dim),
+        SIZE=spec.size,
+        MOST=spec.most,
+        LOCAL=spec.local,
+        TOKENS=each,
+        KEYS=min(KEYS, pad_dim(spec.size)),
+        PAGE=batch.page,
+        CODES=batch.cache.codes,
+    )
+    return UnitScores(scores, visible)
+
+
+def tokens_of(dtype: torch.dtype, heads: int, *, decodes: bool) -> tuple[int, int]:
+    """Return how many tokens a program scores, and for how many heads each; powers of two.
+
+    Decodes have a program each: of several rows none shares its keys.
+    """
+    padded = 1 << (heads - 1).bit_length()
+    if decodes:
+        return 1, max(_FEWEST, padded)
+    lanes = _LANES if dtype.itemsize <= 2 else _WIDE_LANES
+    return max(1, lanes // padded), padded

@@ -1,0 +1,69 @@
+"""Attention over the blocks of tokens that an index chooses by one key of each, in kernels.
+
+See `pooled_blocks.py`. Behind a step's keys, those of the blocks are written that it completes,
+which the device finds by itself. Where no row has more whole blocks than are chosen, this is plain
+attention; in a recording, whose rows change, the kernels find that out for each row. Imported only
+where Triton is installed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention.index_writing import (
+    join_keys,
+    write_heads,
+    write_index,
+)
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, attend_heads
+from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
+from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
+from tgi_trio.shard.torch_backend.attention.selecting import (
+    cut_tokens,
+    list_piece,
+    make_list,
+    score_units,
+    select_best,
+)
+from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
+
+
+class PagedPooled(PagedAttention):
+    """See `AttentionBackend.attend_pooled`."""
+
+    def attend_pooled(
+        self,
+        layer: AttentionLayer,
+        projected: torch.Tensor,
+        asked: torch.Tensor,
+        steps: HeadSteps,
+        index: PooledIndex,
+        table: RotaryTable | None,
+        batch: PagedBatch,
+    ) -> torch.Tensor:
+        rotary, spec = steps.rotary, index.spec
+        if rotary is None or table is None:
+            raise ValueError(f"layer {layer.index} of the cache has an index, and no positions")
+        plain, scale = batch.longest // spec.size <= spec.most, layer.kv_scales[0]
+        norms, number = (index.query_norm, index.key_norm), index.number
+        queries = write_index(
+            asked, norms, rotary, table, number, batch, scale, asks=not plain, finished=False
+        )
+        every = rotary.every(batch.longest, projected.dtype)
+        join_keys(index.key_norm, rotary, every, number, batch, scale, spec.size)
+        if plain:
+            return attend_heads(self, layer, projected, steps, table, batch)
+        query = write_heads(layer, projected, steps, table, batch)
+        parts = []
+        keys = batch.cache.key_slots[number][:, 0]
+        width = (spec.most + 1) * spec.size - 1
+        room = max(batch.longest // spec.size, width)  # lists take as much as scores
+        for tokens in cut_tokens(len(query), room):
+            found = score_units(queries, None, keys, batch, tokens, unit=spec.size, most=spec.most)
+            best = select_best(found, spec.most)
+            listed = make_list(len(tokens), width, query.device)
+            list_piece(best, batch, tokens, listed, unit=spec.size, tail=True)
+            some = query[tokens.start : tokens.stop]
+            parts.append(self.attend_written(layer, some, batch.over(*listed)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
