@@ -90,7 +90,7 @@ class GatedJoining:
         return self.gates.count
 
     def join(self, states: torch.Tensor) -> torch.Tensor:
-        return self.gates.mix(states)[0]
+        return self.gates.read(states, None).mixed
 
     def nbytes(self) -> int:
         return self.gates.nbytes()

@@ -1,14 +1,23 @@
-"""Several hidden states of a token, gated before each part of a layer; see `GatedStreamsSpec`."""
+"""Several hidden states of a token, gated before each part of a layer; see `GatedStreamsSpec`.
+
+On a device, what lies between two products is one launch.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import torch
 from torch.nn import functional
 
 from tgi_trio.model.spec import NormKind
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+
+_BLOCK: Final = 1024  # numbers of a token that a program mixes
+_MOST: Final = 1 << 15  # largest hidden size that a program holds
 
 
 class StreamNorm:
@@ -16,18 +25,33 @@ class StreamNorm:
 
     def __init__(self, kind: NormKind, weight: torch.Tensor, eps: float, count: int) -> None:
         """`kind`: one of RMSNorm; `weight` [count * hidden]."""
-        self._weight = weight.float() + (1.0 if kind == "rms_plus_one" else 0.0)
-        self._eps = eps
-        self._count = count
+        self.weight = weight.float() + (1.0 if kind == "rms_plus_one" else 0.0)
+        self.eps = eps
+        self.count = count
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x` [T, count * hidden], normalised."""
-        apart = x.float().unflatten(-1, (self._count, -1))
-        normed = functional.rms_norm(apart, apart.shape[-1:], None, self._eps).flatten(-2)
-        return (normed * self._weight).to(x.dtype)
+        apart = x.float().unflatten(-1, (self.count, -1))
+        normed = functional.rms_norm(apart, apart.shape[-1:], None, self.eps).flatten(-2)
+        return (normed * self.weight).to(x.dtype)
 
     def nbytes(self) -> int:
-        return self._weight.nbytes
+        return self.weight.nbytes
+
+
+class Said(NamedTuple):
+    """What a part of a layer said, which is to be added to every hidden state."""
+
+    said: torch.Tensor  # [T, hidden]
+    factors: torch.Tensor  # [T, count], before their activation
+
+
+class Read(NamedTuple):
+    """What a part of a layer reads."""
+
+    streams: torch.Tensor  # [T, count * hidden]: all hidden states
+    mixed: torch.Tensor  # [T, hidden]: what is read of them
+    factors: torch.Tensor  # [T, count], for `Said`; [T, 0] where nothing will be added
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,20 +64,39 @@ class StreamGates:
     inner: Linear
     gates: Linear
 
-    def mix(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what is read of hidden states [T, count * hidden], and factors for `add`.
+    def read(self, streams: torch.Tensor, addend: Said | None) -> Read:
+        """Add `addend` to hidden states [T, count * hidden], and mix them by gates."""
+        if not _in_kernels(streams, self.count):
+            return self._read_apart(streams, addend)
+        from tgi_trio.shard.torch_backend.kernels import gated_streams  # imports Triton
 
-        [T, hidden], and [T, count], or [T, 0] where nothing is added.
-        """
+        streams, normed = _launch_addition(streams, addend, self.count, self.norm)
+        inner = self.inner(normed)
+        tokens, width = len(inner), streams.shape[1] // self.count
+        narrow = torch.empty((tokens, self.rank), dtype=inner.dtype, device=inner.device)
+        gated_streams.activate_narrow[(tokens,)](
+            narrow,
+            inner,
+            inner.stride(0),
+            RANK=self.rank,
+            PADDED=1 << (self.rank - 1).bit_length(),
+            COUNT=self.count,
+        )
+        gates = self.gates(narrow)
+        mixed = torch.empty((tokens, width), dtype=normed.dtype, device=normed.device)
+        gated_streams.mix_streams[(tokens, -(-width // _BLOCK))](
+            mixed, gates, normed, SIZE=width, BLOCK=_BLOCK, COUNT=self.count
+        )
+        return Read(streams, mixed, inner[:, self.rank :])
+
+    def _read_apart(self, streams: torch.Tensor, addend: Said | None) -> Read:
+        """Do what `read` does by torch's operations."""
+        streams = add_said(streams, addend, self.count)
         normed = self.norm(streams)
         narrow, factors = self.inner(normed).tensor_split((self.rank,), dim=-1)
         opened = self.gates(functional.silu(narrow / self.count)).sigmoid()
         mixed = (opened * normed).unflatten(-1, (self.count, -1)).mean(dim=-2)
-        return mixed, 2.0 * torch.sigmoid(factors / self.count)
-
-    def add(self, streams: torch.Tensor, said: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-        """Return hidden states [T, count * hidden] after `said` [T, hidden] was added to each."""
-        return streams + (said.unsqueeze(-2) * factors.unsqueeze(-1)).flatten(-2)
+        return Read(streams, mixed, factors)
 
     def pack(self) -> None:
         self.inner.pack()
@@ -61,6 +104,50 @@ class StreamGates:
 
     def nbytes(self) -> int:
         return self.norm.nbytes() + self.inner.nbytes() + self.gates.nbytes()
+
+
+def add_said(streams: torch.Tensor, addend: Said | None, count: int) -> torch.Tensor:
+    """Return hidden states [T, count * hidden] to which `addend` has been added."""
+    if addend is None:
+        return streams
+    if _in_kernels(streams, count):
+        return _launch_addition(streams, addend, count, None)[0]
+    factors = 2.0 * torch.sigmoid(addend.factors / count)
+    return streams + (addend.said.unsqueeze(-2) * factors.unsqueeze(-1)).flatten(-2)
+
+
+def _in_kernels(streams: torch.Tensor, count: int) -> bool:
+    return runs_kernels(streams.device) and streams.shape[1] <= _MOST * count
+
+
+def _launch_addition(
+    streams: torch.Tensor, addend: Said | None, count: int, norm: StreamNorm | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum and its norm, [T, count * hidden] each; without a norm, the sum twice."""
+    from tgi_trio.shard.torch_backend.kernels import gated_streams  # imports Triton
+
+    said, factors = (streams, streams) if addend is None else addend
+    summed = streams if addend is None else torch.empty_like(streams)
+    normed = summed if norm is None else torch.empty_like(streams)
+    size = streams.shape[1] // count
+    padded = 1 << (size - 1).bit_length()
+    gated_streams.add_to_streams[(len(streams), count)](
+        normed,
+        summed,
+        streams,
+        said.contiguous(),
+        factors,
+        streams if norm is None else norm.weight,
+        0.0 if norm is None else norm.eps,
+        factors.stride(0),
+        SIZE=size,
+        PADDED=padded,
+        COUNT=count,
+        ADDS=addend is not None,
+        NORMS=norm is not None,
+        num_warps=count_warps(padded),
+    )
+    return summed, normed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

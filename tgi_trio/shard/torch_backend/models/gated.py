@@ -10,7 +10,7 @@ import torch
 from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.layers.few_rows import Projection
-from tgi_trio.shard.torch_backend.layers.gated_streams import StreamGates
+from tgi_trio.shard.torch_backend.layers.gated_streams import Said, StreamGates, add_said
 from tgi_trio.shard.torch_backend.layers.residual import Addends
 from tgi_trio.shard.torch_backend.models.attending import RotaryTables
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
@@ -49,10 +49,11 @@ class GatedDecoder(Decoder):
         x, tables = self.begin(token_ids, positions, lengths)
         if features is not None:
             x, _ = self.place(x, features)
-        streams = x.repeat(1, self.gates.count)
-        streams = self.run_layers(streams, tables, attention, batch, states, ids=token_ids)
-        mixed = self.gates.mix(streams)[0]
-        return torch.cat((mixed, streams), dim=-1) if self.shows_streams else mixed
+        streams, addend = self._run_all(
+            x.repeat(1, self.gates.count), token_ids, tables, attention, batch, states
+        )
+        read = self.gates.read(streams, addend)
+        return torch.cat((read.mixed, read.streams), dim=-1) if self.shows_streams else read.mixed
 
     def run_layers(
         self,
@@ -70,21 +71,38 @@ class GatedDecoder(Decoder):
 
         `ids`: the tokens, needed by layers with n-grams; there are neither `features` nor `own`.
         """
-        for index in range(len(self.layers)):
-            x = self._run(index, x, ids, tables, attention, batch, states)
-        return x
+        found = self._run_all(x, ids, tables, attention, batch, states)
+        return add_said(*found, self.gates.count)
 
-    def _run(
+    def _run_all(
         self,
-        index: int,
         streams: torch.Tensor,
         token_ids: torch.Tensor | None,
         tables: RotaryTables,
         attention: AttentionBackend,
         batch: Any,
         states: StepStates | None,
-    ) -> torch.Tensor:
-        """Return the hidden states [T, count * hidden] after a layer."""
+    ) -> tuple[torch.Tensor, Said | None]:
+        """Return hidden states [T, count * hidden] of all layers, and what is still to be added."""
+        addend: Said | None = None
+        for index in range(len(self.layers)):
+            streams, addend = self._run(
+                index, streams, addend, token_ids, tables, attention, batch, states
+            )
+        return streams, addend
+
+    def _run(
+        self,
+        index: int,
+        streams: torch.Tensor,
+        addend: Said | None,
+        token_ids: torch.Tensor | None,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+        states: StepStates | None,
+    ) -> tuple[torch.Tensor, Said]:
+        """Return hidden states [T, count * hidden] of a layer, and what is still to be added."""
         layer = self.layers[index]
         if layer.gates is None or layer.mlp is None:
             raise ValueError(f"layer {index} lacks gates or an MLP")
@@ -92,12 +110,12 @@ class GatedDecoder(Decoder):
             if states is None or token_ids is None:
                 raise ValueError(f"layer {index} keeps states, and the step has none")
             own = states.layers[index]
+            streams, addend = add_said(streams, addend, self.gates.count), None
             streams = layer.ngrams.add(streams, token_ids, own, states.steps)
-        read, factors = layer.gates.attention.mix(streams)
+        streams, read, factors = layer.gates.attention.read(streams, addend)
         said = self._runner.mix(index, read, tables, attention, batch, states)
-        streams = layer.gates.attention.add(streams, said, factors)
-        read, factors = layer.gates.mlp.mix(streams)
-        return layer.gates.mlp.add(streams, self._runner.reduce(layer.mlp(read)), factors)
+        streams, read, factors = layer.gates.mlp.read(streams, Said(said, factors))
+        return streams, Said(self._runner.reduce(layer.mlp(read)), factors)
 
     def nbytes(self) -> int:
         return super().nbytes() + self.gates.nbytes()

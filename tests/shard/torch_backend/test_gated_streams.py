@@ -1,0 +1,58 @@
+"""Kernels between the products of gated hidden states, against torch's operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.shard.torch_backend.interpreter import DEVICE, need_triton
+from tgi_trio.shard.torch_backend.layers import gated_streams
+from tgi_trio.shard.torch_backend.layers.gated_streams import Said, StreamGates, StreamNorm
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+
+need_triton()
+
+TOKENS, COUNT, HIDDEN, RANK = 3, 3, 40, 24
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def some(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def gates_of(dtype: torch.dtype, *, adds: bool = True) -> StreamGates:
+    norm = StreamNorm("rms_plus_one", some(COUNT * HIDDEN, seed=1, dtype=dtype), 1e-5, COUNT)
+    inner = some(RANK + COUNT * adds, COUNT * HIDDEN, seed=2, dtype=dtype)
+    outer = some(COUNT * HIDDEN, RANK, seed=3, dtype=dtype)
+    return StreamGates(COUNT, RANK, norm, Linear(inner), Linear(outer))
+
+
+def agree(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Sums are in another order, so a last bit may differ, which products pass on."""
+    assert ours.dtype is theirs.dtype
+    tolerance = 1e-5 if ours.dtype is torch.float32 else 2.0**-5
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("adds", [True, False])
+def test_what_is_read_is_what_torch_finds(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, adds: bool
+) -> None:
+    """Behind a part that said something, or at the beginning; the last one adds nothing more."""
+    gates = gates_of(dtype, adds=adds)
+    streams = some(TOKENS, COUNT * HIDDEN, seed=4, dtype=dtype)
+    factors = some(TOKENS, RANK + COUNT, seed=6, dtype=dtype)[:, RANK:]  # part of a projection
+    addends = [None, Said(some(TOKENS, HIDDEN, seed=5, dtype=dtype), factors)]
+    for addend in addends:
+        theirs = gates.read(streams, addend)
+        with monkeypatch.context() as patch:
+            patch.setattr(gated_streams, "runs_kernels", lambda device: True)
+            patch.setattr(gated_streams, "_BLOCK", 16)
+            ours = gates.read(streams, addend)
+            summed = gated_streams.add_said(streams, addend, COUNT)
+        for mine, wanted in zip(ours, theirs, strict=True):
+            agree(mine, wanted)
+        assert torch.equal(summed, ours.streams)
+        torch.testing.assert_close(ours.streams, theirs.streams, atol=0.0, rtol=2.0**-7)
+        assert theirs.factors.shape == (TOKENS, COUNT * adds)
