@@ -174,15 +174,15 @@ RULES: dict[str, Rule] = {
         ours(
             "shard.torch_backend testing.variant testing.attention_variants "
             "testing.block_variants testing.choice_variants testing.chosen_variants "
-            "testing.entries_variants "
-            "testing.mixture_variants"
+            "testing.entries_variants testing.gated_variants testing.mixture_variants"
         ),
         banned=SERVER,
     ),
     **{
         f"testing.{what}_variants": Rule(ours("shard.torch_backend testing.variant"), banned=SERVER)
         for what in (
-            *("attention", "block", "choice", "chosen", "entries", "mixture", "code", "adapter"),
+            *("attention", "block", "choice", "chosen", "entries", "gated", "mixture"),
+            *("code", "adapter"),
         )
     },
     "testing.quick_interpreter": Rule(ours(""), banned=SERVER),

@@ -25,6 +25,7 @@ from tgi_trio.testing.block_variants import block_variants
 from tgi_trio.testing.choice_variants import choice_variants
 from tgi_trio.testing.chosen_variants import chosen_variants
 from tgi_trio.testing.entries_variants import entries_variants
+from tgi_trio.testing.gated_variants import gated_variants
 from tgi_trio.testing.mixture_variants import mixture_variants
 from tgi_trio.testing.variant import BF16, F32, I32, I64, U8, Variant
 
@@ -45,6 +46,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from chosen_variants()
     yield from entries_variants(generation)
     yield from block_variants()
+    yield from gated_variants()
 
 
 def _sums(generation: Generation) -> Iterator[Variant]:

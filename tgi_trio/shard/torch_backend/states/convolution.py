@@ -48,6 +48,11 @@ class CausalConvolution:
         return y if self._bias is None else y + self._bias
 
     @property
+    def kernel(self) -> torch.Tensor:
+        """The weights [taps, channels]: those of the token itself are last."""
+        return self._kernel
+
+    @property
     def channels(self) -> int:
         return self._kernel.shape[1]
 

@@ -1,8 +1,12 @@
-"""The n-gram embeddings of a layer; see `NgramsSpec`."""
+"""The n-gram embeddings of a layer; see `NgramsSpec`.
+
+On a device, gates are one launch, and of decodes hashes and the convolution are one each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch.nn import functional
@@ -10,11 +14,15 @@ from torch.nn import functional
 from tgi_trio.model.ngrams import NgramsSpec
 from tgi_trio.shard.torch_backend.layers.gated_streams import StreamNorm
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
-_LEAST = 1e-6  # least size of a product whose root is taken
+_LEAST: Final = 1e-6  # least size of a product whose root is taken
+_MOST: Final = 1 << 15  # largest hidden size that a program holds
+_BLOCK: Final = 1024  # channels of a program
 
 
 class NgramsLayer:
@@ -39,7 +47,9 @@ class NgramsLayer:
         self._norms = query_norm, key_norm, kernel_norm
         self._convolution = CausalConvolution(kernel, dilation=ngrams.order)
         self._ranks = ranks
+        self._count = query_norm.count
         by_size = (ngrams.order - 1, -1)
+        self._factors = torch.tensor(ngrams.factors).to(table.device)
         self._rows = torch.tensor(ngrams.rows).view(by_size).to(table.device)
         self._firsts = torch.tensor(ngrams.firsts).view(by_size).to(table.device)
 
@@ -54,20 +64,78 @@ class NgramsLayer:
 
         `states` and `steps` as for `MixerLayer.mix`.
         """
-        query_norm, key_norm, kernel_norm = self._norms
         rows = self.find_rows(token_ids, states["tokens"], steps)
         both = self._inner(functional.embedding(rows, self._table).flatten(1))
         if self._ranks is not None:
             both = self._ranks.all_reduce(both)
+        launches = runs_kernels(streams.device) and both.shape[1] <= _MOST * (self._count + 1)
+        gate = self._launch_gate if launches else self._gate
+        gated, normed = gate(both, streams)
+        if launches and steps.decodes:
+            return self._launch_spread(streams, gated, normed, states["ngrams"], steps)
+        spread = self._convolution(normed, states["ngrams"], steps)
+        added: torch.Tensor = gated + functional.silu(spread)
+        return streams + added
+
+    def _gate(self, both: torch.Tensor, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return gated values and their norm, [T, count * hidden] each.
+
+        `both` [T, (count + 1) * hidden]: keys, then the value.
+        """
+        query_norm, key_norm, kernel_norm = self._norms
         key, value = both.tensor_split((streams.shape[1],), dim=-1)
         hidden = value.shape[1]
         product = (key_norm(key) * query_norm(streams)).unflatten(-1, (-1, hidden)).sum(dim=-1)
         product = product / hidden**0.5
         gate = (product.abs().clamp_min(_LEAST).sqrt() * product.sign()).sigmoid()
         gated = (gate.unsqueeze(-1) * value.unsqueeze(-2)).flatten(-2)
-        spread = self._convolution(kernel_norm(gated), states["ngrams"], steps)
-        added: torch.Tensor = gated + functional.silu(spread)
-        return streams + added
+        return gated, kernel_norm(gated)
+
+    def _launch_gate(
+        self, both: torch.Tensor, streams: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Do what `_gate` does, in a kernel."""
+        from tgi_trio.shard.torch_backend.kernels import ngrams  # imports Triton
+
+        query_norm, key_norm, kernel_norm = self._norms
+        gated, normed = torch.empty_like(streams), torch.empty_like(streams)
+        size = streams.shape[1] // self._count
+        padded = 1 << (size - 1).bit_length()
+        ngrams.gate_ngrams[(len(streams), self._count)](
+            *(gated, normed, both, streams),
+            *(key_norm.weight, query_norm.weight, kernel_norm.weight),
+            *(key_norm.eps, query_norm.eps, kernel_norm.eps),
+            size**0.5,
+            _LEAST,
+            both.stride(0),
+            SIZE=size,
+            PADDED=padded,
+            COUNT=self._count,
+            num_warps=count_warps(padded),
+        )
+        return gated, normed
+
+    def _launch_spread(
+        self,
+        streams: torch.Tensor,
+        gated: torch.Tensor,
+        normed: torch.Tensor,
+        tails: torch.Tensor,
+        steps: StateSteps,
+    ) -> torch.Tensor:
+        """Return decodes' hidden states with what their n-grams add, in a kernel."""
+        from tgi_trio.shard.torch_backend.kernels import ngrams  # imports Triton
+
+        out, channels = torch.empty_like(streams), streams.shape[1]
+        ngrams.spread_ngrams[(len(streams), -(-channels // _BLOCK))](
+            *(out, streams, gated, normed, tails, self._convolution.kernel),
+            *(steps.reads, steps.writes, steps.fresh),
+            CHANNELS=channels,
+            BLOCK=_BLOCK,
+            TAPS=self._ngrams.taps,
+            DILATION=self._ngrams.order,
+        )
+        return out
 
     def find_rows(
         self, token_ids: torch.Tensor, tails: torch.Tensor, steps: StateSteps
@@ -78,6 +146,8 @@ class NgramsLayer:
         the last up to its last token.
         """
         own = self._ngrams
+        if steps.decodes and runs_kernels(token_ids.device):
+            return self._launch_hashes(token_ids, tails, steps)
         hashed = token_ids * own.factors[0]
         ended = torch.zeros_like(token_ids, dtype=torch.bool)
         found = []
@@ -88,6 +158,25 @@ class NgramsLayer:
             found.append(hashed)
         every = torch.stack(found, dim=1).unsqueeze(-1)  # [T, sizes of n-grams, 1]
         return (every % self._rows + self._firsts).flatten(1)
+
+    def _launch_hashes(
+        self, token_ids: torch.Tensor, tails: torch.Tensor, steps: StateSteps
+    ) -> torch.Tensor:
+        """Do what `find_rows` does for decodes, in a kernel."""
+        from tgi_trio.shard.torch_backend.kernels import ngrams  # imports Triton
+
+        own, heads = self._ngrams, self._rows.shape[1]
+        found = token_ids.new_empty((len(token_ids), own.heads))
+        ngrams.find_ngrams[(len(token_ids),)](
+            *(found, tails, token_ids, steps.reads, steps.writes, steps.fresh),
+            *(self._factors, self._rows, self._firsts),
+            own.end,
+            ORDER=own.order,
+            HEADS=heads,
+            PADDED=1 << (heads - 1).bit_length(),
+            num_warps=1,
+        )
+        return found
 
     def _before(
         self, token_ids: torch.Tensor, tails: torch.Tensor, steps: StateSteps

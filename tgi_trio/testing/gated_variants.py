@@ -1,0 +1,59 @@
+"""Every kind of launch of the kernels of gated hidden states and of n-grams, for Qwen 4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tgi_trio.shard.torch_backend.kernels import gated_streams, ngrams
+from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.testing.variant import BF16, F32, I64, Variant
+
+_COUNT, _SIZE, _RANK = 4, 4096, 320
+_BOOL = "*i1"  # a pointer to such
+_ORDER, _HEADS, _TAPS = 3, 8, 4
+
+
+def gated_variants() -> Iterator[Variant]:
+    """Yield the variants that are launched on any device."""
+    wide = {"SIZE": _SIZE, "PADDED": _SIZE, "COUNT": _COUNT}
+    warps = count_warps(_SIZE)
+    for adds, norms in ((True, True), (False, True), (True, False)):
+        yield Variant(
+            f"add_to_streams bf16 {_SIZE}{' adds' * adds}{' normed' * norms}",
+            gated_streams.add_to_streams,
+            (*(BF16,) * 5, F32 if norms else BF16, "fp32", "i32"),
+            wide | {"ADDS": adds, "NORMS": norms},
+            warps=warps,
+        )
+    yield Variant(
+        f"activate_narrow bf16 {_RANK}",
+        gated_streams.activate_narrow,
+        (BF16, BF16, "i32"),
+        {"RANK": _RANK, "PADDED": 512, "COUNT": _COUNT},
+    )
+    yield Variant(
+        f"mix_streams bf16 {_SIZE}",
+        gated_streams.mix_streams,
+        (BF16,) * 3,
+        {"SIZE": _SIZE, "BLOCK": 1024, "COUNT": _COUNT},
+    )
+    yield Variant(
+        f"find_ngrams {_ORDER}",
+        ngrams.find_ngrams,
+        (*(I64,) * 5, _BOOL, *(I64,) * 3, "i32"),
+        {"ORDER": _ORDER, "HEADS": _HEADS, "PADDED": _HEADS},
+        warps=1,
+    )
+    yield Variant(
+        f"gate_ngrams bf16 {_SIZE}",
+        ngrams.gate_ngrams,
+        (*(BF16,) * 4, *(F32,) * 3, *("fp32",) * 5, "i32"),
+        wide,
+        warps=warps,
+    )
+    yield Variant(
+        f"spread_ngrams bf16 {_TAPS} of {_ORDER}",
+        ngrams.spread_ngrams,
+        (*(BF16,) * 6, I64, I64, _BOOL),
+        {"CHANNELS": _COUNT * _SIZE, "BLOCK": 1024, "TAPS": _TAPS, "DILATION": _ORDER},
+    )
