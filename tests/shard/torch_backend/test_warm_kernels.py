@@ -21,9 +21,12 @@ need_triton()
 from tests.shard.torch_backend.stand_in_support import FallingTimes  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402  (it imports Triton)
 
+# Whose recordings, and steps with long contexts, choose what is attended to.
+CHOOSING = ("minimax_m3_vl_text", "qwen4_exp_text")
 FAMILIES = (
     *("llama", "gemma2", "mixtral", "deepseek_v3"),
     *("gemma4_text", "mimo_v2_flash", "llama4_text"),
+    *CHOOSING,
 )
 ROWS = 6
 ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_p": 0.9}, {"repetition_penalty": 1.3}]
@@ -90,6 +93,7 @@ def device(
         ("gemma4_text", (2,), {}),
         ("mimo_v2_flash", (), {}),
         ("llama4_text", (2,), {}),
+        *((family, (1, 2), {}) for family in CHOOSING),
         ("llama", (2,), {"quantize": "int4"}),
         ("gemma2", (), {"quantize": "q8_0"}),
         ("llama", (2,), {"max_lora_rank": 16, "max_loaded_adapters": 2}),
@@ -118,7 +122,7 @@ def test_serving_compiles_nothing(
     if runner.adapters is not None:
         install(runner, 1, tmp_path / "adapter")
     warm = set(seen)
-    assert graphs != (1, 2) or any(key[0] == "multiply_heads" for key in warm)
+    assert family != "llama" or graphs != (1, 2) or any(key[0] == "multiply_heads" for key in warm)
     for counts in (
         [1],
         [2],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,10 @@ class TorchRunner:
         self._kv_shape = model.kv_shape
         # The same model, if its layers keep states.
         self._keeper = model if isinstance(model, Decoder) and model.state_shapes else None
+        self._most_seen = 0  # tokens that an index chooses, at most
+        # Of stages not all may have an index, and each waits for the others' steps.
+        if isinstance(model, Decoder) and not isinstance(model, StagedDecoder):
+            self._most_seen = model.attention_needs.most
         self._pool: StatePool | None = None  # set by warm_up
         self._send = send_plain if device.type == "cpu" else Staging(device).send
         self._info = self._describe(load_ns)
@@ -178,10 +183,20 @@ class TorchRunner:
             plan = largest.plan
             self._cache, self._pool = self._new_cache(largest.blocks), self._new_pool(1)
             activation = largest.measure(self.device, lambda: self._warm_step(plan))
+        if self._most_seen and self.device.type != "cpu":
+            self._warm_short(request)
         if self._adapters:
             self._adapters.warm_up()
         self._cache = self._pool = None  # before the real ones: both may not fit
         return activation
+
+    def _warm_short(self, request: WarmupRequest) -> None:
+        """Run a large step of rows in which an index chooses all: it launches other kernels."""
+        longest = min(request.max_total_tokens or self._most_seen, self._most_seen)
+        short = warm_up_plan(replace(request, max_total_tokens=longest), self._info, self.device)
+        if short is not None:
+            self._cache, self._pool = self._new_cache(short.blocks), self._new_pool(1)
+            self._warm_step(short.plan)
 
     def _free_bytes(self) -> int:
         """Return the bytes that are free for sequences; of the host's memory, this rank's part."""

@@ -61,6 +61,7 @@ class AttentionNeeds:
 
     shape: KVShape
     kind: AttentionKind = "all"
+    most: int = 0  # tokens that an index chooses: rows with no more see all; 0: there is no index
     # Of "entries": all layers with one key per token, and what makes their entries.
     layers: tuple[tuple[AttentionLayer, Entries | None], ...] = ()
 

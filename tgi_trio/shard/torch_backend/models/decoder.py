@@ -160,13 +160,16 @@ class Decoder:
         shared = ((own.shape, own.shared_key) for own in attending)
         layers = tuple((shape, own.entries) for shape, own in shared if own is not None)
         kind: AttentionKind = "entries" if self.spec.shared_key else "all"
+        most = 0
+        blocks = next((own.blocks for own in attending if own.blocks), None)
+        pooled = next((own.pooled for own in attending if own.pooled), None)
         if self.spec.index is not None:
-            kind = "tokens"
-        elif any(own.blocks for own in attending):
-            kind = "blocks"
-        elif any(own.pooled for own in attending):
-            kind = "pooled"
-        return AttentionNeeds(self.kv_shape, kind, layers)
+            kind, most = "tokens", self.spec.index.most
+        elif blocks is not None:
+            kind, most = "blocks", blocks.spec.most * blocks.spec.size
+        elif pooled is not None:
+            kind, most = "pooled", (pooled.spec.most + 1) * pooled.spec.size - 1
+        return AttentionNeeds(self.kv_shape, kind, most, layers)
 
     @property
     def capturable(self) -> bool:
