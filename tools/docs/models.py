@@ -97,10 +97,10 @@ is served through transformers.
 
 MiniMax-M3's layers attend to blocks of tokens, which an index of another kind chooses, for each KV
 head its own (`torch_backend/attention/chosen_blocks.py`): a block is as good as its best token, and
-the last blocks are always among them. Index keys are layers of the KV cache of their own. Torch
-computes it, on a GPU as well, without recorded graphs. Gates other than gpt-oss', an index that has
-not as many heads as there are KV heads, or one that is to choose more of the last blocks than of
-all, run through transformers.
+the last blocks are always among them. Index keys are layers of the KV cache of their own. On a GPU
+kernels choose and attend, in recorded steps (`attention/paged_blocks.py`). Gates other than
+gpt-oss', an index that has not as many heads as there are KV heads, or one that is to choose more
+of the last blocks than of all, run through transformers.
 
 Qwen 4 chooses blocks for all heads alike, by one index key of each whole block, which takes the
 place of its last token's in such a layer of the cache (`torch_backend/attention/pooled_blocks.py`).
@@ -108,15 +108,15 @@ It turns as the block's first token does, whose three positions are kept in the 
 token has several hidden states, which gates mix before each part of a layer
 (`layers/gated_streams.py`), and some layers add embeddings of n-grams, with tables that ranks
 divide by columns (`torch_backend/states/ngrams_layer.py`); the last tokens are part of the state.
-Hashes that a checkpoint states have to be those that config.json gives. Torch computes it, on a GPU
-as well, without recorded graphs; it is not cut into stages. With rotary scaling by length, or
-activations other than SiLU, it runs through transformers.
+Hashes that a checkpoint states have to be those that config.json gives. On a GPU kernels choose and
+attend, in recorded steps (`attention/paged_pooled.py`); it is not cut into stages. With rotary
+scaling by length, or activations other than SiLU, it runs through transformers.
 
 Layers that keep a state per sequence (short convolutions, delta rules, Mamba of both kinds, RG-LRU:
 `torch_backend/states/`) stand in the place of attention, beside it (Falcon H1), or alone: Mamba,
 Mamba 2 and Falcon Mamba keep no K and V at all, so that their memory is all slots. The CPU
-kernels compute all of them but Zamba2's and Qwen 4's; on a GPU torch does, in recorded steps, but
-for Qwen 4. Ranks divide channels and heads; where a Mamba-2 has fewer groups of heads than there
+kernels compute all of them but Zamba2's and Qwen 4's; on a GPU torch does, in recorded steps. Ranks
+divide channels and heads; where a Mamba-2 has fewer groups of heads than there
 are ranks, neighbours share one, and its norm is over what all of them
 read. Recurrences are float32; what layers add up has the model's dtype, where `transformers` keeps
 Mamba's in float32 (`residual_in_fp32`). Falcon H1 with biases behind what it scales, and Nemotron 3
