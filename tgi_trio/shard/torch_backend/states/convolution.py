@@ -14,8 +14,8 @@ class CausalConvolution:
         self, kernel: torch.Tensor, bias: torch.Tensor | None = None, *, dilation: int = 1
     ) -> None:
         """`kernel` [channels, taps]: the weight of the token itself is last; `bias` [channels]."""
-        self._kernel = kernel.t().contiguous()
-        self._bias = bias
+        self.kernel = kernel.t().contiguous()  # [taps, channels]
+        self.bias = bias
         self._dilation = dilation
         self._before = (kernel.shape[1] - 1) * dilation
 
@@ -29,7 +29,7 @@ class CausalConvolution:
         if steps.decodes:
             window = torch.cat((tail, x.unsqueeze(1)), dim=1)
             steps.write(tails, window[:, 1:])
-            return self._finish((window[:, :: self._dilation] * self._kernel).sum(dim=1))
+            return self._finish((window[:, :: self._dilation] * self.kernel).sum(dim=1))
         before = self._before
         # Each row's tail, then its inputs, row after row.
         joined = torch.empty(
@@ -39,22 +39,17 @@ class CausalConvolution:
         joined[inputs] = x
         joined[firsts] = tail.flatten(0, 1)
         steps.write(tails, joined[lasts].view(tail.shape))
-        y = joined[inputs] * self._kernel[-1]
-        for k, weights in enumerate(self._kernel[:-1]):
+        y = joined[inputs] * self.kernel[-1]
+        for k, weights in enumerate(self.kernel[:-1]):
             y += joined[inputs - (before - k * self._dilation)] * weights
         return self._finish(y)
 
     def _finish(self, y: torch.Tensor) -> torch.Tensor:
-        return y if self._bias is None else y + self._bias
-
-    @property
-    def kernel(self) -> torch.Tensor:
-        """The weights [taps, channels]: those of the token itself are last."""
-        return self._kernel
+        return y if self.bias is None else y + self.bias
 
     @property
     def channels(self) -> int:
-        return self._kernel.shape[1]
+        return self.kernel.shape[1]
 
     def nbytes(self) -> int:
-        return self._kernel.nbytes + (0 if self._bias is None else self._bias.nbytes)
+        return self.kernel.nbytes + (0 if self.bias is None else self.bias.nbytes)

@@ -1,8 +1,9 @@
-"""The layer of a `DeltaRule`."""
+"""The layer of a `DeltaRule`; on a device, a decode between its products is two launches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch.nn import functional
@@ -12,6 +13,20 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.delta_rule import apply_delta_rule, normalise
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+
+_BLOCK: Final = 1024  # channels of a program
+_MOST: Final = 1 << 15  # numbers of a head's state that a program holds
+
+
+def pad(size: int) -> int:
+    """Return the next power of two."""
+    return 1 << (size - 1).bit_length()
+
+
+def count_warps(key_dim: int, value_dim: int) -> int:
+    """Return the warps of a program that holds a head's state: 64 numbers a thread."""
+    return max(1, min(16, key_dim * value_dim // 2048))
 
 
 class DeltaRuleLayer:
@@ -64,6 +79,8 @@ class DeltaRuleLayer:
             decay, gate = self.decay_up(decay), self.gate_up(gate)
         else:
             gate, beta, decay = others
+        if steps.decodes and self._in_kernels(x):
+            return self.output(self._launch(mixed, decay, gate, beta, states, steps))
         mixed = functional.silu(self.convolution(mixed, states["tail"], steps)).float()
         query, key, value = mixed.split(self._parts, dim=-1)
         decay = decay.float().view(len(x), *self.decay_bias.shape)
@@ -81,6 +98,57 @@ class DeltaRuleLayer:
         gate = gate.float().view(read.shape)
         opened = functional.silu(gate) if mixer.gate == "silu" else gate.sigmoid()
         return self.output((normed * opened).flatten(1).to(x.dtype))
+
+    def _in_kernels(self, x: torch.Tensor) -> bool:
+        """Return whether kernels compute decodes."""
+        size = pad(self.mixer.key_dim) * pad(self.mixer.value_dim)
+        return runs_kernels(x.device) and size <= _MOST and self.convolution.bias is None
+
+    def _launch(
+        self,
+        mixed: torch.Tensor,
+        decay: torch.Tensor,
+        gate: torch.Tensor,
+        beta: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
+        steps: StateSteps,
+    ) -> torch.Tensor:
+        """Return what decodes read of their states, [T, value heads * value_dim], as `mix` does."""
+        from tgi_trio.shard.torch_backend.kernels import delta_rule  # imports Triton
+
+        mixer, (rows, channels), heads = self.mixer, mixed.shape, len(self.rate)
+        slots = steps.reads, steps.writes, steps.fresh
+        convolved = torch.empty((rows, channels), dtype=torch.float32, device=mixed.device)
+        delta_rule.convolve_decodes[(rows, -(-channels // _BLOCK))](
+            *(convolved, mixed, states["tail"], self.convolution.kernel, *slots),
+            mixed.stride(0),
+            CHANNELS=channels,
+            BLOCK=_BLOCK,
+            TAPS=mixer.taps,
+        )
+        read = mixed.new_empty((rows, heads * mixer.value_dim))
+        key, value = pad(mixer.key_dim), pad(mixer.value_dim)
+        delta_rule.step_delta_rule[(rows, heads)](
+            *(read, convolved, gate, beta, decay, self.rate, self.decay_bias, self.norm),
+            *(states["recurrence"], *slots),
+            mixer.key_dim**-0.5,
+            mixer.norm_eps,
+            mixer.beta_scale,
+            mixer.least_decay,
+            *(gate.stride(0), beta.stride(0), decay.stride(0)),
+            HEADS=heads,
+            KEY_HEADS=heads // self._each,
+            KEY=mixer.key_dim,
+            PADDED_KEY=key,
+            VALUE=mixer.value_dim,
+            PADDED_VALUE=value,
+            TILED=mixer.tiled,
+            BY_CHANNEL=self.decay_bias.shape[1] > 1,
+            BOUNDED=mixer.least_decay != 0.0,
+            SILU=mixer.gate == "silu",
+            num_warps=count_warps(key, value),
+        )
+        return read
 
     def _decays(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logarithms of decays."""

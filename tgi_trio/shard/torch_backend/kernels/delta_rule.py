@@ -1,0 +1,126 @@
+"""Decodes of linear attention by the gated delta rule (`states/delta_rule_layer.py`).
+
+States and sums are float32. Results are rounded where torch's separate operations would round
+them. Offsets are of 64 bits wherever rows or slots are involved.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def convolve_decodes(
+    out,  # float32 [R, CHANNELS], written
+    inner,  # [R, CHANNELS], with `stride` between rows: the new inputs
+    tails,  # [slots, TAPS - 1, CHANNELS]: earlier ones, oldest first
+    kernel,  # [TAPS, CHANNELS]: that of the token itself is last
+    reads,  # int64 [R]: slots of `tails`
+    writes,  # likewise
+    fresh,  # bool [R]: nothing is before
+    stride,
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,  # channels of a program
+    TAPS: tl.constexpr,
+):
+    """Compute SiLU of a causal convolution for a row's token, and keep its last inputs."""
+    dtype = inner.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < CHANNELS
+    earlier = inside & (tl.load(fresh + row) == 0)
+    old = tails + tl.load(reads + row) * (TAPS - 1) * CHANNELS + channel
+    new = tails + tl.load(writes + row) * (TAPS - 1) * CHANNELS + channel
+    x = tl.load(inner + row * stride + channel, mask=inside, other=0.0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for place in tl.static_range(TAPS - 1):
+        before = tl.load(old + place * CHANNELS, mask=earlier, other=0.0).to(dtype)
+        weight = tl.load(kernel + place * CHANNELS + channel, mask=inside, other=0.0)
+        total += (before.to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
+        if place > 0:  # the place before it has been read, should both slots be the same
+            tl.store(new + (place - 1) * CHANNELS, before, mask=inside)
+    if TAPS > 1:
+        tl.store(new + (TAPS - 2) * CHANNELS, x, mask=inside)
+    weight = tl.load(kernel + (TAPS - 1) * CHANNELS + channel, mask=inside, other=0.0)
+    total += (x.to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
+    total = total.to(dtype).to(tl.float32)
+    opened = (total * tl.sigmoid(total)).to(dtype).to(tl.float32)
+    tl.store(out + row * CHANNELS + channel, opened, mask=inside)
+
+
+# fmt: off
+@triton.jit
+def step_delta_rule(
+    out,  # [R, HEADS, VALUE], written
+    mixed,  # float32 [R, ...]: queries, keys [KEY_HEADS, KEY] and values [HEADS, VALUE]
+    gate,  # [R, HEADS, VALUE], with a stride between rows, as have the next two
+    beta,  # [R, HEADS]
+    decay,  # [R, HEADS], with BY_CHANNEL [R, HEADS, KEY]
+    rate,  # float32 [HEADS]
+    decay_bias,  # float32, as many as decays of a row
+    norm,  # float32 [VALUE]
+    states,  # float32 [slots, HEADS, KEY, VALUE]
+    reads,  # int64 [R]: slots of `states`
+    writes,  # likewise
+    fresh,  # bool [R]: the state before is zero
+    scale,  # of queries
+    eps, beta_scale,
+    least_decay,  # with BOUNDED
+    gate_stride, beta_stride, decay_stride,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    KEY: tl.constexpr,
+    PADDED_KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    PADDED_VALUE: tl.constexpr,
+    TILED: tl.constexpr,  # value heads of a key head are KEY_HEADS apart
+    BY_CHANNEL: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    SILU: tl.constexpr,  # of gates; otherwise sigmoid
+):
+    """Move the state of one head of a row by its token, and compute what is read of it.
+
+    That is normalised (RMS) and gated.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
+    k, v = tl.arange(0, PADDED_KEY), tl.arange(0, PADDED_VALUE)
+    there, inside = k < KEY, v < VALUE
+    own = mixed + row * (2 * KEY_HEADS * KEY + HEADS * VALUE)
+    query = unit(tl.load(own + key_head * KEY + k, mask=there, other=0.0)) * scale
+    key = unit(tl.load(own + (KEY_HEADS + key_head) * KEY + k, mask=there, other=0.0))
+    value = tl.load(own + 2 * KEY_HEADS * KEY + head * VALUE + v, mask=inside, other=0.0)
+    each = head * KEY + k if BY_CHANNEL else head + k * 0
+    x = tl.load(decay + row * decay_stride + each, mask=there, other=0.0).to(tl.float32)
+    x += tl.load(decay_bias + each, mask=there, other=0.0)
+    speed = tl.load(rate + head)
+    if BOUNDED:
+        fading = tl.exp(least_decay * tl.sigmoid(speed * x))
+    else:  # the softplus of a large number is the number
+        fading = tl.exp(-speed * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0)))))
+    strength = tl.sigmoid(tl.load(beta + row * beta_stride + head).to(tl.float32)) * beta_scale
+    at = (head * KEY + k[:, None]) * VALUE + v[None, :]
+    known = there[:, None] & inside[None, :]
+    held = known & (tl.load(fresh + row) == 0)
+    before = states + tl.load(reads + row) * HEADS * KEY * VALUE
+    state = tl.load(before + at, mask=held, other=0.0) * fading[:, None]
+    update = strength * (value - tl.sum(key[:, None] * state, 0))
+    state += key[:, None] * update[None, :]
+    after = states + tl.load(writes + row) * HEADS * KEY * VALUE
+    tl.store(after + at, state, mask=known)
+    read = tl.sum(query[:, None] * state, 0)
+    read = read * tl.rsqrt(tl.sum(read * read, 0) / VALUE + eps)
+    read = read * tl.load(norm + v, mask=inside, other=0.0)
+    place = head * VALUE + v
+    opened = tl.load(gate + row * gate_stride + place, mask=inside, other=0.0).to(tl.float32)
+    opened = opened * tl.sigmoid(opened) if SILU else tl.sigmoid(opened)
+    result = (read * opened).to(out.dtype.element_ty)
+    tl.store(out + row * HEADS * VALUE + place, result, mask=inside)
+# fmt: on
+
+
+@triton.jit
+def unit(x):
+    """Return a vector of length one; one near zero stays near zero."""
+    return x * tl.rsqrt(tl.sum(x * x, 0) + 1e-6)
