@@ -20,8 +20,10 @@ def adapter_variants() -> Iterator[Variant]:
     """Yield the variants that are launched on devices of any generation."""
     for dtype in (BF16, F16, F32):
         for size, tile in zip(("few", "many"), choose_adapter_tiles(dtype), strict=True):
-            for pieces, ranks in ((1, 64), (2, 64), (3, 64), (3, 16)):
+            for pieces, ranks in ((1, 64), (2, 64), (3, 64), (5, 64), (3, 16)):
                 if dtype is F16 and (pieces, ranks) != (3, 64):
+                    continue
+                if dtype is F32 and pieces == 5:  # an index beside attention
                     continue
                 yield from _pair(dtype, size, tile, pieces, ranks)
     # Numbers of inputs and outputs that are not multiples of 16, as on some ranks.
@@ -46,7 +48,7 @@ def _pair(
     yield Variant(
         f"expand_rows {name}",
         adapters.expand_rows,
-        (dtype, F32, *slots, "i32", "i32", "i32"),
+        (dtype, F32, *slots, "i32", "i32", I32, "i32"),
         {**shared, "OUTPUTS": tile.outputs, "DEPTH": RANKS_TOGETHER},
         warps=tile.warps,
         stages=tile.stages,

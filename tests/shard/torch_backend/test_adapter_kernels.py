@@ -28,21 +28,24 @@ from tgi_trio.shard.torch_backend.layers.slotted_linear import (  # noqa: E402
     SlotMemory,
     add_adapters,
     choose_adapter_tiles,
+    place_starts,
 )
 
 SITE = Site(0, "qkv")
-INPUTS, COUNTS = 88, (40, 24, 24)  # neither fills its tiles
+# Neither fills its tiles. Queries, keys, values, and those of an index.
+INPUTS, COUNTS = 88, (40, 24, 24, 24, 8)
 OUTPUTS = sum(COUNTS)
 
 
 class OneSite(SlotLayout):
-    """A model of one linear, whose outputs are of three pieces."""
+    """A model of one linear, whose outputs are of several pieces."""
 
     def __init__(self, max_rank: int, inputs: int = INPUTS) -> None:
         self.ranks = -(-max_rank // 16) * 16
-        self.places = {SITE: SitePlace(inputs, (0, 40, 64), OUTPUTS, 0)}
-        self.entries = 3
-        self.capacity = self.ranks * (3 * inputs + OUTPUTS)
+        starts = tuple(np.cumsum([0, *COUNTS[:-1]]).tolist())
+        self.places = {SITE: SitePlace(inputs, starts, OUTPUTS, 0)}
+        self.entries = len(COUNTS)
+        self.capacity = self.ranks * (len(COUNTS) * inputs + OUTPUTS)
 
 
 def make_adapter(
@@ -92,7 +95,8 @@ def run(
     assert starts[-1] == len(x)
     tiles = torch.from_numpy(list_tiles(slots, starts, tile.rows)).to(DEVICE)
     out = y.clone()
-    add_adapters(out, x, layout.places[SITE], memory, tiles, tile)
+    place = layout.places[SITE]
+    add_adapters(out, x, place, place_starts(place, DEVICE), memory, tiles, tile)
     return out
 
 
@@ -138,7 +142,7 @@ MIXED = [(2, 1), (-1, 2), (0, 1), (1, 19), (1, 1), (3, 40), (-1, 1), (0, 3)]
 def test_rows_of_any_adapters_and_of_none(dtype: torch.dtype, kind: str) -> None:
     """Ranks of 1 to 64, pieces that stay as they are, a pair for all outputs, ragged runs."""
     layout = OneSite(64)
-    ranks = [(1, 64, 8), (16,), (0, 3, 0), (48, 0, 33)]
+    ranks = [(1, 64, 8), (16,), (0, 3, 0, 5), (48, 0, 33, 0, 7)]
     adapters = [make_adapter(each, dtype, seed) for seed, each in enumerate(ranks)]
     memory = fill(layout, adapters, dtype)
     tokens = sum(count for _, count in MIXED)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.shard.adapters.peft_support import install, write_adapter
 from tests.shard.loop.scripted_router import row
 from tests.shard.torch_backend.interpreter import need_triton
 
@@ -120,6 +121,34 @@ def test_a_preempted_sequence_goes_on_where_it_was(folder: Path) -> None:
         assert [said + router.tokens(5), router.tokens(1)] == expected
         assert len(said) < new and not router.faults and not shard.device.counts.waits
     assert shard.error is None
+
+
+def test_keys_of_eight_bits_are_chosen_from(folder: Path) -> None:
+    codes = "fp8_e4m3fn"
+    expected = drive(start(folder, "cpu", kv_cache_dtype=codes), TEXTS, GREEDY, 3)
+    with StandInDevice() as device:
+        runner = start(folder, "cuda:0", (4,), kv_cache_dtype=codes)
+        ours = drive(runner, TEXTS, GREEDY, 3, device=device)
+    agree(ours, expected)
+    assert all(counts.replays == 1 for counts in ours.decodes)
+
+
+def test_rows_may_have_adapters(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Whose projections, those of the index among them, are one linear."""
+    folder = checkpoint(BY_HEAD, **SIZES[BY_HEAD])
+    adapter = write_adapter(folder, tmp_path / "adapter", target_modules=["q_proj", "k_proj"])
+    served: dict[str, Any] = {"max_lora_rank": 4, "max_loaded_adapters": 1}
+    asked = [{"adapter": number} for number in (1, 0, 1, 0)]
+    cpu = start(folder, "cpu", **served)
+    install(cpu, 1, adapter)
+    expected = drive(cpu, TEXTS, asked, 3)
+    with StandInDevice() as device:
+        runner = start(folder, "cuda:0", (4,), **served)
+        install(runner, 1, adapter)
+        ours = drive(runner, TEXTS, asked, 3, device=device)
+    agree(ours, expected)
+    assert all(counts.replays == 1 for counts in ours.decodes)
+    assert expected.tokens != drive(start(folder, "cpu"), TEXTS, GREEDY, 3).tokens
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ def expand_rows(
     first,
     second,  # where the second and third pieces' outputs begin; `outputs` if there is none
     third,
+    starts,  # int32 [PIECES]: where all begin, read for those behind the third
     parts,
     PIECES: tl.constexpr,
     RANKS: tl.constexpr,
@@ -107,10 +108,10 @@ def expand_rows(
         column = lowest + tl.arange(0, OUTPUTS)
         total = tl.zeros([ROWS, OUTPUTS], tl.float32)
         for piece in tl.static_range(PIECES):
-            start = 0 if piece == 0 else (second if piece == 1 else third)
+            start = find_start(piece, second, third, starts)
             end = outputs
             if piece + 1 < PIECES:
-                end = second if piece == 0 else third
+                end = find_start(piece + 1, second, third, starts)
             entry = directory + (slot * entries + first + piece) * _ENTRY
             ranks = tl.multiple_of(tl.load(entry + 1), _UNIT)
             if (lowest < end) & (lowest + OUTPUTS > start) & (ranks > 0):
@@ -138,3 +139,16 @@ def expand_rows(
         stored = real[:, None] & (column < outputs)[None, :]
         y = tl.load(where, mask=stored, other=0.0).to(tl.float32) + total
         tl.store(where, y.to(out.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def find_start(piece: tl.constexpr, second, third, starts):
+    """Return where a piece's outputs begin. Three are in registers, which loads would spill."""
+    if piece == 0:
+        return 0
+    elif piece == 1:
+        return second
+    elif piece == 2:
+        return third
+    else:
+        return tl.load(starts + piece)

@@ -75,18 +75,20 @@ class SlotMemory:
 class SlottedLinear(WrappedLinear):
     """A linear layer that adds the adapters of a step's rows."""
 
-    __slots__ = ("_memory", "_place")
+    __slots__ = ("_memory", "_place", "_starts")
 
     def __init__(self, base: Linear, place: SitePlace, memory: SlotMemory) -> None:
         super().__init__(base)
         self._place = place
         self._memory = memory
+        self._starts = place_starts(place, memory.numbers.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = self.base(x)
         memory = self._memory
         if memory.tiles is not None and memory.tile is not None:
-            add_adapters(y, x.contiguous(), self._place, memory, memory.tiles, memory.tile)
+            found = memory.tiles, memory.tile
+            add_adapters(y, x.contiguous(), self._place, self._starts, memory, *found)
         return y
 
     def compile(self, tile: AdapterTile) -> None:
@@ -95,7 +97,12 @@ class SlottedLinear(WrappedLinear):
         x = numbers.new_zeros((1, place.inputs))
         y = numbers.new_zeros((1, place.outputs))
         tiles = torch.zeros((1, 3), dtype=torch.int32, device=numbers.device)
-        add_adapters(y, x, place, self._memory, tiles, tile, only_one=True)
+        add_adapters(y, x, place, self._starts, self._memory, tiles, tile, only_one=True)
+
+
+def place_starts(place: SitePlace, device: torch.device | str) -> torch.Tensor:
+    """Return the first output of each piece, int32 [pieces]."""
+    return torch.tensor(place.starts, dtype=torch.int32).to(device)
 
 
 def count_shares(tile: AdapterTile, tokens: int, inputs: int) -> int:
@@ -111,6 +118,7 @@ def add_adapters(
     y: torch.Tensor,
     x: torch.Tensor,
     place: SitePlace,
+    starts: torch.Tensor,
     memory: SlotMemory,
     tiles: torch.Tensor,
     tile: AdapterTile,
@@ -119,8 +127,8 @@ def add_adapters(
 ) -> None:
     """Add to `y` [T, outputs] the contributions of adapters for `x` [T, inputs], in place.
 
-    Both are contiguous. `tiles`: int32 [n, 3], of the kind `tile`. `only_one`: launch single
-    programs, to compile the kernels.
+    Both are contiguous. `starts`: as `place_starts` returns them. `tiles`: int32 [n, 3], of the
+    kind `tile`. `only_one`: launch single programs, to compile the kernels.
     """
     from tgi_trio.shard.torch_backend.kernels import adapters as kernels  # imports Triton
 
@@ -145,15 +153,14 @@ def add_adapters(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    starts = (*place.starts[1:], place.outputs, place.outputs)
     kernels.expand_rows[(1, 1) if only_one else (len(tiles), -(-place.outputs // tile.outputs))](
         y,
         low,
         *where,
         place.outputs,
         *slot,
-        starts[0],
-        starts[1],
+        *(*place.starts[1:], place.outputs, place.outputs)[:2],
+        starts,
         parts,
         PIECES=pieces,
         RANKS=ranks,
