@@ -40,6 +40,7 @@ FAMILIES = (
     *("lfm2", "qwen3_5_text", "bamba", "jamba", "recurrent_gemma"),  # states
     *("gemma4_text", "gemma3n_text", "mimo_v2_flash"),  # layers that differ in what they keep
     "llama4_text",  # chunks, and weights of what goes into experts
+    *("minimax_m3_vl_text", "qwen4_exp_text"),  # blocks that an index chooses
 )
 
 Checkpoint = Callable[..., Path]

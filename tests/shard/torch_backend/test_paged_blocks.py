@@ -24,11 +24,15 @@ from tests.shard.torch_backend.index_cases import (
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.block_index import BlockIndexSpec
 from tgi_trio.shard.torch_backend.attention.chosen_blocks import BlocksAttention
+from tgi_trio.shard.torch_backend.attention.interface import AttentionKind, AttentionNeeds
+from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
+from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex, score_blocks
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import paged_blocks, selecting  # noqa: E402
+from tgi_trio.shard.torch_backend.attention import kinds, paged_blocks, selecting  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
 
 
 def index_of(case: Case, spec: BlockIndexSpec) -> BlockIndex:
@@ -135,3 +139,18 @@ def test_a_block_is_as_good_as_its_best_token(decodes: bool) -> None:
             if visible[which] > spec.most:
                 found = scores[which, : expected.shape[1]].cpu()
                 torch.testing.assert_close(found, expected[head], atol=1e-5, rtol=1e-5)
+
+
+def test_heads_that_no_kernel_holds_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of index keys has no values, and its keys may be of any width up to that."""
+    monkeypatch.setattr(kinds, "runs_kernels", lambda device: True)
+    device = torch.device(DEVICE)
+    for heads, index, fits in ((128, 256, True), (320, 64, False), (64, 320, False)):
+        shape = KVShape.of([KVSize(2, heads, heads), KVSize(1, index, 0)])
+        kept: tuple[tuple[AttentionKind, type], ...]
+        kept = ("blocks", BlocksAttention), ("pooled", PooledAttention)
+        for kind, own in kept:
+            needs = AttentionNeeds(shape, kind)
+            assert (kinds.capturable_for(needs, device) is not None) == fits
+            found = kinds.attention_for(needs, device, torch.float32)
+            assert isinstance(found, PagedAttention if fits else own)
