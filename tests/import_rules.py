@@ -174,7 +174,8 @@ RULES: dict[str, Rule] = {
         ours(
             "shard.torch_backend testing.variant testing.attention_variants "
             "testing.block_variants testing.choice_variants testing.chosen_variants "
-            "testing.entries_variants testing.gated_variants testing.mixture_variants"
+            "testing.entries_variants testing.gated_variants testing.indexed_variants "
+            "testing.mixture_variants"
         ),
         banned=SERVER,
     ),
@@ -185,6 +186,9 @@ RULES: dict[str, Rule] = {
             *("code", "adapter"),
         )
     },
+    "testing.indexed_variants": Rule(
+        ours("shard.torch_backend testing.variant testing.attention_variants"), banned=SERVER
+    ),
     "testing.quick_interpreter": Rule(ours(""), banned=SERVER),
     "testing.fake_server": Rule(
         ours("__main__ cli demo model.facts"), banned=MODEL

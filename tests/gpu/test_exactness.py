@@ -33,6 +33,8 @@ FAMILIES = (
     "gemma2",
     "bloom",
     "mixtral",
+    "deepseek_v32",
+    "hy_v4",
     "deepseek_v3",
     "deepseek_v4",
 )

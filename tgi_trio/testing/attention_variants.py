@@ -61,7 +61,7 @@ def attention_variants(generation: Generation) -> Iterator[Variant]:
         *((BF16, 128, decodes, word) for decodes in (True, False) for word in EIGHT_BITS),
     ):
         for divided in (True, False):
-            yield _attend_latents(dtype, heads, decodes, divided, codes)
+            yield attend_latents(dtype, heads, decodes, divided, codes)
     overlaps = generation == "hopper"
     for dim in (64, 128, 256, 512):
         yield Variant(
@@ -134,32 +134,45 @@ def _attend(
     )
 
 
-def _attend_latents(
-    dtype: torch.dtype, heads: int, decodes: bool, divided: bool, codes: str
+def attend_latents(
+    dtype: torch.dtype,
+    heads: int,
+    decodes: bool,
+    divided: bool,
+    codes: str,
+    *,
+    rotary: int = 64,
+    index: int = 0,
+    sinks: bool = False,
+    page: int = 16,
 ) -> Variant:
+    """Return attention over latents of 512 numbers, behind which an index may have some more."""
     tile = choose_latent_tile(dtype, heads, decodes=decodes)
     mode = "decode" if decodes else "prefill"
     more = f"{' divided' if divided else ''}{f' {codes}' if codes else ''}"
+    more += f"{f' of {512 + rotary + index}' if index else ''}{' sinks' if sinks else ''}"
     return Variant(
-        f"attend_latents {mode} {TYPES[dtype]} 512+64 h{heads}{more}",
+        f"attend_latents {mode} {TYPES[dtype]} 512+{rotary} h{heads}{more}",
         latent_kernel.attend_latents,
         (
             *(dtype, F32, F32, F32),
             *(*(dtype,) * 4, U8 if codes else dtype),
-            *(*(I32,) * 6, "fp32", "fp32", *("i32",) * 4),
+            *(*(I32,) * 6, F32, "fp32", "fp32", *("i32",) * 4),
         ),
         {
             "HEADS": heads,
             "RANK": 512,
             "PADDED_RANK": 512,
-            "ROTARY": 64,
-            "PADDED_ROTARY": 64,
+            "ROTARY": rotary,
+            "PADDED_ROTARY": pad_dim(rotary),
+            "WIDTH": 512 + rotary + index,
             "ROTATES": True,
             "INTERLEAVED": True,
-            "PAGE": 16,
+            "PAGE": page,
             "LANES": tile.lanes,
             "KEYS": tile.keys,
             "DIVIDED": divided,
+            "SINKS": sinks,
             "CODES": codes,
         },
         warps=tile.warps,

@@ -13,6 +13,7 @@ from tgi_trio.shard.torch_backend.kernels import (
     few_heads,
     few_rows,
     fused,
+    latents,
     rotating,
     sixteen_rows,
 )
@@ -26,6 +27,7 @@ from tgi_trio.testing.choice_variants import choice_variants
 from tgi_trio.testing.chosen_variants import chosen_variants
 from tgi_trio.testing.entries_variants import entries_variants
 from tgi_trio.testing.gated_variants import gated_variants
+from tgi_trio.testing.indexed_variants import indexed_variants
 from tgi_trio.testing.mixture_variants import mixture_variants
 from tgi_trio.testing.variant import BF16, F32, I32, I64, U8, Variant
 
@@ -47,6 +49,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from entries_variants(generation)
     yield from block_variants()
     yield from gated_variants()
+    yield from indexed_variants()
 
 
 def _sums(generation: Generation) -> Iterator[Variant]:
@@ -289,7 +292,7 @@ def _latent_keys() -> Iterator[Variant]:
     ):
         yield Variant(
             f"write_latents bf16 512+64 q{query}{f' {codes}' if codes else ''}",
-            fused.write_latents,
+            latents.write_latents,
             (U8 if codes else BF16, *(BF16,) * 4, I64, *(BF16,) * 4, *("fp32",) * 3, "i32"),
             {
                 "QUERY": query,
@@ -298,6 +301,7 @@ def _latent_keys() -> Iterator[Variant]:
                 "PADDED_RANK": 512,
                 "ROTARY": 64,
                 "PADDED_ROTARY": 64,
+                "WIDTH": 576,
                 "INTERLEAVED": True,
                 "KIND": "rms",
                 "HAS_GAIN": True,

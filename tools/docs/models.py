@@ -71,10 +71,11 @@ gates of an MLP set together: such models are not split over ranks.
 
 DeepSeek V3.2 and GLM 5 attend to those tokens alone that an index scores best
 (`torch_backend/attention/indexed.py`): its keys lie behind the latents in the cache, in pages as
-they do. Torch computes it, on a GPU as well, without recorded graphs. The index is computed in the
-model's dtype, as `transformers` does, not in 8 bits behind a Hadamard transform. Hunyuan 4 is
-computed so as well, with its sinks, gates of values, limits of routed experts and several hidden
-states; without limits it runs through transformers.
+they do. On a GPU kernels of our own score, choose and attend, in recorded graphs
+(`torch_backend/attention/paged_indexed.py`). The index is computed in the model's dtype, as
+`transformers` does, not in 8 bits behind a Hadamard transform. Hunyuan 4 is computed so as well,
+with its sinks, gates of values, limits of routed experts and several hidden states; without limits
+it runs through transformers.
 
 DeepSeek V4's heads all attend to one key per token, which is its value as well, in a window, and to
 *entries*, means of runs of 4 or 128 tokens; of the former an index selects those that a token
@@ -91,9 +92,10 @@ run through transformers.
 
 GLM 5.3 Flash (`glm5_next`) has delta rules, whose decays have a bound, and layers with an index
 that chooses whole runs of tokens (`torch_backend/attention/chosen_runs.py`), between several hidden
-states as DeepSeek V4. What the mean of a run is made of lies behind the latents by token, and the
-means are made again in every step. An index that may leave out the tokens behind the last whole run
-is served through transformers.
+states as DeepSeek V4. What the mean of a run is made of lies behind the latents by token. Torch
+makes the means again in every step; kernels make each once, in the place of its last token's key,
+and choose and attend as for DeepSeek V3.2. An index that may leave out the tokens behind the last
+whole run is served through transformers.
 
 MiniMax-M3's layers attend to blocks of tokens, which an index of another kind chooses, for each KV
 head its own (`torch_backend/attention/chosen_blocks.py`): a block is as good as its best token, and

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "codes": ("llama", (2,), {"quantize": "int4"}),
     "experts": ("mixtral", (), {}),
     "latents": ("deepseek_v3", (), {}),
+    "an index, hidden states": ("hy_v4", (2,), {}),
 }
 
 

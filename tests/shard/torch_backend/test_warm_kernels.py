@@ -26,7 +26,7 @@ CHOOSING = ("minimax_m3_vl_text", "qwen4_exp_text")
 FAMILIES = (
     *("llama", "gemma2", "mixtral", "deepseek_v3"),
     *("gemma4_text", "mimo_v2_flash", "llama4_text"),
-    *CHOOSING,
+    *("glm_moe_dsa", *CHOOSING),
 )
 ROWS = 6
 ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_p": 0.9}, {"repetition_penalty": 1.3}]
@@ -93,6 +93,8 @@ def device(
         ("gemma4_text", (2,), {}),
         ("mimo_v2_flash", (), {}),
         ("llama4_text", (2,), {}),
+        ("glm_moe_dsa", (), {}),
+        ("glm_moe_dsa", (2,), {}),
         *((family, (1, 2), {}) for family in CHOOSING),
         ("llama", (2,), {"quantize": "int4"}),
         ("gemma2", (), {"quantize": "q8_0"}),

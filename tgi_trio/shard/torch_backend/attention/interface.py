@@ -62,6 +62,7 @@ class AttentionNeeds:
     shape: KVShape
     kind: AttentionKind = "all"
     most: int = 0  # tokens that an index chooses: rows with no more see all; 0: there is no index
+    rank: int = 0  # numbers of a latent, the largest; 0: keys are not their own values
     # Of "entries": all layers with one key per token, and what makes their entries.
     layers: tuple[tuple[AttentionLayer, Entries | None], ...] = ()
 

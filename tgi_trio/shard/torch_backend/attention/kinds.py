@@ -22,7 +22,11 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     CapturableAttention,
 )
 from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
-from tgi_trio.shard.torch_backend.attention.tiles import fits_entries, fits_kernels
+from tgi_trio.shard.torch_backend.attention.tiles import (
+    fits_entries,
+    fits_kernels,
+    fits_latents,
+)
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
@@ -37,6 +41,14 @@ class _Backends(NamedTuple):
 
 def _entries(needs: AttentionNeeds, device: torch.device) -> CompressedAttention:
     return CompressedAttention((Kind.of(*layer) for layer in needs.layers), device)
+
+
+def _paged_indexed(needs: AttentionNeeds, device: torch.device) -> CapturableAttention | None:
+    if not fits_latents(needs.rank):
+        return None
+    from tgi_trio.shard.torch_backend.attention.paged_indexed import PagedIndexedAttention
+
+    return PagedIndexedAttention(device)
 
 
 def _paged_entries(needs: AttentionNeeds, device: torch.device) -> CapturableAttention | None:
@@ -66,7 +78,7 @@ def _pooled(needs: AttentionNeeds, device: torch.device) -> CapturableAttention 
 
 
 _KINDS: Final[dict[AttentionKind, _Backends]] = {  # all but "all"
-    "tokens": _Backends(lambda *_: IndexedAttention()),
+    "tokens": _Backends(lambda *_: IndexedAttention(), _paged_indexed),
     "blocks": _Backends(lambda *_: BlocksAttention(), _blocks),
     "pooled": _Backends(lambda *_: PooledAttention(), _pooled),
     "entries": _Backends(_entries, _paged_entries),

@@ -279,12 +279,13 @@ class PagedAttention(CapturableAttention):
     ) -> torch.Tensor:
         """Return [T, heads * value_dim]: attention whose values are the beginnings of its keys.
 
-        `query`: [T, heads, value_dim], with `ends` that still have to be rotated by `turning`.
+        `query`: [T, heads, value_dim], with `ends` that still have to be rotated by `turning`. The
+        layer's rows of the cache may be wider than both.
         """
         rotary, cos, sin = None, query, query
         if turning is not None:
             rotary, (cos, sin, _) = turning
-        rank = layer.value_dim
+        rank, turned = layer.value_dim, ends.shape[-1]
         tile = choose_latent_tile(query.dtype, layer.heads, decodes=batch.decodes)
         tiles = batch.tiling.tiles(tile.lanes, layer.heads)
         work = divide_work(layer, query, len(tiles.rows), rank)
@@ -303,6 +304,7 @@ class PagedAttention(CapturableAttention):
             batch.contexts,
             batch.query_starts,
             *tiles,
+            work.bests if layer.sinks is None else layer.sinks,
             layer.scale * layer.kv_scales[0] if batch.cache.codes else layer.scale,
             layer.kv_scales[0],
             query.stride(0),
@@ -312,14 +314,16 @@ class PagedAttention(CapturableAttention):
             HEADS=layer.heads,
             RANK=rank,
             PADDED_RANK=pad_dim(rank),
-            ROTARY=layer.head_dim - rank,
-            PADDED_ROTARY=pad_dim(layer.head_dim - rank),
+            ROTARY=turned,
+            PADDED_ROTARY=pad_dim(turned),
+            WIDTH=layer.head_dim,
             ROTATES=rotary is not None,
             INTERLEAVED=rotary is not None and rotary.spec.interleaved,
             PAGE=batch.page,
             LANES=tile.lanes,
             KEYS=tile.keys,
             DIVIDED=work.parts > 1,
+            SINKS=layer.sinks is not None,
             CODES=batch.cache.codes,
             num_warps=tile.warps,
             num_stages=tile.stages,

@@ -28,6 +28,7 @@ class PagedBatch:
     lasts: torch.Tensor | None  # int32 [T]: the last position that each query sees; None: its own
     longest: int  # keys that a row may have, at most
     page: int = BLOCK_SIZE  # tokens to which an entry of a table points
+    chosen: PagedBatch | None = None  # over the tokens that an index has chosen last
     _token_rows: torch.Tensor | None = None
     _choices: dict[tuple[int, int], Choices] = field(default_factory=dict)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels.fused import write_latents
+from tgi_trio.shard.torch_backend.kernels.latents import write_latents
 from tgi_trio.shard.torch_backend.kernels.rotating import rotate_and_write
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
@@ -98,49 +98,63 @@ def write_latent_keys(
     """Return queries [T, heads, rank] and their ends [T, heads, rotary_dim], not rotated yet.
 
     Writes keys to their slots. `projected`: [T, ...] as for `LatentProjections`, with contiguous
-    rows; `key`: [slots, 1, rank + rotary_dim], one layer of the cache, in the format `codes` with a
-    `scale`; `slots`: int64 [T].
+    rows; `key`: [slots, 1, at least rank + rotary_dim], one layer of the cache, in the format
+    `codes` with a `scale`; `slots`: int64 [T].
     """
-    spec, norm = latent.spec, latent.latent_norm
-    inner = latent.query_norm or norm  # unused if queries are not compressed
+    spec = latent.spec
     tokens, width = len(projected), projected.shape[1] - spec.rank - spec.rotary_dim
     query = projected[:, :width]
     if latent.query_up is not None:
         query = torch.empty((tokens, width), dtype=projected.dtype, device=projected.device)
+    norms, eps, constants = describe_latents(latent, rotary, projected, key, width)
     write_latents[(tokens, 1 if latent.query_up is None else 2)](
-        key,
-        query,
-        projected,
-        table.cos,
-        table.sin,
-        slots,
-        projected if norm.weight is None else norm.weight,
-        projected if norm.bias is None else norm.bias,
-        projected if inner.weight is None else inner.weight,
-        projected if inner.bias is None else inner.bias,
-        norm.eps,
-        inner.eps,
+        *(key, query, projected, table.cos, table.sin, slots, *norms, *eps),
         scale,
         projected.stride(0),
-        QUERY=width,
-        PADDED_QUERY=pad_dim(width),
-        RANK=spec.rank,
-        PADDED_RANK=pad_dim(spec.rank),
-        ROTARY=spec.rotary_dim,
-        PADDED_ROTARY=pad_dim(spec.rotary_dim),
-        INTERLEAVED=rotary.spec.interleaved,
-        KIND=norm.kind,
-        HAS_GAIN=norm.weight is not None,
-        HAS_BIAS=norm.bias is not None,
+        **constants,
         CODES=codes,
     )
+    return expand_queries(latent, query)
+
+
+def describe_latents(
+    latent: LatentProjections,
+    rotary: Rotary,
+    projected: torch.Tensor,
+    key: torch.Tensor,
+    width: int,
+) -> tuple[tuple[torch.Tensor, ...], tuple[float, float], dict[str, Any]]:
+    """Return what `write_latents` needs to know of a layer: weights and eps of norms, constants.
+
+    `projected` and `key` as for `write_latent_keys`; `width`: of queries in `projected`.
+    """
+    spec, norm = latent.spec, latent.latent_norm
+    inner = latent.query_norm or norm  # unused if queries are not compressed
+    vectors = (norm.weight, norm.bias, inner.weight, inner.bias)
+    constants = {
+        **{"QUERY": width, "PADDED_QUERY": pad_dim(width)},
+        **{"RANK": spec.rank, "PADDED_RANK": pad_dim(spec.rank)},
+        **{"ROTARY": spec.rotary_dim, "PADDED_ROTARY": pad_dim(spec.rotary_dim)},
+        **{"WIDTH": key.shape[-1], "INTERLEAVED": rotary.spec.interleaved, "KIND": norm.kind},
+        **{"HAS_GAIN": norm.weight is not None, "HAS_BIAS": norm.bias is not None},
+    }
+    weights = tuple(projected if vector is None else vector for vector in vectors)
+    return weights, (norm.eps, inner.eps), constants
+
+
+def expand_queries(
+    latent: LatentProjections, query: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return queries over latents and their ends, as `write_latent_keys` does.
+
+    `query`: [T, ...] as projected or, where queries are compressed, normalised.
+    """
+    spec = latent.spec
     if latent.query_up is not None:
         query = latent.query_up(query)
-    query = query.view(tokens, len(latent.key_up), spec.plain_dim + spec.rotary_dim)
+    query = query.view(len(query), len(latent.key_up), spec.plain_dim + spec.rotary_dim)
     plain, ends = query.split((spec.plain_dim, spec.rotary_dim), dim=-1)
-    absorbed = torch.empty(
-        (*query.shape[:2], spec.rank), dtype=projected.dtype, device=projected.device
-    )
+    absorbed = torch.empty((*query.shape[:2], spec.rank), dtype=query.dtype, device=query.device)
     torch.bmm(plain.transpose(0, 1), latent.key_up, out=absorbed.transpose(0, 1))
     return absorbed, ends
 

@@ -81,7 +81,9 @@ _ENTRIES_STAGES: Final = 5
 _CHOSEN_STAGES: Final = 7
 MOST_FLASH: Final = 256  # numbers of the largest head that flash-attn's kernel holds
 MOST_PARTS: Final = 32  # into which a tile's keys are divided
-_MOST, _MOST_LATENT, _MOST_ENTRIES = 512, 512 + 64, 512  # numbers of the largest head
+_MOST, _MOST_ENTRIES = 512, 512  # numbers of the largest head
+_MOST_RANK: Final = 512  # of the largest latent
+_MOST_LATENT: Final = _MOST_RANK + 64  # with its rotated end
 
 
 def fits_kernels(shape: KVShape) -> bool:
@@ -95,6 +97,11 @@ def fits_flash(shape: KVShape) -> bool:
     """Return whether flash-attn's kernel holds the heads of some layers."""
     sizes = shape.by_layer()
     return not shape.same and any(size.key_dim == size.value_dim <= MOST_FLASH for size in sizes)
+
+
+def fits_latents(rank: int) -> bool:
+    """Return whether the kernels hold latents of `rank` numbers, whatever lies behind them."""
+    return rank <= _MOST_RANK
 
 
 def choose_latent_tile(dtype: torch.dtype, heads: int, *, decodes: bool) -> Tile:

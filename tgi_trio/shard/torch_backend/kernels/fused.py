@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.combining import sum_experts
-from tgi_trio.shard.torch_backend.kernels.eight_bits import store_number
 from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 
 
@@ -191,54 +190,6 @@ def limit_up(gates, up, limit, like, RAISED: tl.constexpr):
 
 
 @triton.jit
-def write_latents(
-    key,  # [slots, RANK + ROTARY]: one layer of the cache
-    query,  # [T, QUERY]: compressed queries, normalised; written by each token's second program
-    source,  # [T, ...], with `stride` between tokens: QUERY numbers, then latents, then keys' ends
-    cos,  # [T, ROTARY], as for `rotate_and_write`
-    sin,
-    slots,  # int64 [T]
-    gain,  # [RANK], with HAS_GAIN
-    bias,
-    query_gain,  # [QUERY]
-    query_bias,
-    eps,
-    query_eps,
-    key_scale,  # of 8-bit keys
-    stride,
-    QUERY: tl.constexpr,
-    PADDED_QUERY: tl.constexpr,
-    RANK: tl.constexpr,
-    PADDED_RANK: tl.constexpr,
-    ROTARY: tl.constexpr,
-    PADDED_ROTARY: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    KIND: tl.constexpr,  # of both norms
-    HAS_GAIN: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    CODES: tl.constexpr,  # of the cache
-):
-    """Write normalised latents and rotated keys to the cache; normalise compressed queries."""
-    token = tl.program_id(0).to(tl.int64)
-    at = source + token * stride
-    if tl.program_id(1) == 0:
-        into = key + tl.load(slots + token) * (RANK + ROTARY)
-        dim = tl.arange(0, PADDED_RANK)[None, :]
-        x = load_normalised(at + QUERY, gain, bias, eps, dim, RANK, KIND, HAS_GAIN, HAS_BIAS)
-        store_number(into + dim, x, key_scale, source, dim < RANK, CODES)
-        turned = tl.arange(0, PADDED_ROTARY)[None, :]
-        there = turned < ROTARY
-        y = rotate(at + QUERY + RANK, cos, sin, token, turned, there, ROTARY, INTERLEAVED)
-        store_number(into + RANK + turned, y, key_scale, source, there, CODES)
-    else:
-        place = tl.arange(0, PADDED_QUERY)[None, :]
-        wide = load_normalised(
-            at, query_gain, query_bias, query_eps, place, QUERY, KIND, HAS_GAIN, HAS_BIAS
-        )
-        own = wide.to(query.dtype.element_ty)
-        tl.store(query + token * QUERY + place, own, mask=place < QUERY)
-
-
 @triton.jit
 def load_normalised(
     at,
@@ -268,10 +219,16 @@ def rotate(
     INTERLEAVED: tl.constexpr,
 ):
     """Return numbers rotated by their token's cosines and sines, float32."""
-    half: tl.constexpr = ROTARY // 2
-    other = dim ^ 1 if INTERLEAVED else tl.where(dim < half, dim + half, dim - half)
+    other = find_partner(dim, ROTARY, INTERLEAVED)
     x = tl.load(at + dim, mask=there, other=0.0).to(tl.float32)
     y = tl.load(at + other, mask=there, other=0.0).to(tl.float32)
     c = tl.load(cos + token * ROTARY + dim, mask=there, other=0.0).to(tl.float32)
     s = tl.load(sin + token * ROTARY + dim, mask=there, other=0.0).to(tl.float32)
     return x * c + y * s
+
+
+@triton.jit
+def find_partner(dim, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Return the dimension with which each of ROTARY dimensions rotates."""
+    half: tl.constexpr = ROTARY // 2
+    return dim ^ 1 if INTERLEAVED else tl.where(dim < half, dim + half, dim - half)

@@ -26,7 +26,7 @@ class IndexQueries(NamedTuple):
 class TokenIndex:
     """Computes keys and queries of a layer's index."""
 
-    __slots__ = ("_key_norm", "_query_up", "pool_bias", "rotary", "spec")
+    __slots__ = ("key_norm", "pool_bias", "query_up", "rotary", "spec")
 
     def __init__(
         self,
@@ -44,8 +44,18 @@ class TokenIndex:
         self.spec = spec
         self.pool_bias = pool_bias
         self.rotary = rotary
-        self._query_up = query_up
-        self._key_norm = key_norm
+        self.query_up = query_up
+        self.key_norm = key_norm
+
+    @property
+    def width(self) -> int:
+        """The numbers that an index adds to a layer's projections of a token."""
+        return self.spec.kept + self.spec.heads
+
+    @property
+    def begin(self) -> int:
+        """The first of the dimensions that are rotated."""
+        return self.spec.dim - self.spec.rotary.dim if self.spec.last else 0
 
     def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return what is before the index in `projected` [T, width], its key, and the weights of
@@ -53,14 +63,14 @@ class TokenIndex:
         """
         spec = self.spec
         own = (spec.dim, spec.heads, *([spec.dim] if spec.pool else []))
-        before = projected.shape[-1] - sum(own)
+        before = projected.shape[-1] - self.width
         parts: tuple[torch.Tensor, ...] = projected.split((before, *own), dim=-1)
         return parts
 
     def keys(self, projected: torch.Tensor, rotary: Rotary, table: RotaryTable) -> torch.Tensor:
         """Return index keys [T, 1, dim] of `projected` [T, dim]."""
         turn = rotary.apply_last if self.spec.last else rotary.apply
-        return turn(self._key_norm(projected)[:, None], table.cos, table.sin)
+        return turn(self.key_norm(projected)[:, None], table.cos, table.sin)
 
     def ask(
         self,
@@ -70,16 +80,16 @@ class TokenIndex:
         table: RotaryTable,
     ) -> IndexQueries:
         """Return the queries; `compressed` [T, query_rank] is normalised; `weights` [T, heads]."""
-        queries = self._query_up(compressed).view(len(compressed), self.spec.heads, -1)
+        queries = self.query_up(compressed).view(len(compressed), self.spec.heads, -1)
         turn = rotary.apply_last if self.spec.last else rotary.apply
         return IndexQueries(turn(queries, table.cos, table.sin).float(), weights.float())
 
     def pack(self) -> None:
-        self._query_up.pack()
+        self.query_up.pack()
 
     def nbytes(self) -> int:
         pool = 0 if self.pool_bias is None else self.pool_bias.nbytes
-        return self._query_up.nbytes() + self._key_norm.nbytes() + pool
+        return self.query_up.nbytes() + self.key_norm.nbytes() + pool
 
 
 def score_keys(asked: IndexQueries, keys: torch.Tensor) -> torch.Tensor:

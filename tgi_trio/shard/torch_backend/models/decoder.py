@@ -140,7 +140,8 @@ class Decoder:
 
     def projections(self) -> Iterator[Projection]:
         """Yield those of `linears` that read a norm; in layers, the norm of a sum."""
-        yield from list_projections(self.layers, self._runner.sums)
+        if self.hyper is None:  # otherwise layers read a norm of several hidden states
+            yield from list_projections(self.layers, self._runner.sums)
         if self.final_norm is not None and self.embedding_out is None:
             yield Projection(self.head, self.final_norm, None, None)
 
@@ -169,7 +170,8 @@ class Decoder:
             kind, most = "blocks", blocks.spec.most * blocks.spec.size
         elif pooled is not None:
             kind, most = "pooled", (pooled.spec.most + 1) * pooled.spec.size - 1
-        return AttentionNeeds(self.kv_shape, kind, most, layers)
+        rank = max((own.shape.value_dim for own in attending), default=0)
+        return AttentionNeeds(self.kv_shape, kind, most=most, rank=rank, layers=layers)
 
     @property
     def capturable(self) -> bool:

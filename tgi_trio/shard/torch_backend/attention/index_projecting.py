@@ -1,0 +1,132 @@
+"""What an index beside latents makes of projections, in few launches: its keys and its queries.
+
+Imported only where Triton is installed.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
+from tgi_trio.shard.torch_backend.attention.projecting import describe_latents
+from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
+from tgi_trio.shard.torch_backend.kernels import indexed_latents
+from tgi_trio.shard.torch_backend.layers.heads import RotaryTable
+from tgi_trio.shard.torch_backend.layers.index import IndexQueries, TokenIndex
+from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+
+_ELEMENTS: Final = 2048  # of a program of four warps
+
+
+class Turn(NamedTuple):
+    """A rotary embedding, with a step's table."""
+
+    rotary: Rotary
+    table: RotaryTable
+
+
+def write_indexed_keys(
+    projected: torch.Tensor,
+    latent: LatentProjections,
+    turning: Turn,
+    index: TokenIndex,
+    index_turning: Turn,
+    key: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    codes: str = "",
+) -> torch.Tensor:
+    """Return compressed queries [T, query_rank], normalised; write keys, those of the index too.
+
+    `projected`: [T, ...] as for `LatentProjections`, then as for `TokenIndex.split`, with
+    contiguous rows; `key`: [slots, 1, rank + rotary_dim + kept], one layer of the cache, in the
+    format `codes` with a `scale`; `slots`: int64 [T].
+    """
+    spec, norm, (rotary, table) = latent.spec, index.key_norm, index_turning
+    width = projected.shape[1] - index.width - spec.rank - spec.rotary_dim
+    query = torch.empty((len(projected), width), dtype=projected.dtype, device=projected.device)
+    norms, eps, constants = describe_latents(latent, turning.rotary, projected, key, width)
+    indexed_latents.write_indexed_latents[(len(projected), 3)](
+        *(key, query, projected, *turning.table[:2], *table[:2], slots),
+        *(*norms, norm.weight, norm.bias),
+        *(*eps, norm.eps),
+        scale,
+        projected.stride(0),
+        **constants,
+        INDEX=index.spec.dim,
+        PADDED_INDEX=pad_dim(index.spec.dim),
+        HEADS=index.spec.heads,
+        INDEX_ROTARY=rotary.spec.dim,
+        BEGIN=index.begin,
+        INDEX_INTERLEAVED=rotary.spec.interleaved,
+        POOLS=index.spec.pool > 0,
+        CODES=codes,
+    )
+    return query
+
+
+def ask_index(
+    projected: torch.Tensor, compressed: torch.Tensor, index: TokenIndex, turning: Turn
+) -> IndexQueries:
+    """Return an index's queries, rotated and in the model's dtype, and their weights.
+
+    `projected` as for `write_indexed_keys`, which has returned `compressed`.
+    """
+    spec, (rotary, table), tokens = index.spec, turning, len(projected)
+    source, weighing = index.query_up(compressed), index.split(projected)[2]
+    queries = torch.empty(
+        (tokens, spec.heads, spec.dim), dtype=source.dtype, device=projected.device
+    )
+    weights = torch.empty((tokens, spec.heads), dtype=torch.float32, device=projected.device)
+    block = count_index_heads(spec.heads, spec.dim)
+    indexed_latents.turn_index_queries[(tokens, -(-spec.heads // block))](
+        queries,
+        weights,
+        source.contiguous(),
+        weighing,
+        *table[:2],
+        weighing.stride(0),
+        HEADS=spec.heads,
+        DIM=spec.dim,
+        PADDED_DIM=pad_dim(spec.dim),
+        ROTARY=rotary.spec.dim,
+        BEGIN=index.begin,
+        INTERLEAVED=rotary.spec.interleaved,
+        BLOCK=block,
+    )
+    return IndexQueries(queries, weights)
+
+
+def average_runs(
+    index: TokenIndex, keys: torch.Tensor, batch: PagedBatch, scale: float, like: torch.Tensor
+) -> None:
+    """Write the keys of runs that end in this step, each in the place of its last token's key.
+
+    `keys`: [slots, 2 * dim], a view of one layer of the cache, with the `scale` of 8-bit numbers;
+    `like`: of the model's dtype.
+    """
+    spec, bias = index.spec, index.pool_bias
+    indexed_latents.average_runs[(len(batch.slots),)](
+        keys,
+        keys if bias is None else bias,
+        like,
+        *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
+        scale,
+        keys.stride(0),
+        DIM=spec.dim,
+        PADDED_DIM=pad_dim(spec.dim),
+        RUN=spec.pool,
+        PADDED_RUN=1 << (spec.pool - 1).bit_length(),
+        HAS_BIAS=bias is not None,
+        PAGE=batch.page,
+        CODES=batch.cache.codes,
+    )
+
+
+def count_index_heads(heads: int, dim: int) -> int:
+    """Return the heads of an index's queries that a program rotates, a power of two."""
+    return min(1 << (heads - 1).bit_length(), max(1, _ELEMENTS // pad_dim(dim)))

@@ -1,0 +1,99 @@
+"""Attention over the tokens that an index chooses, by kernels of ours, which can be recorded.
+
+The index scores tokens, or whole runs of them, in the paged cache; the latents of those that are
+chosen are attended to where they lie. Nothing is chosen where no context can be too long. Imported
+only where Triton is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention.index_projecting import (
+    Turn,
+    ask_index,
+    average_runs,
+    write_indexed_keys,
+)
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
+from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
+from tgi_trio.shard.torch_backend.attention.projecting import expand_queries, write_latent_keys
+from tgi_trio.shard.torch_backend.attention.selecting import (
+    TokenList,
+    cut_tokens,
+    list_tokens,
+    make_list,
+    score_units,
+    select_best,
+)
+from tgi_trio.shard.torch_backend.layers.index import IndexQueries, TokenIndex
+from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
+
+
+class PagedIndexedAttention(PagedAttention):
+    """Our own kernels."""
+
+    def attend_indexed(
+        self,
+        layer: AttentionLayer,
+        projected: torch.Tensor,
+        latent: LatentProjections,
+        index: TokenIndex | None,
+        rotary: int,
+        turns: Sequence[tuple[Rotary, RotaryTable]],
+        batch: PagedBatch,
+    ) -> torch.Tensor:
+        """See AttentionBackend. A choice is kept until the last layer has attended."""
+        turning = Turn(*turns[rotary])
+        key, scale = batch.cache.key_slots[layer.index], layer.kv_scales[0]
+        if index is None:
+            query, ends = write_latent_keys(
+                *(projected, latent, *turning, key, batch.slots),
+                scale=scale,
+                codes=batch.cache.codes,
+            )
+        else:
+            compressed = write_indexed_keys(
+                *(projected, latent, turning, index, Turn(*turns[index.rotary]), key, batch.slots),
+                scale=scale,
+                codes=batch.cache.codes,
+            )
+            keys = key[:, 0, -index.spec.kept :]
+            if index.spec.pool:
+                average_runs(index, keys, batch, scale, compressed)
+            query, ends = expand_queries(latent, compressed)
+        if batch.longest <= layer.most:
+            return self._attend_latents(layer, query, ends, batch, turning)
+        if index is not None:
+            asked = ask_index(projected, compressed, index, Turn(*turns[index.rotary]))
+            batch.chosen = batch.over(*choose_tokens(layer, index, asked, keys, batch))
+        chosen = batch.chosen
+        if chosen is None:
+            raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
+        if layer.index + 1 == len(batch.cache.key_slots):  # a recording's batch lives on
+            batch.chosen = None
+        return self._attend_latents(layer, query, ends, chosen, turning)
+
+
+def choose_tokens(
+    layer: AttentionLayer,
+    index: TokenIndex,
+    asked: IndexQueries,
+    keys: torch.Tensor,
+    batch: PagedBatch,
+) -> TokenList:
+    """Return the tokens to which each token of a step attends.
+
+    `keys`: [slots, at least dim], a view of one layer of the cache.
+    """
+    unit, tail = max(1, index.spec.pool), index.spec.pool > 0
+    most = layer.most // unit
+    listed = make_list(len(asked.queries), most * unit + unit - 1, keys.device)
+    for tokens in cut_tokens(len(asked.queries), batch.longest // unit):
+        found = score_units(*asked, keys, batch, tokens, unit=unit, most=most)
+        list_tokens(select_best(found, most), batch, tokens, listed, unit=unit, tail=tail)
+    return listed

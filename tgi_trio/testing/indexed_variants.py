@@ -1,0 +1,106 @@
+"""Every kind of launch around an index of tokens, for well-known models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from tgi_trio.shard.torch_backend.attention.index_projecting import count_index_heads
+from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
+from tgi_trio.shard.torch_backend.kernels import indexed_latents
+from tgi_trio.testing.attention_variants import attend_latents
+from tgi_trio.testing.variant import BF16, F32, I32, I64, U8, Variant
+
+_DIM: Final = 128  # of index keys
+
+
+class _Model(NamedTuple):
+    """Sizes of a model's latent attention and of its index."""
+
+    name: str
+    heads: int
+    query: int  # numbers of compressed queries
+    rotary: int
+    index_heads: int
+    begin: int = 0  # of what is rotated in an index key
+    pool: int = 0
+    sinks: bool = False
+
+    @property
+    def kept(self) -> int:
+        """The numbers that the index keeps of a token."""
+        return _DIM * (2 if self.pool else 1)
+
+
+_MODELS: Final = (
+    _Model("DeepSeek V3.2", heads=128, query=1536, rotary=64, index_heads=64),
+    _Model("GLM 5", heads=64, query=2048, rotary=64, index_heads=32),
+    _Model("Hunyuan 4", heads=32, query=1536, rotary=64, index_heads=16, begin=64, sinks=True),
+    _Model("GLM 5.3", heads=32, query=1536, rotary=0, index_heads=32, pool=16),
+)
+
+
+def indexed_variants() -> Iterator[Variant]:
+    """Yield the variants that are launched on any device."""
+    for model in _MODELS:
+        yield _write(model)
+        yield _turn(model)
+        for divided in (True, False):
+            yield attend_latents(
+                *(BF16, model.heads, True, divided, ""),
+                rotary=model.rotary,
+                index=model.kept,
+                sinks=model.sinks,
+                page=1,
+            )
+    yield _write(_MODELS[0], "fp8_e4m3fn")
+    for codes in ("", "fp8_e4m3fn"):
+        yield Variant(
+            f"average_runs bf16 16 of {_DIM}{f' {codes}' if codes else ''}",
+            indexed_latents.average_runs,
+            (U8 if codes else BF16, F32, BF16, *(I32,) * 5, "fp32", "i32"),
+            {
+                **{"DIM": _DIM, "PADDED_DIM": _DIM, "RUN": 16, "PADDED_RUN": 16},
+                **{"HAS_BIAS": True, "PAGE": 16, "CODES": codes},
+            },
+        )
+
+
+def _write(model: _Model, codes: str = "") -> Variant:
+    return Variant(
+        f"write_indexed_latents bf16 {model.name}{f' {codes}' if codes else ''}",
+        indexed_latents.write_indexed_latents,
+        (
+            *(U8 if codes else BF16, *(BF16,) * 6, I64, *(BF16,) * 6),
+            *(*("fp32",) * 4, "i32"),
+        ),
+        {
+            **{"QUERY": model.query, "PADDED_QUERY": pad_dim(model.query)},
+            **{"RANK": 512, "PADDED_RANK": 512},
+            **{"ROTARY": model.rotary, "PADDED_ROTARY": pad_dim(model.rotary)},
+            **{"WIDTH": 512 + model.rotary + model.kept, "INTERLEAVED": True},
+            **{"KIND": "rms", "HAS_GAIN": True, "HAS_BIAS": False},
+            **{"INDEX": _DIM, "PADDED_INDEX": _DIM, "HEADS": model.index_heads},
+            **_rotation(model, "INDEX_"),
+            **{"POOLS": model.pool > 0, "CODES": codes},
+        },
+    )
+
+
+def _turn(model: _Model) -> Variant:
+    return Variant(
+        f"turn_index_queries bf16 {model.name}",
+        indexed_latents.turn_index_queries,
+        (BF16, F32, *(BF16,) * 4, "i32"),
+        {
+            **{"HEADS": model.index_heads, "DIM": _DIM, "PADDED_DIM": _DIM},
+            **_rotation(model),
+            "BLOCK": count_index_heads(model.index_heads, _DIM),
+        },
+    )
+
+
+def _rotation(model: _Model, prefix: str = "") -> dict[str, Any]:
+    """Return what is rotated of an index key or query."""
+    begins = {"BEGIN": model.begin, f"{prefix}INTERLEAVED": False}
+    return {f"{prefix}ROTARY": model.rotary, **begins}
