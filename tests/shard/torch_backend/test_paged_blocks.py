@@ -145,7 +145,7 @@ def test_heads_that_no_kernel_holds_are_torch_s(monkeypatch: pytest.MonkeyPatch)
     """A layer of index keys has no values, and its keys may be of any width up to that."""
     monkeypatch.setattr(kinds, "runs_kernels", lambda device: True)
     device = torch.device(DEVICE)
-    for heads, index, fits in ((128, 256, True), (320, 64, False), (64, 320, False)):
+    for heads, index, fits in ((512, 256, True), (576, 64, False), (64, 320, False)):
         shape = KVShape.of([KVSize(2, heads, heads), KVSize(1, index, 0)])
         kept: tuple[tuple[AttentionKind, type], ...]
         kept = ("blocks", BlocksAttention), ("pooled", PooledAttention)

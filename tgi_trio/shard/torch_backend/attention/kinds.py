@@ -24,6 +24,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
 from tgi_trio.shard.torch_backend.attention.tiles import (
     fits_entries,
+    fits_index,
     fits_kernels,
     fits_latents,
 )
@@ -60,9 +61,11 @@ def _paged_entries(needs: AttentionNeeds, device: torch.device) -> CapturableAtt
 
 
 def _fit(shape: KVShape) -> bool:
-    """Return whether kernels hold the heads of a cache with index keys, which have no values."""
-    sizes = (size._replace(value_dim=size.value_dim or size.key_dim) for size in shape.by_layer())
-    return fits_kernels(KVShape.of(list(sizes)))
+    """Return whether kernels hold a cache: its heads, and index keys, which have no values."""
+    sizes = shape.by_layer()
+    heads = [size for size in sizes if size.value_dim]
+    index = (size.key_dim for size in sizes if not size.value_dim)
+    return fits_kernels(KVShape.of(heads)) and all(map(fits_index, index))
 
 
 def _blocks(needs: AttentionNeeds, device: torch.device) -> CapturableAttention | None:

@@ -82,6 +82,7 @@ _CHOSEN_STAGES: Final = 7
 MOST_FLASH: Final = 256  # numbers of the largest head that flash-attn's kernel holds
 MOST_PARTS: Final = 32  # into which a tile's keys are divided
 _MOST, _MOST_ENTRIES = 512, 512  # numbers of the largest head
+_MOST_INDEX: Final = 256  # of the largest index key, for blocks
 _MOST_RANK: Final = 512  # of the largest latent
 _MOST_LATENT: Final = _MOST_RANK + 64  # with its rotated end
 
@@ -117,6 +118,11 @@ def choose_entries_tile(dtype: torch.dtype, heads: int, *, chosen: bool) -> Tile
     """
     stages = _CHOSEN_STAGES if chosen else _ENTRIES_STAGES
     return choose_latent_tile(dtype, heads, decodes=True)._replace(stages=stages)
+
+
+def fits_index(dim: int) -> bool:
+    """Return whether the kernels hold the keys of an index that chooses blocks."""
+    return dim <= _MOST_INDEX
 
 
 def fits_entries(shape: KVShape) -> bool:

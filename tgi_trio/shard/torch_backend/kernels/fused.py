@@ -190,7 +190,6 @@ def limit_up(gates, up, limit, like, RAISED: tl.constexpr):
 
 
 @triton.jit
-@triton.jit
 def load_normalised(
     at,
     gain,
