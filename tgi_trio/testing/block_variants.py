@@ -32,18 +32,24 @@ def block_variants() -> Iterator[Variant]:
                 "BLOCK": count_heads(_DIM),
             },
         )
-    for size, codes in ((64, ""), (64, "fp8_e4m3fn"), (4, "")):
+    for size, codes, turns in (  # Qwen 4's positions have three parts
+        *((64, "", True), (64, "fp8_e4m3fn", True)),
+        *((64, "", False), (4, "", False)),
+    ):
+        named = f"{' turned' if turns else ''}{codes and ' ' + codes}"
         yield Variant(
-            f"join_blocks bf16 of {size}{codes and ' ' + codes}",
+            f"join_blocks bf16 of {size}{named}",
             index_keys.join_blocks,
             (
-                *(U8 if codes else BF16, BF16, BF16, I64),
+                *(U8 if codes else BF16, BF16, BF16),
+                *(I32 if turns else I64, I64, I64),
                 *((I32,) * 5),
                 *(F32, "fp32", "fp32", BF16),
             ),
             {
                 **{"DIM": _DIM, "PADDED_DIM": _DIM, "ROTARY": 64, "INTERLEAVED": False},
-                **{"SIZE": size, "BESIDE": min(BESIDE, pad_dim(size)), "PAGE": 16, "CODES": codes},
+                **{"SIZE": size, "BESIDE": min(BESIDE, pad_dim(size)), "TURNS": turns},
+                **{"PAGE": 16, "CODES": codes},
             },
         )
 

@@ -5,14 +5,17 @@ How attention to images is recorded is test_recorded_images.py's.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from tests.shard.images.images_support import Maker, Shard, arena
-from tests.shard.images.pictures import Prompt, picture
+from tests.shard.images.pictures import picture
+from tests.shard.images.test_indexed_images import prompts
 from tests.shard.torch_backend.interpreter import need_triton
-from tests.shard.torch_backend.models_support import generated
+from tests.shard.torch_backend.models_support import BLOCK, generated
 
 need_triton()
 
@@ -38,17 +41,23 @@ def test_a_tower_finds_what_it_finds_on_the_cpu(model: Maker, family: str) -> No
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("family", ["minimax_m3_vl", "qwen4_exp"])
 def test_texts_are_those_of_transformers(
-    model: Maker, monkeypatch: pytest.MonkeyPatch, family: str
+    model: Maker, monkeypatch: pytest.MonkeyPatch, family: str, which: int
 ) -> None:
+    """Blocks of the index begin in images, and end in recorded decodes."""
     monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
-    own = model(family)
-    one, two = (picture(family, seed) for seed in (1, 2))
-    prompt = Prompt.of(5, one, *range(6, 20), two, 8)
+    own, prompt = model(family), prompts(family)[which]
     expected = own.golden.generate(prompt, NEW)
     with StandInDevice(), arena() as pixels:
-        shard = Shard(start(own.folder, "cuda:0", (1,)), own.tower, pixels, rules=own.rules)
+        runner: Any = start(own.folder, "cuda:0", (1,))
+        shard = Shard(runner, own.tower, pixels, rules=own.rules)
         row = shard.add(0, prompt, NEW)
         shard.run(15)
+        turns = runner._cache.turns
+        slots = (torch.tensor(row.block_ids)[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
+        kept = None if turns is None else turns.cpu()[slots[: row.length - 1]]
     assert generated(row) == expected
+    if kept is not None:  # and the text behind images goes on from their largest
+        assert kept[-1].tolist() == [int(kept[-2].max()) + 1] * 3 and len(kept.unique(dim=1)[0]) > 1

@@ -124,6 +124,15 @@ class KVCache:
             self.decode(stored[1], scales[1], value.dtype),
         )
 
+    def keep_turns(self, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        """Keep the rotary positions of tokens, int64 [T] or [3, T], where they are kept.
+
+        To be called before attention, with the `slots` [T] of the tokens.
+        """
+        if self.turns is not None:
+            turns = positions.expand(_TURNS, -1).T.to(_TURN)
+            self.turns.index_copy_(0, slots, turns)
+
     def decode(self, stored: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
         """Return numbers read from K or V in `dtype`; unchanged if the cache is not of 8 bits."""
         if self._numbers is None:

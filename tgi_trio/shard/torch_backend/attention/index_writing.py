@@ -104,13 +104,16 @@ def join_keys(
     """Write the keys of blocks of `size` tokens that a step completes, over their last tokens'.
 
     The keys of the step's tokens lie in layer `number` of the cache. `norm`: RMS, of a block's key;
-    `every`: the rotations of all positions, in the dtype of the model.
+    `every`: the rotations of all positions, in the dtype of the model. A block turns as its first
+    token does, by its position or, where these have several parts, by `KVCache.turns`.
     """
-    (dim,) = norm.shape
+    (dim,), turns, axes = norm.shape, batch.cache.turns, rotary.axes_of_numbers
     join_blocks[(len(batch.slots),)](
         batch.cache.key_slots[number],
         every.cos,
         every.sin,
+        batch.slots if turns is None else turns,
+        batch.slots if axes is None else axes,
         batch.slots,
         *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
         norm.weight,
@@ -123,6 +126,7 @@ def join_keys(
         INTERLEAVED=rotary.spec.interleaved,
         SIZE=size,
         BESIDE=min(BESIDE, pad_dim(size)),
+        TURNS=turns is not None and axes is not None,
         PAGE=batch.page,
         CODES=batch.cache.codes,
     )

@@ -48,11 +48,7 @@ class PooledAttention(ReferenceAttention):
     """Plain torch."""
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> PooledBatch:
-        device = cache.key.device
-        slots = torch.from_numpy(plan.kv_slots).to(device)
-        if cache.turns is not None:
-            turns = torch.from_numpy(np.atleast_2d(plan.turning_positions).T).to(device)
-            cache.turns.index_copy_(0, slots, turns.expand(-1, 3).to(cache.turns.dtype))
+        slots = torch.from_numpy(plan.kv_slots).to(cache.key.device)
         return PooledBatch(cache, plan, slots)
 
     def attend_pooled(

@@ -119,6 +119,7 @@ class TorchMtp(OwnKv):
         # the length at each position is the position + 1
         tables = make_tables(decoder.rotaries, positions, positions + 1, x.dtype)
         batch = self._attention.prepare(plan, self._cache)
+        batch.cache.keep_turns(batch.slots, positions)
         return decoder.run_layers(x, tables, self._attention, batch)
 
     def _normalise(self, x: torch.Tensor) -> torch.Tensor:

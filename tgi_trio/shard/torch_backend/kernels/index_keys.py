@@ -115,6 +115,8 @@ def join_blocks(
     key,  # [slots, DIM]: one layer of the cache, with the keys of tokens
     every_cos,  # [positions, ROTARY]
     every_sin,
+    turns,  # int32 [slots, 3]: rotary positions of three parts; with TURNS
+    axes,  # int64 [ROTARY]: the part by which a number turns; with TURNS
     slots,  # int64 [T]
     tables,  # int32: rows of `width` block numbers
     width,  # int32 [1]
@@ -131,6 +133,7 @@ def join_blocks(
     INTERLEAVED: tl.constexpr,
     SIZE: tl.constexpr,  # tokens of a block
     BESIDE: tl.constexpr,  # that are read at a time, a power of two
+    TURNS: tl.constexpr,  # otherwise a token turns by its place in the sequence
     PAGE: tl.constexpr,
     CODES: tl.constexpr,  # of the cache
 ):
@@ -157,9 +160,13 @@ def join_blocks(
             y += sum_keys(at + other, there, key_scale, like, CODES)
         dtype = like.dtype.element_ty
         x, y = (x / SIZE).to(dtype).to(tl.float32), (y / SIZE).to(dtype).to(tl.float32)
+        first = (seen - SIZE).to(tl.int64)
+        if TURNS:
+            slot = tl.load(table + first // PAGE).to(tl.int64) * PAGE + first % PAGE
+            axis = tl.load(axes + dim, mask=dim < ROTARY, other=0)
+            first = tl.load(turns + slot * 3 + axis, mask=dim < ROTARY, other=0).to(tl.int64)
         x = turn(
-            x, y, every_cos, every_sin, (seen - SIZE).to(tl.int64), dim, gain, eps, like, DIM,
-            ROTARY, INTERLEAVED,
+            x, y, every_cos, every_sin, first, dim, gain, eps, like, DIM, ROTARY, INTERLEAVED
         )
         tl.debug_barrier()  # the last token's key is read before it is overwritten
         # To the slot of this step, which is a spare one where a prefix is only computed again.

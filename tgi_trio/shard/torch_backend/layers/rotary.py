@@ -40,6 +40,10 @@ class Rotary:
         self.frequencies = torch.from_numpy(frequencies).to(device)
         axes = rotary_axes(spec)
         self.axes = None if axes is None else torch.from_numpy(axes).to(device)
+        # int64 [dim]: the part of a position by which each number turns; None: it has but one.
+        self.axes_of_numbers = None
+        if self.axes is not None:
+            self.axes_of_numbers = self._spread(self.axes[None], self.axes[None])[0].contiguous()
         if spec.kind == "longrope":
             frequencies, self.long_scale = long_frequencies(spec)
             self.long_frequencies = torch.from_numpy(frequencies).to(device)

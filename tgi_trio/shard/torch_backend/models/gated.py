@@ -46,6 +46,7 @@ class GatedDecoder(Decoder):
         *,
         features: StepFeatures | None = None,
     ) -> torch.Tensor:
+        batch.cache.keep_turns(batch.slots, positions)
         x, tables = self.begin(token_ids, positions, lengths)
         if features is not None:
             x, _ = self.place(x, features)
