@@ -185,13 +185,13 @@ def _device(args: argparse.Namespace) -> Iterator[tuple[torch.device, torch.dtyp
     with ExitStack() as stack:
         if args.dry_run:
             os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
-            from tgi_trio.shard.torch_backend.attention import paged
+            from tgi_trio.shard.torch_backend.attention import dividing
             from tgi_trio.testing.quick_interpreter import hurry
             from tgi_trio.testing.stand_in_device import StandInDevice
 
             hurry()
             # An interpreter has one program at a time.
-            stack.enter_context(mock.patch.object(paged, "_PROGRAMS", 4))
+            stack.enter_context(mock.patch.object(dividing, "_PROGRAMS", 4))
             # And nobody looks at what it computes.
             stack.enter_context(stack.enter_context(StandInDevice()).idle())
         import torch

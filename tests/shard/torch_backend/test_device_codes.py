@@ -30,7 +30,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     drive,
     start,
 )
-from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
+from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import coded_linear, grouped_matrices  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
@@ -43,7 +43,7 @@ Checkpoint = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an interpreter, which has but one, not do the work of hundreds."""
-    monkeypatch.setattr(paged, "_PROGRAMS", 4)
+    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
     few, some = (tile._replace(outputs=256) for tile in coded_linear._WIDE_TILES)
     monkeypatch.setattr(coded_linear, "_WIDE_TILES", (few, some))
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)

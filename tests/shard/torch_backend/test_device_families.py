@@ -21,7 +21,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     start,
 )
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
-from tgi_trio.shard.torch_backend.attention import few_heads, paged  # noqa: E402
+from tgi_trio.shard.torch_backend.attention import dividing, few_heads  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import few_rows, lone_shares  # noqa: E402
 from tgi_trio.shard.torch_backend.models import beginning  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
@@ -79,7 +79,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_it_says_what_it_says_on_the_cpu(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
     for module in (few_rows, few_heads):
         monkeypatch.setattr(module, "fits_few_rows", lambda linear: linear.packed is None)
@@ -106,7 +106,7 @@ def test_layers_of_other_shapes(
     family: str,
     changes: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(paged, "_PROGRAMS", 4)
+    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
     monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
     for module in (few_rows, few_heads, lone_shares, beginning):
         monkeypatch.setattr(module, "agree", lambda *_: True)
@@ -122,7 +122,7 @@ def test_guesses_through_states_are_computed_one_after_another(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recorded like prompts, and undone where they are wrong; nothing is waited for."""
-    monkeypatch.setattr(paged, "_PROGRAMS", 4)
+    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
     folder = checkpoint("lfm2")
     expected = drive(start(folder, "cpu"), TEXTS[1:], ASKED, 6, late=0)
     with StandInDevice() as device:

@@ -21,7 +21,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     drive,
     start,
 )
-from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
+from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped  # noqa: E402
 
@@ -35,7 +35,7 @@ Folder = Callable[[str], Path]
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     drive,
     start,
 )
-from tgi_trio.shard.torch_backend.attention import paged, projecting  # noqa: E402
+from tgi_trio.shard.torch_backend.attention import dividing, projecting  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(2, longest=2 * BLOCK)
@@ -69,7 +69,7 @@ def test_the_nearest_numbers_are_kept(codes: str, scales: tuple[float, float]) -
 def test_steps_are_recorded_and_say_what_the_cpu_says(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str, codes: str
 ) -> None:
-    monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
     folder = checkpoint(family)  # transformers makes it without a device
     expected = drive(start(folder, "cpu", kv_cache_dtype=codes), TEXTS, ASKED, 3)
     with StandInDevice() as device:

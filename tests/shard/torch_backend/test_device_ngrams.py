@@ -37,9 +37,9 @@ def made(
     def make(family: str) -> Path:
         return blinded(checkpoint(family, num_hidden_layers=1), tmp_path / family)
 
-    from tgi_trio.shard.torch_backend.attention import paged
+    from tgi_trio.shard.torch_backend.attention import dividing
 
-    monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
     # Whether guessing pays is a matter of time; what is guessed is not.
     monkeypatch.setattr(Payoff, "allows", lambda self, rows: True)
     monkeypatch.setattr(Payoff, "is_resting", lambda self, rows: False)

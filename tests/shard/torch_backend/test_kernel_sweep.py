@@ -138,9 +138,9 @@ def ways(*place: int) -> list[str]:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    from tgi_trio.shard.torch_backend.attention import paged
+    from tgi_trio.shard.torch_backend.attention import dividing
 
-    return lambda way: monkeypatch.setattr(paged, "_PROGRAMS", PROGRAMS[way])
+    return lambda way: monkeypatch.setattr(dividing, "_PROGRAMS", PROGRAMS[way])
 
 
 @pytest.mark.parametrize("step", STEPS)

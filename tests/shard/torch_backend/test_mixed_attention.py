@@ -23,6 +23,7 @@ from tgi_trio.shard.torch_backend.staging import Sheet, Staging, packed_size
 need_triton()
 
 from tgi_trio.shard.torch_backend.attention import (  # noqa: E402  (they import Triton)
+    dividing,
     paged,
     tiling,
 )
@@ -74,7 +75,7 @@ class FromMemory(AttentionBackend):
 
 @pytest.fixture(params=[1, 64], ids=["whole", "divided"])
 def from_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FromMemory:
-    monkeypatch.setattr(paged, "_PROGRAMS", request.param)
+    monkeypatch.setattr(dividing, "_PROGRAMS", request.param)
     return FromMemory()
 
 
@@ -129,7 +130,7 @@ def test_other_shapes_and_rows_of_one_token(from_memory: FromMemory, shape: dict
 
 def test_it_is_bitwise_what_launched_steps_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where both divide tiles alike."""
-    monkeypatch.setattr(paged, "_PROGRAMS", 1)
+    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
     launched = attended(paged.PagedAttention(torch.device(DEVICE)), *MIXED, device=DEVICE)
     assert torch.equal(attended(FromMemory(), *MIXED, device=DEVICE), launched)
 

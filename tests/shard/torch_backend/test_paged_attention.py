@@ -26,9 +26,9 @@ SIZES = {
 
 @pytest.fixture(params=[1, 16], ids=["whole", "divided"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CapturableAttention:
-    from tgi_trio.shard.torch_backend.attention import paged
+    from tgi_trio.shard.torch_backend.attention import dividing, paged
 
-    monkeypatch.setattr(paged, "_PROGRAMS", request.param)  # where tiles are fewer, in parts
+    monkeypatch.setattr(dividing, "_PROGRAMS", request.param)  # where tiles are fewer, in parts
     return paged.PagedAttention(torch.device(DEVICE))
 
 
@@ -162,7 +162,7 @@ def test_tiles_cover_every_pair_once_the_longest_first() -> None:
 
 
 def test_few_tiles_are_divided() -> None:
-    from tgi_trio.shard.torch_backend.attention.paged import count_parts
+    from tgi_trio.shard.torch_backend.attention.dividing import count_parts
 
     assert [count_parts(n) for n in (1, 8, 32, 128, 200, 257, 512, 9999)] == [
         *(32, 32, 16, 4, 2, 1, 1, 1)

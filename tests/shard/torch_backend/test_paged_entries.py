@@ -14,7 +14,7 @@ from tgi_trio.model.spec import CompressionSpec, IndexSpec, RotarySpec
 need_triton()
 
 from tgi_trio.shard.torch_backend.attention import (  # noqa: E402  (they import Triton)
-    paged,
+    dividing,
     paged_entries,
     selecting,
 )
@@ -142,7 +142,7 @@ def test_results_are_those_of_torch(
     monkeypatch: pytest.MonkeyPatch, kind: str, programs: int
 ) -> None:
     """Whether programs share a token's keys or not."""
-    monkeypatch.setattr(paged, "_PROGRAMS", programs)
+    monkeypatch.setattr(dividing, "_PROGRAMS", programs)
     layer = Layer(kind, torch.float32)
     ours, theirs = layer.backends()
     mine, other = layer.cache(), layer.cache()

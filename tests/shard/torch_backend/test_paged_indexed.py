@@ -24,7 +24,7 @@ from tgi_trio.shard.torch_backend.staging import Sheet, Staging, packed_size
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import paged, paged_indexed  # noqa: E402  (Triton's)
+from tgi_trio.shard.torch_backend.attention import dividing, paged_indexed  # noqa: E402  (Triton's)
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.paged_indexed import (  # noqa: E402
     PagedIndexedAttention,
@@ -118,7 +118,7 @@ def compare(
 def test_it_attends_to_what_torch_chooses(
     monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], prepare: Prepare, programs: int
 ) -> None:
-    monkeypatch.setattr(paged, "_PROGRAMS", programs)
+    monkeypatch.setattr(dividing, "_PROGRAMS", programs)
     layers, (steps, blocks) = Layers(Case(device=DEVICE, **kind)), steps_of(CONTEXTS, COUNTS)
     compare(layers, steps, blocks, prepare)
     assert sum(int((step.positions >= layers.case.most).sum()) for step in steps) > 40

@@ -76,9 +76,9 @@ def device(
         own, more = CHANGES.get(family, ({}, ONE_MORE))
         checkpoint(family, **own)
         checkpoint(family, **own, **more)
-    from tgi_trio.shard.torch_backend.attention import paged
+    from tgi_trio.shard.torch_backend.attention import dividing
 
-    monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
+    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
     with StandInDevice() as stand_in:
         yield stand_in
 
@@ -177,9 +177,9 @@ def test_launches_of_a_layer_are_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a prefill too long to be divided: what one layer more takes."""
-    from tgi_trio.shard.torch_backend.attention import paged
+    from tgi_trio.shard.torch_backend.attention import dividing
 
-    monkeypatch.setattr(paged, "_PROGRAMS", 1)
+    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
     launched = []
     own, more = CHANGES.get(family, ({}, ONE_MORE))
     for folder in (checkpoint(family, **own), checkpoint(family, **own, **more)):
@@ -200,9 +200,9 @@ def test_launches_of_a_layer_are_fewer_for_a_lone_row(
     checkpoint: Callable[..., Path], device: StandInDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where products have sums, norms and gates in their launch, and then heads, too."""
-    from tgi_trio.shard.torch_backend.attention import paged
+    from tgi_trio.shard.torch_backend.attention import dividing
 
-    monkeypatch.setattr(paged, "_PROGRAMS", 1)
+    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
     folders, a_layer = [checkpoint("llama"), checkpoint("llama", **ONE_MORE)], []
     for turned in (frozenset[int](), frozenset({1})):
         launched = []

@@ -61,7 +61,7 @@ def device(
     write_adapter(checkpoint("llama"), tmp_path / "adapter")
     from tgi_trio.shard.torch_backend import device_parts
     from tgi_trio.shard.torch_backend.adapters import device_adapters
-    from tgi_trio.shard.torch_backend.attention import few_heads, paged
+    from tgi_trio.shard.torch_backend.attention import dividing, few_heads
     from tgi_trio.shard.torch_backend.layers import (
         coded_linear,
         few_rows,
@@ -77,7 +77,7 @@ def device(
     monkeypatch.setattr(grouped_experts, "FEW_TOKENS", 16)
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
     monkeypatch.setattr(device_adapters, "FEW_TOKENS", 16)
-    monkeypatch.setattr(paged, "_PROGRAMS", 8)  # so that few rows are divided, and many are not
+    monkeypatch.setattr(dividing, "_PROGRAMS", 8)  # so that few rows are divided, and many are not
     with StandInDevice() as stand_in, stand_in.idle():  # what is computed is of no interest
         yield stand_in
 

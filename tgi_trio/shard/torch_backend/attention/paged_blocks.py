@@ -15,10 +15,11 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.index_writing import write_heads, write_index
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, attend_heads
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention, count_parts
+from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.selecting import (
     UnitScores,
+    count_programs,
     cut_tokens,
     list_piece,
     make_list,
@@ -105,7 +106,7 @@ def score_blocks(
     visible = batch.contexts.new_empty(count * heads)
     each, padded = tokens_of(queries.dtype, heads, decodes=batch.decodes)
     tiles = -(-count // each)
-    block_scores.score_blocks[(tiles, count_parts(tiles))](
+    block_scores.score_blocks[(tiles, count_programs(tiles, room, each=1))](
         scores,
         visible,
         queries,

@@ -11,9 +11,10 @@ from typing import Final
 
 import torch
 
+from tgi_trio.shard.torch_backend.attention.dividing import Work, divide_work
 from tgi_trio.shard.torch_backend.attention.entries_kernel import attend_entries
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.attention.paged import PagedAttention, Work, divide_work
+from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.selecting import (
     Selection,

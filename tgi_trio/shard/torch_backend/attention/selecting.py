@@ -78,8 +78,7 @@ def score_units(
     visible = torch.empty(count, dtype=torch.int32, device=queries.device)
     each, padded = tokens_of(heads, decodes=batch.decodes)
     tiles = -(-count // each)
-    parts = max(1, min(-(-room // KEYS), _PROGRAMS // tiles))
-    index_scores.score_units[(tiles, parts)](
+    index_scores.score_units[(tiles, count_programs(tiles, room))](
         scores,
         visible,
         queries,
@@ -109,6 +108,14 @@ def tokens_of(heads: int, *, decodes: bool) -> tuple[int, int]:
     padded = 1 << (heads - 1).bit_length()
     several = 1 if decodes else _LANES // padded
     return max(1, several, 16 // padded), padded  # tensor cores multiply 16 rows at least
+
+
+def count_programs(tiles: int, units: int, each: int = KEYS) -> int:
+    """Return how many programs share the units of a tile, of which one scores `each` at a time.
+
+    Nothing is merged afterwards, so there may be as many as the device has room for.
+    """
+    return max(1, min(-(-units // each), _PROGRAMS // tiles))
 
 
 def select_best(found: UnitScores, most: int) -> Selection:

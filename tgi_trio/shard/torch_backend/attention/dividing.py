@@ -1,0 +1,71 @@
+"""Dividing the keys of tiles among programs (split-K), where a step has few tiles.
+
+Imported only where Triton is installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.merging_kernel import merge_parts
+from tgi_trio.shard.torch_backend.attention.tiles import MOST_PARTS, pad_dim
+from tgi_trio.shard.torch_backend.torch_device import overlap
+
+# A tile is divided (split-K) while there are fewer programs: a few for each multiprocessor of a
+# large device. On an H100 dividing paid up to there, and cost a little beyond.
+_PROGRAMS = 512
+_WIDE = 256  # numbers of a head, beyond which more warps merge its parts
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Over how many programs each tile of a step is divided, and where results go."""
+
+    parts: int
+    out: torch.Tensor  # [T, heads, dim]
+    sums: torch.Tensor  # float32 [T, heads, parts, dim]; of one number where nothing is divided
+    bests: torch.Tensor  # float32 [T, heads, parts]
+    masses: torch.Tensor
+
+    def merge(self) -> torch.Tensor:
+        """Return [T, heads * dim] behind a launch."""
+        tokens, heads, dim = self.out.shape
+        if self.parts > 1:
+            merge_parts[(tokens * heads,)](
+                self.out,
+                self.sums,
+                self.bests,
+                self.masses,
+                self.parts,
+                DIM=dim,
+                PADDED_DIM=pad_dim(dim),
+                MOST=MOST_PARTS,
+                **overlap(self.out.device),
+                num_warps=4 if dim > _WIDE else 2,
+            )
+        return self.out.view(len(self.out), -1)
+
+
+def divide_work(
+    layer: AttentionLayer,
+    query: torch.Tensor,
+    tiles: int,
+    dim: int,
+) -> Work:
+    """Return room for the results, [T, heads, dim], of so many tiles."""
+    parts = count_parts(tiles * layer.kv_heads)
+    tokens, heads = query.shape[:2]
+    space = (tokens, heads, parts) if parts > 1 else (1, 1, 1)
+    out = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
+    bests = torch.empty(space, dtype=torch.float32, device=query.device)
+    sums = torch.empty((*space, dim), dtype=torch.float32, device=query.device)
+    return Work(parts, out, sums, bests, torch.empty_like(bests))
+
+
+def count_parts(programs: int) -> int:
+    """Return over how many programs each of `programs` is divided: a power of two."""
+    more = max(1, _PROGRAMS // max(1, programs))
+    return min(MOST_PARTS, 1 << (more.bit_length() - 1))
