@@ -42,6 +42,16 @@ from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+# Sizes that the CPU kernels hold.
+ON_CPU: dict[str, dict[str, Any]] = {
+    "afmoe": {"head_dim": 32},
+    "laguna with wide gates": {"head_dim": 32, "shared_expert_intermediate_size": 64},
+    "granite_swa with experts": {"intermediate_size": 64, "shared_intermediate_size": 64},
+    "minicpm3": {"kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 32}
+    | {"qk_nope_head_dim": 32, "qk_rope_head_dim": 32},
+}
+
+
 def made(
     checkpoint: Callable[..., Path], case: str, folder: Path | None = None, **more: Any
 ) -> tuple[str, Path, dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
@@ -52,9 +62,9 @@ def made(
     family, changes = FAMILIES[case]
     name = case.partition(" ")[0]
     if folder is None:
-        source = checkpoint(family, **changes, **more)
+        source = checkpoint(family, **changes | more)
     else:
-        source = make_wrapped(folder, family, **changes, **more)
+        source = make_wrapped(folder, family, **changes | more)
     config = json.loads((source / "config.json").read_text())
     config |= config.get("text_config", {})
     tensors = load_file(source / "model.safetensors")
@@ -73,6 +83,21 @@ def test_tokens_and_logits_are_those_of_the_source(
     name, source, said, arrays = made(checkpoint, case, wrapped)
     write(tmp_path / "model.gguf", name, said, arrays)
     rows, recorder = answers(tmp_path / "model.gguf", tmp_path)
+    golden = Golden(source)
+    for row in rows:
+        assert_greedy(golden, recorder, row, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("case", ON_CPU)
+def test_cpu_kernels_say_what_the_source_says(
+    checkpoint: Callable[..., Path], tmp_path: Path, case: str
+) -> None:
+    name, source, said, arrays = made(checkpoint, case, **ON_CPU[case])
+    write(tmp_path / "model.gguf", name, said, arrays)
+    rows = sequences(prompts(6)[1::2], 3, new=NEW)
+    folder = gguf_folder(tmp_path / "model.gguf", tmp_path / "cache", tokenizer=False)
+    with cpu_runner(folder) as (runner, recorder):
+        run(runner, rows, chunk=20, joins=2)
     golden = Golden(source)
     for row in rows:
         assert_greedy(golden, recorder, row, tolerance=1e-3)
