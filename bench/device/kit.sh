@@ -2,12 +2,12 @@
 # Everything that a machine with a device can say, in three times ten minutes. From a checkout's root:
 #     bash bench/device/kit.sh                    # env plain tests: what is most wanted
 #     bash bench/device/kit.sh env kernels more   # kernels' tests; codes, adapters, mixture, peers
-#     bash bench/device/kit.sh env chosen         # models that attend to what an index chooses
+#     bash bench/device/kit.sh env index chosen   # models that attend to what an index chooses
 #     bash bench/device/kit.sh STAGE ...          # any of them, in this order
 # Each stage, and each part of a benchmark, is a process of its own with a time of its own: one that
 # crashes or hangs costs no other. Writes to $OUT (bench/out/device), as it goes: log.txt, plain.json,
-# more.json and chosen.json with their rows beside them, tests.xml, kernels.xml, traces.tar. Eight files
-# at most by two of the stages that measure.
+# more.json and chosen.json with their rows beside them, tests.xml, kernels.xml, index.xml, traces.tar.
+# Eight files at most by the stages of one of these lines.
 # KIT_WHEELS: a folder of wheels that are installed beside the checkout first, where there is no
 # network: `wheels.sh` fetches them. KIT_DRY=1: without a device, over the stand-in.
 set -u
@@ -82,7 +82,10 @@ stage kernels 170 "${tests[@]}" "$of/test_paged_attention.py" "$of/test_device_s
     "$of/test_lookup_kernel.py" "$of/test_routing_kernel.py" "$of/test_adapter_kernels.py" \
     "$of/test_fused_kernels.py" "$of/test_coded_products.py" --junitxml "$OUT/kernels.xml"
 stage more 390 "${device[@]}" --budget 375 "${more[@]}" --json "$OUT/more.json"
-stage chosen 360 "${device[@]}" --budget 345 "${chosen[@]}" --traces "$OUT" --json "$OUT/chosen.json"
+stage index 180 "${tests[@]}" "$of/test_selecting.py" "$of/test_paged_indexed.py" \
+    "$of/test_paged_blocks.py" "$of/test_paged_pooled.py" "$of/test_paged_entries.py" \
+    "$of/test_streams_kernel.py" "$of/test_gated_streams.py" --junitxml "$OUT/index.xml"
+stage chosen 330 "${device[@]}" --budget 315 "${chosen[@]}" --traces "$OUT" --json "$OUT/chosen.json"
 (cd "$OUT" && ls trace-*.json.gz >/dev/null 2>&1 && tar -cf traces.tar trace-*.json.gz &&
     rm trace-*.json.gz)
 ls -l "$OUT"

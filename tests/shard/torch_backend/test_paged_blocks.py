@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.torch_backend.index_cases import (
+from tests.shard.torch_backend.block_index_cases import (
     CONTEXTS,
     COUNTS,
     DECODES,

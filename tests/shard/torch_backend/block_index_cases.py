@@ -1,4 +1,4 @@
-"""One layer's attention by an index, over two steps of ragged rows, for backends to agree on."""
+"""One layer whose index chooses blocks, over two steps of ragged rows, for backends to agree on."""
 
 from __future__ import annotations
 
