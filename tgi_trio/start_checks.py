@@ -22,8 +22,8 @@ from tgi_trio.model.check import (
     supported_spec,
 )
 from tgi_trio.model.config import read_config
-from tgi_trio.model.kernel_fit import find_undivided, find_unsupported
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.mtp import need_mtp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tgi_trio.model.spec import DecoderSpec, LayerSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 from bench.device.shapes import SHAPES
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.matrices import LinearRef, Share
+from tgi_trio.model.matrices.references import LinearRef, Share
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix

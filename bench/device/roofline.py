@@ -15,8 +15,8 @@ from bench.device.attended import Kept, list_kept
 from bench.device.timing import Timer
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.layer_work import head_work, layer_work
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.layer_work import head_work, layer_work
+from tgi_trio.model.specs.decoder import DecoderSpec
 
 _COPIED = 1 << 30  # bytes of a probe: far beyond any cache
 _SIDE = 8192  # of the matrices multiplied

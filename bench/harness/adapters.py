@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tgi_trio.model.adapters.sites import adaptable_linears
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 
 
 def write_adapter(spec: DecoderSpec, folder: Path, seed: int, rank: int) -> Path:

@@ -51,7 +51,7 @@ from tgi_trio.model.check import check_checkpoint, model_spec
 from tgi_trio.model.config import read_config
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.model.scales import check_scales
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.quantising.gguf_file import write_gguf
 
 _BUFFER = 16 << 20

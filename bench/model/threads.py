@@ -29,7 +29,7 @@ from bench.machine.bandwidth import Bandwidth
 from bench.model.cases import CASES, Worker
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.machine.cores import usable_cores
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.weight_layout import PANEL

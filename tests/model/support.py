@@ -12,7 +12,7 @@ from typing import Any
 
 from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import RopeScaling, read_config
-from tgi_trio.model.t5_spec import T5Spec
+from tgi_trio.model.specs.t5 import T5Spec
 from tgi_trio.model.tensors import decoder_claims, t5_claims
 
 Stored = tuple[str, tuple[int, ...]]  # dtype as safetensors names it, and shape

@@ -17,7 +17,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.recognise import count_guesses, count_heads, find_kind, read_heads
 from tgi_trio.settings.records import Options

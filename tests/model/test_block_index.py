@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tgi_trio.model.block_index import BlockIndexSpec
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.block_index import BlockIndexSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

@@ -13,9 +13,9 @@ import pytest
 
 from tests.model.support import LLAMA, Asked, make_folder, write_json, write_safetensors
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.model import decoder_fit
 from tgi_trio.model.check import check_kv_cache, check_model, model_spec
 from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
+from tgi_trio.model.fit import decoder as decoder_fit
 from tgi_trio.model.transformers_types import text_types
 
 F32 = ("F32", (2, 2))

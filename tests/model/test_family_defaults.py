@@ -12,7 +12,7 @@ import pytest
 from tests.model.support import write_json
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

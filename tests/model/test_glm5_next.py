@@ -11,7 +11,7 @@ import pytest
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "nothing": {},

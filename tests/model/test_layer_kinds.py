@@ -11,9 +11,9 @@ import pytest
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
-from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.spec import DecoderSpec, HeadSizes
+from tgi_trio.model.matrices.decoder import outer_refs
+from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes
 from tgi_trio.model.split import Portion, check_split
 
 SIZES: dict[str, Any] = {

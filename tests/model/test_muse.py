@@ -11,7 +11,7 @@ import pytest
 
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.spec import DecoderSpec, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, RotarySpec
 
 
 def spec_of(folder: Path, config: dict[str, Any]) -> DecoderSpec:

@@ -13,7 +13,7 @@ from tgi_trio.model.check import is_known
 from tgi_trio.model.config import ModelConfig, read_config
 from tgi_trio.model.families.registry import FAMILIES
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
-from tgi_trio.model.t5_spec import T5_FAMILIES
+from tgi_trio.model.specs.t5 import T5_FAMILIES
 
 AUTO_MAP = {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
 

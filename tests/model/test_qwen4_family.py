@@ -12,8 +12,8 @@ from tests.model.test_layer_kinds import SIZES, spec_of
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.ngrams import find_primes
-from tgi_trio.model.pooled_index import PooledIndexSpec
+from tgi_trio.model.specs.ngrams import find_primes
+from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 
 QWEN4: dict[str, Any] = SIZES | {
     "model_type": "qwen4_exp_text",

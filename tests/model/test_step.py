@@ -11,7 +11,7 @@ import pytest
 from tests.model.support import write_json
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, RotarySpec
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

@@ -17,9 +17,9 @@ from tests.shard.torch_backend.test_models_families import VARIANTS
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_tensors import read_tensors
 from tgi_trio.model.config import read_config
-from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
+from tgi_trio.model.matrices.references import (
     LinearRef,
     MatrixRef,
     NormRef,
@@ -28,7 +28,7 @@ from tgi_trio.model.matrices import (
     VectorRef,
     run_of,
 )
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.split import unit_share
 from tgi_trio.model.tensors import decoder_claims
 

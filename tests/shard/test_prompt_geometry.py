@@ -18,7 +18,7 @@ from tgi_trio.ipc.images import ArenaPlace, SequenceImage
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.image_rules import ImageRules, image_rules
 from tgi_trio.model.reading import with_sections
-from tgi_trio.model.spec import RotarySpec
+from tgi_trio.model.specs.decoder import RotarySpec
 from tgi_trio.shard.prompt_geometry import (
     ImageGrid,
     PromptGeometry,

@@ -13,22 +13,12 @@ import pytest
 from tests.shard.numba_backend.numba_support import FITTING, LLAMA
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model import decoder_fit, kernel_fit
-from tgi_trio.model.activation_names import PLAIN
-from tgi_trio.model.block_index import BlockIndexSpec
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
-from tgi_trio.model.gated_streams import GatedStreamsSpec
-from tgi_trio.model.mixers import (
-    DeltaRule,
-    Mamba1,
-    Mamba2,
-    Mixer,
-    RecurrentGate,
-    ShortConvolution,
-)
-from tgi_trio.model.ngrams import NgramsSpec
-from tgi_trio.model.pooled_index import PooledIndexSpec
-from tgi_trio.model.spec import (
+from tgi_trio.model.fit import cpu_kernels as kernel_fit
+from tgi_trio.model.fit import decoder as decoder_fit
+from tgi_trio.model.specs.activations import PLAIN
+from tgi_trio.model.specs.block_index import BlockIndexSpec
+from tgi_trio.model.specs.decoder import (
     CompressionSpec,
     Crossing,
     DecoderSpec,
@@ -46,6 +36,17 @@ from tgi_trio.model.spec import (
     SharedKeySpec,
     StreamsSpec,
 )
+from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
+from tgi_trio.model.specs.mixers import (
+    DeltaRule,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    RecurrentGate,
+    ShortConvolution,
+)
+from tgi_trio.model.specs.ngrams import NgramsSpec
+from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 

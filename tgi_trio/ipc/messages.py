@@ -60,7 +60,7 @@ class SamplingParameters:
 
 @dataclass(frozen=True, slots=True)
 class StateGrant:
-    """The slots of one sequence's recurrent states (`model/mixers.py`)."""
+    """The slots of one sequence's recurrent states (`model/specs/mixers.py`)."""
 
     slots: tuple[int, int]  # a step reads one and writes the other, so that it can be repeated
     source: int = 0  # slot that its first step reads; 0: it starts from nothing

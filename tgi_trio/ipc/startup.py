@@ -58,7 +58,7 @@ class ShardInfo:
     # Query tokens of a step up to which one more costs little: drafts (`StepPlan.drafts`) fill a
     # step up to here. 0: plans may have no drafts.
     draft_budget: int = 0
-    # Of a slot of states, see `model/mixers.py`; 0: the model keeps none. A sequence has two.
+    # Of a slot of states, see `model/specs/mixers.py`; 0: the model keeps none. A sequence has two.
     state_bytes: int = 0
 
     @property

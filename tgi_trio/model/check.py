@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.model.activation_names import check_activation
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.checkpoint_tensors import gguf_files, read_tensors
 from tgi_trio.model.config import ModelConfig, RopeScaling
-from tgi_trio.model.decoder_fit import check_supported
 from tgi_trio.model.families.registry import FAMILIES, decoder_spec
+from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported, unserved
+from tgi_trio.model.fit.decoder import check_supported
 from tgi_trio.model.formats import (
     INDEX_DTYPES,
     SERVED_DTYPES,
@@ -27,7 +27,6 @@ from tgi_trio.model.formats import (
     refuse_pieces,
 )
 from tgi_trio.model.gguf.block_types import has_scales
-from tgi_trio.model.kernel_fit import find_undivided, find_unsupported, unserved
 from tgi_trio.model.leftovers import is_harmless, refuse_leftovers
 from tgi_trio.model.other_writing import find_other_writing_type, writing_refusal
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
@@ -35,10 +34,11 @@ from tgi_trio.model.quantised.gguf_layout import GgufLayout
 from tgi_trio.model.quantised.layout import MatrixLayout
 from tgi_trio.model.quantised.recognise import check_stated, find_layout, find_made
 from tgi_trio.model.quantised.stored import Stored, check_stored
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.activations import check_activation
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.t5 import T5_FAMILIES, T5Spec, t5_spec
 from tgi_trio.model.split import check_split
 from tgi_trio.model.stages import check_stages
-from tgi_trio.model.t5_spec import T5_FAMILIES, T5Spec, t5_spec
 from tgi_trio.model.tensors import (
     Shape,
     TensorClaims,

@@ -10,7 +10,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.files import find_gguf
 from tgi_trio.model.gguf.tensors import read_gguf_tensors
-from tgi_trio.model.ngram_matrices import drop_hashes
+from tgi_trio.model.matrices.ngrams import drop_hashes
 from tgi_trio.model.other_names import rename_family
 from tgi_trio.model.stacked_experts import flatten_vectors, split_experts
 from tgi_trio.model.wrappers import rename_text

@@ -1,7 +1,7 @@
 """Which fields of a model's spec a backend computes; everything else is refused.
 
-A backend has a table "record.field" -> `Claim` (`kernel_claims.py` for the CPU kernels,
-`decoder_fit.py` for torch). A field that is added to `spec.py` is in neither table, so a model that
+A backend has a table "record.field" -> `Claim` (`fit/kernel_claims.py` for the CPU kernels,
+`fit/decoder.py` for torch). A field that is added to a spec is in neither table, so a model that
 uses it is refused by both until they implement it. The same holds for a new value of a field whose
 values are listed.
 """

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import LinearRef, MatrixRef, NormRef, whole_linear
-from tgi_trio.model.spec import DecoderSpec, LayerSpec, Names
+from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
+from tgi_trio.model.matrices.references import LinearRef, MatrixRef, NormRef, whole_linear
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, Names
 
 _Layers = Callable[[DecoderSpec], tuple[LayerSpec, ...]]
 

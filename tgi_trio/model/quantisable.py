@@ -7,7 +7,7 @@ from tgi_trio.model.check import check_checkpoint, model_spec
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import find_announcement
 from tgi_trio.model.gguf.written import find_architecture
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 
 
 def quantisable_spec(config: ModelConfig, target: str) -> DecoderSpec:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.spec import QueryScale, RotarySpec
+from tgi_trio.model.specs.decoder import QueryScale, RotarySpec
 
 # The rotary scalings that are computed -> the parameters that they require.
 _SCALINGS: Final[dict[str, tuple[str, ...]]] = {

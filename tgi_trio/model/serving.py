@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.check import model_spec, split_refusal
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.kernel_fit import find_undivided, find_unsupported
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.t5 import T5Spec
 from tgi_trio.model.split import check_split
-from tgi_trio.model.t5_spec import T5Spec
 
 
 @dataclass(frozen=True, slots=True)

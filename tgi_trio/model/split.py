@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.matrices import Units, every_unit, run_of
-from tgi_trio.model.mixer_matrices import mixer_units
-from tgi_trio.model.spec import DecoderSpec, HeadSizes
-from tgi_trio.model.t5_spec import T5Spec
+from tgi_trio.model.matrices.mixers import mixer_units
+from tgi_trio.model.matrices.references import Units, every_unit, run_of
+from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes
+from tgi_trio.model.specs.t5 import T5Spec
 
 
 @dataclass(frozen=True, slots=True)

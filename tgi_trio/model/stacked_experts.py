@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
-from tgi_trio.model.spec import DecoderSpec, Names
+from tgi_trio.model.specs.decoder import DecoderSpec, Names
 
 # Newer checkpoints' names for tensors of all experts, in families with a matrix per expert.
 _GATES_UPS, _DOWNS = "gate_up_proj", "down_proj"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.model.t5_spec import T5Spec
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.t5 import T5Spec
 
 
 @dataclass(frozen=True, slots=True)

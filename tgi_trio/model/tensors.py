@@ -1,7 +1,7 @@
 """The tensors that a model needs from a checkpoint: their names and shapes.
 
 A start is refused before a loader runs if one of them is missing or has another shape, or if others
-would not be read. A decoder's names are those of `decoder_matrices.py`, which its loaders use; T5's
+would not be read. A decoder's names are those of `matrices/decoder.py`, which its loaders use; T5's
 are written here a second time. A test compares both with what the loaders request, for every
 family.
 """
@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Final, TypeAlias, cast
 
-from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import MatrixRef, NormRef, TensorRef, VectorRef
-from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.model.t5_spec import T5Spec
+from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
+from tgi_trio.model.matrices.references import MatrixRef, NormRef, TensorRef, VectorRef
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.t5 import T5Spec
 
 Shape = tuple[int, ...]
 Part: TypeAlias = MatrixRef | NormRef | VectorRef | TensorRef

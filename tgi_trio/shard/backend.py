@@ -17,7 +17,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.check import CPU_ROUNDING, check_guesser, model_spec
 from tgi_trio.model.config import ModelConfig, read_config
-from tgi_trio.model.kernel_fit import unserved
+from tgi_trio.model.fit.cpu_kernels import unserved
 from tgi_trio.model.quantised.recognise import check_stated
 from tgi_trio.model.speculators.recognise import find_kind
 from tgi_trio.shard.adapters.room import KeepsRoom, largest_adapter

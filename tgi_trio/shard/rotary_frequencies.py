@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.spec import RotarySpec
+from tgi_trio.model.specs.decoder import RotarySpec
 
 Floats = NDArray[np.float32]
 

@@ -9,7 +9,7 @@ from tgi_trio.model.families.registry import FAMILIES, THROUGH_TRANSFORMERS
 from tgi_trio.model.gguf.architectures import ARCHITECTURES
 from tgi_trio.model.gguf.block_types import BY_NAME
 from tgi_trio.model.gguf.pre_tokenizers import PRE_TOKENIZERS
-from tgi_trio.model.t5_spec import T5_FAMILIES
+from tgi_trio.model.specs.t5 import T5_FAMILIES
 from tgi_trio.model.wrappers import TEXT_TYPES
 from tgi_trio.settings.records import DTYPES
 from tools.docs.backends import render_backends
@@ -124,11 +124,11 @@ read. Recurrences are float32; what layers add up has the model's dtype, where `
 Mamba's in float32 (`residual_in_fp32`). Falcon H1 with biases behind what it scales, and Nemotron 3
 with biases around compressed experts, run through transformers.
 
-Zamba2's blocks of attention and MLP (`model/shared_matrices.py`, `layers/shared_block.py`) are used
-by many layers, each with changes of low rank; they read the embedding beside the hidden state, and
-what they say joins what the layer's Mamba reads. A block's weights are held once. Torch computes
-it; it is not cut into stages, and adapters are merged. Steps of time are bounded in prompts and
-decodes alike, where `transformers` bounds them in prompts alone.
+Zamba2's blocks of attention and MLP (`model/matrices/shared_block.py`, `layers/shared_block.py`)
+are used by many layers, each with changes of low rank; they read the embedding beside the hidden
+state, and what they say joins what the layer's Mamba reads. A block's weights are held once. Torch
+computes it; it is not cut into stages, and adapters are merged. Steps of time are bounded in
+prompts and decodes alike, where `transformers` bounds them in prompts alone.
 
 gpt-oss is computed with its sinks, windows, limited gates and biases; its experts' one tensor for
 all is read as one for each (`model/stacked_experts.py`). Another `swiglu_alpha` than 1.702 runs
@@ -153,7 +153,7 @@ LongCat-Flash's layers have two attentions and two MLPs each, and are two layers
 the second. Torch computes it, on a GPU in recorded graphs, and it is not cut into stages. With a
 bias of the router, it runs through transformers.
 
-Llama 3.2 Vision and Idefics 1 have layers that attend to images (`model/crossing_matrices.py`,
+Llama 3.2 Vision and Idefics 1 have layers that attend to images (`model/matrices/crossing.py`,
 `torch_backend/layers/crossing.py`), whose keys and values are the
 [tower's](images.md#which-models) to make. Llama's are passed by in text, and by rows of text beside
 others; of Idefics' the MLP alone adds something there. Eight tokens behind Llama's vocabulary are

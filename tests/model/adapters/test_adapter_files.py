@@ -18,8 +18,8 @@ from tgi_trio.model.adapters.files import WEIGHTS, read_adapter
 from tgi_trio.model.adapters.sites import Site, map_adapter
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.matrices import every_unit
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.references import every_unit
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.adapters.numbers import read_adapter_numbers
 
 DATA = Path(__file__).parents[2] / "conversion" / "data"  # what PEFT and transformers wrote

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.references import (
     LinearPiece,
     LinearRef,
     MatrixRef,

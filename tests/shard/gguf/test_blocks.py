@@ -23,8 +23,8 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.fit.cpu_kernels import find_unsupported
 from tgi_trio.model.gguf.folder import gguf_folder
-from tgi_trio.model.kernel_fit import find_unsupported
 from tgi_trio.shard.numba_backend.tables import Code
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -29,11 +29,11 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
-from tgi_trio.model.delta_rule_matrices import delta_rule_refs
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.folder import gguf_folder
-from tgi_trio.model.matrices import run_of
-from tgi_trio.model.mixers import DeltaRule
+from tgi_trio.model.matrices.delta_rule import delta_rule_refs
+from tgi_trio.model.matrices.references import run_of
+from tgi_trio.model.specs.mixers import DeltaRule
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.side_by_side import join_columns

@@ -15,7 +15,7 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families import names
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, RotarySpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS

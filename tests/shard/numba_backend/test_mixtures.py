@@ -21,7 +21,7 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
-from tgi_trio.model.spec import ExpertsSpec
+from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding, round_matrix

@@ -19,7 +19,7 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
-from tgi_trio.model.spec import RotaryKind, RotarySpec
+from tgi_trio.model.specs.decoder import RotaryKind, RotarySpec
 from tgi_trio.shard.numba_backend.rotary_tables import RotaryTables
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 

@@ -34,7 +34,7 @@ from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.matrices import TensorRef, Units
+from tgi_trio.model.matrices.references import TensorRef, Units
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import read_tensor
 from tgi_trio.shard.checkpoint.numbers import Floats

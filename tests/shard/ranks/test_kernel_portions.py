@@ -33,7 +33,7 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.kernel_fit import find_undivided
+from tgi_trio.model.fit.cpu_kernels import find_undivided
 from tgi_trio.shard.numba_backend.loading import load
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.ranks import exchange, portions

@@ -27,7 +27,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.layer_work import head_work, layer_work
+from tgi_trio.model.matrices.layer_work import head_work, layer_work
 from tgi_trio.model.stages import Stage
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.shard.torch_backend.models_support import plan, sequence, tables
-from tgi_trio.model.spec import IndexSpec, LatentSpec, RotarySpec
+from tgi_trio.model.specs.decoder import IndexSpec, LatentSpec, RotarySpec
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape

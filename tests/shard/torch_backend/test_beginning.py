@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tests.shard.torch_backend.models_support import plan, sequence, tables
-from tgi_trio.model.spec import RotarySpec
+from tgi_trio.model.specs.decoder import RotarySpec
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.models.attending import make_tables
 from tgi_trio.shard.torch_backend.models.beginning import Beginning, Begun

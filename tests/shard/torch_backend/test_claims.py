@@ -18,8 +18,8 @@ from tgi_trio.model.check import model_spec
 from tgi_trio.model.checkpoint_tensors import read_tensors
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.kernel_claims import ACTIVATIONS
-from tgi_trio.model.t5_spec import T5_FAMILIES, T5Spec
+from tgi_trio.model.fit.kernel_claims import ACTIVATIONS
+from tgi_trio.model.specs.t5 import T5_FAMILIES, T5Spec
 from tgi_trio.model.tensors import TensorClaims, decoder_claims, t5_claims
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.model.spec import ExpertsSpec
+from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.torch_backend.layers import mlp as layers_mlp
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 from tgi_trio.shard.torch_backend.layers.gating import Gate

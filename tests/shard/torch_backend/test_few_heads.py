@@ -14,7 +14,7 @@ from transformers.models.glm import modeling_glm
 from transformers.models.llama import modeling_llama
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.model.spec import NormKind, RotarySpec
+from tgi_trio.model.specs.decoder import NormKind, RotarySpec
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention import few_heads
 from tgi_trio.shard.torch_backend.attention.few_heads import (

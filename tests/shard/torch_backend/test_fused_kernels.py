@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.model.spec import LatentSpec, QueryScale, RotarySpec
+from tgi_trio.model.specs.decoder import LatentSpec, QueryScale, RotarySpec
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.references import (
     MatrixRef,
     every_unit,
     run_of,

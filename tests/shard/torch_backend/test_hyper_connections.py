@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.model.spec import HyperSpec
+from tgi_trio.model.specs.decoder import HyperSpec
 from tgi_trio.shard.torch_backend.layers.hyper import (
     HyperConnection,
     HyperEnds,

@@ -20,7 +20,7 @@ from tests.shard.torch_backend.crossing_support import (
     states,
 )
 from tests.shard.torch_backend.models_support import BLOCK
-from tgi_trio.model.spec import Crossing
+from tgi_trio.model.specs.decoder import Crossing
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.images.features import CrossStates
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource

@@ -18,7 +18,7 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
-from tgi_trio.model.block_index import BlockIndexSpec
+from tgi_trio.model.specs.block_index import BlockIndexSpec
 from tgi_trio.shard.torch_backend.layers.block_index import score_blocks
 from tgi_trio.shard.torch_backend.layers.index import IndexQueries, choose_best, score_keys
 

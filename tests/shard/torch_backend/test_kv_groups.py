@@ -31,7 +31,7 @@ from tgi_trio.ipc.messages import PrefillRow
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.kernel_fit import find_unsupported
+from tgi_trio.model.fit.cpu_kernels import find_unsupported
 from tgi_trio.model.tensors import decoder_claims
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.plan_parts import slice_plan

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.model.spec import RotarySpec
+from tgi_trio.model.specs.decoder import RotarySpec
 from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection, choose_pairs
 from tgi_trio.shard.torch_backend.attention.interface import HeadPlaces
 from tgi_trio.shard.torch_backend.layers import few_rows, lone_shares

@@ -22,7 +22,7 @@ from tests.shard.torch_backend.block_index_cases import (
     some,
 )
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.model.block_index import BlockIndexSpec
+from tgi_trio.model.specs.block_index import BlockIndexSpec
 from tgi_trio.shard.torch_backend.attention.chosen_blocks import BlocksAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionKind, AttentionNeeds
 from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention

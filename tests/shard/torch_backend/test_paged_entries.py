@@ -9,7 +9,7 @@ import torch
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tests.shard.torch_backend.models_support import plan, sequence, tables
-from tgi_trio.model.spec import CompressionSpec, IndexSpec, RotarySpec
+from tgi_trio.model.specs.decoder import CompressionSpec, IndexSpec, RotarySpec
 
 need_triton()
 

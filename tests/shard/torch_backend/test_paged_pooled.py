@@ -21,7 +21,7 @@ from tests.shard.torch_backend.block_index_cases import (
     some,
 )
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.model.pooled_index import PooledIndexSpec
+from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.pooled_blocks import PooledAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache

@@ -17,7 +17,7 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
-from tgi_trio.model.pooled_index import PooledIndexSpec
+from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex, score_pooled
 

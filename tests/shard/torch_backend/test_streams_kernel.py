@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.model.spec import HyperSpec, NormKind
+from tgi_trio.model.specs.decoder import HyperSpec, NormKind
 from tgi_trio.shard.torch_backend.layers.hyper import HyperConnection, HyperEnds, HyperStates
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.layers.norm import Norm

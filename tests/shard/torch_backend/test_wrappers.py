@@ -30,7 +30,7 @@ from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.checkpoint_tensors import read_tensors
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.kernel_fit import find_unsupported
+from tgi_trio.model.fit.cpu_kernels import find_unsupported
 from tgi_trio.model.wrappers import DEFAULTS
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.numba_backend.program import pack_program

@@ -13,10 +13,10 @@ from typing import Final, Literal
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.files import Adapter, Pair
-from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import LinearRef
-from tgi_trio.model.matrix_roles import MlpRefs
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
+from tgi_trio.model.matrices.references import LinearRef
+from tgi_trio.model.matrices.roles import MlpRefs
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.wrappers import text_name
 
 Role = Literal["qkv", "output", "inner", "down"]

@@ -12,7 +12,7 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_kin import ernie_bias, exaone4
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.reading import rotary, sliding_windows
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, HeadSizes, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, HeadSizes, RotarySpec
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 

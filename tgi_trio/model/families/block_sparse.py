@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tgi_trio.model.block_index import BlockIndexSpec
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.checkpoint_traits import choose_names
 from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
+from tgi_trio.model.specs.block_index import BlockIndexSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LayerSpec
 
 _ALPHA = 1.702  # of "quick_gelu"
 _SPARSE = "minimax_m3_sparse"  # in `layer_types`

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor, read_headers, stored_names
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.spec import DecoderSpec, Names
+from tgi_trio.model.specs.decoder import DecoderSpec, Names
 from tgi_trio.model.wrappers import rename_text
 
 

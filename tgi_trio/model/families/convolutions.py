@@ -8,9 +8,9 @@ from typing import Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
-from tgi_trio.model.mixers import ShortConvolution
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, Names
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, Names
+from tgi_trio.model.specs.mixers import ShortConvolution
 
 _THETA: Final = 1000000.0
 

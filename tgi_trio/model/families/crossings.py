@@ -9,7 +9,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import Crossing, DecoderSpec, LayerSpec
+from tgi_trio.model.specs.decoder import Crossing, DecoderSpec, LayerSpec
 from tgi_trio.model.wrappers import EXTRA_TOKENS
 
 _LLAMA_CROSSINGS: Final = (3, 8, 13, 18, 23, 28, 33, 38)

@@ -13,7 +13,7 @@ from tgi_trio.model.families.llama_kin import with_yarn
 from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import (
+from tgi_trio.model.specs.decoder import (
     DecoderSpec,
     ExpertsSpec,
     LatentSpec,

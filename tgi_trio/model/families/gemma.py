@@ -13,7 +13,7 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.reading import rotary, sliding_windows
-from tgi_trio.model.spec import (
+from tgi_trio.model.specs.decoder import (
     DecoderSpec,
     ExpertsSpec,
     HeadSizes,

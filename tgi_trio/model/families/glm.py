@@ -10,7 +10,7 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.deepseek import deepseek_spec
 from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.reading import rotary, with_sections
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, RotarySpec
 
 # A key in the config that we make of a GGUF file: rotated pairs are half a head apart.
 PAIRS_IN_HALVES: Final = "pairs_in_halves"

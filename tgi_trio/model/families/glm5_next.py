@@ -11,8 +11,7 @@ from tgi_trio.model.families.deepseek import v3_experts
 from tgi_trio.model.families.linear_attention import set_mixers
 from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.families.sparse import choosing_layers
-from tgi_trio.model.mixers import DeltaRule
-from tgi_trio.model.spec import (
+from tgi_trio.model.specs.decoder import (
     DecoderSpec,
     HyperSpec,
     IndexSpec,
@@ -20,6 +19,7 @@ from tgi_trio.model.spec import (
     LayerSpec,
     RotarySpec,
 )
+from tgi_trio.model.specs.mixers import DeltaRule
 
 _LINEAR, _INDEXED, _FULL = "linear_attention", "indexed_attention", "full_attention"
 _LEAST_DECAY: Final = -5.0

@@ -8,7 +8,7 @@ from typing import Any
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import DecoderSpec, LayerSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec
 
 
 def _spec(

@@ -9,7 +9,7 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import granite
 from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.reading import sliding_windows
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec
 
 
 def granitemoe(config: ModelConfig) -> DecoderSpec:

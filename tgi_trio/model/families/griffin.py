@@ -12,9 +12,9 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.linear_attention import set_mixers
 from tgi_trio.model.families.llama_like import llama_spec
-from tgi_trio.model.mixers import RecurrentGate
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.mixers import RecurrentGate
 
 _KINDS: Final = {"attention": "full_attention", "recurrent": "linear_attention"}
 

@@ -12,9 +12,9 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.checkpoint_traits import name_layers
 from tgi_trio.model.families.llama_like import PROJECTIONS_APART, attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import set_qwen_experts
-from tgi_trio.model.mixers import DeltaLayout, DeltaRule, Mixer
 from tgi_trio.model.reading import rotary, with_sections
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LatentSpec, Names, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LatentSpec, Names, RotarySpec
+from tgi_trio.model.specs.mixers import DeltaLayout, DeltaRule, Mixer
 
 _PARTIAL: Final = 0.25  # of a head that is rotated
 # A key in the config that we make of a GGUF file: see `DeltaRule.tiled`.

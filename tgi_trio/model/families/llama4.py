@@ -10,7 +10,7 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec, QueryScale, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LayerSpec, QueryScale, RotarySpec
 
 # Rotary scalings that keep the length of a head. Heads are normalised after the rotation; if
 # lengths are kept, doing it before is the same, and kernels can do both.

@@ -9,7 +9,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
 from tgi_trio.model.reading import rotary, sliding_windows, with_rotary
-from tgi_trio.model.spec import DecoderSpec, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, RotarySpec
 
 # Apertus' default rotary embedding.
 _APERTUS_ROTARY: Final = {

@@ -8,7 +8,7 @@ from typing import Any
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.reading import rotary, sliding_windows, with_sections
-from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, RotarySpec
 
 # A key in the config that we make of a GGUF file: queries, keys and values are separate matrices.
 PROJECTIONS_APART = "projections_apart"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.deepseek import deepseek_spec
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, Names
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, Names
 
 
 def longcat_flash(config: ModelConfig) -> DecoderSpec | None:

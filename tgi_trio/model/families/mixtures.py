@@ -10,7 +10,7 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_kin import hunyuan
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
 from tgi_trio.model.reading import rotary, sliding_windows, with_sections
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LayerSpec
 
 # A key in the config that we make of a GGUF file: each expert has separate gate, up and down.
 EXPERTS_APART: Final = "experts_apart"

@@ -8,7 +8,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import DecoderSpec, LayerSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec
 
 
 def muse_glimmer(config: ModelConfig) -> DecoderSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Final
 
-from tgi_trio.model.spec import Names
+from tgi_trio.model.specs.decoder import Names
 
 LLAMA = Names(
     base="model.",

@@ -12,12 +12,12 @@ from tgi_trio.model.families.checkpoint_traits import is_stored
 from tgi_trio.model.families.linear_attention import delta_rule, set_mixers
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import set_qwen_experts
-from tgi_trio.model.gated_streams import GatedStreamsSpec
-from tgi_trio.model.ngram_matrices import TABLE
-from tgi_trio.model.ngrams import NgramsSpec, draw_factors, find_primes
-from tgi_trio.model.pooled_index import PooledIndexSpec
+from tgi_trio.model.matrices.ngrams import TABLE
 from tgi_trio.model.reading import rotary, with_sections
-from tgi_trio.model.spec import DecoderSpec, LayerSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec
+from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
+from tgi_trio.model.specs.ngrams import NgramsSpec, draw_factors, find_primes
+from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 
 # Defaults of the mixtures' numbers.
 _EXPERTS: Final = {

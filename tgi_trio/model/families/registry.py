@@ -40,7 +40,7 @@ from tgi_trio.model.families import (
     zamba,
 )
 from tgi_trio.model.families.checkpoint_traits import fit_checkpoint, fit_exl2
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 
 SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.deepseek import deepseek_spec, v3_experts
-from tgi_trio.model.spec import DecoderSpec, HyperSpec, IndexSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, HyperSpec, IndexSpec
 
 
 def deepseek_v32(config: ModelConfig) -> DecoderSpec | None:

@@ -12,9 +12,9 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.linear_attention import set_mixers
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import EXPERTS_APART
-from tgi_trio.model.mixers import Mamba1, Mamba2, Mixer
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LayerSpec
+from tgi_trio.model.specs.mixers import Mamba1, Mamba2, Mixer
 
 # Names of kinds of layers in configs -> kinds; letters are from Nemotron's pattern.
 _KINDS: Final[Mapping[str, str]] = {

@@ -15,7 +15,7 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.balanced import set_sparse
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, HeadSizes, LayerSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, HeadSizes, LayerSpec
 
 # A key in the config that we make of a GGUF file, beside which there is no code.
 WITHOUT_CODE: Final = "without_code"

@@ -13,7 +13,7 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.balanced import set_sparse
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, Names
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, Names
 
 _SLIDING: Final = "sliding_attention"
 

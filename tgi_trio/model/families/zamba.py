@@ -9,9 +9,9 @@ from typing import Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import llama_spec
-from tgi_trio.model.mixers import Mamba2
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import DecoderSpec, LayerSpec, SharedBlock
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, SharedBlock
+from tgi_trio.model.specs.mixers import Mamba2
 
 _HYBRID: Final = "hybrid"  # the name in configs of a layer that uses a block
 _OTHERS: Final = ("mamba", "mamba2", "linear_attention")

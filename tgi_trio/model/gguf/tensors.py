@@ -23,7 +23,7 @@ from tgi_trio.model.gguf.architectures import ARCHITECTURES, Architecture
 from tgi_trio.model.gguf.files import read_model
 from tgi_trio.model.gguf.header import TensorInfo
 from tgi_trio.model.guessing_layers import LAYOUTS, MtpLayout
-from tgi_trio.model.spec import DecoderSpec, Names
+from tgi_trio.model.specs.decoder import DecoderSpec, Names
 from tgi_trio.model.stacked_experts import split_first_axis
 from tgi_trio.model.tensors import Shape, decoder_claims, shapes_in
 

@@ -12,7 +12,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.config import ModelConfig, read_json
 from tgi_trio.model.gguf.pre_tokenizers import PRE_TOKENIZERS
 from tgi_trio.model.gguf.tensors import FAMILY_ROLES, OUTER_ROLES
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 
 Values = dict[str, Any]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantised.layout import Headers, Part, read_count, split_name
 
 Kind = Literal["int8", "nf4", "fp4"]

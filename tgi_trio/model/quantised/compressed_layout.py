@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantised import mxfp4_layout, mxfp8_layout, nvfp4_layout
 from tgi_trio.model.quantised.fp8_layout import E4M3
 from tgi_trio.model.quantised.layout import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantised.layout import Headers, Part, split_name
 
 BITS: Final = (2, 3, 4, 5, 6, 8)

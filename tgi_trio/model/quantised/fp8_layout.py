@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantised.layout import (
     EXPONENT_DTYPES,
     EXPONENTS,

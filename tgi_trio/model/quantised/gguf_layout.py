@@ -11,7 +11,7 @@ from typing import Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.gguf.block_types import BY_NAME
-from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantised.layout import Headers, Part, split_name
 
 KEYS, VALUES = "keys", "values"

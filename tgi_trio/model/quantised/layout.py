@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
-from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.matrices.references import MatrixRef
 
 Headers = Mapping[str, StoredTensor]
 Shape = tuple[int, ...]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantised.layout import EXPONENT_DTYPES, EXPONENTS, Headers, Part, check_groups
 
 GROUP: Final = 32  # inputs that share a scale

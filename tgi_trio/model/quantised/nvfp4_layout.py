@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantised.fp8_layout import E4M3
 from tgi_trio.model.quantised.layout import FLOATS, ONE, STEPS, Part, check_groups
 

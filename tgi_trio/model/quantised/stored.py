@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import are_plain, describe_plain, find_announcement
-from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantised.layout import (
     SMALL_SCALES,
     Headers,

@@ -14,10 +14,10 @@ from typing import Any, Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.matrices import LinearRef, MatrixRef, whole_linear
-from tgi_trio.model.spec import DecoderSpec, HeadSizes, LayerSpec
+from tgi_trio.model.matrices.decoder import outer_refs
+from tgi_trio.model.matrices.references import LinearRef, MatrixRef, whole_linear
+from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.model.speculators.eagle import GUESSES
 from tgi_trio.model.speculators.spec import HeadsSpec, check_base
 from tgi_trio.model.tensors import decoder_claims

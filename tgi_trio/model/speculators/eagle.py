@@ -10,14 +10,14 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.llama_like import llama_spec
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.references import (
     LinearPiece,
     LinearRef,
     MatrixRef,
     whole_linear,
     whole_units,
 )
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.spec import EagleSpec, check_base
 
 GUESSES: Final = 4  # tokens ahead, if neither a flag nor config.json states it

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor, read_headers
-from tgi_trio.model.matrices import whole_linear
+from tgi_trio.model.matrices.references import whole_linear
 from tgi_trio.model.speculators.eagle import (
     GUESSES,
     NamedTensors,

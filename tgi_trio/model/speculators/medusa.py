@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.references import (
     LinearRef,
     MatrixRef,
     stack_matrices,

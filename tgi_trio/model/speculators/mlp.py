@@ -8,7 +8,7 @@ from typing import Any
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
-from tgi_trio.model.matrices import LinearRef, MatrixRef, whole_linear
+from tgi_trio.model.matrices.references import LinearRef, MatrixRef, whole_linear
 from tgi_trio.model.speculators.spec import MlpSpec, check_base
 
 _BASE = "speculator."  # prefix of every tensor's name

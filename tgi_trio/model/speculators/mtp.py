@@ -16,7 +16,7 @@ from tgi_trio.model.other_names import rename_family
 from tgi_trio.model.quantised.gguf_layout import GgufLayout
 from tgi_trio.model.quantised.recognise import find_layout
 from tgi_trio.model.quantised.stored import Stored, check_stored
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.tensors import matrices_in, shapes_in
 from tgi_trio.model.wrappers import rename_text
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.matrices import LinearRef, MatrixRef
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.references import LinearRef, MatrixRef
+from tgi_trio.model.specs.decoder import DecoderSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

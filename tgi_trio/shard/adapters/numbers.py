@@ -25,8 +25,8 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.files import Adapter, Pair, read_adapter
 from tgi_trio.model.adapters.sites import AdaptedLinear, Site, map_adapter
 from tgi_trio.model.checkpoint_files import StoredTensor
-from tgi_trio.model.matrices import Share
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.references import Share
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 
 _PIECE_S: Final = 0.0005  # seconds of work after which the reader sleeps

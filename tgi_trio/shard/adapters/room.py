@@ -8,7 +8,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.adapters.sites import adaptable_linears
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.runner import Runner
 
 # Rounding of what is computed with: the kernels have whole panels, and allocations whole pages.

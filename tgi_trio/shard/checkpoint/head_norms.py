@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.model.matrices import NormRef
+from tgi_trio.model.matrices.references import NormRef
 from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.checkpoint.numbers import Floats
 

@@ -14,7 +14,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_tensors import gguf_files, read_tensors
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import TABLE_DTYPES
-from tgi_trio.model.matrices import LinearRef, Share, TensorRef
+from tgi_trio.model.matrices.references import LinearRef, Share, TensorRef
 from tgi_trio.shard.checkpoint.container import Container, find_tensor
 from tgi_trio.shard.checkpoint.formats.choose import choose_format
 from tgi_trio.shard.checkpoint.formats.gguf import unchanged

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.model.matrices import every_unit
+from tgi_trio.model.matrices.references import every_unit
 from tgi_trio.shard.adapter_host import LoadedAdapter
 from tgi_trio.shard.adapters.numbers import AdapterPart, read_adapter_numbers
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.shard.numba_backend.head_order import needs_order
 from tgi_trio.shard.numba_backend.padded_heads import is_padded

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.decoder_matrices import normalises_plainly
-from tgi_trio.model.matrix_roles import AttentionRefs, LatentRefs
-from tgi_trio.model.spec import DecoderSpec, HeadSizes, LayerSpec
+from tgi_trio.model.matrices.decoder import normalises_plainly
+from tgi_trio.model.matrices.roles import AttentionRefs, LatentRefs
+from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.shard.linear_biases import alibi_slopes
 from tgi_trio.shard.numba_backend.gate_operations import add_gates
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order

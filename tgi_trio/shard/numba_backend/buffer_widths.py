@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tgi_trio.model.decoder_matrices import layer_refs
-from tgi_trio.model.mixers import DeltaRule
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.decoder import layer_refs
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.mixers import DeltaRule
 from tgi_trio.model.stages import Run
 from tgi_trio.shard.numba_backend.channel_operations import decays_width
 from tgi_trio.shard.numba_backend.latent_operations import LatentShape

@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from tgi_trio.model.matrices import every_unit
-from tgi_trio.model.matrix_roles import Mamba1Refs, MixerRefs, RecurrentGateRefs
-from tgi_trio.model.mixers import Mamba1, RecurrentGate
+from tgi_trio.model.matrices.references import every_unit
+from tgi_trio.model.matrices.roles import Mamba1Refs, MixerRefs, RecurrentGateRefs
+from tgi_trio.model.specs.mixers import Mamba1, RecurrentGate
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import read_linear
 from tgi_trio.shard.checkpoint.numbers import to_float32

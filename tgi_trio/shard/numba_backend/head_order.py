@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.spec import RotarySpec
+from tgi_trio.model.specs.decoder import RotarySpec
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.matrices import every_unit, whole_linear
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.references import every_unit, whole_linear
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
 from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
 from tgi_trio.shard.checkpoint.lookup import read_table

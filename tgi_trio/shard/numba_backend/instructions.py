@@ -7,7 +7,7 @@ import os
 
 import llvmlite.binding as llvm
 
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.numba_backend.kinds.kind import Kind
 from tgi_trio.shard.numba_backend.multiplier import Dots, Multiplier, multiplies_bytes
 from tgi_trio.shard.numba_backend.padded_heads import kept_sizes

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.matrices import LinearRef, every_unit
-from tgi_trio.model.matrix_roles import AttentionRefs, LatentRefs
-from tgi_trio.model.spec import LatentSpec, RotarySpec
+from tgi_trio.model.matrices.references import LinearRef, every_unit
+from tgi_trio.model.matrices.roles import AttentionRefs, LatentRefs
+from tgi_trio.model.specs.decoder import LatentSpec, RotarySpec
 from tgi_trio.shard.checkpoint.lookup import read_linear
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.head_order import head_order

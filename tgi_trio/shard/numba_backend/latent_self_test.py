@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tgi_trio.model.spec import RotarySpec
+from tgi_trio.model.specs.decoder import RotarySpec
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.head_order import head_order

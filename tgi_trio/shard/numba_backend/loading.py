@@ -14,14 +14,14 @@ import numpy as np
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.check import check_checkpoint, check_rotary
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported, undivided
 from tgi_trio.model.guessing_layers import MtpSpec
-from tgi_trio.model.kernel_fit import find_undivided, find_unsupported, undivided
-from tgi_trio.model.layer_work import find_run
-from tgi_trio.model.matrices import every_unit
+from tgi_trio.model.matrices.decoder import outer_refs
+from tgi_trio.model.matrices.layer_work import find_run
+from tgi_trio.model.matrices.references import every_unit
 from tgi_trio.model.quantised.recognise import find_made
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.mtp import need_mtp

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tgi_trio.model.matrices import LinearRef, every_unit
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.references import LinearRef, every_unit
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.lookup import Weights, read_linear
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tgi_trio.model.matrices import LinearRef, TensorRef, every_unit
-from tgi_trio.model.matrix_roles import (
+from tgi_trio.model.matrices.references import LinearRef, TensorRef, every_unit
+from tgi_trio.model.matrices.roles import (
     ConvolutionRefs,
     DeltaRuleRefs,
     Mamba1Refs,
@@ -16,7 +16,7 @@ from tgi_trio.model.matrix_roles import (
     MixerRefs,
     RecurrentGateRefs,
 )
-from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate
+from tgi_trio.model.specs.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate
 from tgi_trio.shard.checkpoint.lookup import read_tensor
 from tgi_trio.shard.numba_backend.channel_operations import add_mamba1, add_recurrent_gate
 from tgi_trio.shard.numba_backend.gate_operations import add_gates

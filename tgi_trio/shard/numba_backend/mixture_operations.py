@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tgi_trio.model.matrices import LinearRef, VectorRef, every_unit
-from tgi_trio.model.matrix_roles import ExpertsRefs, MlpRefs
-from tgi_trio.model.spec import ExpertsSpec
+from tgi_trio.model.matrices.references import LinearRef, VectorRef, every_unit
+from tgi_trio.model.matrices.roles import ExpertsRefs, MlpRefs
+from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.checkpoint.lookup import read_bias, read_linear
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter

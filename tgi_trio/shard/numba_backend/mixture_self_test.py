@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tgi_trio.model.families.names import QWEN2_MOE
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend import self_test
 from tgi_trio.shard.numba_backend.machine_code.entry import MIX_EXPERTS

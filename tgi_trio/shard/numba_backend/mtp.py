@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.guessing_layers import MtpSpec
-from tgi_trio.model.matrices import NormRef
+from tgi_trio.model.matrices.references import NormRef
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights

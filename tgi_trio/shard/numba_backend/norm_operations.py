@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.matrices import NormRef
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.references import NormRef
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.checkpoint.head_norms import read_head_norms
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import Buffer, Code, Epilogue

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.matrices import LinearRef
+from tgi_trio.model.matrices.references import LinearRef
 from tgi_trio.model.split import Portion
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.model.matrices import every_unit
-from tgi_trio.model.matrix_roles import OwnInputRefs, OwnInputsRefs
-from tgi_trio.model.spec import DecoderSpec, OwnInputsSpec
+from tgi_trio.model.matrices.references import every_unit
+from tgi_trio.model.matrices.roles import OwnInputRefs, OwnInputsRefs
+from tgi_trio.model.specs.decoder import DecoderSpec, OwnInputsSpec
 from tgi_trio.shard.checkpoint.lookup import read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.gate_operations import add_gates

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.spec import DecoderSpec, HeadSizes, LayerSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter

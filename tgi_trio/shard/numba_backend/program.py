@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.decoder_matrices import outer_refs
-from tgi_trio.model.layer_work import find_run
-from tgi_trio.model.spec import DecoderSpec, HeadSizes
+from tgi_trio.model.matrices.decoder import outer_refs
+from tgi_trio.model.matrices.layer_work import find_run
+from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run

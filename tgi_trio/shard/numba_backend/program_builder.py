@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.adapters.sites import Role, Site
-from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import LinearRef, NormRef, every_unit
-from tgi_trio.model.matrix_roles import AttentionRefs, BesideRefs, ExpertsRefs, LayerRefs, MlpRefs
-from tgi_trio.model.mixers import Mamba2
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
+from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
+from tgi_trio.model.matrices.references import LinearRef, NormRef, every_unit
+from tgi_trio.model.matrices.roles import AttentionRefs, BesideRefs, ExpertsRefs, LayerRefs, MlpRefs
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LayerSpec
+from tgi_trio.model.specs.mixers import Mamba2
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run
@@ -180,7 +180,7 @@ class ProgramBuilder:
     def _read_final_norm(self) -> FinalNorm:
         norm = outer_refs(self._model).final_norm
         if norm is None:
-            raise ValueError("the kernels need a norm before the head; see `kernel_fit.py`")
+            raise ValueError("the kernels need a norm before the head; see `fit/cpu_kernels.py`")
         weight, bias = self._norms.read_weight(norm), self._norms.read_bias(norm)
         return FinalNorm(weight, bias, norm.eps, self._norms.is_centred(norm))
 

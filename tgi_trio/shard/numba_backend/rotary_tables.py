@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.spec import RotarySpec
+from tgi_trio.model.specs.decoder import RotarySpec
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend.arena import address
 from tgi_trio.shard.numba_backend.head_order import needs_order, widen

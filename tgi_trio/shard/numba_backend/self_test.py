@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.families.names import LLAMA
-from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, RotarySpec
 from tgi_trio.shard.checkpoint.formats.int8 import to_int8
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tgi_trio.model.matrices import TensorRef, every_unit
-from tgi_trio.model.matrix_roles import MixerRefs
+from tgi_trio.model.matrices.references import TensorRef, every_unit
+from tgi_trio.model.matrices.roles import MixerRefs
 from tgi_trio.shard.checkpoint.lookup import read_tensor
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.model.matrices import LinearRef, NormRef, VectorRef, every_unit
-from tgi_trio.model.matrix_roles import LayerStreamsRefs, StreamsRefs
-from tgi_trio.model.spec import DecoderSpec, StreamsSpec
+from tgi_trio.model.matrices.references import LinearRef, NormRef, VectorRef, every_unit
+from tgi_trio.model.matrices.roles import LayerStreamsRefs, StreamsRefs
+from tgi_trio.model.specs.decoder import DecoderSpec, StreamsSpec
 from tgi_trio.shard.checkpoint.lookup import read_table
 from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.numba_backend.norm_operations import NormWriter

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.numba_backend import (
     adapter_self_test,
     kind_self_test,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tgi_trio.model.kernel_claims import LANES as LANES
-from tgi_trio.model.kernel_claims import PANEL as PANEL
+from tgi_trio.model.fit.kernel_claims import LANES as LANES
+from tgi_trio.model.fit.kernel_claims import PANEL as PANEL
 
 # Rows of activations after the last one, which a tile may read and ignore.
 SPARE_ROWS: Final = 7

@@ -25,8 +25,8 @@ from tgi_trio.model.gguf.written import (
     rotary_divisors,
     vocabularies,
 )
-from tgi_trio.model.matrices import MatrixRef
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.references import MatrixRef
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.tensors import decoder_claims, decoder_matrices
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32

@@ -9,7 +9,7 @@ import torch
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig, read_config, read_values
-from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantisable import quantisable_spec
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
 from tgi_trio.shard.checkpoint.numbers import to_float32

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import LinearRef, MatrixRef
-from tgi_trio.model.matrix_roles import AttentionRefs, LayerRefs, MlpRefs
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
+from tgi_trio.model.matrices.references import LinearRef, MatrixRef
+from tgi_trio.model.matrices.roles import AttentionRefs, LayerRefs, MlpRefs
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Checkpoint
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.split import kv_head_share
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.images.features import CrossStates

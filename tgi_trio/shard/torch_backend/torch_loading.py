@@ -25,9 +25,9 @@ from tgi_trio.model.check import (
 )
 from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
 from tgi_trio.model.quantised.recognise import find_made
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.t5 import T5Spec
 from tgi_trio.model.speculators.recognise import find_kind
-from tgi_trio.model.t5_spec import T5Spec
 from tgi_trio.model.tensors import decoder_matrices
 from tgi_trio.settings.records import MTP
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.matrices import LinearRef, NormRef, Share
+from tgi_trio.model.matrices.references import LinearRef, NormRef, Share
 from tgi_trio.shard.checkpoint.head_norms import read_head_norms
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, read_bias, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import Floats

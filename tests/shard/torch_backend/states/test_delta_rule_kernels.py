@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.model.mixers import DeltaRule
+from tgi_trio.model.specs.mixers import DeltaRule
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.states import delta_rule_layer
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.model.ngrams import NgramsSpec, draw_factors, find_primes
+from tgi_trio.model.specs.ngrams import NgramsSpec, draw_factors, find_primes
 from tgi_trio.shard.torch_backend.layers.gated_streams import StreamNorm
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.states import ngrams_layer

@@ -15,7 +15,7 @@ from tests.shard.torch_backend.models_support import assert_as_golden, prompts
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.check import check_checkpoint, model_spec
 from tgi_trio.model.config import read_config
-from tgi_trio.model.ngrams import find_primes
+from tgi_trio.model.specs.ngrams import find_primes
 
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.model.mixers import ShortConvolution, StateShape
+from tgi_trio.model.specs.mixers import ShortConvolution, StateShape
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 

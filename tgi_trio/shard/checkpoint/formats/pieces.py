@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantised.layout import MatrixLayout, check_parts
 from tgi_trio.shard.checkpoint.container import Container, RawTensor
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.kernel_claims import PANEL
+from tgi_trio.model.fit.kernel_claims import PANEL
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16
 
 Array = NDArray[Any]

@@ -17,8 +17,8 @@ import torch
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.model.adapters.sites import Site
-from tgi_trio.model.matrices import Share
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.references import Share
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.adapter_host import AdapterHost, LoadedAdapter
 from tgi_trio.shard.adapters.numbers import read_adapter_numbers

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from tgi_trio.model.matrices import every_unit, whole_linear
+from tgi_trio.model.matrices.references import every_unit, whole_linear
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD, Ids

@@ -10,7 +10,7 @@ from statistics import NormalDist
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.activation_names import check_activation
+from tgi_trio.model.specs.activations import check_activation
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 

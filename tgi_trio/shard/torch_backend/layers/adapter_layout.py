@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from tgi_trio.model.adapters.sites import Site, adaptable_linears
-from tgi_trio.model.matrices import Share
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.references import Share
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.adapters.numbers import AdapterNumbers
 
 UNIT: Final = 16  # numbers; offsets count in it, and ranks are multiples of it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.model.block_index import BlockIndexSpec
+from tgi_trio.model.specs.block_index import BlockIndexSpec
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 

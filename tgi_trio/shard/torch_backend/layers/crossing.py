@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.spec import Crossing
+from tgi_trio.model.specs.decoder import Crossing
 from tgi_trio.shard.images.cross_spans import cross_spans
 from tgi_trio.shard.images.features import CrossStates
 from tgi_trio.shard.torch_backend.layers.linear import Linear

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.spec import NormKind
+from tgi_trio.model.specs.decoder import NormKind
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels

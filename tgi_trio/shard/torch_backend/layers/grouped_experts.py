@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.model.spec import ExpertsSpec
+from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.torch_backend.kernels.routing import ask_router, route_tokens
 from tgi_trio.shard.torch_backend.kernels.weighing import weigh_inputs
 from tgi_trio.shard.torch_backend.layers.activation import Activation

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.spec import NormKind
+from tgi_trio.model.specs.decoder import NormKind
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable as RotaryTable
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from tgi_trio.model.spec import HyperSpec
+from tgi_trio.model.specs.decoder import HyperSpec
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from tgi_trio.model.spec import HyperSpec
+from tgi_trio.model.specs.decoder import HyperSpec
 from tgi_trio.shard.torch_backend.kernels import streams as kernels
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.layers.norm import Norm

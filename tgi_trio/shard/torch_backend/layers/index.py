@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.spec import IndexSpec
+from tgi_trio.model.specs.decoder import IndexSpec
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable

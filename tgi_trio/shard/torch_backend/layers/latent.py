@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import torch
 
-from tgi_trio.model.spec import LatentSpec
+from tgi_trio.model.specs.decoder import LatentSpec
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 

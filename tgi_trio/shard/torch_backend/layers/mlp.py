@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.spec import ExpertsSpec
+from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.machine.accelerator import runs_kernels
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts

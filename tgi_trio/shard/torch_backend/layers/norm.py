@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.spec import NormKind
+from tgi_trio.model.specs.decoder import NormKind
 
 
 class Norm:

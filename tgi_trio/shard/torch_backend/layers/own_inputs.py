@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tgi_trio.model.spec import OwnInputsSpec
+from tgi_trio.model.specs.decoder import OwnInputsSpec
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.pooled_index import PooledIndexSpec
+from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from tgi_trio.model.spec import QueryScale, RotarySpec
+from tgi_trio.model.specs.decoder import QueryScale, RotarySpec
 from tgi_trio.shard.rotary_frequencies import (
     exponents,
     long_frequencies,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.spec import ExpertsSpec, Routing
+from tgi_trio.model.specs.decoder import ExpertsSpec, Routing
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 
 # float32 [T, per_token] weights and int64 [T, per_token] experts.

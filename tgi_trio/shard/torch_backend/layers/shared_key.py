@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from tgi_trio.model.spec import CompressionSpec
+from tgi_trio.model.specs.decoder import CompressionSpec
 from tgi_trio.shard.torch_backend.layers.compressor import Compressor
 from tgi_trio.shard.torch_backend.layers.index import IndexQueries
 from tgi_trio.shard.torch_backend.layers.linear import Linear

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tgi_trio.model.spec import StreamsSpec
+from tgi_trio.model.specs.decoder import StreamsSpec
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.decoder_matrices import outer_refs
-from tgi_trio.model.matrices import every_unit
-from tgi_trio.model.matrix_roles import AttentionRefs
-from tgi_trio.model.spec import DecoderSpec, LayerSpec
+from tgi_trio.model.matrices.decoder import outer_refs
+from tgi_trio.model.matrices.references import every_unit
+from tgi_trio.model.matrices.roles import AttentionRefs
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map

@@ -13,7 +13,7 @@ import torch
 
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.decoder_matrices import outer_refs
+from tgi_trio.model.matrices.decoder import outer_refs
 from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.eagle_one import EagleOneSpec
 from tgi_trio.model.speculators.mtp import need_mtp

@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.guessing_layers import MtpSpec
+from tgi_trio.model.matrices.decoder import outer_refs
 from tgi_trio.shard.torch_backend.guessing.mtp import MtpWeights, TorchMtp
 from tgi_trio.shard.torch_backend.guessing.mtp_streams import (
     GatedJoining,

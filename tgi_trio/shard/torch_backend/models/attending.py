@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
     attend_heads,

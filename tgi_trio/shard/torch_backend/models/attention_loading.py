@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from tgi_trio.model.decoder_matrices import normalises_plainly
-from tgi_trio.model.matrices import NormRef
-from tgi_trio.model.matrix_roles import (
+from tgi_trio.model.matrices.decoder import normalises_plainly
+from tgi_trio.model.matrices.references import NormRef
+from tgi_trio.model.matrices.roles import (
     AttentionRefs,
     BlockIndexRefs,
     CompressorRefs,
@@ -17,7 +17,7 @@ from tgi_trio.model.matrix_roles import (
     LatentRefs,
     SharedKeyRefs,
 )
-from tgi_trio.model.spec import (
+from tgi_trio.model.specs.decoder import (
     CompressionSpec,
     DecoderSpec,
     IndexSpec,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention, Looks, Sight
 from tgi_trio.shard.torch_backend.models.layer import Layer
 from tgi_trio.shard.torch_backend.step_features import StepFeatures

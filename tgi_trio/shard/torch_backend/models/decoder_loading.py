@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.decoder_fit import check_supported
-from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.layer_work import find_run
-from tgi_trio.model.matrices import LinearRef, run_of
-from tgi_trio.model.matrix_roles import (
+from tgi_trio.model.fit.decoder import check_supported
+from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
+from tgi_trio.model.matrices.layer_work import find_run
+from tgi_trio.model.matrices.references import LinearRef, run_of
+from tgi_trio.model.matrices.roles import (
     BesideRefs,
     ExpertsRefs,
     LayerRefs,
@@ -25,7 +25,7 @@ from tgi_trio.model.matrix_roles import (
     OwnInputsRefs,
     SharedRefs,
 )
-from tgi_trio.model.spec import (
+from tgi_trio.model.specs.decoder import (
     DecoderSpec,
     ExpertsSpec,
     LayerSpec,

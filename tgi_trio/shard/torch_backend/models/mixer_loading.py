@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.matrices import TensorRef
-from tgi_trio.model.matrix_roles import (
+from tgi_trio.model.matrices.references import TensorRef
+from tgi_trio.model.matrices.roles import (
     ConvolutionRefs,
     DeltaRuleRefs,
     GateRefs,
@@ -18,8 +18,8 @@ from tgi_trio.model.matrix_roles import (
     NgramsRefs,
     RecurrentGateRefs,
 )
-from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate
-from tgi_trio.model.ngrams import NgramsSpec
+from tgi_trio.model.specs.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate
+from tgi_trio.model.specs.ngrams import NgramsSpec
 from tgi_trio.shard.torch_backend.layers.activation import activation
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.matrices import TensorRef, VectorRef
-from tgi_trio.model.matrix_roles import BesideRefs, ExpertsRefs, MlpRefs
-from tgi_trio.model.spec import ExpertsSpec
+from tgi_trio.model.matrices.references import TensorRef, VectorRef
+from tgi_trio.model.matrices.roles import BesideRefs, ExpertsRefs, MlpRefs
+from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.torch_backend.layers.activation import Activation, Xielu
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.gating import Gate

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.few_rows import Projection

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.model.gated_streams import GatedStreamsSpec
-from tgi_trio.model.matrix_roles import (
+from tgi_trio.model.matrices.roles import (
     HyperRefs,
     LayerGatesRefs,
     LayerHyperRefs,
     LayerStreamsRefs,
     StreamsRefs,
 )
-from tgi_trio.model.spec import HyperSpec, StreamsSpec
+from tgi_trio.model.specs.decoder import HyperSpec, StreamsSpec
+from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
 from tgi_trio.shard.torch_backend.layers.gated_streams import LayerGates
 from tgi_trio.shard.torch_backend.layers.hyper import (
     HyperConnection,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.references import (
     LinearRef,
     MatrixRef,
     NormRef,
@@ -11,8 +11,8 @@ from tgi_trio.model.matrices import (
     split_outputs,
     stack_matrices,
 )
-from tgi_trio.model.matrix_roles import MlpRefs
-from tgi_trio.model.t5_spec import T5Spec
+from tgi_trio.model.matrices.roles import MlpRefs
+from tgi_trio.model.specs.t5 import T5Spec
 from tgi_trio.shard.torch_backend.layers.activation import activation
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp

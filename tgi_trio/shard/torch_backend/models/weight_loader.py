@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.model.gated_streams import GatedStreamsSpec
-from tgi_trio.model.matrices import LinearRef, NormRef, TensorRef, Units, VectorRef
-from tgi_trio.model.matrix_roles import GatesRefs
-from tgi_trio.model.spec import NormKind
+from tgi_trio.model.matrices.references import LinearRef, NormRef, TensorRef, Units, VectorRef
+from tgi_trio.model.matrices.roles import GatesRefs
+from tgi_trio.model.specs.decoder import NormKind
+from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.torch_backend.layers.gated_streams import StreamGates, StreamNorm
 from tgi_trio.shard.torch_backend.layers.linear import Linear

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tgi_trio.model.spec import Crossing
+from tgi_trio.model.specs.decoder import Crossing
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.images.cross_spans import cross_spans
 from tgi_trio.shard.images.features import CrossStates

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.mixers import Mamba2
+from tgi_trio.model.specs.mixers import Mamba2
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution

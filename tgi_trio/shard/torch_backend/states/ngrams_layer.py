@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.ngrams import NgramsSpec
+from tgi_trio.model.specs.ngrams import NgramsSpec
 from tgi_trio.shard.torch_backend.layers.gated_streams import StreamNorm
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.residual import count_warps

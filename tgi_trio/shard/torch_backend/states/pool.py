@@ -7,8 +7,8 @@ from typing import Final, TypeAlias
 
 import torch
 
-from tgi_trio.model.mixers import StateShape
-from tgi_trio.model.spec import LayerSpec
+from tgi_trio.model.specs.decoder import LayerSpec
+from tgi_trio.model.specs.mixers import StateShape
 
 StateShapes: TypeAlias = Mapping[int, Sequence[StateShape]]  # by the number of the layer
 

@@ -12,7 +12,7 @@ from tgi_trio.shard.torch_backend.states.steps import StateSteps
 
 
 class ShortConvolutionLayer:
-    """out(c * convolution(b * x)), see `model/mixers.py`; a `MixerLayer`."""
+    """out(c * convolution(b * x)), see `model/specs/mixers.py`; a `MixerLayer`."""
 
     def __init__(self, inner: Linear, convolution: CausalConvolution, output: Linear) -> None:
         """`inner`: rows of b, of c, of x."""

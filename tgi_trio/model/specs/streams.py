@@ -1,6 +1,6 @@
 """The specs of several hidden states of a token, and of per-layer embeddings. Literal data only.
 
-Others import them from `spec.py`.
+Others import them from `specs/decoder.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.references import (
     LinearPiece,
     LinearRef,
     MatrixRef,
@@ -12,8 +12,8 @@ from tgi_trio.model.matrices import (
     split_outputs,
     whole_units,
 )
-from tgi_trio.model.matrix_roles import Mamba1Refs, Mamba2Refs
-from tgi_trio.model.mixers import Mamba1, Mamba2
+from tgi_trio.model.matrices.roles import Mamba1Refs, Mamba2Refs
+from tgi_trio.model.specs.mixers import Mamba1, Mamba2
 
 
 def mamba2_refs(mixer: Mamba2, place: str, hidden: int) -> Mamba2Refs:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tgi_trio.model.block_index import BlockIndexSpec
-from tgi_trio.model.matrices import LinearPiece, NormRef, run_of, whole_units
-from tgi_trio.model.matrix_roles import BlockIndexRefs
-from tgi_trio.model.mlp_matrices import layer_matrix
-from tgi_trio.model.pooled_index import PooledIndexSpec
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.mlp import layer_matrix
+from tgi_trio.model.matrices.references import LinearPiece, NormRef, run_of, whole_units
+from tgi_trio.model.matrices.roles import BlockIndexRefs
+from tgi_trio.model.specs.block_index import BlockIndexSpec
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 
 
 def block_index_pieces(

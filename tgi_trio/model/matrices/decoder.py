@@ -7,14 +7,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tgi_trio.model.block_index_matrices import (
+from tgi_trio.model.matrices.block_index import (
     block_index_pieces,
     block_index_refs,
     pooled_index_piece,
 )
-from tgi_trio.model.crossing_matrices import crossing_refs
-from tgi_trio.model.latent_matrices import index_refs, latent_qkv, latent_refs
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.crossing import crossing_refs
+from tgi_trio.model.matrices.latent import index_refs, latent_qkv, latent_refs
+from tgi_trio.model.matrices.mixers import mixer_refs
+from tgi_trio.model.matrices.mlp import (
+    beside_refs,
+    dense_mlp_refs,
+    experts_refs,
+    layer_matrix,
+    norm_ref,
+)
+from tgi_trio.model.matrices.ngrams import ngrams_refs
+from tgi_trio.model.matrices.references import (
     LinearPiece,
     LinearRef,
     MatrixRef,
@@ -28,26 +37,16 @@ from tgi_trio.model.matrices import (
     whole_linear,
     whole_units,
 )
-from tgi_trio.model.matrix_roles import (
+from tgi_trio.model.matrices.roles import (
     AttentionRefs,
     ExpertsRefs,
     LayerRefs,
     MlpRefs,
     OuterRefs,
 )
-from tgi_trio.model.mixer_matrices import mixer_refs
-from tgi_trio.model.mlp_matrices import (
-    beside_refs,
-    dense_mlp_refs,
-    experts_refs,
-    layer_matrix,
-    norm_ref,
-)
-from tgi_trio.model.ngram_matrices import ngrams_refs
-from tgi_trio.model.shared_key_matrices import shared_key_qkv, shared_key_refs
-from tgi_trio.model.shared_matrices import shared_refs
-from tgi_trio.model.spec import DecoderSpec, LayerSpec
-from tgi_trio.model.stream_matrices import (
+from tgi_trio.model.matrices.shared_block import shared_refs
+from tgi_trio.model.matrices.shared_key import shared_key_qkv, shared_key_refs
+from tgi_trio.model.matrices.streams import (
     last_gates_refs,
     last_hyper_refs,
     layer_gates_refs,
@@ -57,6 +56,7 @@ from tgi_trio.model.stream_matrices import (
     own_inputs_refs,
     streams_refs,
 )
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec
 
 
 def outer_refs(spec: DecoderSpec) -> OuterRefs:

@@ -8,7 +8,7 @@ from typing import Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.references import (
     LinearPiece,
     LinearRef,
     MatrixRef,
@@ -18,9 +18,9 @@ from tgi_trio.model.matrices import (
     run_of,
     whole_units,
 )
-from tgi_trio.model.matrix_roles import NgramsRefs
-from tgi_trio.model.ngrams import NgramsSpec
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.roles import NgramsRefs
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.ngrams import NgramsSpec
 
 TABLE: Final = "ple_embedding.ngram_embedding"
 

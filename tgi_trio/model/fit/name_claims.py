@@ -1,4 +1,4 @@
-"""The names of a model's weights that `decoder_matrices.py` and its neighbours read."""
+"""The names of a model's weights that `matrices/decoder.py` and its neighbours read."""
 
 from __future__ import annotations
 

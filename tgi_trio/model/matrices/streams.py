@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tgi_trio.model.gated_streams import GatedStreamsSpec
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.references import (
     LinearPiece,
     LinearRef,
     MatrixRef,
@@ -14,7 +13,7 @@ from tgi_trio.model.matrices import (
     whole_linear,
     whole_units,
 )
-from tgi_trio.model.matrix_roles import (
+from tgi_trio.model.matrices.roles import (
     GatesRefs,
     HyperRefs,
     LayerGatesRefs,
@@ -24,7 +23,8 @@ from tgi_trio.model.matrix_roles import (
     OwnInputsRefs,
     StreamsRefs,
 )
-from tgi_trio.model.spec import DecoderSpec, HyperSpec, OwnInputsSpec, StreamsSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, HyperSpec, OwnInputsSpec, StreamsSpec
+from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
 
 
 def own_inputs_refs(spec: DecoderSpec, own: OwnInputsSpec) -> OwnInputsRefs:

@@ -11,9 +11,9 @@ from dataclasses import fields
 from typing import Final
 
 from tgi_trio.model.claims import ANY, Claims
-from tgi_trio.model.delta_rule_matrices import delta_rule_refs
-from tgi_trio.model.mamba_matrices import mamba1_refs, mamba2_refs
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.delta_rule import delta_rule_refs
+from tgi_trio.model.matrices.mamba import mamba1_refs, mamba2_refs
+from tgi_trio.model.matrices.references import (
     LinearPiece,
     LinearRef,
     MatrixRef,
@@ -24,8 +24,15 @@ from tgi_trio.model.matrices import (
     stack_matrices,
     whole_units,
 )
-from tgi_trio.model.matrix_roles import ConvolutionRefs, GateRefs, MixerRefs, RecurrentGateRefs
-from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate, ShortConvolution
+from tgi_trio.model.matrices.roles import ConvolutionRefs, GateRefs, MixerRefs, RecurrentGateRefs
+from tgi_trio.model.specs.mixers import (
+    DeltaRule,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    RecurrentGate,
+    ShortConvolution,
+)
 
 # The fields that are read below; backends that compute the kinds need not claim them.
 FIELDS: Final[Claims] = {

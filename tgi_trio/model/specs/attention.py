@@ -1,6 +1,6 @@
 """The specs of a layer's attention: rotation, latents, an index, images. Literal data only.
 
-No torch in this file, since every backend reads it; others import it from `spec.py`.
+No torch in this file, since every backend reads it; others import it from `specs/decoder.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.references import (
     LinearPiece,
     LinearRef,
     MatrixRef,
@@ -18,8 +18,8 @@ from tgi_trio.model.matrices import (
     whole_linear,
     whole_units,
 )
-from tgi_trio.model.matrix_roles import BesideRefs, ExpertsRefs, MlpRefs
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, NormKind
+from tgi_trio.model.matrices.roles import BesideRefs, ExpertsRefs, MlpRefs
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, NormKind
 
 _SHARED_EXPERT = ("gate_proj", "up_proj", "down_proj")  # in every family that has one
 _XIELU = ("alpha_p", "alpha_n", "beta", "eps")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.mlp import layer_matrix, norm_ref
+from tgi_trio.model.matrices.references import (
     LinearPiece,
     LinearRef,
     MatrixRef,
@@ -13,9 +14,8 @@ from tgi_trio.model.matrices import (
     whole_linear,
     whole_units,
 )
-from tgi_trio.model.matrix_roles import IndexRefs, LatentRefs
-from tgi_trio.model.mlp_matrices import layer_matrix, norm_ref
-from tgi_trio.model.spec import DecoderSpec, IndexSpec, LatentSpec
+from tgi_trio.model.matrices.roles import IndexRefs, LatentRefs
+from tgi_trio.model.specs.decoder import DecoderSpec, IndexSpec, LatentSpec
 
 
 def latent_qkv(

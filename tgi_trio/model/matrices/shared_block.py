@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.references import (
     LinearPiece,
     LinearRef,
     MatrixRef,
@@ -13,8 +13,8 @@ from tgi_trio.model.matrices import (
     whole_linear,
     whole_units,
 )
-from tgi_trio.model.matrix_roles import LowRankRefs, SharedRefs
-from tgi_trio.model.spec import DecoderSpec, SharedBlock
+from tgi_trio.model.matrices.roles import LowRankRefs, SharedRefs
+from tgi_trio.model.specs.decoder import DecoderSpec, SharedBlock
 
 
 def shared_refs(spec: DecoderSpec, shared: SharedBlock, prefix: str, block: str) -> SharedRefs:

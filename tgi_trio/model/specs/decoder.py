@@ -8,24 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tgi_trio.model.attention_spec import Blind as Blind
-from tgi_trio.model.attention_spec import CompressionSpec as CompressionSpec
-from tgi_trio.model.attention_spec import Crossing as Crossing
-from tgi_trio.model.attention_spec import HeadSizes as HeadSizes
-from tgi_trio.model.attention_spec import IndexSpec as IndexSpec
-from tgi_trio.model.attention_spec import LatentSpec as LatentSpec
-from tgi_trio.model.attention_spec import QueryScale as QueryScale
-from tgi_trio.model.attention_spec import RotaryKind as RotaryKind
-from tgi_trio.model.attention_spec import RotarySpec as RotarySpec
-from tgi_trio.model.attention_spec import SharedKeySpec as SharedKeySpec
-from tgi_trio.model.block_index import BlockIndexSpec
-from tgi_trio.model.gated_streams import GatedStreamsSpec
-from tgi_trio.model.mixers import Mixer
-from tgi_trio.model.ngrams import NgramsSpec
-from tgi_trio.model.pooled_index import PooledIndexSpec
-from tgi_trio.model.stream_specs import HyperSpec as HyperSpec
-from tgi_trio.model.stream_specs import OwnInputsSpec as OwnInputsSpec
-from tgi_trio.model.stream_specs import StreamsSpec as StreamsSpec
+from tgi_trio.model.specs.attention import Blind as Blind
+from tgi_trio.model.specs.attention import CompressionSpec as CompressionSpec
+from tgi_trio.model.specs.attention import Crossing as Crossing
+from tgi_trio.model.specs.attention import HeadSizes as HeadSizes
+from tgi_trio.model.specs.attention import IndexSpec as IndexSpec
+from tgi_trio.model.specs.attention import LatentSpec as LatentSpec
+from tgi_trio.model.specs.attention import QueryScale as QueryScale
+from tgi_trio.model.specs.attention import RotaryKind as RotaryKind
+from tgi_trio.model.specs.attention import RotarySpec as RotarySpec
+from tgi_trio.model.specs.attention import SharedKeySpec as SharedKeySpec
+from tgi_trio.model.specs.block_index import BlockIndexSpec
+from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
+from tgi_trio.model.specs.mixers import Mixer
+from tgi_trio.model.specs.ngrams import NgramsSpec
+from tgi_trio.model.specs.pooled_index import PooledIndexSpec
+from tgi_trio.model.specs.streams import HyperSpec as HyperSpec
+from tgi_trio.model.specs.streams import OwnInputsSpec as OwnInputsSpec
+from tgi_trio.model.specs.streams import StreamsSpec as StreamsSpec
 
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
 # Norms of queries and keys.
@@ -157,7 +157,7 @@ class Names:
     streams_out: str = ""
     streams: str = ""  # of a layer
     detour: str = ""
-    mixer: str = ""  # of a layer; names in it depend on its kind, see `mixer_matrices.py`
+    mixer: str = ""  # of a layer; names in it depend on its kind, see `matrices/mixers.py`
     # See `SharedBlock`; "{}": number of the use.
     block: str = ""  # in the layer that stores its weights; prefix of the other names
     block_exit: str = ""  # of the layer that uses it, like the next

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.mlp import layer_matrix
+from tgi_trio.model.matrices.references import (
     LinearPiece,
     LinearRef,
     NormRef,
@@ -11,9 +12,8 @@ from tgi_trio.model.matrices import (
     whole_linear,
     whole_units,
 )
-from tgi_trio.model.matrix_roles import CompressorRefs, SharedKeyRefs
-from tgi_trio.model.mlp_matrices import layer_matrix
-from tgi_trio.model.spec import CompressionSpec, DecoderSpec, LayerSpec, SharedKeySpec
+from tgi_trio.model.matrices.roles import CompressorRefs, SharedKeyRefs
+from tgi_trio.model.specs.decoder import CompressionSpec, DecoderSpec, LayerSpec, SharedKeySpec
 
 _KEYS, _WEIGHTS, _BIAS, _NORM = "kv_proj", "gate_proj", "position_bias", "kv_norm"
 

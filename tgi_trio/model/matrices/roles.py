@@ -1,6 +1,6 @@
 """The roles of matrices in a decoder: the parts of attention, mixers, MLPs and layers.
 
-Every role is a `LinearRef`, a norm or a tensor of a checkpoint; `decoder_matrices.py` derives them
+Every role is a `LinearRef`, a norm or a tensor of a checkpoint; `matrices/decoder.py` derives them
 from a spec.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tgi_trio.model.matrices import LinearRef, NormRef, TensorRef, VectorRef
+from tgi_trio.model.matrices.references import LinearRef, NormRef, TensorRef, VectorRef
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 # token ids, int64.
 StateDtype = Literal["float32", "model", "token"]
 _BYTES = {"float32": 4, "token": 8}
-# How a checkpoint stores a delta rule's projections, see `mixer_matrices.py`.
+# How a checkpoint stores a delta rule's projections, see `matrices/mixers.py`.
 #   grouped:    one matrix; per key head its query, key, values and gates (Qwen3-Next)
 #   stacked:    queries, keys and values in one, gates in another (Qwen 3.5)
 #   mixed:      stacked, but with betas and decays grouped (Qwen3-Next in GGUF)

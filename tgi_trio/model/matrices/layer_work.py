@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import MatrixRef
-from tgi_trio.model.matrix_roles import ExpertsRefs
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
+from tgi_trio.model.matrices.references import MatrixRef
+from tgi_trio.model.matrices.roles import ExpertsRefs
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.stages import Run, Stage
 
 

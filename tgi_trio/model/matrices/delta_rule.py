@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.references import (
     LinearPiece,
     LinearRef,
     MatrixRef,
@@ -15,8 +15,8 @@ from tgi_trio.model.matrices import (
     split_outputs,
     whole_units,
 )
-from tgi_trio.model.matrix_roles import DeltaRuleRefs
-from tgi_trio.model.mixers import DeltaRule
+from tgi_trio.model.matrices.roles import DeltaRuleRefs
+from tgi_trio.model.specs.mixers import DeltaRule
 
 _COMPRESSED = ("compressed", "low rank")
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.claims import find_unclaimed
-from tgi_trio.model.kernel_claims import CLAIMS as CLAIMS
-from tgi_trio.model.kernel_claims import LANES, PANEL
-from tgi_trio.model.mixers import Mamba2
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
+from tgi_trio.model.fit.kernel_claims import CLAIMS as CLAIMS
+from tgi_trio.model.fit.kernel_claims import LANES, PANEL
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec
+from tgi_trio.model.specs.mixers import Mamba2
 from tgi_trio.model.split import Portion
 
 _DTYPES = ("float32", "bfloat16")

@@ -11,7 +11,7 @@ from itertools import accumulate
 from math import isqrt
 from typing import Final
 
-from tgi_trio.model.mixers import StateShape
+from tgi_trio.model.specs.mixers import StateShape
 
 _LARGEST: Final = (1 << 63) - 1  # of the products that are hashed
 _WORD: Final = (1 << 64) - 1

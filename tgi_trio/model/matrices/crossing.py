@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tgi_trio.model.matrices import (
+from tgi_trio.model.matrices.mlp import layer_matrix
+from tgi_trio.model.matrices.references import (
     NormRef,
     TensorRef,
     run_of,
@@ -10,9 +11,8 @@ from tgi_trio.model.matrices import (
     split_outputs,
     whole_units,
 )
-from tgi_trio.model.matrix_roles import CrossingRefs
-from tgi_trio.model.mlp_matrices import layer_matrix
-from tgi_trio.model.spec import Crossing, DecoderSpec
+from tgi_trio.model.matrices.roles import CrossingRefs
+from tgi_trio.model.specs.decoder import Crossing, DecoderSpec
 
 
 def crossing_refs(spec: DecoderSpec, crossing: Crossing, prefix: str) -> CrossingRefs:

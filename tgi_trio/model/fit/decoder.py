@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model import mixer_matrices
-from tgi_trio.model.activation_names import LEARNED, PLAIN
 from tgi_trio.model.claims import ANY, CONVOLVED, Claims, every_field, find_unclaimed, only
-from tgi_trio.model.gated_streams import GatedStreamsSpec
-from tgi_trio.model.name_claims import NAMES
-from tgi_trio.model.ngrams import NgramsSpec
-from tgi_trio.model.pooled_index import PooledIndexSpec
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.fit.name_claims import NAMES
+from tgi_trio.model.matrices import mixers as mixer_matrices
+from tgi_trio.model.specs.activations import LEARNED, PLAIN
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
+from tgi_trio.model.specs.ngrams import NgramsSpec
+from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 
 _ROTARY_KINDS = (
     "default",

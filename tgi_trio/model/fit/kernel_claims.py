@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from tgi_trio.model.block_index import BlockIndexSpec
 from tgi_trio.model.claims import (
     ANY,
     CONVOLVED,
@@ -17,17 +16,18 @@ from tgi_trio.model.claims import (
     multiples,
     only,
 )
-from tgi_trio.model.gated_streams import GatedStreamsSpec
-from tgi_trio.model.name_claims import NAMES
-from tgi_trio.model.ngrams import NgramsSpec
-from tgi_trio.model.pooled_index import PooledIndexSpec
-from tgi_trio.model.spec import (
+from tgi_trio.model.fit.name_claims import NAMES
+from tgi_trio.model.specs.block_index import BlockIndexSpec
+from tgi_trio.model.specs.decoder import (
     CompressionSpec,
     HyperSpec,
     IndexSpec,
     SharedBlock,
     SharedKeySpec,
 )
+from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
+from tgi_trio.model.specs.ngrams import NgramsSpec
+from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 
 LANES = 16  # float32 numbers in a vector: one AVX512 register, two of AVX2, four of NEON
 PANEL = 2 * LANES  # output features that are computed together

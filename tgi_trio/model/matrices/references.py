@@ -1,9 +1,9 @@
 """References to matrices in a checkpoint, and how ranks split them.
 
-A role (`AttentionRefs.qkv`, `MlpRefs.down`, ..., see `matrix_roles.py`) is a `LinearRef`: stacked
+A role (`AttentionRefs.qkv`, `MlpRefs.down`, ..., see `matrices/roles.py`) is a `LinearRef`: stacked
 pieces of the checkpoint's matrices. A loader takes its `cuts`, which are plain slices of rows and
 columns. They are the same kind of thing whether the checkpoint has three matrices or one, grouped
-by head or not, stored [out, in] or [in, out], and whichever part a rank has. `decoder_matrices.py`
+by head or not, stored [out, in] or [in, out], and whichever part a rank has. `matrices/decoder.py`
 derives them from a decoder's spec.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tgi_trio.model.spec import NormKind
+from tgi_trio.model.specs.decoder import NormKind
 
 # What ranks split, see `split.py`; "whole": every rank has all of it.
 Split = Literal["whole", "heads", "kv_heads", "mlp", "channels", "groups", "outputs", "vocabulary"]

@@ -1,0 +1,1 @@
+"""Whether a backend computes a model, and why not."""
