@@ -261,14 +261,16 @@ def test_the_kit_runs_without_a_device(tmp_path: Path) -> None:
     done = subprocess.run(kit, capture_output=True, text=True, timeout=1500, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     told: set[str] = set()
-    out = tmp_path / "out"
+    out, rows = tmp_path / "out", list[Row]()
     for name in ("plain", "more", "chosen"):
         found = json.loads((out / f"{name}.json").read_text())
         assert (found["schema"], found["bench"]) == (2, "device") and found["gb_per_s"] > 0
         assert not any("why" in row for row in found["results"]) and "machine" in found
+        rows += found["results"]
         told |= {row["what"].split()[0] for row in found["results"]}
     assert told == {"warm-up", "decode", "prefill", "load", "server,", "a"}
-    assert any(row["what"].endswith(", 2 adapters") for row in found["results"])
+    assert any(row["what"].endswith(", 2 adapters") for row in rows)
+    assert {"dry tokens", "dry blocks", "dry entries"} < {row["shape"] for row in rows}
     (broken,) = [
         row
         for row in json.loads((out / "plain.json").read_text())["results"]
