@@ -63,6 +63,14 @@ class Picture:
         return hashlib.sha256(b"".join(parts)).digest()
 
 
+# The numbers of a patch of families whose image is a grid of them: most have two frames.
+PATCHES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys((*GRIDS, "lfm3_vl"), (2 * 3 * 16,)),
+    **dict.fromkeys(("minimax_m3_vl", "muse_glimmer"), (2 * 3 * 64,)),
+    "kimi_k25": (3, 4, 4),
+}
+
+
 def picture(family: str, seed: int) -> Picture:
     """Return an image of noise; all of a family are of one size."""
     draw = np.random.default_rng(seed)
@@ -111,20 +119,14 @@ def picture(family: str, seed: int) -> Picture:
             patches = pixels(3, 24, 4 * 4 * 3) * mask[:, :, None]
             parts = {"pixel_attention_mask": mask.astype(np.uint8), "spatial_shapes": shapes}
             return Picture({"pixel_values": patches, **parts}, 4 + 4 + 6)
-        case _ if family in (*GRIDS, "lfm3_vl"):  # patches of two frames, merged two by two
+        case _ if family in PATCHES:  # merged two by two
             grid = np.array([[1, 4, 6]])
-            return Picture({"pixel_values": pixels(24, 2 * 3 * 16), "image_grid_thw": grid}, 6)
-        case "kimi_k25":
-            grid = np.array([[1, 4, 6]])
-            return Picture({"pixel_values": pixels(24, 3, 4, 4), "image_grid_thw": grid}, 6)
-        case "minimax_m3_vl" | "muse_glimmer":  # likewise, of larger patches
-            grid = np.array([[1, 4, 6]])
-            return Picture({"pixel_values": pixels(24, 2 * 3 * 64), "image_grid_thw": grid}, 6)
+            return Picture(
+                {"pixel_values": pixels(24, *PATCHES[family]), "image_grid_thw": grid}, 6
+            )
         case "step3p7":  # the whole, and two windows
-            windows = {
-                "pixel_values_local": pixels(2, 3, 16, 16),
-                "num_local_patches": np.array([2]),
-            }
+            count = np.array([2])
+            windows = {"pixel_values_local": pixels(2, 3, 16, 16), "num_local_patches": count}
             return Picture({"pixel_values": pixels(1, 3, 32, 32), **windows}, 4 + 2)
         case "pixtral":
             sizes = np.array([[16, 24]])

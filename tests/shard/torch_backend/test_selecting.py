@@ -176,8 +176,9 @@ def test_the_tokens_of_chosen_units_are_listed(
     listed = selecting.make_list(len(rows), most * unit + unit - 1, torch.device(DEVICE))
     for piece in (range(7), range(7, len(own))):
         some_rows = rows[piece.start * heads : piece.stop * heads]
+        into = listed.part(range(piece.start * heads, piece.stop * heads))
         selecting.list_tokens(
-            chosen(some_rows, most), batch, piece, listed, unit=unit, tail=tail, heads=heads
+            chosen(some_rows, most), batch, piece, into, unit=unit, tail=tail, heads=heads
         )
     counts = listed.counts.tolist()
     assert [each[:n] for each, n in zip(listed.slots.tolist(), counts, strict=True)] == expected

@@ -21,7 +21,7 @@ from tgi_trio.shard.torch_backend.attention.selecting import (
     UnitScores,
     count_programs,
     cut_tokens,
-    list_piece,
+    list_tokens,
     make_list,
     select_best,
 )
@@ -82,7 +82,7 @@ class PagedBlocks(PagedAttention):
         spec, kv_heads = index.spec, layer.kv_heads
         listed = make_list(len(query) * kv_heads, spec.most * spec.size, query.device)
         best = select_best(found, spec.most)
-        list_piece(best, batch, tokens, listed, unit=spec.size, tail=False, heads=kv_heads)
+        list_tokens(best, batch, tokens, listed, unit=spec.size, tail=False, heads=kv_heads)
         lone = replace(layer, heads=layer.heads // kv_heads, kv_heads=1)
         key, value = (
             of[layer.index].view(-1, 1, layer.head_dim)

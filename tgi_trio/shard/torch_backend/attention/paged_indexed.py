@@ -95,5 +95,6 @@ def choose_tokens(
     listed = make_list(len(asked.queries), most * unit + unit - 1, keys.device)
     for tokens in cut_tokens(len(asked.queries), batch.longest // unit):
         found = score_units(*asked, keys, batch, tokens, unit=unit, most=most)
-        list_tokens(select_best(found, most), batch, tokens, listed, unit=unit, tail=tail)
+        best, own = select_best(found, most), listed.part(tokens)
+        list_tokens(best, batch, tokens, own, unit=unit, tail=tail)
     return listed

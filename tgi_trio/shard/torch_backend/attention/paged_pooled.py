@@ -20,7 +20,7 @@ from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.selecting import (
     cut_tokens,
-    list_piece,
+    list_tokens,
     make_list,
     score_units,
     select_best,
@@ -63,7 +63,7 @@ class PagedPooled(PagedAttention):
             found = score_units(queries, None, keys, batch, tokens, unit=spec.size, most=spec.most)
             best = select_best(found, spec.most)
             listed = make_list(len(tokens), width, query.device)
-            list_piece(best, batch, tokens, listed, unit=spec.size, tail=True)
+            list_tokens(best, batch, tokens, listed, unit=spec.size, tail=True)
             some = query[tokens.start : tokens.stop]
             parts.append(self.attend_written(layer, some, batch.over(*listed)))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -34,8 +34,7 @@ def write_projected(
     kv_heads, their numbers], one layer of the cache, in the format `codes` with `scales` of K and
     V; `slots`: int64 [T]. Of `steps`, those that need `split` are not computed here.
     """
-    heads, kv_heads, dim = steps.heads, steps.kv_heads, steps.head_dim
-    value_dim = steps.value_dim or dim
+    heads, dim = steps.heads, steps.head_dim
     rotary = steps.rotary if table is not None else None
     turned = 0 if rotary is None else rotary.spec.dim
     cos, sin = (table.cos, table.sin) if turned and table is not None else (qkv, qkv)
@@ -45,9 +44,9 @@ def write_projected(
         query = qkv[:, : heads * dim].view(len(qkv), heads, dim)
     else:
         query = torch.empty((len(qkv), heads, dim), dtype=qkv.dtype, device=qkv.device)
-    first, widest = heads if still else 0, max(dim, value_dim)
+    first, widest = heads if still else 0, max(dim, steps.value_dim)
     block = count_heads(widest)
-    rotate_and_write[(len(qkv), -(-(heads + 2 * kv_heads - first) // block))](
+    rotate_and_write[(len(qkv), -(-(heads + 2 * steps.kv_heads - first) // block))](
         query,
         key,
         value,
@@ -63,25 +62,32 @@ def write_projected(
         steps.value_scale,
         *scales,
         qkv.stride(0),
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        DIM=dim,
-        VALUE=value_dim,
         PADDED_DIM=pad_dim(widest),
         ROTARY=turned,
         INTERLEAVED=rotary is not None and rotary.spec.interleaved,
-        CLIPS=steps.clip > 0,
-        NORM="" if steps.gain is None else steps.norm,
-        HAS_BIAS=steps.bias is not None,
         SCALES_QUERIES=query_scale is not None,
-        KEYS_AS_VALUES=steps.keys_as_values,
-        VALUE_NORM=steps.value_norm,
         CODES=codes,
         FIRST=first,
         BLOCK=block,
+        **head_constants(steps),
         **overlap(qkv.device),
     )
     return query
+
+
+def head_constants(steps: HeadSteps) -> dict[str, Any]:
+    """Return the constants of `rotate_and_write` that a layer's heads determine by themselves."""
+    return {
+        "HEADS": steps.heads,
+        "KV_HEADS": steps.kv_heads,
+        "DIM": steps.head_dim,
+        "VALUE": steps.value_dim or steps.head_dim,
+        "CLIPS": steps.clip > 0,
+        "NORM": "" if steps.gain is None else steps.norm,
+        "HAS_BIAS": steps.bias is not None,
+        "KEYS_AS_VALUES": steps.keys_as_values,
+        "VALUE_NORM": steps.value_norm,
+    }
 
 
 def write_latent_keys(

@@ -46,6 +46,11 @@ class TokenList(NamedTuple):
     slots: torch.Tensor  # int32 [N, width], ascending by position
     counts: torch.Tensor  # int32 [N]
 
+    def part(self, rows: range) -> TokenList:
+        """Return a view of some consecutive rows."""
+        some = slice(rows.start, rows.stop)
+        return TokenList(self.slots[some], self.counts[some])
+
 
 def cut_tokens(tokens: int, room: int, heads: int = 1) -> Iterator[range]:
     """Yield the tokens of a step in pieces whose scores, `room` a head, fit into memory."""
@@ -145,28 +150,12 @@ def list_tokens(
     tail: bool = False,
     heads: int = 1,
 ) -> None:
-    """List the slots of the tokens of chosen units `into` the rows of the given tokens.
+    """List the slots of the tokens of chosen units `into` the rows of the given tokens alone.
 
     `tail`: units are whole, and the tokens behind the last whole one are listed as well; otherwise
     the last unit ends with the token itself. `heads`: KV heads with a choice of their own; their
     slots are of the cache as [slots * heads, 1, dim].
     """
-    some = slice(tokens.start * heads, tokens.stop * heads)
-    piece = TokenList(into.slots[some], into.counts[some])
-    list_piece(chosen, batch, tokens, piece, unit=unit, tail=tail, heads=heads)
-
-
-def list_piece(
-    chosen: Selection,
-    batch: PagedBatch,
-    tokens: range,
-    into: TokenList,
-    *,
-    unit: int,
-    tail: bool,
-    heads: int = 1,
-) -> None:
-    """Do what `list_tokens` does, where `into` has no other rows than those of the tokens."""
     rows, width = into.slots.shape
     block = min(LISTED, 1 << (width - 1).bit_length())
     selecting.list_tokens[(rows, -(-width // block))](

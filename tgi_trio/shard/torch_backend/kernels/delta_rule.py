@@ -94,11 +94,7 @@ def step_delta_rule(
     each = head * KEY + k if BY_CHANNEL else head + k * 0
     x = tl.load(decay + row * decay_stride + each, mask=there, other=0.0).to(tl.float32)
     x += tl.load(decay_bias + each, mask=there, other=0.0)
-    speed = tl.load(rate + head)
-    if BOUNDED:
-        fading = tl.exp(least_decay * tl.sigmoid(speed * x))
-    else:  # the softplus of a large number is the number
-        fading = tl.exp(-speed * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0)))))
+    fading = fade(x, tl.load(rate + head), least_decay, BOUNDED)
     strength = tl.sigmoid(tl.load(beta + row * beta_stride + head).to(tl.float32)) * beta_scale
     at = (head * KEY + k[:, None]) * VALUE + v[None, :]
     known = there[:, None] & inside[None, :]
@@ -118,6 +114,15 @@ def step_delta_rule(
     result = (read * opened).to(out.dtype.element_ty)
     tl.store(out + row * HEADS * VALUE + place, result, mask=inside)
 # fmt: on
+
+
+@triton.jit
+def fade(x, speed, least_decay, BOUNDED: tl.constexpr):
+    """Return the part of a state that is left, for decays `x` before their activation."""
+    if BOUNDED:
+        return tl.exp(least_decay * tl.sigmoid(speed * x))
+    else:  # the softplus of a large number is the number
+        return tl.exp(-speed * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0)))))
 
 
 @triton.jit
