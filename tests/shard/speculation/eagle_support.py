@@ -65,6 +65,27 @@ def _draw_norms(newer: str, taps: int, seed: int) -> Tensors:
     }
 
 
+def _layer_config(vocab: int, window: int) -> dict[str, Any]:
+    """Return what config.json says of the drafter's layer; `window` 0: it sees everything."""
+    own: dict[str, Any] = {
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": DIM,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": EPS,
+        "rope_theta": THETA,
+        "hidden_act": "silu",
+        "vocab_size": vocab,
+        "max_position_embeddings": 2048,
+    }
+    if window:
+        own |= {"layer_types": ["sliding_attention"], "sliding_window": window}
+    return own
+
+
 def eagle(
     folder: Path,
     base: Path,
@@ -84,22 +105,7 @@ def eagle(
     """
     layer, wide = "layers.0." if speculators else "midlayer.", len(taps)
     tensors = _draw_tensors(layer, wide, vocab, tokens, own_table=own_table, seed=seed)
-    own: dict[str, Any] = {
-        "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": DIM,
-        "intermediate_size": INNER,
-        "num_hidden_layers": 1,
-        "rms_norm_eps": EPS,
-        "rope_theta": THETA,
-        "hidden_act": "silu",
-        "vocab_size": vocab,
-        "max_position_embeddings": 2048,
-    }
-    if window:
-        own |= {"layer_types": ["sliding_attention"], "sliding_window": window}
+    own = _layer_config(vocab, window)
     norms: dict[str, Any] = {newer: True, "norm_output": True} if newer else {}
     if newer:
         tensors |= _draw_norms(newer, wide, seed + 1)
