@@ -75,7 +75,6 @@ class _Memory:
     """What the recordings of a size read; it does not move."""
 
     size: MixedSize
-    width: int  # blocks a row, of the block tables
     sheet: Sheet  # image on the host of the tokens, choices and attention: one copy uploads it
     tokens: list[torch.Tensor]  # views of the sheet's target, in `mixed_plans.token_arrays`' order
     rows: RecordedRows | None  # of layers with states
@@ -316,7 +315,7 @@ class MixedGraphs:
         own, of_rows, of_choices, of_attention = cut(told, groups)
         slots = split(of_rows, groups[1])
         return _Memory(
-            *(size, width),
+            size,
             Sheet(every, told, shared=False),
             tokens=split(own, groups[0]),
             rows=None if pool is None else RecordedRows(room, slots, pool, self.device, sending),
@@ -336,7 +335,7 @@ class MixedGraphs:
         """Record a step of a kind that reads `memory`; `scores` as for `record`."""
         made, sampler = list[_Made](), self.ends.sampler
         own = None if scores is None else scores[: memory.size.rows]
-        idle = idle_step(memory.size, memory.width)
+        idle = idle_step(memory.size, 1)  # any width: the graph reads the width from memory
         ids, positions, lengths, inputs, places = memory.tokens
 
         def compute() -> torch.Tensor:
