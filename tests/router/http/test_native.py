@@ -6,9 +6,11 @@ import json
 
 import msgspec
 import pytest
+from packaging.version import Version
 
 from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
 from tests.router.http.served import served
+from tgi_trio import __version__
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
 from tgi_trio.router.http.messages import replies
 
@@ -294,6 +296,15 @@ async def test_a_failed_generation_is_a_424_and_in_a_stream_the_last_event(http)
     assert events[-1] == error
     assert again.status == 200
     assert fake.permits == 0
+
+
+async def test_clients_that_compare_versions_take_it_for_the_tgi_that_it_is_like():
+    async with served(engine()) as server:
+        client = await server.connect()
+        found = (await client.get("/info")).json()["version"]
+    version = Version(found)  # as llama-index and others read it
+    assert version >= Version("3.3")
+    assert version.local == f"trio.{__version__}"
 
 
 async def test_metrics_count_requests_and_failures():

@@ -1,4 +1,4 @@
-"""/tokenize in both its forms, /detokenize and /version."""
+"""/tokenize in both its forms, /detokenize, /tokenizer_info and /version."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
+from tests.router.http.fake_engine import FakeEngine, byte_tokenizer, plain_template
 from tests.router.http.served import Answer, served
 from tgi_trio import __version__
 from tgi_trio.router.http.messages import replies, service_replies
@@ -151,6 +151,23 @@ async def test_what_is_no_token_is_told(body, status, text):
     assert text in answer.body.decode()
     if answer.headers["content-type"] == "application/json":
         msgspec.json.decode(answer.body, type=replies.ErrorResponse)
+
+
+# ---- /tokenizer_info ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chats", [True, False])
+async def test_clients_that_render_chats_themselves_learn_how(chats):
+    engine = FakeEngine()
+    if not chats:
+        engine.chat_template = None
+    async with served(engine) as server:
+        client = await server.connect()
+        answer = await client.get("/tokenizer_info")
+    found = msgspec.json.decode(answer.body, type=service_replies.TokenizerInfo)
+    assert (found.bos_token, found.eos_token, found.pad_token) == ("<s>", "</s>", None)
+    assert (found.unk_token, found.model_max_length) == (None, 2048)
+    assert found.chat_template == (plain_template().source() if chats else None)
 
 
 # ---- /version ----------------------------------------------------------------------------------

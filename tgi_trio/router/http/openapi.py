@@ -224,6 +224,12 @@ OPERATIONS = (
         failures=(404, 422, 500),
     ),
     Operation(
+        "get",
+        "/tokenizer_info",
+        "Special tokens and the chat template",
+        reply=service_replies.TokenizerInfo,
+    ),
+    Operation(
         "post",
         "/chat_tokenize",
         "Render a conversation and tokenize it",

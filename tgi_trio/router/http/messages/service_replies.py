@@ -42,6 +42,18 @@ class DetokenizeResponse(Struct, forbid_unknown_fields=True):
     content: str | UnsetType = UNSET
 
 
+class TokenizerInfo(Struct, forbid_unknown_fields=True):
+    """Answer of /tokenizer_info, in the words of tokenizer_config.json."""
+
+    tokenizer_class: Literal["PreTrainedTokenizerFast"]
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None  # the one for chats without tools
+
+
 class ModelInfo(Struct, forbid_unknown_fields=True):
     """A served model."""
 

@@ -58,7 +58,7 @@ async def info(call: Call) -> Reply:
                 "validation_workers": limits.validation_workers,
                 "max_client_batch_size": limits.max_client_batch_size,
                 "router": "text-generation-router",  # clients recognise TGI by this
-                "version": __version__,
+                "version": f"{_TGI}+trio.{__version__}",
                 "sha": None,
                 "docker_label": call.settings.docker_label,
                 # Not in TGI.
@@ -120,6 +120,10 @@ async def docs(call: Call) -> Reply:
     """GET /docs: the OpenAPI document as a page that loads nothing from other servers."""
     return Reply(DOCS_PAGE, content_type=b"text/html; charset=utf-8")
 
+
+# The version of TGI whose API is spoken. Clients allow for what a version of TGI does and does not
+# know, by the part of /info's `version` before the `+` (llama-index: calls of tools from 2.0.1 on).
+_TGI = "3.3.6"
 
 # Also served at the port of --prometheus-port.
 WATCHED = (

@@ -27,6 +27,8 @@ _TOKENIZE = schema.FirstFit(
 )
 _DETOKENIZE = schema.BodyReader(token_schema.DetokenizeRequest)
 
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+
 _VllmForm = token_schema.TokenizePromptRequest | token_schema.TokenizeChatRequest
 
 
@@ -61,6 +63,22 @@ async def detokenize(call: Call) -> Reply:
     if request.model is None:  # llama.cpp's clients read `content`, and never name a model
         answer["content"] = text
     return Reply(orjson.dumps(answer))
+
+
+async def tokenizer_info(call: Call) -> Reply:
+    """GET /tokenizer_info, as in vLLM: for clients that render chats themselves."""
+    template = call.engine.chat_template
+    special = call.engine.tokenizer.special_tokens
+    return Reply(
+        orjson.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",  # whatever the model's files were
+                "model_max_length": call.engine.limits.max_total_tokens,
+                **{name: special.get(name) for name in _SPECIAL},
+                "chat_template": None if template is None else template.source() or None,
+            }
+        )
+    )
 
 
 async def expand_text(call: Call, prompt: Prompt) -> str:
@@ -99,4 +117,5 @@ def simple_tokens_json(encoding: Encoding) -> bytes:
 ROUTES = (
     Route("POST", "/tokenize", tokenize),
     Route("POST", "/detokenize", detokenize),
+    Route("GET", "/tokenizer_info", tokenizer_info, protected=False),
 )
