@@ -350,7 +350,8 @@ class Golden:
     ) -> tuple[list[int], torch.Tensor]:
         """Return (tokens [new], logits [new, vocab]) by decoding step by step over its cache."""
         takes = inspect.signature(self.model.forward).parameters
-        name = "past_key_values" if "past_key_values" in takes else "cache_params"
+        # The first is the word of transformers 5.24 and later.
+        name = next(word for word in ("cache", "past_key_values", "cache_params") if word in takes)
         ids, tokens, logits, cache = torch.tensor([list(prompt)]), [], [], None
         for _ in range(new):
             out = self.model(input_ids=ids, use_cache=True, **{name: cache})

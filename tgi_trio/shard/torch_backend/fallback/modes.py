@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -111,7 +111,6 @@ class CachedWay(RecomputeWay):
 
     name = "cached"
     prefix_reuse = False  # each row has a cache of its own, outside the blocks
-    _CACHES: ClassVar[tuple[str, ...]] = ("past_key_values", "cache_params")
 
     def __init__(self, model: Any, cache_name: str, single_steps: bool, positions: bool) -> None:
         super().__init__(model)
@@ -125,11 +124,11 @@ class CachedWay(RecomputeWay):
         cls, model: Any, *, single_steps: bool = False, positions: bool = True
     ) -> CachedWay | None:
         """Return this way; None for a model without a cache, or one that takes no positions."""
-        names = [name for name in cls._CACHES if _accepts(model, name)]
-        if not names or (positions and not _accepts(model, "position_ids")):
+        name = find_cache_name(model)
+        if name is None or (positions and not _accepts(model, "position_ids")):
             return None
         try:
-            return cls(model, names[0], single_steps, positions)
+            return cls(model, name, single_steps, positions)
         except AttributeError:  # its output has no cache
             return None
 
@@ -306,6 +305,15 @@ def _discover_layers(model: Any) -> dict[int, AttentionLayer] | None:
     if windowed and not any(layer.window for layer in layers.values()):
         return None  # its windows exist only in masks, which our attention does not get
     return layers
+
+
+def find_cache_name(model: Any) -> str | None:
+    """Return the word for the cache in a model's forward and in its output; None without a cache.
+
+    transformers has one word for all models from 5.24 on, and two before.
+    """
+    names = ("cache", "past_key_values", "cache_params")
+    return next((name for name in names if _accepts(model, name)), None)
 
 
 def _accepts(model: Any, parameter: str) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.fallback.modes import Offsets, RecomputeWay
+from tgi_trio.shard.torch_backend.fallback.modes import Offsets, RecomputeWay, find_cache_name
 
 _STATE = "transformers"  # our key in Sequence.state
 
@@ -26,10 +27,15 @@ class EncoderDecoderWay(RecomputeWay):
     predicts_prompt = False
 
     def __init__(self, model: Any) -> None:
+        """Raise ModelLoadError for a model that takes no cache."""
         super().__init__(model)
         config = model.config
         start = model.generation_config.decoder_start_token_id
         self.start_token = int(config.decoder_start_token_id if start is None else start)
+        name = find_cache_name(model)
+        if name is None:
+            raise ModelLoadError(f"{type(model).__name__} keeps no keys and values between calls")
+        self._cache_name = name
         # The router counts prompt and output tokens alike; for each, a decoder layer keeps at most
         # two pairs of K and V. All such models have as many KV heads as query heads.
         self.kv_bytes_per_token = 4 * config.decoder_layers * config.d_model * model.dtype.itemsize
@@ -53,7 +59,7 @@ class EncoderDecoderWay(RecomputeWay):
         out = self.model(decoder_input_ids=tokens, use_cache=True, return_dict=True, **options)
         row.state[_STATE] = (
             end - begin,
-            {**options, "past_key_values": out.past_key_values},
+            {**options, self._cache_name: out[self._cache_name]},
         )
         keep = torch.from_numpy(first + offsets - begin - known).to(self.model.device)
         logits: torch.Tensor = out.logits[0].index_select(0, keep)
