@@ -79,6 +79,14 @@ def test_gemma4_that_sees_ahead_where_layers_have_windows(model: Maker, budget: 
     check(own, runner, recorder, budget)
 
 
+def test_granite_multiplies_features_as_it_does_embeddings(model: Maker) -> None:
+    """Granite Vision, which is LLaVA-NeXT around its text; there its logits are not divided."""
+    scales = {"embedding_multiplier": 3.0, "residual_multiplier": 0.8, "logits_scaling": 1.0}
+    own = model("llava_next", model_type="granite", attention_multiplier=0.2, **scales)
+    runner, recorder = load(own.folder)
+    check(own, runner, recorder)
+
+
 def test_behind_the_end_of_a_text_no_image_of_idefics_is_seen(model: Maker) -> None:
     own = model("idefics")
     runner, recorder = load(own.folder)

@@ -62,6 +62,9 @@ class TorchTower:
         self._cores = cores
         self._see = see
         self._text_dtype = text_dtype
+        # Granite and its kin multiply all that their text reads, features among it.
+        text = model.config.get_text_config(decoder=True)
+        self._scale = float(getattr(text, "embedding_multiplier", 1.0))
         self._seen = 0  # images, counted for cross-attention
         reads = model.get_image_features if see is None else model.vision_model.forward
         self._taken = frozenset(inspect.signature(reads).parameters)
@@ -81,7 +84,8 @@ class TorchTower:
             if self._project is not None:
                 return ImageFeatures(_bring_down(self._project(found.last_hidden_state)))
             deep = getattr(found, "deepstack_features", None) or ()
-            return ImageFeatures(_bring_down(found.pooler_output), tuple(map(_bring_down, deep)))
+            rows = _bring_down(found.pooler_output) * np.float32(self._scale)
+            return ImageFeatures(rows, tuple(map(_bring_down, deep)))
 
     def _load(self, name: str, values: NDArray[Any]) -> torch.Tensor:
         if name in _PICTURES:
