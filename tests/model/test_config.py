@@ -116,6 +116,7 @@ def test_values_of_what_writes_the_text_win_but_for_its_type_and_its_ends(tmp_pa
     [
         ("llava", {"model_type": "mistral"}, "mistral"),
         ("llava", {}, "llama"),
+        ("exaone4_5", {"model_type": "exaone4_5_text"}, "exaone4"),  # as it was published
         ("qwen2_vl", None, "qwen2_vl_text"),  # whose folders on the hub nest nothing
         ("llama", None, "llama"),
         ("vision-encoder-decoder", {"model_type": "gpt2"}, "vision-encoder-decoder"),
@@ -126,7 +127,7 @@ def test_the_type_of_what_writes_the_text(
 ) -> None:
     write_json(tmp_path, {"model_type": whole, "text_config": nested})
     config = read_config(tmp_path)
-    assert config.text_type == kind and config.wraps_text == (whole in ("llava", "qwen2_vl"))
+    assert config.text_type == kind and config.wraps_text == (kind != whole)
 
 
 # Who names the file, and what for; texts of messages aside.

@@ -58,6 +58,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "aya_vision": ImageFamily("aya", "internvl"),
     "cohere2_vision": ImageFamily("cohere2", "cohere2"),
     "deepseek_vl": ImageFamily("deepseek_vl", "deepseek_vl"),
+    "exaone4_5": ImageFamily("exaone", "qwen2_vl"),
     "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),
     "gemma4": ImageFamily("gemma4", "gemma4", sight="image"),  # if its config.json has it
     "glm46v": _GLM,
@@ -66,6 +67,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "glm4v_moe": _GLM,
     "glm_ocr": _GLM,
     "glmga": _GLM,
+    "hyperclovax_vision_v2": ImageFamily("hyperclovax", "qwen2_vl"),
     "idefics": ImageFamily("idefics", "idefics", sight="layers"),
     "idefics2": ImageFamily("idefics2", "idefics2", text_part="text_model"),
     "idefics3": ImageFamily("idefics3", "idefics3", text_part="text_model"),
@@ -82,6 +84,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "mistral3": ImageFamily("pixtral", "pixtral"),
     "mllama": ImageFamily("mllama", "mllama", sight="layers"),
     "muse_glimmer": ImageFamily("muse", "muse", patch_order="frames", normal=_HALF),
+    "paddleocr_vl": ImageFamily("paddleocr", "paddleocr", turns=True),
     "paligemma": ImageFamily("paligemma", "siglip", sight="prompt"),
     "pixtral": ImageFamily("pixtral", "pixtral"),  # its model_type is llava
     "qwen2_5_vl": _QWEN,

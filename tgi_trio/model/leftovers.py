@@ -34,7 +34,7 @@ _OTHER_SENSES: Final = (
     (r"(model\.)?(high_res_vision_\w+|aligner|connector|perceiver_resampler)(\.|$)", "images"),
     (r"(model\.)?(multi_modal_projector|mm_projector|projector|patch_\w+)\.", "images"),
     (r"(model\.)?(image_newline|image_attn_pool|visual_tokenizer|vte)(\.|$)", "images"),
-    (r"vit_large_projector\.", "images"),
+    (r"(vit_large_projector|mlp_AR)\.", "images"),
     (r"(model\.)?(vqmodel|generation_\w+)\.", "images that are drawn"),
     (r"(model\.)?(audio_tower|audio_model|speech_\w+|embed_audio|embed_vision)\.", "audio"),
 )

@@ -35,6 +35,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "glm_ocr": "glm_ocr_text",
     "glmga": "glm4v_text",
     "got_ocr2": "qwen2",
+    "hyperclovax_vision_v2": "hyperclovax",
     "idefics": "idefics",
     "idefics2": "mistral",
     "idefics3": "llama",
@@ -54,6 +55,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "mllama": "mllama_text_model",
     "muse_glimmer": "muse_glimmer_text",
     "ovis2": "qwen2",
+    "paddleocr_vl": "paddleocr_vl_text",
     "paligemma": "gemma",
     "perception_lm": "llama",
     "pp_chart2table": "qwen2",
@@ -112,6 +114,7 @@ DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
     "mixtral": (32000, 4096, 14336, 32, 32, 8, None, 131072),
     "mllama_text_model": (128256, 4096, 14336, 40, 32, 8, None, 131072),
     "muse_glimmer_text": (202048, 6656, 19968, 52, 32, 2, 128, 131072),
+    "paddleocr_vl_text": (103424, 1024, 3072, 18, 16, 2, 128, 131072),
     "persimmon": (262144, 4096, 16384, 36, 64, None, None, 16384),
     "phi3": (32064, 3072, 8192, 32, 32, None, None, 4096),
     "qwen2": (151936, 4096, 22016, 32, 32, 32, None, 32768),
@@ -123,6 +126,8 @@ DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
     "step3p5": (128815, 4096, 11264, 45, 64, 8, 128, 128000),
     "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128, 128000),
 }
+# Types of texts in files that were published first -> what they are called since.
+_FORMER_TYPES: Final = {"exaone4_5_text": "exaone4"}
 # Tokens after the vocabulary which a text reads, for images, but never generates.
 EXTRA_TOKENS: Final[Mapping[str, int]] = {"mllama_text_model": 8}
 
@@ -130,6 +135,7 @@ EXTRA_TOKENS: Final[Mapping[str, int]] = {"mllama_text_model": 8}
 # counts. The newer ones come first.
 _PLACES: Final = (
     ("model.language_model.lm_head.", "lm_head."),
+    ("model.language_model.model.", "model."),
     ("model.language_model.", "model."),
     ("model.text_model.", "model."),
     ("language_model.lm_head.", "lm_head."),
@@ -143,7 +149,8 @@ def text_type(whole: str, nested: Mapping[str, Any] | None) -> str:
     """Return the type of the text model; `nested`: its config, None if there is none."""
     if whole not in TEXT_TYPES:
         return whole
-    return str((nested or {}).get("model_type") or TEXT_TYPES[whole])
+    found = str((nested or {}).get("model_type") or TEXT_TYPES[whole])
+    return _FORMER_TYPES.get(found, found)
 
 
 def text_defaults(kind: str) -> dict[str, Any]:

@@ -80,6 +80,10 @@ _SIGLIP = _VISION | {"model_type": "siglip_vision_model"}
 _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "aya_vision": (_COHERE2, _SIGLIP),
     "cohere2_vision": (_COHERE2, _SIGLIP),
+    "exaone4_5": (
+        {"model_type": "exaone4"} | tiny_families.FAMILIES["exaone4"],
+        _QWEN_VISION | {"num_key_value_heads": 1},
+    ),
     "fuyu": ({"model_type": "persimmon"}, {}),
     "gemma3": ({"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}, _SIGLIP),
     "gemma4": (tiny_families.GEMMA4 | tiny_families.GEMMA4_E, _GEMMA4_VISION),
@@ -108,6 +112,10 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "glm_ocr": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
     "glmga": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
+    "hyperclovax_vision_v2": (
+        {"model_type": "hyperclovax"} | tiny_families.FAMILIES["hyperclovax"],
+        _QWEN_VISION | {"model_type": "qwen2_5_vl_vision", "out_hidden_size": 24},
+    ),
     "idefics": ({"num_hidden_layers": 4}, _VISION | {"embed_dim": 16}),
     "idefics2": ({"model_type": "mistral"}, _VISION),
     "idefics3": ({"model_type": "llama"}, _VISION),
@@ -187,6 +195,10 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}
         | {"layer_rope_theta": [1e4, 1e4, 0], "post_norm_eps": 1e-2},
         _VISION | {"pos_emb_height": 4, "pos_emb_width": 4},
+    ),
+    "paddleocr_vl": (
+        {"head_dim": 16, "rope_parameters": _THREE_POSITIONS},
+        _VISION | {"patch_size": 4, "spatial_merge_size": 2},
     ),
     "paligemma": ({"model_type": "gemma2", "head_dim": 16}, _SIGLIP),
     "pixtral": (

@@ -204,6 +204,23 @@ FAMILIES = {
             "image_end_token": "[IMG_END]",
         },
     ),
+    "exaone4_5": Family(
+        "qwen2_vl", "Qwen2VLImageProcessorPil", "Exaone4_5_Processor",
+        pixels={"min_pixels": 3136, "max_pixels": 500_000}, tokens=QWEN,
+    ),
+    "hyperclovax_vision_v2": Family(
+        "qwen2_vl", "Qwen2VLImageProcessorPil", "HyperCLOVAXVisionV2Processor",
+        tokens={"image_token": "<|IMAGE_PAD|>", "video_token": "<|VIDEO_PAD|>"},
+    ),
+    "paddleocr_vl": Family(
+        "paddleocr_vl", "PaddleOCRVLImageProcessorPil", "PaddleOCRVLProcessor",
+        tokens={"image_token": "<|IMAGE_PLACEHOLDER|>"},
+    ),
+    "paddleocr_vl/small": Family(
+        "paddleocr_vl", "PaddleOCRVLImageProcessorPil", "PaddleOCRVLProcessor",
+        pixels={"min_pixels": 3136, "max_pixels": 40_000},
+        tokens={"image_token": "<|IMAGE_PLACEHOLDER|>"},
+    ),
     "gemma3": Family(
         "gemma3", "Gemma3ImageProcessorPil", "Gemma3Processor",
         {"mm_tokens_per_image": 256}, tokens=GEMMA3,

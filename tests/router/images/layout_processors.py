@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -18,7 +19,9 @@ WORDS = ["\n", "\n\n", " ", "a", "Here", "is", "the", "and"]
 # Where processors are that share another family's image processor.
 WHOLES = {
     "AyaVisionProcessor": "aya_vision",
+    "Exaone4_5_Processor": "exaone4_5",
     "Glm46VProcessor": "glm46v",
+    "HyperCLOVAXVisionV2Processor": "hyperclovax_vision_v2",
     "InternVLProcessor": "internvl",
     "Lfm3VlProcessor": "lfm3_vl",
     "LightOnOcrProcessor": "lighton_ocr",
@@ -27,8 +30,8 @@ WHOLES = {
 # Which resize by what they inherit.
 INHERITED = {"Kimi_K25", "Lfm2Vl", "MiniMaxM3VL", "MuseGlimmer", "Step3p7"}
 VIDEOS = {  # whose processors take videos as well
-    *{"gemma4", "glm46v", "glm4v", "glm5_next", "internvl", "kimi_k25", "lfm3_vl", "minimax_m3_vl"},
-    *{"muse_glimmer", "qwen2_vl"},
+    *{"exaone4_5", "gemma4", "glm46v", "glm4v", "glm5_next", "hyperclovax_vision_v2", "internvl"},
+    *{"kimi_k25", "lfm3_vl", "minimax_m3_vl", "muse_glimmer", "qwen2_vl"},
 }
 
 
@@ -116,6 +119,21 @@ def step_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
     found = {"num_local_patches": [columns * rows], "patch_newline_masks": [masks]}
     text = processor.replace_image_token(found, 0)
     return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
+
+
+def paddle_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
+    """PaddleOCRVLProcessor, nor does it, by its image processor, which does."""
+    patches = processor.image_processor.get_number_of_image_patches(*size)
+    return {"num_image_tokens": [patches // processor.image_processor.merge_size**2]}
+
+
+# Of families whose processors do not tell, by the beginnings of their names.
+COUNTS: dict[str, Callable[[Any, ImageSize], dict[str, list[int]]]] = {
+    "lfm2_vl": lfm2_tokens,
+    "llama4": llama4_tokens,
+    "paddleocr_vl": paddle_tokens,
+    "step3p7": step_tokens,
+}
 
 
 @cache

@@ -80,6 +80,7 @@ FAMILIES = [
     DecoderSettings("idefics3", {"size": LONGEST, "max_image_size": {"longest_edge": 32}}),
     DecoderSettings("internvl", {"size": {"height": 16, "width": 16}, "max_patches": 4}),
     DecoderSettings("mllama", {"size": {"height": 16, "width": 16}, "max_image_tiles": 3}),
+    DecoderSettings("paddleocr", {"min_pixels": 784, "max_pixels": 3136}),
     DecoderSettings("pixtral", {"size": LONGEST, "patch_size": 14}, {"patch_size": 28}),
     DecoderSettings("qwen2_vl", {"min_pixels": 784, "max_pixels": 3136}),
 ]

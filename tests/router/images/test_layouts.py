@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.router.images.layout_families import CLIP, FAMILIES, UNCOUNTED
-from tests.router.images.layout_processors import lfm2_tokens, llama4_tokens, step_tokens, theirs
+from tests.router.images.layout_processors import COUNTS, theirs
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.model.image_families import IMAGE_FAMILIES, find_family
 from tgi_trio.router.images.image_model import find_largest
@@ -19,6 +19,13 @@ from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings, Im
 from tgi_trio.router.images.layouts.table import LAYOUTS
 
 SIZES = st.tuples(st.integers(1, 4096), st.integers(1, 4096)).map(lambda pair: ImageSize(*pair))
+
+
+# Families whose processors count features alone, without marks around them.
+PLAIN = (
+    *("exaone", "gemma", "glm", "hyperclovax", "lfm3", "lighton", "llava", "mini", "muse"),
+    *("paddleocr", "paligemma", "qwen"),
+)
 
 
 def ours(name: str) -> ImageLayout:
@@ -55,12 +62,9 @@ def test_counts_are_those_of_the_processor(name: str, size: ImageSize) -> None:
     layout, processor = ours(name), theirs(name)
 
     def expected() -> int:
-        if name.startswith("llama4"):
-            return llama4_tokens(processor, size)["num_image_tokens"][0]
-        if name.startswith("lfm2"):
-            return lfm2_tokens(processor, size)["num_image_tokens"][0]
-        if name.startswith("step3p7"):
-            return step_tokens(processor, size)["num_image_tokens"][0]
+        count = COUNTS.get(name.partition("/")[0])
+        if count is not None:
+            return count(processor, size)["num_image_tokens"][0]
         found = processor._get_num_multimodal_tokens(image_sizes=[size])
         if not found["num_image_tokens"][0]:
             raise ValueError("an image of no features")
@@ -70,9 +74,7 @@ def test_counts_are_those_of_the_processor(name: str, size: ImageSize) -> None:
         text = layout.expand(size)
         features = layout.count_features(size)
         assert text.count(layout.feature_token) == features
-        if name.startswith(
-            ("gemma", "qwen", "llava", "pali", "glm", "lfm3", "lighton", "mini", "muse")
-        ):
+        if name.startswith(PLAIN):
             return features
         return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
 

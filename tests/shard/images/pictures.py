@@ -20,6 +20,8 @@ GLM = ("glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "glmga")
 CAUSAL = (
     *TILED,
     "deepseek_vl",
+    "exaone4_5",
+    "hyperclovax_vision_v2",
     "kimi_k25",
     "lfm3_vl",
     "lighton_ocr",
@@ -40,7 +42,7 @@ HYBRIDS = ("qwen3_5", "qwen3_5_moe", "qwen4_exp")
 DELTA_RULES = (*HYBRIDS, "glm5_next")
 BY_PIXEL = ("lfm2_vl",)  # whose patches are pixel by pixel
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
-GRIDS = (*GLM, *QWEN)
+GRIDS = (*GLM, *QWEN, "paddleocr_vl")
 CROSSED = ("idefics", "mllama")  # whose layers attend to images
 FAMILIES = (*CAUSAL, *BY_PIXEL, "gemma3", "gemma4", "paligemma", *GRIDS, *CROSSED)
 PROCESSOR = {
@@ -65,9 +67,9 @@ class Picture:
 
 # The numbers of a patch of families whose image is a grid of them: most have two frames.
 PATCHES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys((*GRIDS, "lfm3_vl"), (2 * 3 * 16,)),
+    **dict.fromkeys((*GRIDS, "exaone4_5", "hyperclovax_vision_v2", "lfm3_vl"), (2 * 3 * 16,)),
     **dict.fromkeys(("minimax_m3_vl", "muse_glimmer"), (2 * 3 * 64,)),
-    "kimi_k25": (3, 4, 4),
+    **dict.fromkeys(("kimi_k25", "paddleocr_vl"), (3, 4, 4)),
 }
 
 

@@ -41,6 +41,7 @@ INNER = {
     *("glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mllama_text_model"),
     "glm5_next_text",
     "muse_glimmer_text",
+    "paddleocr_vl_text",
     "step3p5",
 }
 IMAGED = {"idefics"}  # tested beside images: `tests/shard/images`

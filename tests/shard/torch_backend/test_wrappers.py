@@ -64,6 +64,8 @@ OURS = (
         "muse_glimmer",
         "mistral3",
         "mllama",
+        "hyperclovax_vision_v2",
+        "paddleocr_vl",
         "paligemma",
         "qwen2_5_vl",
         "qwen2_vl",

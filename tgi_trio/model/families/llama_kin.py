@@ -8,7 +8,7 @@ from typing import Any, Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
-from tgi_trio.model.reading import rotary, sliding_windows, with_rotary
+from tgi_trio.model.reading import rotary, sliding_windows, with_rotary, with_sections
 from tgi_trio.model.specs.decoder import DecoderSpec, RotarySpec
 
 # Apertus' default rotary embedding.
@@ -64,17 +64,25 @@ def seed_oss(config: ModelConfig) -> DecoderSpec:
     )
 
 
-def ernie4_5(config: ModelConfig) -> DecoderSpec:
+def ernie4_5(config: ModelConfig, turning: RotarySpec | None = None) -> DecoderSpec:
     """Rotated pairs are neighbours."""
     head_dim = int(config.get("head_dim", 128))
     return llama_spec(
         config,
         head_dim=head_dim,
-        turning=rotary(config, head_dim, theta=500000.0, interleaved=True),
+        turning=turning or rotary(config, head_dim, theta=500000.0, interleaved=True),
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         tied_head=bool(config.get("tie_word_embeddings", True)),
         **ernie_bias(config),
     )
+
+
+def paddleocr_vl(config: ModelConfig) -> DecoderSpec:
+    """The text of PaddleOCR-VL: Ernie 4.5's, whose rotated pairs are half a head apart; an image's
+    tokens are rotated by their place in it.
+    """
+    turning = rotary(config, int(config.get("head_dim", 128)), theta=500000.0)
+    return ernie4_5(config, with_sections(turning, (16, 24, 24), alternate=False))
 
 
 def ernie_bias(config: ModelConfig) -> dict[str, Any]:

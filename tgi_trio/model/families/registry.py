@@ -138,6 +138,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "nanochat": llama_kin.nanochat,
     "seed_oss": llama_kin.seed_oss,
     "ernie4_5": llama_kin.ernie4_5,
+    "paddleocr_vl_text": llama_kin.paddleocr_vl,
     "exaone4": llama_kin.exaone4,
     "ernie4_5_moe": balanced.ernie4_5_moe,
     "ministral3": llama_kin.ministral3,

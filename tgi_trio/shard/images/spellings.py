@@ -17,6 +17,8 @@ _WORDS: Final = (
         ("q_norm.", "q_layernorm."),
         ("k_norm.", "k_layernorm."),
     ),
+    (("projector.", "mlp_AR."),),  # PaddleOCR-VL
+    (("projector.", "vision_projector."),),  # HyperCLOVA X SEED Think
     (  # Kimi K2.5
         ("vision_tower.layers.", "vision_tower.encoder.blocks."),
         ("vision_tower.final_layernorm.", "vision_tower.encoder.final_layernorm."),

@@ -1,4 +1,4 @@
-"""Qwen-VL, GLM-V, Kimi, MiniMax-M3, Muse Glimmer: a feature for each merged patch of an image."""
+"""Qwen-VL and its kin, GLM-V, Kimi, MiniMax-M3, Muse Glimmer: a feature for each merged patch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from tgi_trio.router.images.layouts.layout import (
 )
 
 _FACTOR: Final = 1  # merged patches of a step in which images are resized
+_QWEN_SIZE: Final = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}  # pixels
+_PADDLE_SIZE: Final = {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536}
 _STEEPEST: Final = 200  # most of the longer side over the shorter one
 
 
@@ -45,6 +47,43 @@ class GridLayout(PlainFinish):
         Raises ValidationError for an image that is too long and narrow.
         """
         return _fit(size, self.unit, self.least, self.most)
+
+
+@dataclass(frozen=True)
+class ExaoneLayout(GridLayout):
+    """As Qwen's, between other marks."""
+
+    around = ("<vision>", "</vision>")
+
+
+@dataclass(frozen=True)
+class HyperclovaxLayout(GridLayout):
+    """Likewise, with another token."""
+
+    placeholder: str = "<|IMAGE_PAD|>"
+    feature_token: str = "<|IMAGE_PAD|>"
+    around = ("<|image_start|>", "<|image_end|>")
+
+
+@dataclass(frozen=True)
+class PaddleLayout(GridLayout):
+    """Likewise; short sides are enlarged first, each to a merged patch."""
+
+    placeholder: str = "<|IMAGE_PLACEHOLDER|>"
+    feature_token: str = "<|IMAGE_PLACEHOLDER|>"
+    around = ("<|IMAGE_START|>", "<|IMAGE_END|>")
+
+    def count_units(self, size: ImageSize) -> ImageSize:
+        """Return rows and columns of merged patches: transformers' `smart_resize` of PaddleOCR-VL.
+
+        Raises ValidationError for an image that is too long and narrow.
+        """
+        height, width = size
+        if height < self.unit:
+            height, width = self.unit, round(width * self.unit / height)
+        if width < self.unit:
+            height, width = round(height * self.unit / width), self.unit
+        return _fit(ImageSize(height, width), self.unit, self.least, self.most)
 
 
 @dataclass(frozen=True)
@@ -222,12 +261,29 @@ def lay_out_muse(settings: ImageSettings) -> MuseLayout:
     return MuseLayout(_read_unit(found), 1, read_int(found, "max_image_tokens", 4096))
 
 
+def lay_out_exaone(settings: ImageSettings) -> ExaoneLayout:
+    """Return the layout of an `exaone4_5` model. Raises ModelLoadError."""
+    return ExaoneLayout(*_read_limits(settings, _QWEN_SIZE))
+
+
+def lay_out_hyperclovax(settings: ImageSettings) -> HyperclovaxLayout:
+    """Return the layout of a `hyperclovax_vision_v2` model. Raises ModelLoadError."""
+    return HyperclovaxLayout(*_read_limits(settings, _QWEN_SIZE))
+
+
+def lay_out_paddleocr(settings: ImageSettings) -> PaddleLayout:
+    """Return the layout of a `paddleocr_vl` model. Raises ModelLoadError."""
+    return PaddleLayout(*_read_limits(settings, _PADDLE_SIZE))
+
+
 def lay_out_qwen(settings: ImageSettings) -> GridLayout:
     """Return the layout of a Qwen-VL model. Raises ModelLoadError."""
-    found = settings.image_processor
-    size = settings.size("size", {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
-    return GridLayout(
-        unit=_read_unit(found),
-        least=read_int(found, "min_pixels", size.get("shortest_edge")),
-        most=read_int(found, "max_pixels", size.get("longest_edge")),
-    )
+    return GridLayout(*_read_limits(settings, _QWEN_SIZE))
+
+
+def _read_limits(settings: ImageSettings, default: Settings) -> tuple[int, int, int]:
+    """Return the side of a merged patch, and the least and most pixels of an image."""
+    found, size = settings.image_processor, settings.size("size", default)
+    least = read_int(found, "min_pixels", size.get("shortest_edge"))
+    most = read_int(found, "max_pixels", size.get("longest_edge"))
+    return _read_unit(found), least, most

@@ -19,11 +19,14 @@ from tgi_trio.router.images.layouts.fixed import (
 )
 from tgi_trio.router.images.layouts.gemma import lay_out_gemma3, lay_out_gemma4
 from tgi_trio.router.images.layouts.grid import (
+    lay_out_exaone,
     lay_out_glm,
     lay_out_glm5,
+    lay_out_hyperclovax,
     lay_out_kimi,
     lay_out_minimax_m3,
     lay_out_muse,
+    lay_out_paddleocr,
     lay_out_qwen,
 )
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
@@ -41,10 +44,12 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "aya": lay_out_aya,
     "cohere2": lay_out_cohere2,
     "deepseek_vl": lay_out_deepseek,
+    "exaone": lay_out_exaone,
     "gemma3": lay_out_gemma3,
     "gemma4": lay_out_gemma4,
     "glm": lay_out_glm,
     "glm5_next": lay_out_glm5,
+    "hyperclovax": lay_out_hyperclovax,
     "idefics": lay_out_idefics,
     "idefics2": lay_out_idefics2,
     "idefics3": lay_out_idefics3,
@@ -58,6 +63,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "minimax_m3": lay_out_minimax_m3,
     "mllama": lay_out_mllama,
     "muse": lay_out_muse,
+    "paddleocr": lay_out_paddleocr,
     "paligemma": lay_out_paligemma,
     "pixtral": lay_out_pixtral,
     "qwen": lay_out_qwen,
