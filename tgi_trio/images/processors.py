@@ -39,6 +39,8 @@ class Processor:
     amend: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # of a model's files
 
 
+_MINICPM_OCR: Final = {"downsample_mode": "4x"}  # where its files say nothing
+
 # By family; `model.image_families` says which families of models have which.
 PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]] = {
     "cohere2": tile_cohere2,
@@ -56,6 +58,10 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "llama4": tile_llama4,
     "llava": Processor("llava", "Llava"),
     "llava_next": Processor("llava_next", "LlavaNext"),
+    "minicpm_ocr": Processor(
+        "minicpmv4_6", "MiniCPMV4_6", {"do_resize": True}, lambda found: {**_MINICPM_OCR, **found}
+    ),
+    "minicpmv": Processor("minicpmv4_6", "MiniCPMV4_6", {"do_resize": True}),
     "minimax_m3": Processor("qwen2_vl", "Qwen2VL", amend=limit_size),
     "mllama": Processor("mllama", "Mllama"),
     "muse": tile_muse,

@@ -46,6 +46,9 @@ FIELDS: Final[tuple[tuple[str, str], ...]] = (
     ("spatial_shapes", "<i4"),
     ("pixel_values_local", "|u1"),
     ("num_local_patches", "<i4"),
+    ("target_sizes", "<i4"),
+    ("grids", "<i4"),
+    ("num_patches_per_image", "<i4"),
 )
 
 _NUMBER_OF: Final = {name: number for number, (name, _) in enumerate(FIELDS)}

@@ -80,6 +80,8 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "llava": ImageFamily("llava", "llava"),
     "llava_next": ImageFamily("llava_next", "llava_next"),
     "llava_next_video": ImageFamily("llava_next", "llava_next"),
+    "minicpm_ocr": ImageFamily("minicpm_ocr", "minicpm_ocr"),
+    "minicpmv4_6": ImageFamily("minicpmv", "minicpmv"),
     "minimax_m3_vl": ImageFamily("minimax_m3", "minimax_m3", normal=_CLIP),
     "mistral3": ImageFamily("pixtral", "pixtral"),
     "mllama": ImageFamily("mllama", "mllama", sight="layers"),
@@ -110,6 +112,7 @@ _UNSERVED: Final[Mapping[str, str]] = {
     "gemma3n": _BY_TIMM,
     "gemma4_unified": _BY_TORCHVISION,
     "llava_onevision": "writes an image otherwise where a prompt has several",
+    "minicpmv4_7": "turns the marks around an image by its corners",
     "ovis2": "has features for the marks around an image as well",
     "perception_lm": _BY_TORCHVISION,
 }

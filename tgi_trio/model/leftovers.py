@@ -31,7 +31,10 @@ _UNUSED_PARTS: Final = (
 # Beginnings of names in composite models, of which only the text is loaded.
 _OTHER_SENSES: Final = (
     (r"(model\.)?(vision_\w+|visual|visual_embeddings_table|image_tower|video_tower)\.", "images"),
-    (r"(model\.)?(high_res_vision_\w+|aligner|connector|perceiver_resampler)(\.|$)", "images"),
+    (
+        r"(model\.)?(high_res_vision_\w+|aligner|connector|merger|perceiver_resampler)(\.|$)",
+        "images",
+    ),
     (r"(model\.)?(multi_modal_projector|mm_projector|projector|patch_\w+)\.", "images"),
     (r"(model\.)?(image_newline|image_attn_pool|visual_tokenizer|vte)(\.|$)", "images"),
     (r"(vit_large_projector|mlp_AR)\.", "images"),

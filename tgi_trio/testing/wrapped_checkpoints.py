@@ -73,6 +73,7 @@ _COHERE2: dict[str, Any] = {
 }
 _CLIP = _VISION | {"model_type": "clip_vision_model"}
 _PIXTRAL = _VISION | {"model_type": "pixtral", "head_dim": 8}
+_MINICPM_VISION = _VISION | {"num_hidden_layers": 3, "patch_size": 4}
 _SIGLIP = _VISION | {"model_type": "siglip_vision_model"}
 
 # By family, the differences from _TEXT, with the text's type if a family allows several, and the
@@ -168,6 +169,9 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llava": ({"model_type": "mistral", "sliding_window": None}, _CLIP),
     "llava_next": ({"model_type": "llama"}, _CLIP),
     "llava_next_video": ({"model_type": "llama"}, _CLIP),
+    "minicpm_ocr": ({"model_type": "qwen3_5_text"} | _DELTA, _MINICPM_VISION),
+    "minicpmv4_6": ({"model_type": "qwen3_5_text"} | _DELTA, _MINICPM_VISION),
+    "minicpmv4_7": ({"model_type": "qwen3_5_text"} | _DELTA, _MINICPM_VISION),
     "minimax_m3_vl": (
         tiny_families.FAMILIES["minimax_m3_vl_text"],
         _VISION | {"hidden_size": 24, "spatial_merge_size": 2},
@@ -269,6 +273,9 @@ _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
     "lfm2_vl": {"projector_hidden_size": 32},
     "lfm3_vl": {"projector_hidden_size": 32},
     "llava_next": _PINPOINTS,
+    "minicpm_ocr": {"insert_layer_id": 1},
+    "minicpmv4_6": {"insert_layer_id": 1},
+    "minicpmv4_7": {"insert_layer_id": 1},
     "minimax_m3_vl": {"projector_hidden_size": 16},
     "muse_glimmer": {"out_hidden_size": 64, "projector_hidden_size": 16},
     "llava_next_video": _PINPOINTS,

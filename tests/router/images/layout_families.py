@@ -58,6 +58,12 @@ LFM2 = {
     **{f"at_{r}_{c}": f"<|img_row_{r}_col_{c}|>" for r in range(1, 11) for c in range(1, 11)},
 }
 KIMI = {"image_token": "<|media_pad|>", "video_token": "<|kimi_k25_video_placeholder|>"}
+MINICPM = {
+    **QWEN,
+    **{"image_start_token": "<image>", "image_end_token": "</image>"},
+    **{"slice_start_token": "<slice>", "slice_end_token": "</slice>"},
+    **{"image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>"},
+}
 MINIMAX = {
     **{"image_token": "]<]image[>[", "video_token": "]<]video[>["},
     **{"begin": "]<]start of image[>[", "end": "]<]end of image[>["},
@@ -235,6 +241,22 @@ FAMILIES = {
         "gemma4", "Gemma4ImageProcessorPil", "Gemma4Processor",
         tokens={**GEMMA4, "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"},
     ),
+    "minicpmv4_6": Family(
+        "minicpmv4_6", "MiniCPMV4_6ImageProcessorPil", "MiniCPMV4_6Processor", tokens=MINICPM
+    ),
+    "minicpmv4_6/small": Family(
+        "minicpmv4_6", "MiniCPMV4_6ImageProcessorPil", "MiniCPMV4_6Processor", tokens=MINICPM,
+        config={"downsample_mode": "4x"},
+        pixels={
+            **{"scale_resolution": 100, "patch_size": 8, "max_slice_nums": 5},
+            **{"downsample_mode": "4x", "use_image_id": False},
+        },
+    ),
+    "minicpmv4_6/whole": Family(
+        "minicpmv4_6", "MiniCPMV4_6ImageProcessorPil", "MiniCPMV4_6Processor", tokens=MINICPM,
+        pixels={"slice_mode": False},
+    ),
+    "minicpm_ocr": Family("minicpm_ocr", "MiniCPMOcr", "MiniCPMOcrProcessor", tokens=MINICPM),
     "minimax_m3_vl": Family(
         "minimax_m3_vl", "MiniMaxM3VL", "MiniMaxM3VLProcessor",
         pixels={"size": [672, 672]}, tokens=MINIMAX,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tests.router.images.layout_families import FAMILIES
 from tests.router.images.torchvision_processors import TorchProcessor, inherited_processor
 from tgi_trio.router.images.layouts.layout import ImageSize
 
-WORDS = ["\n", "\n\n", " ", "a", "Here", "is", "the", "and"]
+WORDS = ["\n", "\n\n", " ", "0", "1", "a", "Here", "is", "the", "and"]
 # Where processors are that share another family's image processor.
 WHOLES = {
     "AyaVisionProcessor": "aya_vision",
@@ -28,10 +29,18 @@ WHOLES = {
     "PaliGemmaProcessor": "paligemma",
 }
 # Which resize by what they inherit.
-INHERITED = {"Kimi_K25", "Lfm2Vl", "MiniMaxM3VL", "MuseGlimmer", "Step3p7"}
+INHERITED = {"Kimi_K25", "Lfm2Vl", "MiniCPMOcr", "MiniMaxM3VL", "MuseGlimmer", "Step3p7"}
 VIDEOS = {  # whose processors take videos as well
     *{"exaone4_5", "gemma4", "glm46v", "glm4v", "glm5_next", "hyperclovax_vision_v2", "internvl"},
-    *{"kimi_k25", "lfm3_vl", "minimax_m3_vl", "muse_glimmer", "qwen2_vl"},
+    *{
+        "kimi_k25",
+        "lfm3_vl",
+        "minicpm_ocr",
+        "minicpmv4_6",
+        "minimax_m3_vl",
+        "muse_glimmer",
+        "qwen2_vl",
+    },
 }
 
 
@@ -127,10 +136,33 @@ def paddle_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
     return {"num_image_tokens": [patches // processor.image_processor.merge_size**2]}
 
 
+def minicpm_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
+    """MiniCPMV4_6Processor and MiniCPMOcrProcessor, nor do they, for pixels of nothing."""
+    pixels = processor.image_processor
+    names = ("scale_resolution", "patch_size", "downsample_mode")
+    given = {name: getattr(pixels, name) for name in names}
+    bounds = (pixels.max_slice_nums, pixels.scale_resolution)
+    grid = pixels.get_sliced_grid(size, *bounds) if pixels.slice_mode else None
+    sizes = [pixels.find_best_resize(size, **given, allow_upscale=grid is None)]
+    if grid is not None:
+        height, width = pixels.get_refine_size(size, grid, **given, allow_upscale=True)
+        sizes += [(height // grid[0], width // grid[1])] * (grid[0] * grid[1])
+    found = {
+        "grids": [grid or (0, 0)],
+        "num_patches_per_image": [len(sizes)],
+        "target_sizes": np.array(sizes) // pixels.patch_size,
+    }
+    divisor = processor.image_token_divisor
+    text = processor.replace_image_token(found, 0, image_token_divisor=divisor)
+    return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
+
+
 # Of families whose processors do not tell, by the beginnings of their names.
 COUNTS: dict[str, Callable[[Any, ImageSize], dict[str, list[int]]]] = {
     "lfm2_vl": lfm2_tokens,
     "llama4": llama4_tokens,
+    "minicpm_ocr": minicpm_tokens,
+    "minicpmv4_6": minicpm_tokens,
     "paddleocr_vl": paddle_tokens,
     "step3p7": step_tokens,
 }
@@ -169,7 +201,9 @@ def theirs(name: str) -> Any:
     if family.processor == "PixtralProcessor":
         return Pixtral(pixels(**family.pixels), known, **family.options)
     module = WHOLES.get(family.processor, family.module)
-    extra = {"video_processor": None} if module in VIDEOS else {}
+    extra: dict[str, Any] = {"video_processor": None} if module in VIDEOS else {}
+    if module.startswith("minicpm"):
+        extra["video_processor"] = SimpleNamespace(slice_mode=False, downsample_mode="16x")
     if module == "gemma4":
         extra["feature_extractor"] = None
     whole = _class(f"{module}.processing_{module}", family.processor)

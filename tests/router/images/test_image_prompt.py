@@ -15,6 +15,7 @@ from tgi_trio.router.http.engine_api import ModelCard
 from tgi_trio.router.http.routes.native import find_images
 from tgi_trio.router.images.image_prompt import ImagePrompt, SeenImage, expand_prompt
 from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.layouts.minicpmv import MiniCpmLayout
 from tgi_trio.router.images.layouts.rows import RowLayout
 from tgi_trio.router.images.links import ImageLink
 
@@ -44,6 +45,14 @@ def test_runs_are_the_rows_between_marks() -> None:
     assert (image.first, image.tokens) == (2, 7)
     assert image.feature_places == ((0, 3), (4, 3)) and image.features == 6
     assert found.features == 6
+
+
+def test_images_are_counted_where_the_family_does_so() -> None:
+    layout = MiniCpmLayout(side=8, unit=4, most=1, numbers=True)
+    prompt = ImagePrompt(("a", ImageLink("x"), "b", ImageLink("y")))
+    found = expand_prompt(prompt, [seen(8, 8), seen(8, 8)], layout, "", 1)
+    image = f"<image>{'<|image_pad|>' * 4}</image>"
+    assert found.text == f"a<image_id>0</image_id>{image}b<image_id>1</image_id>{image}"
 
 
 @given(

@@ -23,7 +23,7 @@ SIZES = st.tuples(st.integers(1, 4096), st.integers(1, 4096)).map(lambda pair: I
 
 # Families whose processors count features alone, without marks around them.
 PLAIN = (
-    *("exaone", "gemma", "glm", "hyperclovax", "lfm3", "lighton", "llava", "mini", "muse"),
+    *("exaone", "gemma", "glm", "hyperclovax", "lfm3", "lighton", "llava", "minimax", "muse"),
     *("paddleocr", "paligemma", "qwen"),
 )
 
@@ -125,7 +125,9 @@ def test_prompts_are_those_of_the_processor(name: str, sizes: list[tuple[int, in
         return list(np.array(found["input_ids"]).reshape(-1))
 
     def counted() -> Any:
-        expanded = [layout.expand(ImageSize(*size)) for size in sizes]
+        expanded = [
+            layout.number(i) + layout.expand(ImageSize(*size)) for i, size in enumerate(sizes)
+        ]
         text = parts[0] + "".join(a + b for a, b in zip(expanded, parts[1:], strict=True))
         return processor.tokenizer(layout.finish(text, "<bos>"))["input_ids"]
 
@@ -156,6 +158,9 @@ def test_every_row_of_the_table_is_tried() -> None:
         ({"model_type": "gemma4"}, {"max_soft_tokens": -1}),
         ({"model_type": "paligemma"}, {}),
         ({"model_type": "kimi_k25"}, {"size": {"height": 512, "width": 512}}),
+        ({"model_type": "minicpm_ocr"}, {"small_image_upsize": "adaptive"}),
+        ({"model_type": "minicpmv4_6"}, {"downsample_mode": "4x"}),  # and not in config.json
+        ({"model_type": "minicpmv4_6", "downsample_mode": "8x"}, {"downsample_mode": "8x"}),
         ({"model_type": "minimax_m3_vl"}, {"size": {"height": 672, "width": 672}}),
         ({"model_type": "muse_glimmer"}, {"max_image_tokens": 0}),
         ({"model_type": "step3p7"}, {"size": 728}),

@@ -67,7 +67,10 @@ class TorchProcessor:
         if image.shape[-2:] == (size.height, size.width):
             return image
         wanted, mode = [size.height, size.width], _MODES[resample]
-        return torch.nn.functional.interpolate(image, wanted, mode=mode, antialias=True)
+        found = torch.nn.functional.interpolate(
+            image.reshape(-1, *image.shape[-3:]), wanted, mode=mode, antialias=True
+        )
+        return found.reshape(*image.shape[:-2], *wanted)
 
     def rescale_and_normalize(self, images: torch.Tensor, *_: Any) -> torch.Tensor:
         return images

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 IMAGE_TOKEN = 100
 TILED = ("aya_vision", "cohere2_vision", "internvl", "llama4")
 WHOLE = ("deepseek_vl", "gemma3", "llava", "paligemma", "vipllava")  # one of a size
+MINICPM = ("minicpm_ocr", "minicpmv4_6")
 END = 1  # id of the end of a text
 GLM = ("glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "glmga")
 CAUSAL = (
@@ -31,6 +32,7 @@ CAUSAL = (
     "idefics3",
     "llava",
     "llava_next",
+    *MINICPM,
     "minimax_m3_vl",
     "mistral3",
     "muse_glimmer",
@@ -39,7 +41,7 @@ CAUSAL = (
     "step3p7",
 )
 HYBRIDS = ("qwen3_5", "qwen3_5_moe", "qwen4_exp")
-DELTA_RULES = (*HYBRIDS, "glm5_next")
+DELTA_RULES = (*HYBRIDS, "glm5_next", *MINICPM)
 BY_PIXEL = ("lfm2_vl",)  # whose patches are pixel by pixel
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
 GRIDS = (*GLM, *QWEN, "paddleocr_vl")
@@ -115,6 +117,12 @@ def picture(family: str, seed: int) -> Picture:
             patches = pixels(1, 32, 48)
             patches[:, 24:] = 0
             return Picture({"pixel_values": patches, "image_position_ids": places}, 6)
+        case _ if family in MINICPM:  # the whole and a slice, by rows of all their patches
+            sizes = np.array([[4, 8], [8, 4]])
+            features = 2 * 32 // (4 if family == "minicpm_ocr" else 16)
+            return Picture(
+                {"pixel_values": pixels(1, 3, 4, 64 * 4), "target_sizes": sizes}, features
+            )
         case "lfm2_vl":  # two tiles and the whole, which has more patches
             shapes = np.array([[4, 4], [4, 4], [4, 6]])
             mask = np.arange(24) < shapes.prod(axis=1)[:, None]
@@ -162,7 +170,8 @@ def together(pictures: Sequence[Picture], family: str = "") -> dict[str, torch.T
     # One prompt, many tiles.
     tiles = not {"pixel_attention_mask", "aspect_ratio_mask"}.isdisjoint(names) and not by_pixel
     for name in pictures[0].bundle:
-        whole = np.concatenate([each.bundle[name] for each in pictures], axis=1 if tiles else 0)
+        axis = -1 if name == "pixel_values" and family in MINICPM else int(tiles)
+        whole = np.concatenate([each.bundle[name] for each in pictures], axis=axis)
         if name == "pixel_values" and "image_position_ids" in pictures[0].bundle:
             found[name] = torch.from_numpy(whole.astype(np.float32) * np.float32(1 / 255))
         elif name == "pixel_values" and family == "llama4":  # normalised in bfloat16

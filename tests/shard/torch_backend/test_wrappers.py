@@ -60,6 +60,7 @@ OURS = (
         "llava",
         "llava_next",
         "gemma4",
+        "minicpmv4_7",
         "minimax_m3_vl",
         "muse_glimmer",
         "mistral3",

@@ -145,7 +145,7 @@ def expand_prompt(
             owners.append((-1, piece.count(token)))
         else:
             size = images[seen].size
-            texts.append(layout.expand(size))
+            texts.append(layout.number(seen) + layout.expand(size))
             owners.append((seen, layout.count_features(size)))
             seen += 1
     text = layout.finish("".join(texts), bos)

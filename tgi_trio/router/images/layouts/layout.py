@@ -45,6 +45,12 @@ class ImageLayout(Protocol):
     def writes_bos(self) -> bool:
         """Whether `finish` writes the BOS token, so that nothing else must."""
 
+    def number(self, index: int) -> str:
+        """Return the text before an image that tells it from the prompt's others.
+
+        `index`: of images before it.
+        """
+
     def expand(self, size: ImageSize) -> str:
         """Return the text that replaces the placeholder, with a feature token for each feature.
 
@@ -62,7 +68,7 @@ class ImageLayout(Protocol):
 
 
 class PlainFinish:
-    """For families that change nothing but the placeholders."""
+    """For families that change nothing but the placeholders, each by itself."""
 
     around = ("", "")
     writes_bos = False
@@ -70,6 +76,9 @@ class PlainFinish:
     @property
     def processor_options(self) -> Mapping[str, Any]:
         return {}
+
+    def number(self, index: int) -> str:
+        return ""
 
     def finish(self, text: str, bos: str) -> str:
         return text
