@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
-from math import ceil, floor
+from math import ceil, floor, sqrt
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -80,6 +80,23 @@ def fit_nearest(height: int, width: int, tile: int, grids: Iterable[TileGrid]) -
         if off < nearest or (off == nearest and height * width > 0.5 * tile**2 * grid.tiles):
             best, nearest = grid, off
     return best
+
+
+def fit_gemma4(height: int, width: int, unit: int, most: int) -> TileGrid:
+    """Return Gemma 4's grid: of as many units of so many pixels as a limit allows.
+
+    In the image's own proportions; a side that would vanish has one. Raises ValueError if nothing
+    is left of it.
+    """
+    scale = sqrt(most * unit**2 / (height * width))
+    rows, columns = (floor(scale * side / unit) for side in (height, width))
+    if not rows and not columns:
+        raise ValueError("nothing is left of it at this model's size")
+    if not rows:
+        return TileGrid(1, min(width // height, most))
+    if not columns:
+        return TileGrid(min(height // width, most), 1)
+    return TileGrid(rows, columns)
 
 
 def fit_muse(height: int, width: int, unit: int, most: int) -> TileGrid:

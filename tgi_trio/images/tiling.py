@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.images.canvases import ONE_TILE, TileGrid, fit_cohere2, fit_llama4, fit_muse
+from tgi_trio.images.canvases import (
+    ONE_TILE,
+    TileGrid,
+    fit_cohere2,
+    fit_gemma4,
+    fit_llama4,
+    fit_muse,
+)
 from tgi_trio.images.kimi_k25 import KimiCanvas
 from tgi_trio.images.lfm2 import Lfm2Canvas
 from tgi_trio.images.step3p7 import Step3p7Canvas
@@ -91,6 +98,33 @@ def tile_cohere2(settings: Mapping[str, Any]) -> Tiler:
         size = grid.rows * tiles.side, grid.columns * tiles.side
         parts = _split(_resize(pixels, *size, tiles.resample), grid)
         return {"pixel_values": _with_whole(parts, pixels, tiles)}
+
+    return process
+
+
+def tile_gemma4(settings: Mapping[str, Any]) -> Tiler:
+    """Return what makes the patches [1, patches, N] of Gemma 4's unified model, uint8, row by row.
+
+    N are the rows of a patch, pixel by pixel; `image_position_ids` [1, patches, 2] says in which
+    column and row it is. `transformers` has room for as many as any image may have; here there are
+    as many as the image has. Raises ModelLoadError.
+    """
+    names = {"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 280}
+    patch, pooled, most = (settings.get(name, names[name]) for name in names)
+    if not all(map(_is_positive, (patch, pooled, most))):
+        raise ModelLoadError(f"{', '.join(names)} must be positive numbers")
+    unit, resample = patch * pooled, _read_resample(settings, 3)
+
+    def process(pixels: Pixels) -> Arrays:
+        height, width, _ = pixels.shape
+        grid = fit_gemma4(height, width, unit, most)
+        picture = _resize(pixels, grid.rows * unit, grid.columns * unit, resample)
+        places = np.indices(grid).reshape(2, -1)[::-1].T
+        return {
+            "pixel_values": _cut_patches(picture.transpose(2, 0, 1), unit)[None],
+            "image_position_ids": places[None],
+            "num_soft_tokens_per_image": np.array([grid.tiles]),
+        }
 
     return process
 

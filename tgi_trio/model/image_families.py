@@ -61,6 +61,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "exaone4_5": ImageFamily("exaone", "qwen2_vl"),
     "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),
     "gemma4": ImageFamily("gemma4", "gemma4", sight="image"),  # if its config.json has it
+    "gemma4_unified": ImageFamily("gemma4", "gemma4_unified", sight="image", patch_order="pixels"),
     "glm46v": _GLM,
     "glm5_next": ImageFamily("glm5_next", "glm5_next"),
     "glm4v": _GLM,
@@ -110,7 +111,6 @@ _UNSERVED: Final[Mapping[str, str]] = {
     "fast_vlm": _BY_TIMM,
     "fuyu": "has one image in a prompt, whose tokens are written apart from the text's",
     "gemma3n": _BY_TIMM,
-    "gemma4_unified": _BY_TORCHVISION,
     "llava_onevision": "writes an image otherwise where a prompt has several",
     "minicpmv4_7": "turns the marks around an image by its corners",
     "ovis2": "has features for the marks around an image as well",

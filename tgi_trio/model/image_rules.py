@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.image_families import IMAGE_FAMILIES, Sight
+
+# Types whose config.json says whether an image's tokens see each other, and what it leaves out.
+_SEEING: Final[Mapping[str, str | None]] = {"gemma4": None, "gemma4_unified": "vision"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ def image_rules(config: ModelConfig) -> ImageRules:
     family = IMAGE_FAMILIES.get(config.model_type)
     if family is None:
         return ImageRules()
-    if config.model_type == "gemma4" and config.get("use_bidirectional_attention") != "vision":
+    sight = config.values.get("use_bidirectional_attention", _SEEING.get(config.model_type))
+    if config.model_type in _SEEING and sight != "vision":
         return ImageRules()
     if config.model_type == "idefics":
         return ImageRules(family.sight, end_token=int(config.get("eos_token_id", -1)))

@@ -88,6 +88,11 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fuyu": ({"model_type": "persimmon"}, {}),
     "gemma3": ({"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}, _SIGLIP),
     "gemma4": (tiny_families.GEMMA4 | tiny_families.GEMMA4_E, _GEMMA4_VISION),
+    "gemma4_unified": (
+        tiny_families.GEMMA4 | {"intermediate_size": 96},
+        {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 16}
+        | {"output_proj_dims": 16},
+    ),
     "deepseek_vl": ({"model_type": "llama"}, _SIGLIP),
     "glm46v": ({"model_type": "glm4v_text", "rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
     "glm4v": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION | {"hidden_size": 16}),
@@ -296,7 +301,11 @@ _PUBLISHED = {
 _TYPES = {"pixtral": "llava"}  # the whole model's type, if it is not the family's name
 _GEMMA = ("gemma", "gemma2", "gemma3_text")
 _MINUS_ONE_NORMS = (*_GEMMA, "minimax_m3_vl_text", "step3p5")  # types of text models
-_SCALED_EMBEDDINGS = (*_GEMMA, "gemma4_text")  # by the square root of their width
+_SCALED_EMBEDDINGS = (
+    *_GEMMA,
+    "gemma4_text",
+    "gemma4_unified_text",
+)  # by the square root of their width
 
 
 def make_wrapped(

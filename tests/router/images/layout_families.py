@@ -241,6 +241,11 @@ FAMILIES = {
         "gemma4", "Gemma4ImageProcessorPil", "Gemma4Processor",
         tokens={**GEMMA4, "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"},
     ),
+    "gemma4_unified": Family(
+        "gemma4_unified", "Gemma4Unified", "Gemma4UnifiedProcessor",
+        pixels={"max_soft_tokens": 70},
+        tokens={**GEMMA4, "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"},
+    ),
     "minicpmv4_6": Family(
         "minicpmv4_6", "MiniCPMV4_6ImageProcessorPil", "MiniCPMV4_6Processor", tokens=MINICPM
     ),

@@ -29,9 +29,26 @@ WHOLES = {
     "PaliGemmaProcessor": "paligemma",
 }
 # Which resize by what they inherit.
-INHERITED = {"Kimi_K25", "Lfm2Vl", "MiniCPMOcr", "MiniMaxM3VL", "MuseGlimmer", "Step3p7"}
+INHERITED = {
+    "Gemma4Unified",
+    "Kimi_K25",
+    "Lfm2Vl",
+    "MiniCPMOcr",
+    "MiniMaxM3VL",
+    "MuseGlimmer",
+    "Step3p7",
+}
 VIDEOS = {  # whose processors take videos as well
-    *{"exaone4_5", "gemma4", "glm46v", "glm4v", "glm5_next", "hyperclovax_vision_v2", "internvl"},
+    *{
+        "exaone4_5",
+        "gemma4",
+        "gemma4_unified",
+        "glm46v",
+        "glm4v",
+        "glm5_next",
+        "hyperclovax_vision_v2",
+        "internvl",
+    },
     *{
         "kimi_k25",
         "lfm3_vl",
@@ -204,7 +221,7 @@ def theirs(name: str) -> Any:
     extra: dict[str, Any] = {"video_processor": None} if module in VIDEOS else {}
     if module.startswith("minicpm"):
         extra["video_processor"] = SimpleNamespace(slice_mode=False, downsample_mode="16x")
-    if module == "gemma4":
+    if module.startswith("gemma4"):
         extra["feature_extractor"] = None
     whole = _class(f"{module}.processing_{module}", family.processor)
     whole.check_argument_for_proper_class = lambda self, name, value: type(value)

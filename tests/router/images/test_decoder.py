@@ -153,6 +153,10 @@ def test_patches_are_those_that_torchvision_makes(height: int, width: int) -> No
 STEP = {"size": {"height": 64, "width": 64}, "patch_size": 40, "max_image_size": 150}
 KIMI = {"size": {"max_height": 12, "max_width": 12}, "max_patches": 60}
 GRIDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gemma4_unified": (
+        *("Gemma4Unified", "gemma4_unified"),
+        {"patch_size": 3, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+    ),
     "kimi_k25": ("Kimi_K25", "kimi", KIMI),
     "minicpm_ocr": (
         *("MiniCPMOcr", "minicpm_ocr"),
@@ -185,6 +189,10 @@ def test_views_are_those_that_torchvision_makes(name: str, height: int, width: i
     assert found.keys() == wanted.keys() - {"patch_newline_masks"}
     for part, array in found.items():
         theirs = np.asarray(wanted[part])
+        if part == "image_position_ids":  # behind which there is room for larger images
+            assert (theirs[:, array.shape[1] :] == -1).all()
+        if name == "gemma4_unified" and part != "num_soft_tokens_per_image":
+            theirs = theirs[:, : array.shape[1]]
         assert array.shape == theirs.shape
         off = np.abs(array.astype(int) - theirs)
         assert (array == array.astype(np.uint8)).all() and (part in VIEWS or not off.any())
@@ -195,6 +203,7 @@ def test_views_are_those_that_torchvision_makes(name: str, height: int, width: i
 @pytest.mark.parametrize(
     ("family", "wrong", "why"),
     [
+        ("gemma4_unified", {"max_soft_tokens": 0}, "max_soft_tokens must be positive numbers"),
         ("muse", {"patch_size": True}, "patch_size, .* must be positive numbers"),
         ("step3p7", {"size": 728}, "size must be a positive number, not None"),
         ("step3p7", {"max_image_size": "any"}, "max_image_size must be a positive number"),

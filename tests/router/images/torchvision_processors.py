@@ -26,7 +26,7 @@ def processor_module(family: str) -> Any:
     import transformers.image_processing_backends  # noqa: F401 - which does well without it
 
     functional = ModuleType("torchvision.transforms.v2.functional")
-    vars(functional).update(pad=_pad, InterpolationMode=int)
+    vars(functional).update(pad=_pad, resize=_resize, InterpolationMode=int)
     names = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
     stands = {name: ModuleType(name) for name in names}
     vars(stands[names[-1]])["functional"] = functional
@@ -48,6 +48,15 @@ def _pad(images: torch.Tensor, padding: list[int], fill: Any) -> torch.Tensor:
     return torch.nn.functional.pad(images, (left, right, top, bottom))
 
 
+def _resize(
+    image: torch.Tensor, size: list[int], interpolation: int, antialias: bool
+) -> torch.Tensor:
+    found = torch.nn.functional.interpolate(
+        image.reshape(-1, *image.shape[-3:]), size, mode=_MODES[interpolation], antialias=antialias
+    )
+    return found.reshape(*image.shape[:-2], *size)
+
+
 class TorchProcessor:
     """A processor's own arithmetic; as with ours, bytes are neither rescaled nor normalised."""
 
@@ -66,11 +75,7 @@ class TorchProcessor:
     def resize(self, image: torch.Tensor, size: Any, resample: int) -> torch.Tensor:
         if image.shape[-2:] == (size.height, size.width):
             return image
-        wanted, mode = [size.height, size.width], _MODES[resample]
-        found = torch.nn.functional.interpolate(
-            image.reshape(-1, *image.shape[-3:]), wanted, mode=mode, antialias=True
-        )
-        return found.reshape(*image.shape[:-2], *wanted)
+        return _resize(image, [size.height, size.width], resample, antialias=True)
 
     def rescale_and_normalize(self, images: torch.Tensor, *_: Any) -> torch.Tensor:
         return images

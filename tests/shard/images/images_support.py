@@ -14,6 +14,7 @@ import torch
 
 from tests.shard.images.pictures import (
     DELTA_RULES,
+    GEMMA4,
     GRIDS,
     IMAGE_TOKEN,
     PROCESSOR,
@@ -44,7 +45,7 @@ PLAIN = ImageRules()
 
 def make_folder(folder: Path, family: str, **text: Any) -> Path:
     make_wrapped(folder, family, image_token=IMAGE_TOKEN, **text)
-    settings = RESCALED if family == "gemma4" else PROCESSOR
+    settings = RESCALED if family in GEMMA4 else PROCESSOR
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 
@@ -207,7 +208,7 @@ class Golden:
             inputs["token_type_ids"] = (torch.arange(kinds.shape[1]) >= len(prompt.ids))[
                 None
             ].long()
-        elif family in (*GRIDS, "gemma4"):
+        elif family in (*GRIDS, *GEMMA4):
             inputs["mm_token_type_ids"] = kinds
         elif family == "idefics":
             inputs["pixel_values"] = inputs["pixel_values"][None]

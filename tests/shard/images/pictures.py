@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 IMAGE_TOKEN = 100
 TILED = ("aya_vision", "cohere2_vision", "internvl", "llama4")
 WHOLE = ("deepseek_vl", "gemma3", "llava", "paligemma", "vipllava")  # one of a size
+GEMMA4 = ("gemma4", "gemma4_unified")
 MINICPM = ("minicpm_ocr", "minicpmv4_6")
 END = 1  # id of the end of a text
 GLM = ("glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "glmga")
@@ -46,7 +47,7 @@ BY_PIXEL = ("lfm2_vl",)  # whose patches are pixel by pixel
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
 GRIDS = (*GLM, *QWEN, "paddleocr_vl")
 CROSSED = ("idefics", "mllama")  # whose layers attend to images
-FAMILIES = (*CAUSAL, *BY_PIXEL, "gemma3", "gemma4", "paligemma", *GRIDS, *CROSSED)
+FAMILIES = (*CAUSAL, *BY_PIXEL, "gemma3", *GEMMA4, "paligemma", *GRIDS, *CROSSED)
 PROCESSOR = {
     **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
     **{"image_mean": [0.48, 0.45, 0.40], "image_std": [0.26, 0.27, 0.28]},
@@ -117,6 +118,10 @@ def picture(family: str, seed: int) -> Picture:
             patches = pixels(1, 32, 48)
             patches[:, 24:] = 0
             return Picture({"pixel_values": patches, "image_position_ids": places}, 6)
+        case "gemma4_unified":
+            corners = np.array([[[0, 0], [1, 0], [0, 1], [1, 1]]])
+            patches = pixels(1, 4, 8 * 8 * 3)
+            return Picture({"pixel_values": patches, "image_position_ids": corners}, 4)
         case _ if family in MINICPM:  # the whole and a slice, by rows of all their patches
             sizes = np.array([[4, 8], [8, 4]])
             features = 2 * 32 // (4 if family == "minicpm_ocr" else 16)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
+from tgi_trio.model.image_rules import image_rules
 from tgi_trio.shard.numba_backend.loading import load as load_kernels
 from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -75,6 +77,18 @@ def test_gemma4_that_sees_ahead_where_layers_have_windows(model: Maker, budget: 
     larger = {"num_kv_shared_layers": 0, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0}
     own = model("gemma4", use_bidirectional_attention="vision", sliding_window=8, **larger)
     assert own.rules.sight == "image" and model("gemma4").rules.sight == "causal"
+    runner, recorder = load(own.folder)
+    check(own, runner, recorder, budget)
+
+
+@pytest.mark.parametrize("budget", [5, 1000])
+def test_gemma4_unified_that_sees_nothing_ahead(model: Maker, budget: int) -> None:
+    """It does unless its files say otherwise, and null is otherwise."""
+    own = model("gemma4_unified", use_bidirectional_attention=None, sliding_window=8)
+    assert own.rules.sight == "causal" and model("gemma4_unified").rules.sight == "image"
+    config = read_config(own.folder)
+    values = {k: v for k, v in config.values.items() if k != "use_bidirectional_attention"}
+    assert image_rules(replace(config, values=values)).sight == "image"
     runner, recorder = load(own.folder)
     check(own, runner, recorder, budget)
 

@@ -17,6 +17,8 @@ _WORDS: Final = (
         ("q_norm.", "q_layernorm."),
         ("k_norm.", "k_layernorm."),
     ),
+    (("embed_vision.", "vision_embedder."),),  # Gemma 4's unified model
+    (("embed_vision.multimodal_embedder.", "embed_vision."),),
     (("projector.", "mlp_AR."),),  # PaddleOCR-VL
     (("projector.", "vision_projector."),),  # HyperCLOVA X SEED Think
     (  # Kimi K2.5

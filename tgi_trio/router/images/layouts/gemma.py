@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor, sqrt
 
 from tgi_trio.errors import ValidationError
+from tgi_trio.images.canvases import fit_gemma4
 from tgi_trio.router.images.layouts.fixed import FixedLayout
 from tgi_trio.router.images.layouts.layout import (
     ImageSettings,
@@ -28,19 +28,10 @@ class Gemma4Layout(PlainFinish):
         return f"<|image>{self.feature_token * self.count_features(size)}<image|>"
 
     def count_features(self, size: ImageSize) -> int:
-        return self.count_units(size).pixels
-
-    def count_units(self, size: ImageSize) -> ImageSize:
-        """Return rows and columns of soft tokens; a side that would vanish has one."""
-        scale = sqrt(self.most * self.unit**2 / size.pixels)
-        rows, columns = (floor(scale * side / self.unit) for side in size)
-        if not rows and not columns:
-            raise ValidationError("invalid image: nothing is left of it at this model's size")
-        if not rows:
-            return ImageSize(1, min(size.width // size.height, self.most))
-        if not columns:
-            return ImageSize(min(size.height // size.width, self.most), 1)
-        return ImageSize(rows, columns)
+        try:
+            return fit_gemma4(*size, self.unit, self.most).tiles
+        except ValueError as error:
+            raise ValidationError(f"invalid image: {error}") from error
 
 
 def lay_out_gemma3(settings: ImageSettings) -> FixedLayout:
@@ -60,7 +51,7 @@ def lay_out_gemma3(settings: ImageSettings) -> FixedLayout:
 
 
 def lay_out_gemma4(settings: ImageSettings) -> Gemma4Layout:
-    """Return the layout of a `gemma4` model. Raises ModelLoadError."""
+    """Return the layout of a `gemma4` or `gemma4_unified` model. Raises ModelLoadError."""
     found = settings.image_processor
     patch = read_int(found, "patch_size", 16)
     pooling = read_int(found, "pooling_kernel_size", 3)
