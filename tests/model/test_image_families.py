@@ -32,8 +32,8 @@ def test_pixtral_is_known_by_its_tower() -> None:
         ("florence2", "has no vision tower here"),
         ("gemma3n", "has a tower of the package timm"),
         ("fuyu", "has one image in a prompt"),
-        ("perception_lm", "has its pixels made by torchvision alone"),
-        ("llava_onevision", "writes an image otherwise where a prompt has several"),
+        ("perception_lm", "has a tower of the package timm"),
+        ("minicpmv4_7", "turns the marks around an image by its corners"),
     ],
 )
 def test_others_are_refused_by_name(kind: str, why: str) -> None:

@@ -91,7 +91,7 @@ def fit_gemma4(height: int, width: int, unit: int, most: int) -> TileGrid:
     scale = sqrt(most * unit**2 / (height * width))
     rows, columns = (floor(scale * side / unit) for side in (height, width))
     if not rows and not columns:
-        raise ValueError("nothing is left of it at this model's size")
+        raise ValueError("nothing is left of the image at this model's size")
     if not rows:
         return TileGrid(1, min(width // height, most))
     if not columns:

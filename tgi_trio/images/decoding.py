@@ -1,12 +1,13 @@
 """`python -m tgi_trio.images.decoding <settings> <cpu> <wall> <bytes> <spool> <fd>`: pixels.
 
 Each image is decoded in a child of its own (`sandbox/zygote.py`), which may die of it; a name is
-made without one. A question is the compressed image, or says in which `blocks` of the file `spool`
-its base64 is, and its `length` there. The answer is `height` and `width` as the image is seen, and
-of how many `bytes` the bundle is (`ipc/images.py`) that is then in the file `fd`; where the
-question says how many bytes it may have at `most`, the image's `key` in hexadecimal and its own
-`bytes` instead. `settings` is a JSON object: `family`, the image processor's `settings`, what is
-`given` with each image, and `max_pixels`.
+made without one. What is asked about is the compressed image, or its base64, of which the question
+says in which `blocks` of the file `spool` it is, and its `length` there; `beside` is as in
+`PixelProcessor.process`. The answer is `height` and `width` as the image is seen, and of how many
+`bytes` the bundle is (`ipc/images.py`) that is then in the file `fd`; where the question says how
+many bytes it may have at `most`, the image's `key` in hexadecimal and its own `bytes` instead.
+`settings` is a JSON object: `family`, the image processor's `settings`, what is `given` with each
+image, and `max_pixels`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _load(text: str, spool: int, results: int) -> Job:
     names = ImageNames(text)
 
     def decode(question: Any, data: bytes) -> Any:
-        if question is not None:
+        if "blocks" in question:
             longest = question["most"]
             quoted = read_quoted(spool, question["blocks"], question["length"])
             if longest is not None:
@@ -85,7 +86,7 @@ def _load(text: str, spool: int, results: int) -> Job:
         pixels = read_pixels(data, most)
         del data
         height, width, _ = pixels.shape
-        arrays = processor.process(pixels)
+        arrays = processor.process(pixels, question["beside"])
         del pixels
         size = bundle_bytes(arrays)
         os.ftruncate(results, 0)
@@ -99,7 +100,7 @@ def _load(text: str, spool: int, results: int) -> Job:
 
 def _asks_for_name(question: Any) -> bool:
     """Whether base64 is only to be read and added up: of so many bytes as an image may have."""
-    return question is not None and question["most"] is not None
+    return question.get("most") is not None
 
 
 def main(argv: list[str]) -> int:

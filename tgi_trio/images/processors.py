@@ -38,8 +38,10 @@ class Processor:
     name: str  # without its ending
     fixed: Mapping[str, Any] = field(default_factory=dict)
     amend: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # of a model's files
+    apart: bool = False  # an image by itself is made otherwise than one of several
 
 
+_OTHER: Final = np.zeros((1, 1, 3), np.uint8)  # stands for all other images of a prompt
 _MINICPM_OCR: Final = {"downsample_mode": "4x"}  # where its files say nothing
 
 # By family; `model.image_families` says which families of models have which.
@@ -60,6 +62,7 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "llama4": tile_llama4,
     "llava": Processor("llava", "Llava"),
     "llava_next": Processor("llava_next", "LlavaNext"),
+    "llava_onevision": Processor("llava_onevision", "LlavaOnevision", apart=True),
     "minicpm_ocr": Processor(
         "minicpmv4_6", "MiniCPMV4_6", {"do_resize": True}, lambda found: {**_MINICPM_OCR, **found}
     ),
@@ -93,14 +96,20 @@ class PixelProcessor:
         if isinstance(row, Processor):
             self._process = _load(row, settings, given)
         else:
-            self._process = row(settings)
+            tile = row(settings)
+            self._process = lambda pixels, beside: tile(pixels)
 
-    def process(self, pixels: NDArray[np.uint8]) -> Arrays:
-        """Return the arrays of one image, uint8 [height, width, 3]; raises ValueError."""
-        return self._process(pixels)
+    def process(self, pixels: NDArray[np.uint8], beside: bool = False) -> Arrays:
+        """Return the arrays of one image, uint8 [height, width, 3]; raises ValueError.
+
+        `beside`: its prompt has others, and its layout says that it is seen otherwise then.
+        """
+        return self._process(pixels, beside)
 
 
-def _load(row: Processor, settings: Mapping[str, Any], given: Mapping[str, Any]) -> Tiler:
+def _load(
+    row: Processor, settings: Mapping[str, Any], given: Mapping[str, Any]
+) -> Callable[[NDArray[np.uint8], bool], Arrays]:
     name = f"transformers.models.{row.module}.image_processing_pil_{row.module}"
     try:
         module = importlib.import_module(name)
@@ -115,9 +124,12 @@ def _load(row: Processor, settings: Mapping[str, Any], given: Mapping[str, Any])
             f"the settings of the image processor cannot be used: {error}"
         ) from error
 
-    def process(pixels: NDArray[np.uint8]) -> Arrays:
-        found = processor([pixels], return_tensors="np", input_data_format="channels_last", **given)
+    def process(pixels: NDArray[np.uint8], beside: bool) -> Arrays:
+        among = beside and row.apart
+        images = [[pixels, _OTHER]] if among else [pixels]
+        found = processor(images, return_tensors="np", input_data_format="channels_last", **given)
         arrays = {"pixel_values": found} if isinstance(found, np.ndarray) else found
-        return {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+        own = slice(1) if among else slice(None)  # without the other's
+        return {name: np.ascontiguousarray(value[own]) for name, value in arrays.items()}
 
     return process

@@ -49,6 +49,7 @@ FIELDS: Final[tuple[tuple[str, str], ...]] = (
     ("target_sizes", "<i4"),
     ("grids", "<i4"),
     ("num_patches_per_image", "<i4"),
+    ("batch_num_images", "<i4"),
 )
 
 _NUMBER_OF: Final = {name: number for number, (name, _) in enumerate(FIELDS)}

@@ -81,6 +81,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "llava": ImageFamily("llava", "llava"),
     "llava_next": ImageFamily("llava_next", "llava_next"),
     "llava_next_video": ImageFamily("llava_next", "llava_next"),
+    "llava_onevision": ImageFamily("llava_onevision", "llava_onevision"),
     "minicpm_ocr": ImageFamily("minicpm_ocr", "minicpm_ocr"),
     "minicpmv4_6": ImageFamily("minicpmv", "minicpmv"),
     "minimax_m3_vl": ImageFamily("minimax_m3", "minimax_m3", normal=_CLIP),
@@ -103,18 +104,19 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
 }
 
 _BY_TIMM: Final = "has a tower of the package timm, which is not built here"
-_BY_TORCHVISION: Final = "has its pixels made by torchvision alone in transformers"
 _TOWERLESS: Final = ("fuyu",)  # types that see, and have no `vision_config`
 # Why other types get no images. For types not listed: their tower is not implemented.
 _UNSERVED: Final[Mapping[str, str]] = {
     "deepseek_vl_hybrid": "sees an image in two sizes, by two towers",
+    "ernie4_5_vl_moe": "has experts for an image's tokens alone",
     "fast_vlm": _BY_TIMM,
     "fuyu": "has one image in a prompt, whose tokens are written apart from the text's",
     "gemma3n": _BY_TIMM,
-    "llava_onevision": "writes an image otherwise where a prompt has several",
+    "granite4_vision": "adds features to layers of its choice",
+    "hunyuan_vl": "turns tokens by four positions",
     "minicpmv4_7": "turns the marks around an image by its corners",
     "ovis2": "has features for the marks around an image as well",
-    "perception_lm": _BY_TORCHVISION,
+    "perception_lm": _BY_TIMM,
 }
 
 

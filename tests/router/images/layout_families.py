@@ -128,6 +128,25 @@ FAMILIES = {
         "llava_next", "LlavaNextImageProcessorPil", "LlavaNextProcessor", CLIP, CLIP_PIXELS,
         {**CLIP_OPTIONS, "vision_feature_select_strategy": "full"},
     ),
+    "llava_onevision": Family(
+        "llava_onevision", "LlavaOnevisionImageProcessorPil", "LlavaOnevisionProcessor",
+        {"vision_config": {"patch_size": 14}},
+        options={"num_image_tokens": 729, "vision_feature_select_strategy": "full"},
+        tokens={"image_token": "<image>", "video_token": "<video>"},
+    ),
+    "llava_onevision/few": Family(
+        "llava_onevision", "LlavaOnevisionImageProcessorPil", "LlavaOnevisionProcessor",
+        {"vision_config": {"patch_size": 8}, "vision_aspect_ratio": "anyres_max_2"},
+        {
+            "size": {"height": 64, "width": 64},
+            "image_grid_pinpoints": [[64, 64], [64, 128], [128, 64], [128, 128], [192, 64]],
+        },
+        {
+            **{"num_image_tokens": 64, "vision_feature_select_strategy": "default"},
+            "vision_aspect_ratio": "anyres_max_2",
+        },
+        {"image_token": "<image>", "video_token": "<video>"},
+    ),
     "idefics": Family("idefics", "IdeficsImageProcessorPil", "IdeficsProcessor"),
     "idefics2": Family("idefics2", "Idefics2ImageProcessorPil", "Idefics2Processor"),
     "idefics2/split": Family(

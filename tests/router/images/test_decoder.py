@@ -100,6 +100,26 @@ def test_a_bundle_holds_what_transformers_own_processor_makes(settings: DecoderS
         assert np.array_equal(found[name], array), name
 
 
+def test_an_image_beside_others_has_the_pixels_that_transformers_makes_there() -> None:
+    sizes: Any = {"size": {"height": 24, "width": 24}, "image_grid_pinpoints": [[24, 48], [48, 24]]}
+    asked, image = DecoderSettings("llava_onevision", sizes), noise(40, 90)
+    from transformers.models.llava_onevision import image_processing_pil_llava_onevision as theirs
+
+    processor = theirs.LlavaOnevisionImageProcessorPil(
+        **sizes, do_rescale=False, do_normalize=False
+    )
+    ours = PixelProcessor(asked.family, asked.settings, {})
+    for beside in (False, True):
+        found = ours.process(np.asarray(image), beside)
+        images: Any = [[image, noise(9, 9)]] if beside else [image]
+        wanted = processor(images, return_tensors="np")
+        assert found.keys() == wanted.keys()
+        assert found["batch_num_images"].tolist() == [2 if beside else 1]
+        assert found["pixel_values"].shape[:2] == (1, 1 if beside else 3)
+        for name, array in found.items():
+            assert np.array_equal(array, wanted[name][:1]), name
+
+
 TILES = {"size": {"height": 24, "width": 24}, "max_patches": 6}
 TORCHVISION = {
     "cohere2_vision": DecoderSettings("cohere2", TILES),

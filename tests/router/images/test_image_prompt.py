@@ -16,6 +16,7 @@ from tgi_trio.router.http.routes.native import find_images
 from tgi_trio.router.images.image_prompt import ImagePrompt, SeenImage, expand_prompt
 from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.layouts.minicpmv import MiniCpmLayout
+from tgi_trio.router.images.layouts.pinpoints import OnevisionLayout
 from tgi_trio.router.images.layouts.rows import RowLayout
 from tgi_trio.router.images.links import ImageLink
 
@@ -53,6 +54,14 @@ def test_images_are_counted_where_the_family_does_so() -> None:
     found = expand_prompt(prompt, [seen(8, 8), seen(8, 8)], layout, "", 1)
     image = f"<image>{'<|image_pad|>' * 4}</image>"
     assert found.text == f"a<image_id>0</image_id>{image}b<image_id>1</image_id>{image}"
+
+
+def test_images_beside_others_are_laid_out_as_their_family_does_there() -> None:
+    layout = OnevisionLayout((ImageSize(8, 16),), crop=8, patch=4, extra=0)
+    for count, tokens in ((1, 4 + 8 + 2), (2, 4 + 1)):
+        links = [ImageLink("x")] * count
+        found = expand_prompt(ImagePrompt(tuple(links)), [seen(8, 16)] * count, layout, "", 1)
+        assert found.text == "<image>" * tokens * count and found.features == tokens * count
 
 
 @given(

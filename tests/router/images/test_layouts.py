@@ -125,9 +125,8 @@ def test_prompts_are_those_of_the_processor(name: str, sizes: list[tuple[int, in
         return list(np.array(found["input_ids"]).reshape(-1))
 
     def counted() -> Any:
-        expanded = [
-            layout.number(i) + layout.expand(ImageSize(*size)) for i, size in enumerate(sizes)
-        ]
+        each = layout.among(len(sizes))
+        expanded = [each.number(i) + each.expand(ImageSize(*size)) for i, size in enumerate(sizes)]
         text = parts[0] + "".join(a + b for a, b in zip(expanded, parts[1:], strict=True))
         return processor.tokenizer(layout.finish(text, "<bos>"))["input_ids"]
 
@@ -154,6 +153,7 @@ def test_every_row_of_the_table_is_tried() -> None:
         ({"model_type": "llava"}, {}),
         ({"model_type": "llava", "vision_config": {"patch_size": 0}}, {}),
         ({"model_type": "llava_next", **CLIP}, {"image_grid_pinpoints": [[1]]}),
+        ({"model_type": "llava_onevision", "vision_aspect_ratio": "pad"}, {}),
         ({"model_type": "qwen2_vl"}, {"patch_size": "14"}),
         ({"model_type": "gemma4"}, {"max_soft_tokens": -1}),
         ({"model_type": "paligemma"}, {}),

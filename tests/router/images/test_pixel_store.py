@@ -58,7 +58,7 @@ class Decoder:
         self.defects: set[bytes] = set()  # of a library, by image
 
     @asynccontextmanager
-    async def decode(self, data: Compressed) -> AsyncIterator[Pixels]:
+    async def decode(self, data: Compressed, beside: bool) -> AsyncIterator[Pixels]:
         assert isinstance(data, bytes)
         self.decoded[data] += 1
         await trio.sleep(1.0)
@@ -112,7 +112,7 @@ async def test_what_waits_in_line_stays_although_its_request_has_ended(
     spool, read = Spool(), []
 
     @asynccontextmanager
-    async def decode(data: Compressed) -> AsyncIterator[Pixels]:
+    async def decode(data: Compressed, beside: bool) -> AsyncIterator[Pixels]:
         await trio.sleep(1.0)
         assert isinstance(data, EncodedImage)
         read.append(data.written())

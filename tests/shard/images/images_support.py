@@ -275,9 +275,9 @@ class Model:
 
     def prompts(self) -> list[Prompt]:
         """Return prompts that share steps: an image alone, two, none, the same one twice."""
-        one, two = (picture(self.family, seed) for seed in (1, 2))
+        one, two = (picture(self.family, seed, beside=True) for seed in (1, 2))
         return [
-            Prompt.of(5, 6, 7, one, 8, 9),
+            Prompt.of(5, 6, 7, picture(self.family, 1), 8, 9),
             Prompt.of(one, 20, two, 21),
             Prompt.of(*range(5, 40)),
             Prompt.of(9, two, 12, two, 11),

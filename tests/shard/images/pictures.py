@@ -33,6 +33,7 @@ CAUSAL = (
     "idefics3",
     "llava",
     "llava_next",
+    "llava_onevision",
     *MINICPM,
     "minimax_m3_vl",
     "mistral3",
@@ -76,8 +77,11 @@ PATCHES: dict[str, tuple[int, ...]] = {
 }
 
 
-def picture(family: str, seed: int) -> Picture:
-    """Return an image of noise; all of a family are of one size."""
+def picture(family: str, seed: int, beside: bool = False) -> Picture:
+    """Return an image of noise; all of a family are of one size.
+
+    `beside`: as of a prompt with several, where a family sees these otherwise.
+    """
     draw = np.random.default_rng(seed)
 
     def pixels(*shape: int) -> NDArray[np.uint8]:
@@ -92,6 +96,11 @@ def picture(family: str, seed: int) -> Picture:
             sizes = np.array([[14, 30]])
             bundle = {"pixel_values": pixels(1, 3, 3, 16, 16), "image_sizes": sizes}
             return Picture(bundle, 4 + 8 + 2)
+        case "llava_onevision":  # alone as LLaVA-NeXT, and shrunk; `beside` others, the whole
+            sizes, count = np.array([[14, 30]]), np.array([2 if beside else 1])
+            parts = {"image_sizes": sizes, "batch_num_images": count}
+            patches = pixels(1, 1 if beside else 3, 3, 16, 16)
+            return Picture({"pixel_values": patches, **parts}, 4 + 1 if beside else 4 + 2 + 1)
         case "idefics2":
             mask = np.ones((1, 1, 16, 16))
             return Picture(
@@ -175,6 +184,9 @@ def together(pictures: Sequence[Picture], family: str = "") -> dict[str, torch.T
     # One prompt, many tiles.
     tiles = not {"pixel_attention_mask", "aspect_ratio_mask"}.isdisjoint(names) and not by_pixel
     for name in pictures[0].bundle:
+        if name == "batch_num_images":  # of the prompt
+            found[name] = torch.tensor([len(pictures)])
+            continue
         axis = -1 if name == "pixel_values" and family in MINICPM else int(tiles)
         whole = np.concatenate([each.bundle[name] for each in pictures], axis=axis)
         if name == "pixel_values" and "image_position_ids" in pictures[0].bundle:

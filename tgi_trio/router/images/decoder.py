@@ -124,8 +124,10 @@ class ImageDecoder:
         return ImageName(bytes.fromhex(found["key"]), found["bytes"])
 
     @asynccontextmanager
-    async def decode(self, data: Compressed) -> AsyncIterator[DecodedImage]:
+    async def decode(self, data: Compressed, beside: bool = False) -> AsyncIterator[DecodedImage]:
         """Decode an image, and keep its pixels for the block.
+
+        `beside`: its prompt has others, and it is seen otherwise then.
 
         Raises ValidationError, Overloaded or Unavailable if the machine is too busy, and
         GenerationError if the image's client has left.
@@ -133,9 +135,9 @@ class ImageDecoder:
         with keeping(data):
             async with self._pool.turn() as turn:
                 if isinstance(data, EncodedImage):
-                    answer = await self._ask(turn, _job(data))
+                    answer = await self._ask(turn, _job(data, beside=beside))
                 else:
-                    answer = await self._ask(turn, None, data)
+                    answer = await self._ask(turn, {"beside": beside}, data)
                 if answer.wrong is not None:
                     raise ValidationError(f"invalid image: {answer.wrong}")
                 found = answer.value
@@ -155,9 +157,9 @@ class ImageDecoder:
         return answer
 
 
-def _job(image: EncodedImage, most: int | None = None) -> Any:
+def _job(image: EncodedImage, most: int | None = None, beside: bool = False) -> Any:
     """Return the job for an image in the spool: its pixels, or with `most` its key."""
-    return {"blocks": image.blocks, "length": image.length, "most": most}
+    return {"blocks": image.blocks, "length": image.length, "most": most, "beside": beside}
 
 
 def _check_end(answer: Answer) -> None:

@@ -62,6 +62,7 @@ class SeenImage:
     key: bytes  # 32 bytes
     size: ImageSize
     nbytes: int  # of its pixels
+    beside: bool = False  # as in `PromptImage`
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ def _placed(image: SeenImage, places: NDArray[np.int64]) -> PromptImage:
         key=image.key,
         data=image.data,
         nbytes=image.nbytes,
+        beside=image.beside,
     )
 
 
@@ -135,6 +137,7 @@ def expand_prompt(
     prompt: ImagePrompt, images: Sequence[SeenImage], layout: ImageLayout, bos: str, feature_id: int
 ) -> ExpandedPrompt:
     """Return a prompt with all tokens of its images. Raises as `ImageLayout.expand` does."""
+    layout = layout.among(len(images))
     token = layout.feature_token
     texts: list[str] = []
     owners: list[tuple[int, int]] = []

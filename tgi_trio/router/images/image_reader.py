@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Final, Protocol
 
 import trio
@@ -138,14 +139,15 @@ class ImageReader:
 
     async def _see_all(self, links: Sequence[ImageLink], held: HeldBytes) -> list[SeenImage]:
         """Return all images in order; the first failure is raised and cancels the others."""
+        beside = self.layout.among(len(links)) is not self.layout
         if len(links) == 1:
-            return [await self._see(links[0], held)]
+            return [await self._see(links[0], held, beside)]
         found: dict[int, SeenImage] = {}
         failures: list[TgiTrioError] = []
 
         async def see(i: int) -> None:
             try:
-                found[i] = await self._see(links[i], held)
+                found[i] = await self._see(links[i], held, beside)
             except TgiTrioError as error:
                 failures.append(error)
                 nursery.cancel_scope.cancel()
@@ -157,15 +159,17 @@ class ImageReader:
             raise failures[0]
         return [found[i] for i in range(len(links))]
 
-    async def _see(self, link: ImageLink, held: HeldBytes) -> SeenImage:
+    async def _see(self, link: ImageLink, held: HeldBytes, beside: bool) -> SeenImage:
         data, key = await self._load(link, held)
+        if beside:  # other pixels than by itself
+            key = sha256(key).digest()
         hit, began = self._store.knows(key), trio.current_time()
-        known = await self._store.look_at(key, data)
+        known = await self._store.look_at(key, data, beside)
         if hit:
             self._metrics.inc("tgi_image_cache_hits")
         else:
             self._metrics.observe("tgi_image_decode_duration", trio.current_time() - began)
-        return SeenImage(data, key, known.size, known.nbytes)
+        return SeenImage(data, key, known.size, known.nbytes, beside)
 
     async def _load(self, link: ImageLink, held: HeldBytes) -> tuple[Compressed, bytes]:
         """Return an encoded image and its key. Raises ValidationError."""

@@ -49,8 +49,8 @@ class Decoded(Protocol):
     async def copy_to(self, memory: memoryview) -> None: ...
 
 
-# Decodes an encoded image and keeps the pixels for a block; raises as `ImageDecoder.decode`.
-Decode = Callable[[Compressed], AbstractAsyncContextManager[Decoded]]
+# `ImageDecoder.decode`: keeps the pixels of an encoded image, `beside` others or not, for a block.
+Decode = Callable[[Compressed, bool], AbstractAsyncContextManager[Decoded]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,10 @@ class PixelStore:
         """Return whether an image's size is known without decoding it."""
         return key in self._known
 
-    async def look_at(self, key: bytes, data: Compressed) -> KnownImage:
+    async def look_at(self, key: bytes, data: Compressed, beside: bool = False) -> KnownImage:
         """Return an image's size; concurrent calls decode it only once.
+
+        `beside`: as in `PromptImage`.
 
         Its pixels are kept if there is room. Raises ValidationError if it cannot be decoded or can
         never fit, Overloaded or Unavailable if the machine is too busy.
@@ -170,7 +172,7 @@ class PixelStore:
             return known
         self._looking[key] = trio.Event()
         try:
-            async with self._decode(data) as image:
+            async with self._decode(data, beside) as image:
                 known = KnownImage(image.size, image.nbytes)
                 self._check_size(image.nbytes)
                 await self._keep(key, image)
@@ -222,7 +224,7 @@ class PixelStore:
 
     async def _decode_again(self, image: PromptImage, place: ArenaPlace) -> None:
         try:
-            async with self._decode(image.data) as found:
+            async with self._decode(image.data, image.beside) as found:
                 if found.nbytes != place.nbytes:
                     raise GenerationError(f"{found.nbytes} bytes of pixels, not {place.nbytes}")
                 await self._fill(image.key, place, found)

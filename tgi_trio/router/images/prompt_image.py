@@ -25,6 +25,7 @@ class PromptImage:
     # Compressed, as received; decoded again if its place has been lost.
     data: Compressed = field(repr=False)
     nbytes: int = 0  # of its pixels, as a bundle in the arena
+    beside: bool = False  # the prompt has others, and it is seen otherwise then
 
     @property
     def features(self) -> int:

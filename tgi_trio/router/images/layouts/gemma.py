@@ -31,7 +31,9 @@ class Gemma4Layout(PlainFinish):
         try:
             return fit_gemma4(*size, self.unit, self.most).tiles
         except ValueError as error:
-            raise ValidationError(f"invalid image: {error}") from error
+            raise ValidationError(
+                "invalid image: nothing is left of it at this model's size"
+            ) from error
 
 
 def lay_out_gemma3(settings: ImageSettings) -> FixedLayout:

@@ -45,6 +45,11 @@ class ImageLayout(Protocol):
     def writes_bos(self) -> bool:
         """Whether `finish` writes the BOS token, so that nothing else must."""
 
+    def among(self, count: int) -> ImageLayout:
+        """Return the layout of each image of a prompt that has so many: this one, unless they are
+        seen otherwise there.
+        """
+
     def number(self, index: int) -> str:
         """Return the text before an image that tells it from the prompt's others.
 
@@ -76,6 +81,9 @@ class PlainFinish:
     @property
     def processor_options(self) -> Mapping[str, Any]:
         return {}
+
+    def among(self: ImageLayout, count: int) -> ImageLayout:
+        return self
 
     def number(self, index: int) -> str:
         return ""

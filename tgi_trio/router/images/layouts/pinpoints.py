@@ -1,21 +1,29 @@
-"""LLaVA-NeXT: the whole image, then the grid of crops that fits it best, without padding."""
+"""LLaVA-NeXT and OneVision: the whole image, then the grid of crops that fits it best, without
+padding.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import sqrt
 from typing import Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.router.images.layouts.fixed import extra_features, patch_size
+from tgi_trio.router.images.layouts.fixed import FixedLayout, extra_features, patch_size
 from tgi_trio.router.images.layouts.layout import (
+    ImageLayout,
     ImageSettings,
     ImageSize,
     PlainFinish,
+    Settings,
     read_int,
 )
 
 _PINPOINTS: Final = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+_ONEVISION: Final = 384  # pixels, the side of a crop of LLaVA-OneVision
+_ASPECT: Final = "anyres_max_"  # and how many crops are not shrunk
+_SHRUNK: Final = 1.1  # a side over one of so many crops, from which on they are
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,28 @@ class PinpointLayout(PlainFinish):
         side = self.crop // self.patch
         shown = unpad(size, side * (best.height // self.crop), side * (best.width // self.crop))
         return side * side + shown.pixels + shown.height + self.extra
+
+
+@dataclass(frozen=True)
+class OnevisionLayout(PinpointLayout):
+    """Likewise, and a large grid is shrunk; of several images of a prompt each is seen whole."""
+
+    most: int = 9  # crops; larger grids are shrunk to as many features
+
+    def count_features(self, size: ImageSize) -> int:
+        best = find_pinpoint(size, self.pinpoints)
+        side = self.crop // self.patch
+        shown = unpad(size, side * (best.height // self.crop), side * (best.width // self.crop))
+        ratio = sqrt(shown.pixels / (self.most * side**2))
+        if ratio > _SHRUNK:
+            shown = ImageSize(int(shown.height // ratio), int(shown.width // ratio))
+        return side * side + shown.pixels + shown.height + self.extra
+
+    def among(self, count: int) -> ImageLayout:
+        if count == 1:
+            return self
+        features = (self.crop // self.patch) ** 2 + 1 + self.extra  # and the end of a row
+        return FixedLayout(self.placeholder, self.feature_token, features)
 
 
 def find_pinpoint(size: ImageSize, pinpoints: Iterable[ImageSize]) -> ImageSize:
@@ -64,12 +94,46 @@ def unpad(size: ImageSize, rows: int, columns: int) -> ImageSize:
 
 def lay_out_llava_next(settings: ImageSettings) -> PinpointLayout:
     """Return the layout of a `llava_next` model. Raises ModelLoadError."""
-    listed = settings.image_processor.get("image_grid_pinpoints") or _PINPOINTS
+    pinpoints = _read_pinpoints(settings, _PINPOINTS)
+    crop = _read_crop(settings, {"shortest_edge": 224})
+    return PinpointLayout(pinpoints, crop, patch_size(settings), extra_features(settings))
+
+
+def lay_out_llava_onevision(settings: ImageSettings) -> OnevisionLayout:
+    """Return the layout of a `llava_onevision` model. Raises ModelLoadError."""
+    sides = range(_ONEVISION, 7 * _ONEVISION, _ONEVISION)
+    default = _vision_aspect(settings.config, "anyres_max_9")
+    aspect = _vision_aspect(settings.processor, default)
+    if not aspect.removeprefix(_ASPECT).isdecimal() or aspect != default:
+        raise ModelLoadError(
+            f"vision_aspect_ratio must be {_ASPECT} and a number, in config.json as in that of its "
+            f"processor, not {default!r} and {aspect!r}"
+        )
+    strategy = settings.processor.get("vision_feature_select_strategy", "full")
+    return OnevisionLayout(
+        _read_pinpoints(settings, [(high, wide) for high in sides for wide in sides]),
+        _read_crop(settings, {"height": _ONEVISION, "width": _ONEVISION}),
+        read_int(settings.vision, "patch_size", 14),
+        -1 if strategy == "default" else 0,
+        most=int(aspect.removeprefix(_ASPECT)),
+    )
+
+
+def _vision_aspect(settings: Settings, default: str) -> str:
+    return str(settings.get("vision_aspect_ratio", default))
+
+
+def _read_pinpoints(
+    settings: ImageSettings, default: Iterable[tuple[int, int]]
+) -> tuple[ImageSize, ...]:
+    listed = settings.image_processor.get("image_grid_pinpoints") or default
     try:
-        pinpoints = tuple(ImageSize(int(height), int(width)) for height, width in listed)
+        return tuple(ImageSize(int(height), int(width)) for height, width in listed)
     except (TypeError, ValueError) as error:
         raise ModelLoadError(f"image_grid_pinpoints must be pairs of numbers: {error}") from error
-    size = settings.size("size", {"shortest_edge": 224})
+
+
+def _read_crop(settings: ImageSettings, default: Settings) -> int:
+    size = settings.size("size", default)
     edge = size.get("shortest_edge")
-    crop = read_int({"size": edge or min(size.get("height", 0), size.get("width", 0))}, "size")
-    return PinpointLayout(pinpoints, crop, patch_size(settings), extra_features(settings))
+    return read_int({"size": edge or min(size.get("height", 0), size.get("width", 0))}, "size")

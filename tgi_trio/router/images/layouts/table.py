@@ -32,7 +32,7 @@ from tgi_trio.router.images.layouts.grid import (
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
 from tgi_trio.router.images.layouts.lfm2 import lay_out_lfm2
 from tgi_trio.router.images.layouts.minicpmv import lay_out_minicpm_ocr, lay_out_minicpmv
-from tgi_trio.router.images.layouts.pinpoints import lay_out_llava_next
+from tgi_trio.router.images.layouts.pinpoints import lay_out_llava_next, lay_out_llava_onevision
 from tgi_trio.router.images.layouts.rows import lay_out_lighton, lay_out_pixtral
 from tgi_trio.router.images.layouts.step3p7 import lay_out_step3p7
 from tgi_trio.router.images.layouts.tiles import (
@@ -61,6 +61,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "llama4": lay_out_llama4,
     "llava": lay_out_llava,
     "llava_next": lay_out_llava_next,
+    "llava_onevision": lay_out_llava_onevision,
     "minicpm_ocr": lay_out_minicpm_ocr,
     "minicpmv": lay_out_minicpmv,
     "minimax_m3": lay_out_minimax_m3,
