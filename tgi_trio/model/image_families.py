@@ -61,7 +61,9 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "exaone4_5": ImageFamily("exaone", "qwen2_vl"),
     "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),
     "gemma4": ImageFamily("gemma4", "gemma4", sight="image"),  # if its config.json has it
-    "gemma4_unified": ImageFamily("gemma4", "gemma4_unified", sight="image", patch_order="pixels"),
+    "gemma4_unified": ImageFamily(
+        "gemma4_unified", "gemma4_unified", sight="image", patch_order="pixels"
+    ),
     "glm46v": _GLM,
     "glm5_next": ImageFamily("glm5_next", "glm5_next"),
     "glm4v": _GLM,

@@ -89,7 +89,11 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": ({"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}, _SIGLIP),
     "gemma4": (tiny_families.GEMMA4 | tiny_families.GEMMA4_E, _GEMMA4_VISION),
     "gemma4_unified": (
-        tiny_families.GEMMA4 | {"intermediate_size": 96},
+        tiny_families.GEMMA4
+        | {
+            **{"num_hidden_layers": 4, "intermediate_size": 96},
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
         {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 16}
         | {"output_proj_dims": 16},
     ),

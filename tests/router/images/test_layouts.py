@@ -156,6 +156,7 @@ def test_every_row_of_the_table_is_tried() -> None:
         ({"model_type": "llava_onevision", "vision_aspect_ratio": "pad"}, {}),
         ({"model_type": "qwen2_vl"}, {"patch_size": "14"}),
         ({"model_type": "gemma4"}, {"max_soft_tokens": -1}),
+        ({"model_type": "gemma4_unified", "sliding_window": 512}, {"max_soft_tokens": 1120}),
         ({"model_type": "paligemma"}, {}),
         ({"model_type": "kimi_k25"}, {"size": {"height": 512, "width": 512}}),
         ({"model_type": "minicpm_ocr"}, {"small_image_upsize": "adaptive"}),

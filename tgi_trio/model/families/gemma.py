@@ -37,8 +37,14 @@ def gemma4(config: ModelConfig) -> DecoderSpec | None:
 
 
 def gemma4_unified(config: ModelConfig) -> DecoderSpec | None:
-    """The text of Gemma 4 12B, which has no per-layer embeddings."""
-    return _gemma4(config, window=1024, own_width=0)
+    """The text of Gemma 4 12B, which has no per-layer embeddings.
+
+    An image's tokens see each other in all layers, as Gemma 3's do.
+    """
+    spec = _gemma4(config, window=1024, own_width=0)
+    if spec is None:
+        return None
+    return replace(spec, layers=tuple(replace(layer, ahead=True) for layer in spec.layers))
 
 
 def gemma3n(config: ModelConfig) -> DecoderSpec:

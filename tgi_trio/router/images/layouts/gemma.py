@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tgi_trio.errors import ValidationError
+from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.images.canvases import fit_gemma4
 from tgi_trio.router.images.layouts.fixed import FixedLayout
 from tgi_trio.router.images.layouts.layout import (
@@ -53,8 +53,23 @@ def lay_out_gemma3(settings: ImageSettings) -> FixedLayout:
 
 
 def lay_out_gemma4(settings: ImageSettings) -> Gemma4Layout:
-    """Return the layout of a `gemma4` or `gemma4_unified` model. Raises ModelLoadError."""
+    """Return the layout of a `gemma4` model. Raises ModelLoadError."""
     found = settings.image_processor
     patch = read_int(found, "patch_size", 16)
     pooling = read_int(found, "pooling_kernel_size", 3)
     return Gemma4Layout(patch * pooling, read_int(found, "max_soft_tokens", 280))
+
+
+def lay_out_gemma4_unified(settings: ImageSettings) -> Gemma4Layout:
+    """Return the layout of a `gemma4_unified` model.
+
+    Raises ModelLoadError, also where an image may have more tokens than a layer's window: in
+    `transformers` its tokens see each other nevertheless.
+    """
+    layout, window = lay_out_gemma4(settings), read_int(settings.config, "sliding_window", 1024)
+    if layout.most > window:
+        raise ModelLoadError(
+            f"max_soft_tokens is {layout.most} in the settings of its image processor, and "
+            f"sliding_window is {window}: images are not larger than a window here"
+        )
+    return layout

@@ -17,7 +17,11 @@ from tgi_trio.router.images.layouts.fixed import (
     lay_out_mllama,
     lay_out_paligemma,
 )
-from tgi_trio.router.images.layouts.gemma import lay_out_gemma3, lay_out_gemma4
+from tgi_trio.router.images.layouts.gemma import (
+    lay_out_gemma3,
+    lay_out_gemma4,
+    lay_out_gemma4_unified,
+)
 from tgi_trio.router.images.layouts.grid import (
     lay_out_exaone,
     lay_out_glm,
@@ -48,6 +52,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "exaone": lay_out_exaone,
     "gemma3": lay_out_gemma3,
     "gemma4": lay_out_gemma4,
+    "gemma4_unified": lay_out_gemma4_unified,
     "glm": lay_out_glm,
     "glm5_next": lay_out_glm5,
     "hyperclovax": lay_out_hyperclovax,
