@@ -29,7 +29,11 @@ NEW = 3
 
 
 @pytest.mark.parametrize(
-    "family", ["kimi_k25", "minimax_m3_vl", "muse_glimmer", "qwen2_5_vl", "qwen4_exp", "step3p7"]
+    "family",
+    [
+        *("exaone4_5", "gemma4_unified", "kimi_k25", "llava_onevision", "minicpmv4_6"),
+        *("minimax_m3_vl", "muse_glimmer", "paddleocr_vl", "qwen2_5_vl", "qwen4_exp", "step3p7"),
+    ],
 )
 def test_a_tower_finds_what_it_finds_on_the_cpu(model: Maker, family: str) -> None:
     own, image = model(family), picture(family, 1)

@@ -115,9 +115,12 @@ def test_behind_the_end_of_a_text_no_image_of_idefics_is_seen(model: Maker) -> N
         own.golden.check(prompt, row, recorder)
 
 
+TURNS = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 6, 6]}
+}
 GLM = {
     **{"num_attention_heads": 2, "num_key_value_heads": 1},
-    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 6, 6]},
+    **TURNS,
 }
 
 
@@ -127,6 +130,7 @@ GLM = {
         ("idefics3", {}),
         ("glm4v", GLM),
         ("muse_glimmer", {}),
+        ("paddleocr_vl", TURNS),
         ("step3p7", {"share_expert_dim": 64}),
         ("qwen3_5", {"linear_key_head_dim": 32, "linear_value_head_dim": 32}),
     ],
