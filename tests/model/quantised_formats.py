@@ -8,6 +8,8 @@ from typing import Any
 
 from tests.model.support import LLAMA, Stored, make_folder, write_json
 from tests.quantised_support import describe_compressed
+from tests.quark_support import describe_quark
+from tests.torchao_support import TORCHAO
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.tensors import decoder_matrices
@@ -117,10 +119,51 @@ def modelopt(module: str, rows: int, columns: int) -> Changes:
     }
 
 
+def torchao_int8(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}._weight_qdata": ("I8", (rows, columns)),
+        f"{module}._weight_scale": ("F32", (rows, columns // 32)),
+        f"{module}._weight_zero_point": ("I8", (rows, columns // 32)),
+        f"{module}._weight_act_quant_scale": ("F32", (1, 1)),
+    }
+
+
+def torchao_halves(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}._weight_qdata": ("I8", (rows, columns // 2)),
+        f"{module}._weight_scale": ("BF16", (columns // 32, rows)),
+        f"{module}._weight_zero_point": ("BF16", (columns // 32, rows)),
+    }
+
+
+def torchao_tiles(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}._weight_qdata": ("I32", (rows // 8, 8, 32, 4)),
+        f"{module}._weight_scale_and_zero": ("BF16", (16, rows, 2)),
+    }
+
+
+def quark_groups(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight": ("I32", (columns, rows // 8)),
+        f"{module}.weight_scale": ("F16", (columns // 32, rows)),
+        f"{module}.weight_zero_point": ("I32", (columns // 32, rows // 8)),
+        f"{module}.input_scale": ("F16", ()),
+        f"{module}.output_scale": ("F16", ()),
+    }
+
+
+def quark_mxfp4(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight": ("U8", (rows, columns // 2)),
+        f"{module}.weight_scale": ("U8", (rows, columns // 32)),
+    }
+
+
 # Not of every matrix.
 OPTIONAL = (
     *("input_global_scale", "g_idx", "weight_zero_point", "weight_format"),
-    *("input_scale", "input_scale_ub"),
+    *("input_scale", "input_scale_ub", "output_scale", "act_quant_scale"),
 )
 SIXTEEN = {"type": "float", "group_size": 16}
 FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -144,6 +187,11 @@ FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bitsandbytes": (int8_rows, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
     "nvfp4": (nvfp4, describe_compressed("nvfp4-pack-quantized", "tensor_group", 4, **SIXTEEN)),
     "modelopt": (modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "torchao int8": (torchao_int8, TORCHAO),
+    "torchao halves": (torchao_halves, TORCHAO),
+    "torchao tiles": (torchao_tiles, TORCHAO),
+    "quark": (quark_groups, describe_quark("uint4")),
+    "quark mxfp4": (quark_mxfp4, describe_quark("fp4")),
     "fp8 alone": (fp8, {"quant_method": "fp8", "activation_scheme": "static"}),
 }
 

@@ -42,10 +42,10 @@ def quantised(pieces: Changes, keep: bool = False) -> Changes:
 
 I32, F16, F32, U8 = ("I32", (2, 2)), ("F16", (2, 2)), ("F32", (2,)), ("U8", (4, 1))
 FORMATS: dict[str, tuple[dict[str, Any], Changes, str]] = {
-    "torchao": (
-        {"quant_method": "torchao", "quant_type": "int4wo"},
-        quantised({"weight_qdata": I32, "weight_scale": F16}),
-        "torchao",
+    "aqlm": (
+        {"quant_method": "aqlm", "nbits_per_codebook": 16},
+        quantised({"codes": ("I16", (2, 2, 1)), "codebooks": F16, "scales": F16}),
+        "aqlm",
     ),
     "exl3": (
         {"quant_method": "exl3", "bits": 4.0},
@@ -95,7 +95,7 @@ def test_the_same_holds_for_types_that_transformers_runs(tmp_path: Path, name: s
     "piece",
     "weight_scale weight_scale_inv SCB qweight qzeros scales g_idx weight_packed input_scale "
     "weight_zero_point weight_shape k_scale output_scale weight.absmax weight.quant_map "
-    "weight.nested_absmax".split(),
+    "weight.nested_absmax _weight_qdata _weight_scale_and_zero input_rotation bias_scale".split(),
 )
 def test_a_piece_beside_a_whole_weight_is_refused(tmp_path: Path, piece: str) -> None:
     make_folder(tmp_path, LLAMA, {f"{Q}{piece}": F32})

@@ -33,6 +33,7 @@ from tests.quantised_support import (
     store_powers,
     store_table,
 )
+from tests.quark_support import describe_quark, store_quark
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import (
@@ -48,6 +49,7 @@ from tests.shard.torch_backend.models_support import (
     sequences,
     tables,
 )
+from tests.torchao_support import TORCHAO, renamed, store_halves, store_shifted, store_tiles
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
@@ -178,6 +180,13 @@ STORED: dict[str, tuple[Store, dict[str, Any]]] = {
     "fp4 over rows": (store_table("fp4", 48), describe_bitsandbytes("fp4")),
     "exl2": (store_exl2((6, 32), (5, 64), (4, 32), (3, 32)), {"quant_method": "exl2", "bits": 4.3}),
     "exl2, 4 bits": (store_exl2((4, 64)), {"quant_method": "exl2", "bits": 4.0}),
+    "torchao, halves of bytes": (store_halves(32), TORCHAO),
+    "torchao, tiles": (store_tiles(32), TORCHAO),
+    "torchao, int8": (store_shifted, TORCHAO),
+    "torchao, fp8": (renamed(store_fp8("channel")), TORCHAO),
+    "quark, int4": (store_quark("int4", 32), describe_quark("int4")),
+    "quark, uint4": (store_quark("uint4", 1 << 20, "order"), describe_quark("uint4", "order")),
+    "quark, int8": (store_quark("int8", 32), describe_quark("int8")),
     "awq": (store_awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32}),
 }
 

@@ -59,7 +59,8 @@ _PIECES: Final = (
     (r"\.(trellis|suh|svh)", "EXL3"),
     (r"_proj_(blocks|scales)", "MXFP4"),
     (r"\.(k|v|kv)_(scale|zero_point)", "scales of an 8-bit KV cache"),
-    (r"\.weight_qdata", "torchao"),
+    (r"\.(bias_(scale|zero_point)|input_prescale|(shared_)?input_rotation(_\d+)?)", "Quark"),
+    (r"\._\w+_(qdata|scale|zero_point|scale_and_zero|\w+_scale)", "torchao"),
     (r"\.(codes|codebooks)", "AQLM"),
 )
 

@@ -75,15 +75,21 @@ def _unread_experts(spec: DecoderSpec) -> Iterator[str]:
 def kv_scales(spec: DecoderSpec, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the possible names of the scales of a layer's 8-bit keys and values.
 
-    The first that exists counts: vLLM's name, ModelOpt's, or an older one for both.
+    The first that exists counts: vLLM's name, ModelOpt's, Quark's, or an older one for both.
     """
     names, reads = spec.layers[index].names or spec.names, spec.layers[index].reads_layer
     layer = names.layer.format(index if reads is None else reads)
     key, value = names.key or names.qkv, names.value or names.qkv
     attention = layer + key.rpartition(".")[0]
     return (
-        (f"{attention}.k_scale", f"{layer}{key}.k_scale", f"{attention}.kv_scale"),
-        (f"{attention}.v_scale", f"{layer}{value}.v_scale", f"{attention}.kv_scale"),
+        (
+            *(f"{attention}.k_scale", f"{layer}{key}.k_scale"),
+            *(f"{layer}{key}.output_scale", f"{attention}.kv_scale"),
+        ),
+        (
+            *(f"{attention}.v_scale", f"{layer}{value}.v_scale"),
+            *(f"{layer}{value}.output_scale", f"{attention}.kv_scale"),
+        ),
     )
 
 

@@ -24,11 +24,15 @@ at the borders that the last column names; a cut anywhere else makes numbers of 
 
 # What stores weights so -> where inputs can be cut.
 OF_FORMATS: Final = {
-    "affine": ("GPTQ, AWQ, Marlin, compressed-tensors", "groups of inputs"),
+    "affine": ("GPTQ, AWQ, Marlin, compressed-tensors, Quark", "groups of inputs"),
     "affine in any order": ("GPTQ and compressed-tensors in act-order, EXL2", "words of codes"),
-    "int8": ("compressed-tensors, bitsandbytes", "none: outputs have a scale"),
-    "table": ("bitsandbytes NF4 and FP4, MXFP4, compressed-tensors", "blocks of inputs"),
-    "e4m3": ("FP8, MXFP8, compressed-tensors, ModelOpt", "blocks of inputs, if there are any"),
+    "affine with lows": ("torchao's Int4", "groups of inputs"),
+    "int8": ("compressed-tensors, bitsandbytes, torchao, Quark", "none: outputs have a scale"),
+    "table": ("bitsandbytes NF4 and FP4, MXFP4, compressed-tensors, Quark", "blocks of inputs"),
+    "e4m3": (
+        "FP8, MXFP8, compressed-tensors, ModelOpt, torchao, Quark",
+        "blocks of inputs, if there are any",
+    ),
     "nvfp4": ("compressed-tensors, ModelOpt", "two blocks of 16"),
 }
 BLOCKS: Final = tuple(kind.name for kind in BY_NAME.values() if not kind.plain)
@@ -55,7 +59,8 @@ def _kernels(coding: str) -> str:
     coding = coding.removesuffix(" in any order")  # which is one of packing, not of a kind
     if coding in KINDS:
         return "as stored"
-    bits = [name.removeprefix(f"{coding} ") for name in KINDS if name.startswith(f"{coding} ")]
+    ends = (name.removeprefix(f"{coding} ") for name in KINDS if name.startswith(f"{coding} "))
+    bits = [end for end in ends if end.isdigit()]
     return f"as stored ({', '.join(bits)} bits)" if bits else "numbers"
 
 

@@ -338,6 +338,24 @@ _READ = (
         "models. A matrix with codes of more than 4 bits keeps them in 8",
         "",
     ),
+    (
+        "torchao",
+        "`torchao`",
+        "what transformers writes as safetensors: Int8 and Intx (8da4w) of the tensor, of outputs "
+        "and groups, symmetric or not; Float8 (e4m3); Int4 in plain bytes and in tinygemm's tiles; "
+        "modules that differ (`FqnToConfig`), embeddings as well",
+        "pickled files, MX and NVFP4, AWQ and SmoothQuant (`act_pre_scale`), Int4 of Intel's and "
+        "AMD's devices",
+    ),
+    (
+        "Quark",
+        "`quark`",
+        "FP8 (e4m3) of the tensor, of outputs and blocks; INT4 and UINT4 in both orders "
+        "(`pack_method`), INT8 and UINT8, of the tensor, of outputs and groups; MXFP4, MXFP8; "
+        "layers that differ (`layer_quant_config`); scales of K and V. Its files for AWQ and FP8 "
+        "are those formats'",
+        "FP6, 2 and 3 bits, weights quantised in two steps, rotated inputs, `fake_quantized`",
+    ),
     ("MXFP4", "`mxfp4`", "the experts of gpt-oss: e2m1, 32 inputs with a power of two", ""),
 )
 

@@ -56,8 +56,8 @@ disagree about. (`tests/shard/quantising`)
 number is divided by the layer's scale and rounded to the nearest, what is too large to the largest;
 whatever attends reads the rounded ones, in the step that computes them, too, so an answer does not
 depend on chunks, prefixes or ranks. Scales are the checkpoint's (`self_attn.k_scale` and `v_scale`,
-ModelOpt's `k_proj.k_scale`, the older `kv_scale`), else 1; without the flag they are left unread.
-It is served by torch's own attention alone, on any device.
+ModelOpt's `k_proj.k_scale`, Quark's `k_proj.output_scale`, the older `kv_scale`), else 1; without
+the flag they are left unread. It is served by torch's own attention alone, on any device.
 (`tests/shard/torch_backend/test_kv_dtype.py`)
 """
 

@@ -35,6 +35,8 @@ from tests.quantised_support import (
     store_powers,
     store_table,
 )
+from tests.quark_support import describe_quark, store_quark, store_quark_mxfp4
+from tests.torchao_support import TORCHAO, renamed, store_halves, store_shifted, store_tiles
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.checkpoint.formats.choose import choose_format
@@ -124,6 +126,11 @@ def table(kind: str, size: int, nested: int = 0) -> Case:
     return stored(store, describe_bitsandbytes(kind), size, bits=4)
 
 
+def quark(dtype: str, group: int, pack_method: str = "reorder") -> Case:
+    store = store_quark(dtype, group, pack_method)
+    return stored(store, describe_quark(dtype, pack_method), group, bits=int(dtype[-1]))
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "gptq, 2 bits": lambda: gptq(2, 32),
     "gptq, 3 bits": lambda: gptq(3, 32),
@@ -163,6 +170,23 @@ CASES: dict[str, Callable[[], Case]] = {
     "mxfp8": lambda: stored(store_mxfp8, MODELOPT | {"quant_algo": "MXFP8"}, 32),
     "fp8 by block, powers of two, uneven": lambda: stored(store_powers, DEEPSEEK, 40),
     "fp8, experts of 4 bits": lambda: stored(store_pairs, DEEPSEEK, 32, bits=4),
+    "torchao, halves of bytes": lambda: stored(store_halves(32), TORCHAO, 32, bits=4),
+    "torchao, tiles": lambda: stored(store_tiles(64), TORCHAO, 64, bits=4),
+    "torchao, int8": lambda: stored(renamed(store_int8("channel")), TORCHAO, 128),
+    "torchao, int8 by group": lambda: stored(renamed(store_int8("group")), TORCHAO, 16),
+    "torchao, int8 with zeros": lambda: stored(store_shifted, TORCHAO, 128),
+    "torchao, fp8 by channel": lambda: stored(renamed(store_fp8("channel")), TORCHAO, 128),
+    "torchao, fp8 by tensor": lambda: stored(renamed(store_fp8("tensor")), TORCHAO, 128),
+    "quark, int4": lambda: quark("int4", 32),
+    "quark, int4 in order": lambda: quark("int4", 32, "order"),
+    "quark, uint4": lambda: quark("uint4", 32),
+    "quark, int4 by channel": lambda: quark("int4", 128),
+    "quark, uint4 by channel in order": lambda: quark("uint4", 128, "order"),
+    "quark, int8": lambda: quark("int8", 32),
+    "quark, uint8": lambda: quark("uint8", 32),
+    "quark, uint8 by channel": lambda: quark("uint8", 128),
+    "quark, fp8": lambda: stored(store_fp8("channel"), describe_quark("fp8_e4m3"), 128),
+    "quark, mxfp4": lambda: stored(store_quark_mxfp4, describe_quark("fp4"), 32, bits=4),
     "fp8 by tensor": lambda: fp8("tensor", 128),
     "fp8 by channel": lambda: fp8("channel", 128),
     "fp8 by block, uneven": lambda: fp8("block", 40, block_structure=[24, 40]),
@@ -209,7 +233,8 @@ def from_planes(planes: Any) -> Array:
         groups = np.arange(codes.shape[1]) // -(-codes.shape[1] // planes["scales"].shape[1])
     if "zeros" in planes:
         codes -= planes["zeros"].astype(np.float32)[:, groups]
-    return planes["scales"][:, groups] * codes
+    lows = planes["lows"][:, groups] if "lows" in planes else 0
+    return planes["scales"][:, groups] * codes - lows
 
 
 EVEN = [name for name in CASES if "uneven" not in name and "fp8" not in name]

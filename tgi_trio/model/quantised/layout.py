@@ -144,3 +144,14 @@ def scale_shapes(matrix: MatrixRef, block: tuple[int, int]) -> tuple[Shape, ...]
     flat: tuple[Shape, ...] = ((rows,),) if columns == 1 else ()
     scalar: tuple[Shape, ...] = ((),) if rows == columns == 1 else ()
     return ((rows, columns), *flat, *scalar)
+
+
+def find_block(matrix: MatrixRef, scales: Shape) -> tuple[int, int]:
+    """Return how many outputs and inputs share a scale, by the shape of the scales, in a format
+    whose matrices consist of whole blocks; all, if they do not.
+    """
+    rows, columns = (*scales, 1, 1)[:2]
+    return (
+        matrix.rows // rows if rows and matrix.rows % rows == 0 else -1,
+        matrix.columns // columns if columns and matrix.columns % columns == 0 else -1,
+    )

@@ -21,6 +21,8 @@ from tgi_trio.model.quantised.layout import MatrixLayout
 from tgi_trio.model.quantised.marlin_layout import read_marlin_layout, says_marlin
 from tgi_trio.model.quantised.modelopt_layout import read_modelopt_layout
 from tgi_trio.model.quantised.mxfp4_layout import read_mxfp4_layout
+from tgi_trio.model.quantised.quark_layout import read_quark_layout
+from tgi_trio.model.quantised.torchao_layout import read_torchao_layout
 
 # Values of `--quantize` that round unquantised weights during loading: TGI's, then ours.
 MADE_AT_LOAD: Final = (
@@ -41,6 +43,8 @@ WORDS: Final = (
     "modelopt",
     "marlin",
     "exl2",
+    "quark",
+    "torchao",
 )
 
 # By `quant_method`.
@@ -57,6 +61,8 @@ _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
     "auto-round": read_auto_round_layout,
     "intel/auto-round": read_auto_round_layout,  # until its version 0.3
     "fbgemm_fp8": read_fp8_layout,
+    "quark": read_quark_layout,
+    "torchao": read_torchao_layout,
 }
 
 

@@ -89,6 +89,10 @@ def _affine(planes: Planes) -> Parts:
     return Parts(planes["codes"], scales, lows, order=planes.get("groups"))
 
 
+def _with_own_lows(planes: Planes) -> Parts:
+    return Parts(planes["codes"], planes["scales"], planes["lows"])
+
+
 def _table(planes: Planes) -> Parts:
     return Parts(planes["codes"], planes["scales"], table=planes["table"])
 
@@ -206,6 +210,7 @@ def _iq4_xs(blocks: Bytes) -> Parts:
 TAKEN_APART: Final[Mapping[str, Callable[[Planes], Parts]]] = {
     "affine": _affine,
     "affine in any order": _affine,
+    "affine with lows": _with_own_lows,
     "int8": _affine,
     "table": _table,
     "e4m3": _e4m3,

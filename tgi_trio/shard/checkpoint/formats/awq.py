@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,7 +13,7 @@ from tgi_trio.shard.checkpoint.container import RawTensor
 from tgi_trio.shard.checkpoint.formats.bits import unpack, view_words
 from tgi_trio.shard.checkpoint.formats.grouped import GroupedSource
 
-_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0 to 7 in a word, lowest bits first
+PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # of outputs 0 to 7 in a word, lowest bits first
 
 
 class AwqSource(GroupedSource):
@@ -26,15 +26,20 @@ class AwqSource(GroupedSource):
         self._zeros = view_words(parts["zeros"])
 
     def codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
-        return _outputs(self._words, columns, rows).T
+        return read_eights(self._words, columns, rows, PLACES).T
 
     def zeros(self, rows: slice) -> NDArray[np.uint8]:
-        return _outputs(self._zeros, slice(None), rows).T
+        return read_eights(self._zeros, slice(None), rows, PLACES).T
 
 
-def _outputs(words: NDArray[np.uint32], lines: slice, outputs: slice) -> NDArray[np.uint8]:
-    """Return [lines, outputs] from words that contain eight outputs each."""
-    first = outputs.start // 8 * 8
-    words = words[lines, first // 8 : -(-outputs.stop // 8)]
-    codes = unpack(np.ascontiguousarray(words), 4).reshape(len(words), -1, 8)[..., _PLACES]
-    return codes.reshape(len(words), -1)[:, outputs.start - first : outputs.stop - first]
+def read_eights(
+    words: NDArray[np.uint32], lines: slice, codes: slice, places: Sequence[int]
+) -> NDArray[np.uint8]:
+    """Return codes [lines, codes] of words with eight of 4 bits each.
+
+    `places`: the place of each code in its word, lowest bits first.
+    """
+    first = codes.start // 8 * 8
+    words = words[lines, first // 8 : -(-codes.stop // 8)]
+    found = unpack(np.ascontiguousarray(words), 4).reshape(len(words), -1, 8)[..., list(places)]
+    return found.reshape(len(words), -1)[:, codes.start - first : codes.stop - first]

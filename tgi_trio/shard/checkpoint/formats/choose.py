@@ -17,7 +17,9 @@ from tgi_trio.model.quantised.layout import MatrixLayout
 from tgi_trio.model.quantised.marlin_layout import MarlinLayout
 from tgi_trio.model.quantised.modelopt_layout import ModeloptLayout
 from tgi_trio.model.quantised.mxfp4_layout import Mxfp4Layout
+from tgi_trio.model.quantised.quark_layout import QuarkLayout
 from tgi_trio.model.quantised.recognise import find_layout
+from tgi_trio.model.quantised.torchao_layout import TorchaoLayout
 from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.formats.awq import AwqSource
 from tgi_trio.shard.checkpoint.formats.bitsandbytes import open_bitsandbytes
@@ -31,6 +33,8 @@ from tgi_trio.shard.checkpoint.formats.modelopt import open_modelopt
 from tgi_trio.shard.checkpoint.formats.mxfp4 import Mxfp4Source
 from tgi_trio.shard.checkpoint.formats.pieces import Open, PiecesFormat
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
+from tgi_trio.shard.checkpoint.formats.quark import open_quark
+from tgi_trio.shard.checkpoint.formats.torchao import open_torchao
 from tgi_trio.shard.checkpoint.stored_matrix import WeightFormat
 
 FORMATS: Final[tuple[WeightFormat, ...]] = (GgufFormat(), PlainFormat())
@@ -68,4 +72,8 @@ def _reader(layout: MatrixLayout) -> Open:
             return Exl2Source
         case ModeloptLayout():
             return open_modelopt
+        case QuarkLayout():
+            return partial(open_quark, layout)
+        case TorchaoLayout():
+            return open_torchao
     raise ValueError(f"nothing reads {layout.name}")

@@ -60,3 +60,10 @@ class GridSource(AffineSource):
     def _lines(self, rows: slice) -> NDArray[np.int64]:
         """Return the rows of the grid that have the scales of these outputs."""
         return np.arange(rows.start, rows.stop) // self._outputs
+
+
+def drop_idle_zeros(parts: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
+    """Return a matrix's parts without zero points that are all 0, as of symmetric codes: kernels
+    multiply these without any.
+    """
+    return {role: part for role, part in parts.items() if role != "zeros" or bool(part.data.any())}

@@ -1,4 +1,4 @@
-"""Integers with a scale and a zero point per group of inputs: GPTQ, AWQ, compressed-tensors.
+"""Integers with a scale and a zero point or a low per group of inputs: GPTQ, AWQ, torchao, others.
 
 The largest possible group is all inputs of an output.
 """
@@ -33,8 +33,25 @@ def read_groups(planes: Mapping[str, Array]) -> Codes:
     return Codes(np.ascontiguousarray(codes), numbers)
 
 
+def read_lows(planes: Mapping[str, Array]) -> Codes:
+    """Codes are unsigned bytes."""
+    numbers = {"scale": planes["scales"], "low": planes["lows"]}
+    return Codes(np.ascontiguousarray(planes["codes"]), numbers)
+
+
 GROUPS_OF_4: Final = StoredKind(_kind("4 bits in groups", 4), read_groups)
 GROUPS_OF_8: Final = StoredKind(_kind("8 bits in groups", 8), read_groups)
+LOWS_OF_4: Final = StoredKind(
+    Kind(
+        "4 bits with lows",
+        4,
+        scale=("scale",),
+        low=("low",),
+        span_head=(Field("scale", "f4"), Field("low", "f4")),
+        head=(),
+    ),
+    read_lows,
+)
 SIGNED_8: Final = StoredKind(
     Kind(
         "int8",

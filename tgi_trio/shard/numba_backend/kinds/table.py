@@ -20,7 +20,7 @@ from tgi_trio.shard.numba_backend.kinds.blocks_of_32 import (
 )
 from tgi_trio.shard.numba_backend.kinds.blocks_of_256 import IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 from tgi_trio.shard.numba_backend.kinds.floating import E4M3, TABLE
-from tgi_trio.shard.numba_backend.kinds.groups import GROUPS_OF_4, GROUPS_OF_8, SIGNED_8
+from tgi_trio.shard.numba_backend.kinds.groups import GROUPS_OF_4, GROUPS_OF_8, LOWS_OF_4, SIGNED_8
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Array, StoredKind
 from tgi_trio.shard.numba_backend.kinds.nvfp4 import NVFP4
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
@@ -45,6 +45,7 @@ KINDS: Final[Mapping[str, StoredKind]] = {
     "affine 3": GROUPS_OF_4,
     "affine 4": GROUPS_OF_4,
     "affine 8": GROUPS_OF_8,
+    "affine with lows 4": LOWS_OF_4,
     "int8": SIGNED_8,
     "table": TABLE,
     "e4m3": E4M3,
@@ -60,7 +61,8 @@ def find_packing(matrix: StoredMatrix) -> Packing | None:
     """Return how a matrix is packed, or None: the kernels cannot multiply it as stored."""
     coding = matrix.coding
     ordered = coding == "affine in any order"
-    stored = KINDS.get(f"affine {matrix.bits}" if coding == "affine" or ordered else coding)
+    name = "affine" if ordered else coding
+    stored = KINDS.get(f"{name} {matrix.bits}", KINDS.get(name))
     inputs, group = matrix.shape[1], min(matrix.group, matrix.shape[1])
     if stored is None or inputs % BLOCK_INPUTS:
         return None
