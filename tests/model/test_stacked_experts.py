@@ -40,6 +40,13 @@ def numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).integers(0, 255, shape, dtype=np.uint8)
 
 
+def write_torchao(folder: Path, **tensors: np.ndarray) -> ModelConfig:
+    """Write what torchao makes of the experts of a family with a matrix for each."""
+    more = {"model_type": "qwen3_moe", "num_experts": EXPERTS, "moe_intermediate_size": WIDTH}
+    write_json(folder, dict(write(folder, EXPERTS, **tensors).values) | more)
+    return read_config(folder)
+
+
 def test_every_expert_is_a_view_of_the_file(tmp_path: Path) -> None:
     """Of whatever is stored: matrices, biases, the blocks and scales of MXFP4."""
     config = write(
@@ -94,3 +101,35 @@ def test_gates_and_ups_in_one_are_shown_by_the_names_of_each(tmp_path: Path) -> 
             stored = tensors[f"{PLACE}{index}.{name}_proj.weight"]
             assert stored.shape == wanted.shape
             assert content[stored.first : stored.end] == wanted.tobytes()
+
+
+def test_tensors_of_torchao_are_those_of_gates_ups_and_downs(tmp_path: Path) -> None:
+    config = write_torchao(
+        tmp_path,
+        _gate_up_proj_qdata=numbers(EXPERTS, 2 * WIDTH, HIDDEN),
+        _gate_up_proj_scale=numbers(EXPERTS, 2 * WIDTH, 1),
+        _down_proj_qdata=numbers(EXPERTS, HIDDEN, WIDTH),
+        _down_proj_scale=numbers(EXPERTS, HIDDEN, 1),
+    )
+    tensors, file = read_tensors(config), tmp_path / "m.safetensors"
+    content, whole = file.read_bytes(), load_file(file)
+    for part in ("qdata", "scale"):
+        both = whole[f"{PLACE}_gate_up_proj_{part}"]
+        for index in range(EXPERTS):
+            halves = both[index, :WIDTH], both[index, WIDTH:], whole[f"{PLACE}_down_proj_{part}"]
+            for name, values in zip(("gate", "up", "down"), halves, strict=True):
+                stored = tensors[f"{PLACE}{index}.{name}_proj._weight_{part}"]
+                expected = values[index] if name == "down" else values
+                assert stored.shape == expected.shape
+                assert content[stored.first : stored.end] == expected.tobytes()
+    assert len(tensors) == 6 * EXPERTS
+
+
+def test_scales_of_groups_before_outputs_stay_in_one(tmp_path: Path) -> None:
+    """A gate's are not one after the other, so that nothing here can read them."""
+    config = write_torchao(
+        tmp_path,
+        _gate_up_proj_qdata=numbers(EXPERTS, 2 * WIDTH, HIDDEN // 2),
+        _gate_up_proj_scale=numbers(EXPERTS, 1, 2 * WIDTH),
+    )
+    assert f"{PLACE}_gate_up_proj_scale" in read_tensors(config)

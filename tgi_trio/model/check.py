@@ -43,6 +43,7 @@ from tgi_trio.model.tensors import (
     Shape,
     TensorClaims,
     decoder_claims,
+    decoder_copies,
     decoder_matrices,
     t5_claims,
 )
@@ -169,7 +170,8 @@ def check_checkpoint(
         return {}
     stored = Stored()
     if layout is not None:
-        stored = check_stored(config, layout, decoder_matrices(spec), spec.names.base, tensors)
+        matrices, copies = decoder_matrices(spec), decoder_copies(spec)
+        stored = check_stored(config, layout, matrices, spec.names.base, tensors, copies)
     _check_claims(config, tensors, decoder_claims(spec), stored)
     return dict(_scales(tensors, stored))
 

@@ -18,6 +18,8 @@ from tgi_trio.model.specs.decoder import DecoderSpec, Names
 
 # Newer checkpoints' names for tensors of all experts, in families with a matrix per expert.
 _GATES_UPS, _DOWNS = "gate_up_proj", "down_proj"
+# torchao's names for the tensors of which such a one consists.
+_TORCHAO = re.compile(rf"_({_GATES_UPS}|{_DOWNS})_(qdata|scale|zero_point)")
 
 
 def split_experts(
@@ -33,14 +35,19 @@ def split_experts(
     count, place = mixtures[0].count, names.experts.replace("{}.", "")
     if names.expert_gate_up:
         own = "|".join(map(re.escape, (names.expert_gate_up, names.expert_down)))
-        whole = re.compile(rf"(.*\.{re.escape(place)})((?:{own})\w*)")
+        whole = re.compile(rf"(.*\.{re.escape(place)})(_?(?:{own})\w*)")
     else:
         own = "|".join((names.expert_gate, names.expert_up, names.expert_down))
-        whole = re.compile(rf"(.*\.{re.escape(place)})({_GATES_UPS}|{_DOWNS}|(?:{own})\.\w+)")
+        own = rf"{_GATES_UPS}|{_DOWNS}|{_TORCHAO.pattern}|(?:{own})\.\w+"
+        whole = re.compile(rf"(.*\.{re.escape(place)})({own})")
     split: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():
         found = whole.fullmatch(name)
-        if found and (names.expert_gate_up or len(stored.shape) == 3):
+        if (
+            found
+            and not _has_groups_first(name, stored, tensors)
+            and (names.expert_gate_up or len(stored.shape) == 3)
+        ):
             if stored.shape[:1] != (count,):
                 raise ModelLoadError(
                     f"Tensor {name!r} in {stored.file} has shape {list(stored.shape)}, but "
@@ -52,6 +59,15 @@ def split_experts(
         else:
             split[name] = stored
     return split
+
+
+def _has_groups_first(name: str, stored: StoredTensor, tensors: Mapping[str, StoredTensor]) -> bool:
+    """Return whether torchao's scales of gates and ups are [experts, groups, outputs].
+
+    A gate's are not one after the other then: such tensors are refused for what they are.
+    """
+    codes = tensors.get(re.sub(rf"(_{_GATES_UPS})_(scale|zero_point)$", r"\1_qdata", name))
+    return codes is not None and codes.shape[:2] != stored.shape[:2]
 
 
 def flatten_vectors(
@@ -77,12 +93,14 @@ def _name_parts(whole: str, piece: StoredTensor, names: Names) -> dict[str, Stor
     """
     if names.expert_gate_up or "." in whole:  # by the family's names, as in Step 3.5
         return {whole: piece}
+    part = _TORCHAO.fullmatch(whole)
+    whole, end = (part[1], f"_weight_{part[2]}") if part else (whole, "weight")
     if whole == _DOWNS:
-        return {f"{names.expert_down}.weight": piece}
+        return {f"{names.expert_down}.{end}": piece}
     rows, columns = piece.shape
     gate_up = (names.expert_gate, names.expert_up)
     halves = split_first_axis(replace(piece, shape=(2, rows // 2, columns)))
-    return {f"{part}.weight": half for part, half in zip(gate_up, halves, strict=True)}
+    return {f"{name}.{end}": half for name, half in zip(gate_up, halves, strict=True)}
 
 
 def split_first_axis(stored: StoredTensor) -> Iterator[StoredTensor]:

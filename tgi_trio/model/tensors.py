@@ -9,7 +9,7 @@ family.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Final, TypeAlias, cast
 
@@ -117,6 +117,14 @@ def t5_claims(spec: T5Spec) -> TensorClaims:
 def decoder_matrices(spec: DecoderSpec) -> list[MatrixRef]:
     """Return the matrices that the generic decoder reads, each once."""
     return matrices_in(_parts(spec))
+
+
+def decoder_copies(spec: DecoderSpec) -> dict[str, MatrixRef]:
+    """Return what files of tied models may hold as the head, by the embedding's name."""
+    if not spec.tied_head:
+        return {}
+    table = outer_refs(spec).embedding.pieces[0].matrix
+    return {table.name: replace(table, name=f"{spec.names.head}.weight")}
 
 
 def matrices_in(parts: Iterable[Any]) -> list[MatrixRef]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
@@ -17,6 +18,7 @@ from tgi_trio.model.quantised.layout import (
     split_name,
 )
 
+NO_COPIES: Final[Mapping[str, MatrixRef]] = {}
 _LARGEST_BIAS = 8 << 20  # bytes
 
 
@@ -36,15 +38,17 @@ def check_stored(
     matrices: Iterable[MatrixRef],
     base: str,
     tensors: Headers,
+    copies: Mapping[str, MatrixRef] = NO_COPIES,
 ) -> Stored:
     """Return the matrices that are stored in parts; raises ModelLoadError unless all parts fit.
 
-    `base`: as for `Claims`.
+    `base`: as for `Claims`. `copies`: of matrices, by the names of these, which nothing reads.
     """
     if any(name.startswith(base) for name in tensors):
         base = ""
     quantised, known, small_scales = set[str](), set[str](), dict[str, str]()
     for matrix in matrices:
+        copy = copies.get(matrix.name)
         matrix = replace(matrix, name=matrix.name.removeprefix(base))
         parts = layout.parts(matrix, tensors)
         if not parts:
@@ -56,6 +60,8 @@ def check_stored(
             part.name: SMALL_SCALES[part.role] for part in parts if part.role in SMALL_SCALES
         }
         known |= set(_zero_biases(matrix, tensors))
+        if copy is not None:
+            known |= {part.name for part in layout.parts(copy, tensors)}
     found = find_announcement(config)
     if not quantised and found is not None and are_plain(tensors):
         raise ModelLoadError(
