@@ -272,8 +272,9 @@ backends, over ranks and in mixtures of experts; not by T5 and models of `transf
 Where a checkpoint rounds activations as well (w8a8, FP8, NVFP4), ours are not rounded unless
 `--activations 8` asks for it. Refused with what to do instead: EXL3.
 
-They are held to files that compressed-tensors, bitsandbytes and auto-round make as the tests run
-(`tests/shard/test_made_by_tools.py`), to files that those, gptqmodel, ModelOpt and vLLM's packers
+They are held to files that compressed-tensors, bitsandbytes, auto-round and torchao make as the
+tests run (`tests/shard/test_made_by_tools.py`), and Quark where it is installed
+(`tests/shard/test_made_by_quark.py`), to files that those, gptqmodel, ModelOpt and vLLM's packers
 made (`tests/data/quantised`), whose prompts' log-probabilities and greedy tokens are those of
 `transformers` with the weights that these libraries dequantise
 (`tests/shard/test_quantised_models.py`), and to matrices packed bit by bit

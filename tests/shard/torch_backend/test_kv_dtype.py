@@ -130,7 +130,14 @@ def with_scales(folder: Path, target: Path, scales: dict[str, float]) -> Path:
     return target
 
 
-@pytest.mark.parametrize("names", [("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("k_scale", "v_scale"),
+        ("k_proj.k_scale", "v_proj.v_scale"),
+        ("k_proj.output_scale", "v_proj.output_scale"),
+    ],
+)
 def test_scales_of_the_checkpoint_are_used(
     checkpoint: Checkpoint, tmp_path: Path, names: tuple[str, str]
 ) -> None:
