@@ -254,6 +254,17 @@ def test_planes_at_borders_of_groups(tmp_path: Path, name: str) -> None:
             matrix.columns(slice(1, step)).planes()
 
 
+@pytest.mark.parametrize(
+    "name", ["int8 by channel", "fp8 by channel", "packed, 8 bits", "quark, int4 by channel"]
+)
+def test_what_has_one_group_is_cut_at_any_word(tmp_path: Path, name: str) -> None:
+    """As ranks do; its scale is that of every part."""
+    matrix = open_matrix(tmp_path, CASES[name]())
+    whole, part = matrix.planes(), matrix.columns(slice(24, 72)).planes()
+    np.testing.assert_array_equal(part["codes"], whole["codes"][:, 24:72])
+    np.testing.assert_array_equal(part["scales"], whole["scales"])
+
+
 WITH_PLANES = [name for name in CASES if not name.startswith("fp4, uneven")]
 
 

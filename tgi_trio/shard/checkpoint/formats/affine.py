@@ -43,7 +43,9 @@ class AffineSource(QuantisedSource):
         self._order = None if contiguous else order
         if self._order is not None:
             self.coding = "affine in any order"
-        self.step = packed if self._order is not None else math.lcm(packed, group)
+        # The only group of all inputs goes with any of them.
+        grouped = self._order is None and group < shape[1]
+        self.step = math.lcm(packed, group) if grouped else packed
 
     @abstractmethod
     def codes(self, rows: slice, columns: slice) -> Codes:
