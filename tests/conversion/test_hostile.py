@@ -113,6 +113,18 @@ def test_whole_modules_and_arrays_are_refused_by_name(tmp_path: Path, module: st
     assert f"asks for {module}." in said
 
 
+class Wrapped(torch.Tensor):
+    """A subclass, which pickles as those of torchao do."""
+
+
+def test_tensors_of_torchao_are_refused_with_what_helps(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, {})
+    save({"a": torch.ones(2).as_subclass(Wrapped)}, folder / "pytorch_model.bin")
+    said = refused(folder)
+    assert "asks for torch._tensor._rebuild_from_type_v2, as tensors of torchao's kinds do" in said
+    assert "nothing of it was run" in said and "save_pretrained" in said
+
+
 def run(*opcodes: bytes) -> Any:
     return run_pickle(io.BytesIO(b"".join(opcodes)))
 

@@ -172,8 +172,20 @@ _BUILDERS: Final[Mapping[str, Callable[..., Any]]] = {
 }
 
 
+# What makes tensors of subclasses.
+_SUBCLASSES: Final = (
+    *("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_wrapper_subclass"),
+)
+
+
 def _name(machine: _Machine, module: str, name: str) -> None:
     text = f"{module}.{name}"
+    if text in _SUBCLASSES or text.startswith("torchao."):
+        raise ModelLoadError(
+            f"its pickle asks for {text:.200}, as tensors of torchao's kinds do: nothing of it was "
+            "run. Open the model with transformers and torchao, and save it again with "
+            "save_pretrained, which writes safetensors now"
+        )
     if text not in _BUILDERS and text not in DTYPES and text != UNTYPED:
         raise ModelLoadError(
             f"its pickle asks for {text:.200}, which is no part of a tensor: nothing of it was run"

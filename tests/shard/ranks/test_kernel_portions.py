@@ -14,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from tests.model.support import Asked
+from tests.quantised_support import quantise
 from tests.shard.numba_backend.numba_support import FITTING
 from tests.shard.ranks.rank_processes import groups, kernel_ranks_of
+from tests.shard.test_quantised_models import STORED
 from tests.shard.torch_backend.models_support import (
     BLOCK,
     Golden,
@@ -93,6 +95,24 @@ def test_codes_are_divided_at_the_borders_of_their_blocks(checkpoint: Checkpoint
         assert generated(row) == generated(own)
         logits = alone.logits(row.id), divided.logits(own.id)
         torch.testing.assert_close(*logits, atol=1e-3, rtol=0.0)
+
+
+@pytest.mark.parametrize(
+    "stored", ["int8", "fp8 by channel", "torchao, halves of bytes", "torchao, int8", "quark, int4"]
+)
+def test_quantised_weights_are_divided(checkpoint: Checkpoint, tmp_path: Path, stored: str) -> None:
+    """Of which some have a scale per output, whatever inputs a rank has."""
+    folder = quantise(checkpoint("llama", **LLAMA), tmp_path / "q", *STORED[stored])
+    golden, rows, recorder = (
+        Golden(folder / "plain"),
+        sequences(prompts(4), new=8),
+        GreedyRecorder(),
+    )
+    with kernel_ranks_of(folder, 2, recorder, dtype="float32", activations=16) as (ranks, _):
+        ranks.warm_up(WARMUP)
+        run(ranks, rows)
+        for row in rows:
+            assert_greedy(golden, recorder, row, tolerance=5e-3)
 
 
 @pytest.mark.parametrize("here", [True, False])
