@@ -227,7 +227,11 @@ def check_tokens(folder: Path, backend: Any = by_torch) -> None:
     [
         ("mixtral", "gptq 4 bits"),  # experts
         ("mixtral", "exl2"),
+        ("mixtral", "quark, int4"),
+        ("mixtral", "torchao, halves of bytes"),
         ("phi3", "gptq 4 bits"),  # matrices that hold several
+        ("phi3", "torchao, tiles"),
+        ("phi3", "quark, int8"),
         ("deepseek_v3", "fp8 of DeepSeek"),  # a latent
     ],
 )

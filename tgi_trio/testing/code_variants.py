@@ -50,6 +50,7 @@ STORED: Final[dict[str, Stored]] = {
     "GPTQ by 128, any order": Stored("u4", 128, "zeros", low=U8, ordered=True),
     "GPTQ by 128, symmetric": Stored("u4", 128, "constant", 8),
     "w4a16 by 128, bfloat16's scales": Stored("u4", 128, "constant", 8, scales=F32),
+    "torchao's Int4 by 128": Stored("u4", 128, "lows", low=F32),
     "w4a16 by output": Stored("u4", 0, "zeros", low=U8),
     "GPTQ, 8 bits": Stored("u8", 128, "zeros", low=U8),
     "w8a16 by output": Stored("u8", 0, "constant", 128),
