@@ -360,6 +360,10 @@ def test_forms_of_torchao_that_are_not_read(tmp_path: Path) -> None:
         ModelLoadError, match=r"q_proj\.weight' is stored in AWQ's or SmoothQuant's"
     ):
         check(tmp_path)
+    for dtype, form in (("F8_E8M0", "MX"), ("F8_E4M3", "NVFP4")):
+        make(tmp_path, "torchao int8", {f"{Q}._weight_scale": (dtype, (64, 4))})
+        with pytest.raises(ModelLoadError, match=f"is stored in {form}, which is read as"):
+            check(tmp_path)
     make(tmp_path, "torchao halves", {f"{Q}._weight_scale": ("BF16", (3, 64))})
     with pytest.raises(ModelLoadError, match="of 64 inputs has 3 groups of them"):
         check(tmp_path)

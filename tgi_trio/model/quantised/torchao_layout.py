@@ -28,11 +28,10 @@ TILED: Final = "scales and zeros"  # the role of both in one tensor, of matrices
 TILE_OUTPUTS: Final = 8
 TILE_INPUTS: Final = 128
 _PADDED_INPUTS: Final = 1024  # inputs of matrices in tiles are padded to a multiple
-# Tensors of forms that are not read -> what they show, and what helps.
+# Forms that are not read, by the dtypes of their scales, and what helps.
 _UNREAD: Final = {
-    "per_tensor_scale": "NVFP4, which is read as ModelOpt and llm-compressor write it",
-    "act_pre_scale": "AWQ's or SmoothQuant's form, whose inputs are multiplied first: GPTQ's and "
-    "AWQ's own files are read",
+    "F8_E8M0": "MX, which is read as llm-compressor, ModelOpt and Quark write it",
+    "F8_E4M3": "NVFP4, which is read as llm-compressor and ModelOpt write it",
 }
 
 
@@ -51,9 +50,13 @@ class TorchaoLayout:
             raise ModelLoadError(
                 f"{matrix.name!r} is stored [inputs, outputs], as torchao is not known to do."
             )
-        for end, form in _UNREAD.items():
-            if names + end in tensors:
-                raise ModelLoadError(f"{matrix.name!r} is stored in {form}.")
+        if scales is not None and scales.dtype in _UNREAD:
+            raise ModelLoadError(f"{matrix.name!r} is stored in {_UNREAD[scales.dtype]}.")
+        if f"{names}act_pre_scale" in tensors:
+            raise ModelLoadError(
+                f"{matrix.name!r} is stored in AWQ's or SmoothQuant's form, whose inputs are "
+                "multiplied first: AWQ's own files are read."
+            )
         found = scales.shape if scales is not None else ()
         if len(codes.shape) == 4:
             return _tiles(matrix, names, tensors)

@@ -22,7 +22,7 @@ from tgi_trio.shard.checkpoint.formats.quantised_matrix import QuantisedSource, 
 from tgi_trio.shard.checkpoint.formats.scale_grid import GridSource, drop_idle_zeros
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 
-_SIGN: Final = np.uint8(8)  # added to signed codes of 4 bits to make them unsigned
+_HALF: Final = 8  # of the range of 4 bits: what signed codes lack to be unsigned ones
 
 
 class PairSource(LowSource):
@@ -38,13 +38,13 @@ class PairSource(LowSource):
 
     def codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
         packed = self._codes.data.reshape(self._codes.shape)
-        return unpack(packed[rows, columns.start // 2 : columns.stop // 2], 4) ^ _SIGN
+        return unpack(packed[rows, columns.start // 2 : columns.stop // 2], 4) ^ np.uint8(_HALF)
 
     def scales(self, rows: slice) -> Floats:
         return _read_columns(self._scales, rows)
 
     def lows(self, rows: slice) -> Floats:
-        lows: Floats = self.scales(rows) * np.float32(_SIGN) - _read_columns(self._zeros, rows)
+        lows: Floats = self.scales(rows) * np.float32(_HALF) - _read_columns(self._zeros, rows)
         return lows
 
 
@@ -82,7 +82,7 @@ class TileSource(LowSource):
         return self._read(rows, 0)
 
     def lows(self, rows: slice) -> Floats:
-        lows: Floats = self.scales(rows) * np.float32(8) - self._read(rows, 1)
+        lows: Floats = self.scales(rows) * np.float32(_HALF) - self._read(rows, 1)
         return lows
 
     def _read(self, rows: slice, which: int) -> Floats:
