@@ -32,6 +32,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mellum", "solar_open", "cwm", "glm", "granite_swa", "helium"), SIZES),
     **dict.fromkeys(("hyperclovax", "iquestcoder", "jais2", "minicpm3", "nanochat"), SIZES),
     **dict.fromkeys(("biogpt", "persimmon"), ALL_HEADS),
+    "bailing_hybrid": {"vocab_size": 64, "hidden_size": 1024, "num_hidden_layers": 12}
+    | {"num_attention_heads": 16, "model_max_length": 512},
     "gpt_neo": FEW,
     "longcat_flash": SIZES | {"num_layers": 6},
     "ministral": SIZES | {"head_dim": 64},

@@ -162,7 +162,7 @@ def test_the_kernels_compute_states_beside_layers_of_attention() -> None:
     assert kernel_fit.find_unsupported(parallel, "float32") == (
         "what keeps a state is parallel to the MLP"
     )
-    channels = DeltaRule(2, 2, 32, 64, 4, "compressed", 1e-6, channel_rank=32)
+    channels = DeltaRule(2, 2, 32, 64, 4, "compressed", 1e-6, by_channel=True, channel_rank=32)
     assert refusal(channels) is None
     assert refusal(dataclasses.replace(channels, channel_rank=16)) == (
         "decays per channel of 16 numbers, which is no multiple of 32"

@@ -18,6 +18,8 @@ from tgi_trio.model.wrappers import EXTRA_TOKENS, TEXT_TYPES, text_defaults, tex
 
 # Keys in which families state the longest sequence they were trained for.
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
+# And where some alone do: others' files say something else under that name.
+_OWN_POSITION_KEYS = {"bailing_hybrid": "model_max_length"}
 # Keys of the nested text config in composite models (text and images, speech, ...), in the order in
 # which transformers looks for them.
 _TEXT_KEYS = ("text_config", "decoder", "generator")
@@ -76,7 +78,7 @@ class ModelConfig:
 
         Scaled frequencies start from it, even if `max_positions` has been raised.
         """
-        return _first_count(self.folder, self.values, _POSITION_KEYS)
+        return _count_positions(self.folder, self.values)
 
     def with_rope(self, scaling: RopeScaling) -> ModelConfig:
         """Return the config with this rotary scaling, and correspondingly longer sequences."""
@@ -109,7 +111,7 @@ def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
         model_type=model_type,
         dtype=_dtype(_nested_text(values) or {}) or _dtype(values),
         vocab_size=_count_tokens(folder, values),
-        max_positions=_first_count(folder, values, _POSITION_KEYS),
+        max_positions=_count_positions(folder, values),
         eos_ids=_eos_ids(generation, values),
         values=values,
     )
@@ -170,6 +172,12 @@ def _first_count(folder: Path, values: Mapping[str, Any], names: tuple[str, ...]
         if value is not None and value > 0:
             return int(value)
     return 0
+
+
+def _count_positions(folder: Path, values: Mapping[str, Any]) -> int:
+    """Return the longest sequence, 0 if it is not stated."""
+    own = _OWN_POSITION_KEYS.get(str(values.get("model_type")))
+    return _first_count(folder, values, (*_POSITION_KEYS, *([own] if own else [])))
 
 
 def _count_tokens(folder: Path, values: Mapping[str, Any]) -> int:

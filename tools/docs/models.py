@@ -97,6 +97,10 @@ makes the means again in every step; kernels make each once, in the place of its
 and choose and attend as for DeepSeek V3.2. An index that may leave out the tokens behind the last
 whole run is served through transformers.
 
+Ling 3 (`bailing_hybrid`) has delta rules as well, whose decays by channel have a bound, and every
+sixth layer attends to latents, with a gate of each head. Their limits of sequences are
+`model_max_length`. Compressed queries run through transformers.
+
 MiniMax-M3's layers attend to blocks of tokens, which an index of another kind chooses, for each KV
 head its own (`torch_backend/attention/chosen_blocks.py`): a block is as good as its best token, and
 the last blocks are always among them. Index keys are layers of the KV cache of their own. On a GPU

@@ -37,7 +37,7 @@ FAMILIES = (
     # Sums that are normalised; norms without weights, and heads that turn backwards.
     *("openai-gpt", "nanochat"),
     # And of every kind that keeps a state.
-    *("lfm2", "qwen3_5_text", "bamba"),
+    *("lfm2", "qwen3_5_text", "bamba", "bailing_hybrid"),
     # Experts parallel to attention, weighted by sigmoids; heads that differ in number, with gates.
     *("cohere2_moe", "laguna"),
     # And experts of which some return their input, whose result joins behind the next layer.

@@ -112,6 +112,7 @@ def _mixer(config: ModelConfig, spec: DecoderSpec, bound: float) -> DeltaRule:
         taps=int(taps),
         layout="low rank",
         norm_eps=spec.norm_eps,
+        by_channel=True,
         channel_rank=dim,
         gate="sigmoid",
         least_decay=bound,

@@ -200,6 +200,7 @@ def _kimi_mixer(config: ModelConfig, own: Mapping[str, Any], spec: DecoderSpec) 
         taps=int(own.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4))),
         layout="compressed",
         norm_eps=spec.norm_eps,
+        by_channel=True,
         channel_rank=head_dim,
         gate="sigmoid",
         activation=spec.activation,

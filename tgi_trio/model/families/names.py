@@ -770,6 +770,20 @@ def longcat_half(first: Names, layer: int, half: int) -> Names:
     return replace(first, **own | {"layer": first.layer.format(layer)})
 
 
+# The parts of Ling 3's attention of both kinds have the same place.
+BAILING_HYBRID = replace(
+    DEEPSEEK_V3,
+    embedding="model.word_embeddings",
+    choice_bias="mlp.gate.expert_bias",
+    mixer="attention",
+    query="attention.q_proj",
+    latent_down="attention.kv_a_proj_with_mqa",
+    latent_norm="attention.kv_a_layernorm",
+    latent_up="attention.kv_b_proj",
+    head_gate="attention.g_proj",
+    output="attention.dense",
+)
+
 GLM5_NEXT = replace(
     DEEPSEEK_V32,
     mixer="self_attn",

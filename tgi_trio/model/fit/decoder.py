@@ -32,7 +32,7 @@ CLAIMS: Final[Claims] = {
     **NAMES,
     **mixer_matrices.FIELDS,
     "DeltaRule.layout": only(
-        *("grouped", "stacked", "mixed", "separate", "compressed", "low rank"),
+        *("grouped", "stacked", "mixed", "separate", "compressed", "low rank", "full rank"),
         refusal="layout {!r} of a delta rule is not known",
     ),
     "DeltaRule.gate": only("silu", "sigmoid", refusal="gate {!r} of a delta rule is not known"),

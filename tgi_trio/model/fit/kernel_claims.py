@@ -125,6 +125,7 @@ CLAIMS: Final[Claims] = {
     ),
     "DeltaRule.tiled": ANY,
     "DeltaRule.norm_eps": ANY,
+    "DeltaRule.by_channel": ANY,
     "DeltaRule.channel_rank": multiples(
         PANEL, f"decays per channel of {{}} numbers, which is no multiple of {PANEL}"
     ),

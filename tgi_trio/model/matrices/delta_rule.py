@@ -19,6 +19,7 @@ from tgi_trio.model.matrices.roles import DeltaRuleRefs
 from tgi_trio.model.specs.mixers import DeltaRule
 
 _COMPRESSED = ("compressed", "low rank")
+_APART = (*_COMPRESSED, "separate", "full rank")  # queries, keys and values in three matrices
 
 
 def delta_rule_refs(mixer: DeltaRule, place: str, hidden: int) -> DeltaRuleRefs:
@@ -26,11 +27,11 @@ def delta_rule_refs(mixer: DeltaRule, place: str, hidden: int) -> DeltaRuleRefs:
     values = mixer.value_heads
     one = _value_units(mixer, 1)
     compressed = mixer.layout in _COMPRESSED
-    apart = compressed or mixer.layout == "separate"
+    apart = mixer.layout in _APART
     width = values * mixer.value_dim
-    output = MatrixRef(f"{place}.{'o_proj' if apart else 'out_proj'}.weight", hidden, width)
+    output = MatrixRef(f"{place}.{_output_name(mixer)}.weight", hidden, width)
     shape, axis = ((1, 1, values, 1), 2) if mixer.layout == "compressed" else ((values,), 0)
-    each = mixer.key_dim if compressed else 1
+    each = mixer.key_dim if mixer.by_channel else 1
     return DeltaRuleRefs(
         inner=LinearRef(
             tuple(
@@ -50,6 +51,12 @@ def delta_rule_refs(mixer: DeltaRule, place: str, hidden: int) -> DeltaRuleRefs:
         ),
         output=split_inputs(output, _value_units(mixer, mixer.value_dim)),
     )
+
+
+def _output_name(mixer: DeltaRule) -> str:
+    if mixer.layout == "full rank":
+        return "dense"
+    return "o_proj" if mixer.layout in _APART else "out_proj"
 
 
 def _inner(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[MatrixRef, Units]]:
@@ -84,7 +91,11 @@ def _inner(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[MatrixRe
         return
     yield matrix("g_proj", value), run_of("heads", values, mixer.value_dim)
     yield matrix("b_proj", values), one
-    yield matrix("a_proj", values), one
+    if mixer.layout == "full rank":
+        decays = values * mixer.key_dim
+        yield matrix("f_proj", decays), run_of("heads", values, mixer.key_dim)
+    else:
+        yield matrix("a_proj", values), one
 
 
 def _stacked(mixer: DeltaRule) -> list[Units]:

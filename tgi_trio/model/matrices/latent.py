@@ -24,7 +24,7 @@ def latent_qkv(
     """Return the rows of queries or their compression, of the latent, and of the rotated key.
 
     With an index, those of its key and of its heads' weights follow, and of weights in a run; last
-    come gates of values.
+    come gates of values or of heads.
     """
     names, hidden, size = spec.names, spec.hidden_size, latent.plain_dim + latent.rotary_dim
     if latent.query_rank:
@@ -49,6 +49,9 @@ def latent_qkv(
         width = spec.heads * latent.value_dim
         gate = layer_matrix(spec, prefix + names.value_gate, width, hidden)
         pieces.append(LinearPiece(gate, run_of("heads", spec.heads, latent.value_dim), inputs))
+    elif spec.gated_heads:
+        gate = layer_matrix(spec, prefix + names.head_gate, spec.heads, hidden)
+        pieces.append(LinearPiece(gate, run_of("heads", spec.heads), inputs))
     return LinearRef(tuple(pieces))
 
 

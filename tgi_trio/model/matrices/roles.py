@@ -223,7 +223,7 @@ class DeltaRuleRefs:
     gate_up: LinearRef | None
     kernels: tuple[TensorRef, ...]  # [channels, 1, taps] of queries, keys, values
     rate: TensorRef  # [value_heads], logarithms
-    decay_bias: TensorRef  # [value_heads], or [value_heads * key_dim]
+    decay_bias: TensorRef  # [value_heads], or by channel [value_heads * key_dim]
     norm: TensorRef  # [value_dim]
     output: LinearRef
 

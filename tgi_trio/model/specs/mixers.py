@@ -21,7 +21,10 @@ _BYTES = {"float32": 4, "token": 8}
 #   separate:   one matrix and one convolution for each (OLMo hybrid)
 #   compressed: the same, but decays and gates are of low rank (Kimi Linear)
 #   low rank:   the same, but decays' rates are a vector (GLM 5.3)
-DeltaLayout = Literal["grouped", "stacked", "mixed", "separate", "compressed", "low rank"]
+#   full rank:  the same, but one matrix has all decays, and one all gates (Ling 3)
+DeltaLayout = Literal[
+    "grouped", "stacked", "mixed", "separate", "compressed", "low rank", "full rank"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,9 @@ class DeltaRule:
     norm_eps: float
     # Value heads of a key head are `key_heads` apart instead of adjacent (Qwen 3.5 in GGUF).
     tiled: bool = False
-    # 0: one decay per head. Else a decay per channel of a key; decays and the gate are projected in
-    # two steps, with this rank between them.
+    by_channel: bool = False  # a decay per channel of a key, not one per head
+    # Decays by channel and the gate are projected in two steps, with this rank between them; 0: in
+    # one.
     channel_rank: int = 0
     gate: Literal["silu", "sigmoid"] = "silu"
     # Bound of a decay's logarithm, which is this times a sigmoid; 0: none, it is by softplus.

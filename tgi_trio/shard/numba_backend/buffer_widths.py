@@ -43,7 +43,7 @@ def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> B
     projected += [each.latent_width for each in mixtures]
     decays = [decays_width(refs, mixer) for refs, mixer in mixing]
     own = [layer.mixer for layer in layers if isinstance(layer.mixer, DeltaRule)]
-    by_channel = [mixer for mixer in own if mixer.channel_rank]
+    by_channel = [mixer for mixer in own if mixer.by_channel]
     decays += [mixer.value_heads * mixer.key_dim for mixer in by_channel]
     if model.latent is not None:
         latents = LatentShape(model.latent, model.heads)

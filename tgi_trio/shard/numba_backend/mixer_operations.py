@@ -98,7 +98,7 @@ def _add_delta_rule(writer: OperationWriter, refs: DeltaRuleRefs, mixer: DeltaRu
         beta, gate = gate + 2 * rank, 0
         gates, gate_width = Buffer.QKV, width
     facts = _recurrence_facts(writer, refs.rate, refs.decay_bias)
-    facts["by_channel"] = mixer.channel_rank > 0
+    facts["by_channel"] = mixer.by_channel
     facts["heads"], facts["key_heads"] = heads, mixer.key_heads
     facts["sharing"] = 1 if mixer.tiled else heads // mixer.key_heads
     facts["key_dim"], facts["value_dim"] = mixer.key_dim, mixer.value_dim

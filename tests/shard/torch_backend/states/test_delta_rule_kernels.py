@@ -23,8 +23,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "Qwen 3 Next": {"taps": 4},
     "sigmoid": {"taps": 2, "gate": "sigmoid"},
     "GGUF": {"taps": 4, "tiled": True},
-    "Kimi": {"taps": 4, "channel_rank": 6},
-    "bounded": {"taps": 3, "channel_rank": 6, "least_decay": -3.0},
+    "Kimi": {"taps": 4, "by_channel": True, "channel_rank": 6},
+    "bounded": {"taps": 3, "by_channel": True, "channel_rank": 6, "least_decay": -3.0},
+    "Ling": {"taps": 4, "by_channel": True, "gate": "sigmoid", "least_decay": -5.0},
     "reversing": {"taps": 4, "beta_scale": 2.0},
 }
 
@@ -37,8 +38,8 @@ def layer_of(kind: dict[str, Any], dtype: torch.dtype) -> DeltaRuleLayer:
     layout: Any = "stacked"
     mixer = DeltaRule(KEY_HEADS, VALUE_HEADS, KEY, VALUE, layout=layout, norm_eps=1e-5, **kind)
     rank, values = mixer.channel_rank, VALUE_HEADS * VALUE
-    decays = KEY if rank else 1
-    width = CHANNELS + (2 * rank + VALUE_HEADS if rank else values + 2 * VALUE_HEADS)
+    decays = KEY if mixer.by_channel else 1
+    width = CHANNELS + (2 * rank + VALUE_HEADS if rank else values + VALUE_HEADS * (1 + decays))
 
     def linear(outputs: int, inputs: int, seed: int) -> Linear:
         return Linear(some(outputs, inputs, seed=seed, dtype=dtype))

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = (
     *("lfm2", "lfm2_moe", "lfm3", "qwen3_5_text", "kimi_linear", "nemotron_h"),
     *("jamba", "mamba", "mamba2", "falcon_h1", "olmo_hybrid", "recurrent_gemma", "zamba2"),
-    "qwen4_exp_text",
+    *("qwen4_exp_text", "bailing_hybrid"),
 )
 WRAPPED = ("glm5_next",)  # the text of models that see images as well
 NEW = 12

@@ -83,7 +83,7 @@ class Attending:
         if layer.latent is not None:
             attended = self._attend_latents(layer, layer.latent, qkv, tables, attention, batch)
             values = layer.latent.values(attended)
-            return layer.output(values if gate is None else values * gate.sigmoid())
+            return layer.output(values if gate is None else self._gate(layer, values, gate))
         if layer.blocks is not None:
             table = tables.get(layer.rotary)
             attended = attention.attend_blocks(layer.shape, qkv, steps, layer.blocks, table, batch)
@@ -95,12 +95,14 @@ class Attending:
             attended = attention.attend_pooled(shape, qkv, asked, steps, layer.pooled, table, batch)
         else:
             attended = attend_heads(attention, shape, qkv, steps, table, batch)
-        if gate is not None:
-            by_head = (layer.shape.heads, -1)
-            opened = self._open(gate).unflatten(-1, by_head)
-            gated = attended.unflatten(-1, by_head) * opened
-            attended = gated.flatten(-2)
-        return layer.output(attended)
+        return layer.output(attended if gate is None else self._gate(layer, attended, gate))
+
+    def _gate(self, layer: Attention, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Return what heads say, multiplied by one gate of each head or one of each number."""
+        by_head = (layer.shape.heads, -1)
+        opened = self._open(gate).unflatten(-1, by_head)
+        gated: torch.Tensor = attended.unflatten(-1, by_head) * opened
+        return gated.flatten(-2)
 
     def _open(self, gate: torch.Tensor) -> torch.Tensor:
         """Return the activated gates."""

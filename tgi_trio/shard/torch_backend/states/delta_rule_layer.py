@@ -65,7 +65,8 @@ class DeltaRuleLayer:
         keys = (channels - values * mixer.value_dim) // 2
         self._parts = (keys, keys, values * mixer.value_dim)
         rank = mixer.channel_rank
-        others = (rank, rank, values) if rank else (values * mixer.value_dim, values, values)
+        whole = (values * mixer.value_dim, values, decay_bias.numel())
+        others = (rank, rank, values) if rank else whole
         self._projected = (channels, *others)
         self._each = values * mixer.key_dim // keys  # value heads that share a key head
 
