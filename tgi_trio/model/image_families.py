@@ -88,6 +88,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "minicpmv4_6": ImageFamily("minicpmv", "minicpmv"),
     "minimax_m3_vl": ImageFamily("minimax_m3", "minimax_m3", normal=_CLIP),
     "mistral3": ImageFamily("pixtral", "pixtral"),
+    "mistral_large4": ImageFamily("pixtral", "pixtral"),
     "mllama": ImageFamily("mllama", "mllama", sight="layers"),
     "muse_glimmer": ImageFamily("muse", "muse", patch_order="frames", normal=_HALF),
     "paddleocr_vl": ImageFamily("paddleocr", "paddleocr", turns=True),

@@ -47,8 +47,31 @@ _HY_V4: Final = (
     (r"\.hc_mlp_layer\.hc_(fn|base|scale)$", r".ffn_hc.\1"),
     (r"(^|\.)hc_head_(fn|base|scale)$", r"\1hc_\2"),
 )
+_MISTRAL_LARGE4: Final = (
+    (r"^tok_embeddings\.", "model.embed_tokens."),
+    (r"^lerope\.alpha$", "model.rotary_emb.alpha"),
+    (r"^norm\.", "model.norm."),
+    (r"^output\.", "lm_head."),
+    (r"^layers\.", "model.layers."),
+    (r"^(model\.layers\.\d+)\.attention\.", r"\1.self_attn."),
+    (r"^(model\.layers\.\d+)\.attention_norm\.", r"\1.input_layernorm."),
+    (r"^(model\.layers\.\d+)\.ffn_norm\.", r"\1.post_attention_layernorm."),
+    (r"\.self_attn\.wq\.", ".self_attn.q_proj."),
+    (r"\.self_attn\.wkv_a_with_mqa\.", ".self_attn.kv_a_proj_with_mqa."),
+    (r"\.self_attn\.kv_a_norm\.", ".self_attn.kv_a_layernorm."),
+    (r"\.self_attn\.wkv_b\.", ".self_attn.kv_b_proj."),
+    (r"\.self_attn\.wo\.", ".self_attn.o_proj."),
+    (r"\.ssmax_scaling\.s$", ".softmax_scaling.scale"),
+    (r"\.ssmax_scaling\.b$", ".softmax_scaling.bias"),
+    (r"^(model\.layers\.\d+)\.feed_forward\.", r"\1.mlp."),
+    (r"^(model\.layers\.\d+)\.(gate|shared_experts|experts)\.", r"\1.mlp.\2."),
+    (r"(\.mlp\..*?)\bw1\.", r"\1gate_proj."),
+    (r"(\.mlp\..*?)\bw2\.", r"\1down_proj."),
+    (r"(\.mlp\..*?)\bw3\.", r"\1up_proj."),
+)
 _FAMILIES: Final[Mapping[str, Sequence[tuple[re.Pattern[str], str]]]] = {
     "deepseek_v4": [(re.compile(found), name) for found, name in _DEEPSEEK_V4],
+    "mistral_large4": [(re.compile(found), name) for found, name in _MISTRAL_LARGE4],
     "hy_v4": [(re.compile(found), name) for found, name in _HY_V4],
 }
 

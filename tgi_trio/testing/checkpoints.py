@@ -233,10 +233,11 @@ _FAMILY: dict[str, dict[str, Any]] = {
     },
 }
 # Buffers that a model is trained with.
-_FILLED = ("correction_bias", "expert_bias", "layer_scalar")
+_FILLED = ("correction_bias", "expert_bias", "layer_scalar", "rotary_emb.alpha")
 _SCALES = (
     "layer_scalar",
     "router.scale",
+    "softmax_scaling.scale",
     "per_expert_scale",
     "output_scale",
     "hc.scale",
@@ -391,6 +392,7 @@ def _fill(
     elif "norm" in name or "ln_" in name or name.endswith(_SCALES):
         centre = 0.0 if name.endswith("bias") or minus_one else 1.0
         centre = 0.2 if "word_embeddings_layernorm.weight" in name else centre
+        centre = 0.3 if name.endswith("softmax_scaling.scale") else centre  # times a logarithm
         parameter.copy_(centre + 0.1 * noise)
     else:
         parameter.copy_(0.1 * noise)

@@ -19,17 +19,20 @@ class _Model(NamedTuple):
 
     name: str
     heads: int
-    query: int  # numbers of compressed queries
+    query: int  # numbers of compressed queries, or of all queries
     rotary: int
     index_heads: int
     begin: int = 0  # of what is rotated in an index key
     pool: int = 0
     sinks: bool = False
+    compresses: bool = True  # queries
+    keys: int = 1  # index keys behind a latent: with those of layers that read it
+    interleaved: bool = False  # pairs that turn, of the index
 
     @property
     def kept(self) -> int:
-        """The numbers that the index keeps of a token."""
-        return _DIM * (2 if self.pool else 1)
+        """The numbers that are kept of a token for all indices."""
+        return _DIM * self.keys * (2 if self.pool else 1)
 
 
 _MODELS: Final = (
@@ -37,6 +40,19 @@ _MODELS: Final = (
     _Model("GLM 5", heads=64, query=2048, rotary=64, index_heads=32),
     _Model("Hunyuan 4", heads=32, query=1536, rotary=64, index_heads=16, begin=64, sinks=True),
     _Model("GLM 5.3", heads=32, query=1536, rotary=0, index_heads=32, pool=16),
+    *(
+        _Model(
+            f"Mistral Large 4{name}",
+            heads=64,
+            query=64 * 128,
+            rotary=rotary,
+            index_heads=32,
+            compresses=False,
+            keys=2,
+            interleaved=True,
+        )
+        for name, rotary in (("", 64), (" without rotation", 0))
+    ),
 )
 
 
@@ -53,6 +69,8 @@ def indexed_variants() -> Iterator[Variant]:
                 sinks=model.sinks,
                 page=1,
             )
+        if model.keys > 1:
+            yield _write_keys(model)
     yield _write(_MODELS[0], "fp8_e4m3fn")
     for codes in ("", "fp8_e4m3fn"):
         yield Variant(
@@ -82,8 +100,18 @@ def _write(model: _Model, codes: str = "") -> Variant:
             **{"KIND": "rms", "HAS_GAIN": True, "HAS_BIAS": False},
             **{"INDEX": _DIM, "PADDED_INDEX": _DIM, "HEADS": model.index_heads},
             **_rotation(model, "INDEX_"),
-            **{"POOLS": model.pool > 0, "CODES": codes},
+            **{"POOLS": model.pool > 0, "COMPRESSES": model.compresses, "CODES": codes},
         },
+    )
+
+
+def _write_keys(model: _Model) -> Variant:
+    """Return what writes index keys behind the latents of another layer."""
+    return Variant(
+        f"write_index_keys bf16 {model.name}",
+        indexed_latents.write_index_keys,
+        (*(BF16,) * 4, I64, *(BF16,) * 2, *("fp32",) * 2, *("i32",) * 2),
+        {"DIM": _DIM, "PADDED_DIM": _DIM, **_rotation(model), "CODES": ""},
     )
 
 
@@ -102,5 +130,5 @@ def _turn(model: _Model) -> Variant:
 
 def _rotation(model: _Model, prefix: str = "") -> dict[str, Any]:
     """Return what is rotated of an index key or query."""
-    begins = {"BEGIN": model.begin, f"{prefix}INTERLEAVED": False}
+    begins = {"BEGIN": model.begin, f"{prefix}INTERLEAVED": model.interleaved}
     return {f"{prefix}ROTARY": model.rotary, **begins}

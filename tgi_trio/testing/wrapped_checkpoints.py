@@ -190,6 +190,19 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "mistral", "sliding_window": None},
         _PIXTRAL,
     ),
+    "mistral_large4": (
+        {
+            **{"num_hidden_layers": 5, "num_key_value_heads": 4, "first_k_dense_replace": 1},
+            **{"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12},
+            **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+            **{"index_topk": 12, "index_head_dim": 16, "index_n_heads": 16},
+            # The last layers read the latents of the first ones; the very last has no index.
+            **{"no_rope_layers": [1, 0, 1, 0, 1], "kv_source_layers": [0, 1, 0, 1, 0]},
+            "indexer_types": ["full", "full", "full", "full", "shared"],
+            **{"final_logit_softcapping": 5.0, "routed_scaling_factor": 1.5},
+        },
+        _PIXTRAL,
+    ),
     "mllama": (
         {
             "num_hidden_layers": 4,

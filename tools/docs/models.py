@@ -90,6 +90,14 @@ published files are read as well as those that `save_pretrained` writes (`model/
 Other scores of experts than the published ones, biases in the shared expert and rotation by length
 run through transformers.
 
+Mistral Large 4's index reads what its layer reads, not compressed queries. Queries of either are
+scaled by the logarithm of their position, each head by numbers of its own
+(`layers/log_scale.py`), frequencies have learned factors, and some layers do not turn; their heads
+have as many dimensions more from the latent. A layer may read another's latents; the key of its own
+index lies behind these, in the same row of the cache. Ranks divide its heads; it is not cut into
+stages. `mtp_dspark` is left unread. With experts in groups, or where `kv_source_layers` names other
+latents than transformers would read, it runs through transformers.
+
 GLM 5.3 Flash (`glm5_next`) has delta rules, whose decays have a bound, and layers with an index
 that chooses whole runs of tokens (`torch_backend/attention/chosen_runs.py`), between several hidden
 states as DeepSeek V4. What the mean of a run is made of lies behind the latents by token. Torch
@@ -367,7 +375,7 @@ _READ = (
 # Types that stand in others' `text_config` alone.
 INNER = (
     *("glm4v_moe_text", "glm4v_text", "glm5_next_text", "glm_ocr_text", "mllama_text_model"),
-    *("muse_glimmer_text", "paddleocr_vl_text", "step3p5"),
+    *("mistral_large4_text", "muse_glimmer_text", "paddleocr_vl_text", "step3p5"),
     *("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
 )
 IMAGED = ("idefics",)  # types that are tested where their images are

@@ -179,6 +179,12 @@ FAMILIES = {
         {"size": {"longest_edge": 1540}, "patch_size": {"height": 14, "width": 14}},
         {"patch_size": 14, "spatial_merge_size": 2}, {"image_token": "[IMG]"},
     ),
+    "mistral_large4": Family(
+        "pixtral", "PixtralImageProcessorPil", "PixtralProcessor",
+        {"vision_config": {"model_type": "pixtral", "patch_size": 14}, "spatial_merge_size": 2},
+        {"size": {"longest_edge": 1540}, "patch_size": {"height": 14, "width": 14}},
+        {"patch_size": 14, "spatial_merge_size": 2}, {"image_token": "[IMG]"},
+    ),
     "qwen2_vl": Family(
         "qwen2_vl", "Qwen2VLImageProcessorPil", "Qwen2VLProcessor",
         pixels={"min_pixels": 3136, "max_pixels": 1_003_520}, tokens=QWEN,

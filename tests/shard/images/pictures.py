@@ -37,6 +37,7 @@ CAUSAL = (
     *MINICPM,
     "minimax_m3_vl",
     "mistral3",
+    "mistral_large4",
     "muse_glimmer",
     "pixtral",
     "smolvlm",
@@ -155,7 +156,7 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
         case "pixtral":
             sizes = np.array([[16, 24]])
             return Picture({"pixel_values": pixels(1, 3, 16, 24), "image_sizes": sizes}, 6)
-        case _:  # mistral3: patches are merged, two by two
+        case _:  # Mistral's: patches are merged, two by two
             sizes = np.array([[32, 16]])
             return Picture({"pixel_values": pixels(1, 3, 32, 16), "image_sizes": sizes}, 2)
 

@@ -14,6 +14,7 @@ from tgi_trio.ipc.messages import StateGrant
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = ("glm5_next", "minimax_m3_vl", "qwen4_exp")
+SMALL = "mistral_large4"  # whose image here is two tokens
 
 
 def prompts(family: str) -> list[Prompt]:
@@ -26,7 +27,7 @@ def prompts(family: str) -> list[Prompt]:
 
 
 @pytest.mark.parametrize("budget", [3, 1000])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, SMALL])
 def test_tokens_of_images_are_chosen_as_others_are(model: Maker, family: str, budget: int) -> None:
     own = model(family)
     runner, recorder = load(own.folder)

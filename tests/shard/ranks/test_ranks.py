@@ -77,7 +77,7 @@ def test_two_ranks_say_what_one_says(checkpoint: Checkpoint, family: str) -> Non
     check_ranks(checkpoint(family), 2, rows_for(3), tolerance, chunk=20, joins=2)
 
 
-@pytest.mark.parametrize("family", ["glm5_next", "muse_glimmer", "step3p7"])
+@pytest.mark.parametrize("family", ["glm5_next", "mistral_large4", "muse_glimmer", "step3p7"])
 def test_two_ranks_write_the_text_of_what_sees_images(tmp_path: Path, family: str) -> None:
     folder = make_wrapped(tmp_path, family)
     tolerance = TOLERANCES.get(family, 2e-4)

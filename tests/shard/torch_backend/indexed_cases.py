@@ -58,10 +58,14 @@ class Case:
         return RANK + self.rotary + self.spec.kept
 
     def layer(self, number: int) -> AttentionLayer:
-        """Return layer `number` of the cache."""
+        """Return layer `number` of the cache, 0 or 1; the latter is the last over its choice."""
         sinks = self.some(HEADS, dtype=torch.float32) if self.sinks else None
         return AttentionLayer(
-            number, HEADS, 1, self.width, 0.3, value_dim=RANK, most=self.most, sinks=sinks
+            *(number, HEADS, 1, self.width, 0.3),
+            value_dim=RANK,
+            most=self.most,
+            chosen_last=number > 0,
+            sinks=sinks,
         )
 
     def latent(self) -> LatentProjections:

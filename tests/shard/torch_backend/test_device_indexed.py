@@ -26,7 +26,7 @@ from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped  # noqa: E402
 
 FAMILIES = ("deepseek_v32", "glm_moe_dsa", "hy_v4")
-WRAPPED = "glm5_next"  # the text of a model that sees images as well
+WRAPPED = ("glm5_next", "mistral_large4")  # the text of models that see images as well
 CHOSEN = 12  # by the index of all of them
 TEXTS = [text for text in prompts(40, longest=40) if len(text) > CHOSEN][3:6]
 GREEDY: list[dict[str, Any]] = [{}] * len(TEXTS)
@@ -41,15 +41,15 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def folder(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """Return a function family -> folder. transformers makes checkpoints without a device."""
-    wrapped = make_wrapped(tmp_path_factory.mktemp(WRAPPED), WRAPPED)
-    return lambda family: wrapped if family == WRAPPED else checkpoint(family)
+    wrapped = {own: make_wrapped(tmp_path_factory.mktemp(own), own) for own in WRAPPED}
+    return lambda family: wrapped.get(family) or checkpoint(family)
 
 
 def test_the_texts_are_longer_than_what_is_chosen() -> None:
     assert len(TEXTS) == 3 and max(map(len, TEXTS)) > 2 * BLOCK
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, WRAPPED])
+@pytest.mark.parametrize("family", [*FAMILIES, *WRAPPED])
 def test_steps_are_one_replay_each(folder: Folder, family: str) -> None:
     """Decodes, and prompts in chunks beside them."""
     expected = drive(start(folder(family), "cpu"), TEXTS, GREEDY, 4, budget=23)
@@ -64,10 +64,10 @@ def test_steps_are_one_replay_each(folder: Folder, family: str) -> None:
     assert (len(list(runner.model.projections())) == 1) == several
 
 
-@pytest.mark.parametrize("family", ["glm_moe_dsa", WRAPPED])
+@pytest.mark.parametrize("family", ["glm_moe_dsa", *WRAPPED])
 def test_launched_steps_wait_for_nothing(folder: Folder, family: str) -> None:
     """Nor does a cache of 8 bits, which is read in the kernels."""
-    settings: dict[str, Any] = {} if family == WRAPPED else {"kv_cache_dtype": "fp8_e4m3fn"}
+    settings: dict[str, Any] = {} if family == "glm5_next" else {"kv_cache_dtype": "fp8_e4m3fn"}
     expected = drive(start(folder(family), "cpu", **settings), TEXTS, GREEDY, 3)
     with StandInDevice() as device:
         ours = drive(start(folder(family), "cuda:0", **settings), TEXTS, GREEDY, 3, device=device)
@@ -75,7 +75,7 @@ def test_launched_steps_wait_for_nothing(folder: Folder, family: str) -> None:
     assert all("score_units" in counts.launches for counts in ours.decodes)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v32", WRAPPED])
+@pytest.mark.parametrize("family", ["deepseek_v32", *WRAPPED])
 def test_guesses_see_what_an_index_chooses_for_each(folder: Folder, family: str) -> None:
     """As decodes of their own or, behind states, one after another: runs end among them."""
     texts, asked = TEXTS[1:], GREEDY[1:]
@@ -103,7 +103,7 @@ def test_layers_that_guess_have_an_index_as_well(tmp_path: Path, family: str) ->
     assert ours.drafts == expected.drafts > 2 and ours.steps == expected.steps < 6
 
 
-@pytest.mark.parametrize("family", ["hy_v4", WRAPPED])
+@pytest.mark.parametrize("family", ["hy_v4", *WRAPPED])
 def test_ranks_choose_the_same_tokens(folder: Folder, family: str) -> None:
     expected = drive(start(folder(family), "cpu"), TEXTS[1:], GREEDY[1:])
     with StandInDevice() as device, two_ranks(folder(family), device, (2,)) as (runner, steps):

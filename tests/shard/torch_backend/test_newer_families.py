@@ -16,6 +16,7 @@ import torch
 from tests.shard.torch_backend.models_support import BLOCK, NEWER, Golden, GreedyRecorder, load
 from tests.shard.torch_backend.states.test_hybrid_models import Guesser
 from tests.shard.torch_backend.test_kv_groups import BLOCKS, NEW, PROMPTS, batch_of, row, run
+from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,11 +34,14 @@ def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0.0)
 
 
-@pytest.mark.parametrize("family", NEWER)
+WRAPPED = ("mistral_large4",)  # the text of models that see images as well
+
+
+@pytest.mark.parametrize("family", [*NEWER, *WRAPPED])
 def test_whatever_happens_to_a_sequence_it_says_the_same(
-    checkpoint: Checkpoint, family: str
+    checkpoint: Checkpoint, tmp_path: Path, family: str
 ) -> None:
-    folder = checkpoint(family)
+    folder = make_wrapped(tmp_path, family) if family in WRAPPED else checkpoint(family)
     runner, recorder = load(folder, BLOCKS)
     golden = Golden(folder)
     assert runner.info.prefix_reuse and runner.info.speculates

@@ -64,6 +64,7 @@ OURS = (
         "minimax_m3_vl",
         "muse_glimmer",
         "mistral3",
+        "mistral_large4",
         "mllama",
         "hyperclovax_vision_v2",
         "paddleocr_vl",

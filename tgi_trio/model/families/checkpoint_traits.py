@@ -8,6 +8,7 @@ from dataclasses import replace
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor, read_headers, stored_names
 from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.other_names import rename_family
 from tgi_trio.model.specs.decoder import DecoderSpec, Names
 from tgi_trio.model.wrappers import rename_text
 
@@ -20,6 +21,7 @@ def fit_checkpoint(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
     """
     try:
         names = rename_text(dict.fromkeys(stored_names(config.folder)))
+        names = rename_family(names, spec.family)
         spec = replace(spec, tied_head=not any(name.startswith(spec.names.head) for name in names))
         if any(layer.experts and layer.experts.gate_up == "halves" for layer in spec.layers):
             spec = _turn_experts(rename_text(read_headers(config.folder)), spec)

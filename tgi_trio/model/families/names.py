@@ -741,6 +741,17 @@ DEEPSEEK_V32 = replace(
     index_weights="self_attn.indexer.weights_proj",
 )
 
+MISTRAL_LARGE4 = replace(
+    DEEPSEEK_V32,
+    choice_bias="",
+    query_log_scale="self_attn.softmax_scaling.scale",
+    query_log_bias="self_attn.softmax_scaling.bias",
+    index_query_norm="self_attn.indexer.q_input_norm",
+    index_log_scale="self_attn.indexer.softmax_scaling.scale",
+    index_log_bias="self_attn.indexer.softmax_scaling.bias",
+    rotary_factors="model.rotary_emb.alpha",
+)
+
 # Of the first half of its first layer; see `longcat_half`.
 LONGCAT_FLASH = replace(
     DEEPSEEK_V3,

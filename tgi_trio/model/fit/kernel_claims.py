@@ -171,6 +171,9 @@ CLAIMS: Final[Claims] = {
     "HeadSizes.heads": ANY,
     "LayerSpec.keys_as_values": ANY,
     "LayerSpec.reads_layer": ANY,
+    "LayerSpec.latent": only(None, refusal="latents differ from layer to layer"),
+    "LayerSpec.index": ANY,  # part of what is refused, like the next one
+    "LayerSpec.index_place": ANY,
     "LayerSpec.sinks": ANY,
     "LayerSpec.mlp_width": _MLP,
     "LayerSpec.sparsity": ANY,
@@ -291,6 +294,8 @@ CLAIMS: Final[Claims] = {
     "RotarySpec.sections": ANY,
     "RotarySpec.sections_alternate": ANY,
     "RotarySpec.query_scale": ANY,
+    "RotarySpec.log_positions": only(False, refusal="queries have scales by their position"),
+    "RotarySpec.learned": only(False, refusal="frequencies of positions are learned"),
     "QueryScale.beta": ANY,
     "QueryScale.step": ANY,
     "QueryScale.offset": ANY,

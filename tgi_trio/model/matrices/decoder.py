@@ -13,7 +13,12 @@ from tgi_trio.model.matrices.block_index import (
     pooled_index_piece,
 )
 from tgi_trio.model.matrices.crossing import crossing_refs
-from tgi_trio.model.matrices.latent import index_refs, latent_qkv, latent_refs
+from tgi_trio.model.matrices.latent import (
+    index_refs,
+    latent_qkv,
+    latent_refs,
+    log_scale_refs,
+)
 from tgi_trio.model.matrices.mixers import mixer_refs
 from tgi_trio.model.matrices.mlp import (
     beside_refs,
@@ -29,6 +34,7 @@ from tgi_trio.model.matrices.references import (
     MatrixRef,
     NormRef,
     Split,
+    TensorRef,
     Units,
     VectorRef,
     run_of,
@@ -85,6 +91,7 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
         embedding_norm=_embedding_norm(spec),
         final_norm=norm_ref(spec, "", names.final_norm, hidden, kind=spec.outer_norm),
         head=_vocabulary(spec, head, added[1]),
+        rotary_factors=_rotary_factors(spec),
         embedding_in=widened,
         embedding_out=narrowed,
         own_inputs=own_inputs_refs(spec, spec.own_inputs) if spec.own_inputs else None,
@@ -92,6 +99,15 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
         hyper=last_hyper_refs(spec, spec.hyper) if spec.hyper and spec.names.last_streams else None,
         gates=last_gates_refs(spec, spec.gated_streams) if spec.gated_streams else None,
     )
+
+
+def _rotary_factors(spec: DecoderSpec) -> TensorRef | None:
+    turning = (layer.rotary for layer in spec.layers if layer.rotary and layer.rotary.learned)
+    rotary = next(turning, None)
+    if rotary is None:
+        return None
+    pairs = rotary.dim // 2
+    return TensorRef(spec.names.rotary_factors, (pairs,), whole_units(pairs))
 
 
 def _embedding_norm(spec: DecoderSpec) -> NormRef | None:
@@ -163,7 +179,7 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
 
 
 def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRefs:
-    names, latent = spec.names, spec.latent
+    names, latent, reads_only = spec.names, spec.latent_of(layer), layer.reads_layer is not None
     heads, own = spec.sizes(layer).heads, spec.sizes(layer).value_dim
     sinks = VectorRef(prefix + names.sinks, heads) if names.sinks and layer.sinks else None
     if spec.shared_key is not None:
@@ -180,7 +196,7 @@ def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRef
             sinks=sinks,
             shared_key=shared_key_refs(spec, prefix, shared, layer),
         )
-    index = spec.index if layer.chooses else None
+    index = spec.index_of(layer) if layer.chooses else None
     value_dim = latent.value_dim if latent else own
     output = layer_matrix(
         spec, prefix + names.output, spec.hidden_size, heads * value_dim, bias=spec.output_bias
@@ -188,14 +204,19 @@ def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRef
     query_norm, key_norm = _query_key_norms(spec, prefix, layer)
     chooses = layer.blocks or layer.pooled
     return AttentionRefs(
-        qkv=latent_qkv(spec, prefix, latent, index) if latent else _qkv(spec, prefix, layer),
+        qkv=latent_qkv(spec, prefix, latent, index, reads_only=reads_only)
+        if latent
+        else _qkv(spec, prefix, layer),
         output=split_inputs(output, run_of("heads", heads, value_dim)),
-        latent=latent_refs(spec, prefix, latent) if latent else None,
+        latent=latent_refs(spec, prefix, latent, reads_only=reads_only) if latent else None,
         index=index_refs(spec, prefix, latent, index) if latent and index else None,
         blocks=block_index_refs(spec, prefix, chooses) if chooses else None,
         query_norm=query_norm,
         key_norm=key_norm,
         sinks=sinks,
+        query_scale=log_scale_refs(
+            prefix, (names.query_log_scale, names.query_log_bias), run_of("heads", heads)
+        ),
     )
 
 

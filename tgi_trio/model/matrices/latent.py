@@ -9,19 +9,27 @@ from tgi_trio.model.matrices.references import (
     MatrixRef,
     NormRef,
     TensorRef,
+    Units,
     run_of,
     split_outputs,
     whole_linear,
     whole_units,
 )
-from tgi_trio.model.matrices.roles import IndexRefs, LatentRefs
+from tgi_trio.model.matrices.roles import IndexRefs, LatentRefs, LogScaleRefs
 from tgi_trio.model.specs.decoder import DecoderSpec, IndexSpec, LatentSpec
 
 
 def latent_qkv(
-    spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexSpec | None
+    spec: DecoderSpec,
+    prefix: str,
+    latent: LatentSpec,
+    index: IndexSpec | None,
+    *,
+    reads_only: bool = False,
 ) -> LinearRef:
     """Return the rows of queries or their compression, of the latent, and of the rotated key.
+
+    The latter two are missing in a layer that `reads_only` those of another.
 
     With an index, those of its key and of its heads' weights follow, and of weights in a run; last
     come gates of values or of heads.
@@ -35,9 +43,11 @@ def latent_qkv(
         query = layer_matrix(spec, prefix + names.query, spec.heads * size, hidden)
         units = run_of("heads", spec.heads, size)
     width = latent.rank + latent.rotary_dim
-    down = layer_matrix(spec, prefix + names.latent_down, width, hidden, bias=latent.bias)
     inputs = whole_units(hidden)
-    pieces = [LinearPiece(query, units, inputs), LinearPiece(down, whole_units(width), inputs)]
+    pieces = [LinearPiece(query, units, inputs)]
+    if not reads_only:
+        down = layer_matrix(spec, prefix + names.latent_down, width, hidden, bias=latent.bias)
+        pieces.append(LinearPiece(down, whole_units(width), inputs))
     if index is not None:
         for name, rows in ((names.index_key, index.dim), (names.index_weights, index.heads)):
             own = layer_matrix(spec, prefix + name, rows, hidden)
@@ -58,12 +68,29 @@ def latent_qkv(
 def index_refs(spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexSpec) -> IndexRefs:
     """Return what follows an index's first projection in the layer at `prefix`."""
     names, key = spec.names, prefix + spec.names.index_norm
-    up = layer_matrix(spec, prefix + names.index_query, index.heads * index.dim, latent.query_rank)
+    inputs = spec.hidden_size if index.reads_input else latent.query_rank
+    up = layer_matrix(spec, prefix + names.index_query, index.heads * index.dim, inputs)
+    before, norm = prefix + names.index_query_norm, None
+    if index.reads_input:
+        norm = NormRef(f"{before}.weight", f"{before}.bias", inputs, index.norm_eps, "layer")
     return IndexRefs(
         query_up=whole_linear(up),
         key_norm=NormRef(f"{key}.weight", f"{key}.bias", index.dim, index.norm_eps),
         pool_bias=_pool_bias(spec, prefix, index),
+        query_norm=norm,
+        query_scale=log_scale_refs(
+            prefix, (names.index_log_scale, names.index_log_bias), whole_units(index.heads)
+        ),
     )
+
+
+def log_scale_refs(prefix: str, names: tuple[str, str], heads: Units) -> LogScaleRefs | None:
+    """Return how queries of `heads`, one unit each, are scaled by position; None: they are not."""
+    if not names[0]:
+        return None
+    shape = (len(heads.starts) * heads.size,)
+    scale, bias = (TensorRef(prefix + name, shape, heads) for name in names)
+    return LogScaleRefs(scale, bias)
 
 
 def _pool_bias(spec: DecoderSpec, prefix: str, index: IndexSpec) -> TensorRef | None:
@@ -73,8 +100,10 @@ def _pool_bias(spec: DecoderSpec, prefix: str, index: IndexSpec) -> TensorRef | 
     return TensorRef(prefix + spec.names.index_pool_bias, shape, whole_units(index.pool))
 
 
-def latent_refs(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LatentRefs:
-    """Return what follows the first projection in the layer at `prefix`."""
+def latent_refs(
+    spec: DecoderSpec, prefix: str, latent: LatentSpec, *, reads_only: bool = False
+) -> LatentRefs:
+    """Return what follows the first projection in the layer at `prefix`; see `latent_qkv`."""
     names, heads = spec.names, spec.heads
     query_up = query_norm = None
     if rank := latent.query_rank:
@@ -83,8 +112,10 @@ def latent_refs(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LatentRef
         query_up = split_outputs(matrix, "heads", size)
         query_norm = norm_ref(spec, prefix, names.query_norm, rank, latent.norm_eps)
     each = latent.plain_dim + latent.value_dim
-    latent_norm = norm_ref(spec, prefix, names.latent_norm, latent.rank, latent.norm_eps)
-    if latent_norm is None:
+    latent_norm = None
+    if not reads_only:
+        latent_norm = norm_ref(spec, prefix, names.latent_norm, latent.rank, latent.norm_eps)
+    if latent_norm is None and not reads_only:
         raise ValueError(f"{spec.family}: names lack latent_norm")
     return LatentRefs(
         query_up=query_up,

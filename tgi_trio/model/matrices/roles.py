@@ -137,12 +137,20 @@ class NgramsRefs:
 
 
 @dataclass(frozen=True, slots=True)
+class LogScaleRefs:
+    """How a head's queries are scaled by the logarithm of their position."""
+
+    scale: TensorRef  # [heads]
+    bias: TensorRef  # [heads]
+
+
+@dataclass(frozen=True, slots=True)
 class LatentRefs:
     """What follows the first projection in latent attention."""
 
     query_up: LinearRef | None
     query_norm: NormRef | None
-    latent_norm: NormRef
+    latent_norm: NormRef | None  # None: the latents are another layer's
     up: LinearRef  # per head, rows of its key, then of its value
 
 
@@ -153,6 +161,8 @@ class IndexRefs:
     query_up: LinearRef
     key_norm: NormRef
     pool_bias: TensorRef | None  # [pool, dim], added to tokens' weights in the mean of a run
+    query_norm: NormRef | None  # of the layer's input, if queries come from it
+    query_scale: LogScaleRefs | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +208,7 @@ class AttentionRefs:
     query_norm: NormRef | None
     key_norm: NormRef | None
     sinks: VectorRef | None  # of heads, see `AttentionLayer.sinks`
+    query_scale: LogScaleRefs | None = None
     shared_key: SharedKeyRefs | None = None
     blocks: BlockIndexRefs | None = None
 
@@ -347,6 +358,7 @@ class OuterRefs:
     head: LinearRef  # the embedding's matrix if the head is tied
     embedding_in: LinearRef | None = None  # from the embedding's width to the hidden size
     embedding_out: LinearRef | None = None  # and back, after the final norm
+    rotary_factors: TensorRef | None = None  # [pairs], logarithms
     own_inputs: OwnInputsRefs | None = None
     streams: StreamsRefs | None = None
     hyper: HyperRefs | None = None

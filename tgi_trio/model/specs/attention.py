@@ -48,6 +48,9 @@ class RotarySpec:
     sections_alternate: bool = False  # axes alternate pair by pair instead, up to their lengths
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
     query_scale: QueryScale | None = None  # for all dimensions of a query
+    # Tables have the logarithms of positions, counted from 1, for `Names.query_log_scale`.
+    log_positions: bool = False
+    learned: bool = False  # frequencies have factors, see `Names.rotary_factors`
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class IndexSpec:
     pool: int = 0  # 0: tokens are scored one by one
     last: bool = False  # the trailing dimensions are rotated instead
     norm_eps: float = 1e-6  # of the key's norm; entries have another
+    # Queries come from the layer's input, behind a norm of its own, not from compressed queries.
+    reads_input: bool = False
 
     @property
     def kept(self) -> int:

@@ -134,6 +134,15 @@ class Names:
     own_gate: str = ""
     own_up: str = ""
     own_post_norm: str = ""
+    # Complete names of vectors: a head's query is multiplied by the first's number times the
+    # logarithm of its position, counted from 1, plus the second's number (Scalable-Softmax,
+    # Nakanishi 2025); those of an index likewise.
+    query_log_scale: str = ""
+    query_log_bias: str = ""
+    index_log_scale: str = ""
+    index_log_bias: str = ""
+    # The complete name of logarithms of frequencies' factors, for all rotary embeddings.
+    rotary_factors: str = ""
     index_query: str = ""  # of an index, from compressed queries if there are such
     index_query_norm: str = ""
     index_key: str = ""
@@ -254,6 +263,11 @@ class LayerSpec:
     sizes: HeadSizes | None = None  # None: the model's
     keys_as_values: bool = False  # values are keys before their norm and rotation
     reads_layer: int | None = None  # the layer whose K and V are read; None: its own
+    latent: LatentSpec | None = None  # None: the model's
+    index: IndexSpec | None = None  # likewise
+    # With an index: which of the index keys is its own that lie behind a latent. Layers that read
+    # the latents of another keep theirs there.
+    index_place: int = 0
     sinks: bool = True  # has the sinks of `Names.sinks`, if any
     mlp_width: int = 0  # 0: the model's
     sparsity: float = 0.0  # the part of an MLP's gates to cut, assuming a normal distribution
@@ -358,6 +372,14 @@ class DecoderSpec:
             return
         if self.parallel or self.streams or any(layer.shared for layer in self.layers):
             raise ValueError("norms of sums need layers whose two parts follow each other")
+
+    def latent_of(self, layer: LayerSpec) -> LatentSpec | None:
+        """Return a layer's latents, None if it attends to whole keys."""
+        return layer.latent or self.latent
+
+    def index_of(self, layer: LayerSpec) -> IndexSpec | None:
+        """Return a layer's index of tokens, None if the model has none."""
+        return layer.index or self.index
 
     def sizes(self, layer: LayerSpec) -> HeadSizes:
         """Return the sizes of a layer's heads."""

@@ -18,6 +18,8 @@ from tgi_trio.shard.images.spellings import spellings
 # part of: Step 3.7, Kimi K2.5.
 _PART: Final = re.compile(r"\battn\.([qkv])_proj\.(weight|bias)$")
 _JOINED: Final = ("attn.in_proj_{}", "wqkv.{}")
+# Names of queries and keys in files of Mistral's own, where pairs that turn are neighbours.
+_NEIGHBOURS: Final = re.compile(r"\battention\.w[qk]\.weight$")
 
 
 def read_parameter(
@@ -30,7 +32,8 @@ def read_parameter(
     """
     for stored in spellings(name):
         if stored in files.names:
-            return _read(files, stored, shape)
+            found = _read(files, stored, shape)
+            return _halve_pairs(found, heads) if _NEIGHBOURS.search(stored) else found
         if (part := _PART.search(stored)) is None:
             continue
         for name_of_all in _JOINED:

@@ -92,7 +92,7 @@ def add_queries(
         target=Buffer.MIXED,
         inputs=width,
         weights=norms["latent"],
-        eps=latent.latent_norm.eps,
+        eps=spec.norm_eps,
         order=writer.keep(order),
         facts=writer.keep(facts),
         **fields,

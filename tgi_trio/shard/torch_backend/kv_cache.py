@@ -124,6 +124,12 @@ class KVCache:
             self.decode(stored[1], scales[1], value.dtype),
         )
 
+    def write_part(
+        self, layer: int, slots: torch.Tensor, part: slice, numbers: torch.Tensor, scale: float
+    ) -> None:
+        """Write `numbers` [T, 1, ...] to a part of a layer's keys; `scale`: of an 8-bit 1."""
+        self.key_slots[layer][..., part].index_copy_(0, slots, self._encode(numbers, scale))
+
     def keep_turns(self, slots: torch.Tensor, positions: torch.Tensor) -> None:
         """Keep the rotary positions of tokens, int64 [T] or [3, T], where they are kept.
 

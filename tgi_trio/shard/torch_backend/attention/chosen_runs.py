@@ -26,12 +26,14 @@ def choose_runs(
     index: TokenIndex,
     asked: IndexQueries,
     cache: KVCache,
+    kept: torch.Tensor,
     groups: Sequence[ScoredGroup],
     own: torch.Tensor,
 ) -> Choice:
     """Return the tokens to which each token of a step attends.
 
-    `groups`: all tokens, with keys that are whole runs; `own` int64 [T]: the tokens' slots.
+    `kept`: [slots, 2 * dim], what the cache has of tokens for the index. `groups`: all tokens, with
+    keys that are whole runs; `own` int64 [T]: the tokens' slots.
     """
     pool = index.spec.pool
     width = layer.most // pool * pool + pool - 1
@@ -39,7 +41,7 @@ def choose_runs(
     hidden = torch.ones_like(slots, dtype=torch.bool)
     for group in groups:
         tokens, reach = group.tokens, group.reach
-        scores = _score(layer, index, asked, cache, group)
+        scores = _score(layer, index, asked, cache, kept, group)
         ends = torch.arange(scores.shape[1], device=scores.device) * pool + pool - 1
         scores = scores.masked_fill(ends > reach, float("-inf"))
         best = choose_best(scores, layer.most // pool)
@@ -73,12 +75,13 @@ def _score(
     index: TokenIndex,
     asked: IndexQueries,
     cache: KVCache,
+    kept: torch.Tensor,
     group: ScoredGroup,
 ) -> torch.Tensor:
     """Return the scores of a group's runs, float32 [tokens, runs]."""
     queries, weights = (of.index_select(0, group.tokens) for of in asked)
     dim, pool = index.spec.dim, index.spec.pool
-    kept = cache.key_slots[layer.index][:, 0, -2 * dim :].index_select(0, group.places.flatten())
+    kept = kept.index_select(0, group.places.flatten())
     kept = cache.decode(kept, layer.kv_scales[0], torch.float32).float()
     keys, gates = kept.view(len(group.places), -1, pool, 2 * dim).split(dim, dim=-1)
     if index.pool_bias is not None:

@@ -40,17 +40,25 @@ def write_indexed_keys(
     scale: float = 1.0,
     codes: str = "",
 ) -> torch.Tensor:
-    """Return compressed queries [T, query_rank], normalised; write keys, those of the index too.
+    """Return queries; write keys, those of the index too.
 
+    Compressed queries [T, query_rank] are normalised, others [T, heads * size] as projected.
     `projected`: [T, ...] as for `LatentProjections`, then as for `TokenIndex.split`, with
-    contiguous rows; `key`: [slots, 1, rank + rotary_dim + kept], one layer of the cache, in the
-    format `codes` with a `scale`; `slots`: int64 [T].
+    contiguous rows; `key`: [slots, 1, at least rank + rotary_dim + kept], one layer of the cache,
+    in the format `codes` with a `scale`; `slots`: int64 [T].
     """
+    if latent.reads_only:
+        return write_index_keys(
+            projected, latent, index, index_turning, key, slots, scale=scale, codes=codes
+        )
     spec, norm, (rotary, table) = latent.spec, index.key_norm, index_turning
     width = projected.shape[1] - index.width - spec.rank - spec.rotary_dim
-    query = torch.empty((len(projected), width), dtype=projected.dtype, device=projected.device)
+    query = projected[:, :width]
+    if latent.query_up is not None:
+        query = torch.empty((len(projected), width), dtype=projected.dtype, device=projected.device)
     norms, eps, constants = describe_latents(latent, turning.rotary, projected, key, width)
-    indexed_latents.write_indexed_latents[(len(projected), 3)](
+    programs = 2 if latent.query_up is None else 3
+    indexed_latents.write_indexed_latents[(len(projected), programs)](
         *(key, query, projected, *turning.table[:2], *table[:2], slots),
         *(*norms, norm.weight, norm.bias),
         *(*eps, norm.eps),
@@ -64,20 +72,48 @@ def write_indexed_keys(
         BEGIN=index.begin,
         INDEX_INTERLEAVED=rotary.spec.interleaved,
         POOLS=index.spec.pool > 0,
+        COMPRESSES=latent.query_up is not None,
         CODES=codes,
     )
     return query
 
 
+def write_index_keys(
+    projected: torch.Tensor,
+    latent: LatentProjections,
+    index: TokenIndex,
+    turning: Turn,
+    key: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    scale: float,
+    codes: str,
+) -> torch.Tensor:
+    """Do what `write_indexed_keys` does where latents are another layer's: for the index alone."""
+    norm, (rotary, table), width = index.key_norm, turning, projected.shape[1] - index.width
+    indexed_latents.write_index_keys[(len(projected),)](
+        *(key[..., index.place_in(latent.spec)], projected[:, width:], *table[:2], slots),
+        *(norm.weight, norm.bias, norm.eps, scale, key.stride(0), projected.stride(0)),
+        DIM=index.spec.dim,
+        PADDED_DIM=pad_dim(index.spec.dim),
+        ROTARY=rotary.spec.dim,
+        BEGIN=index.begin,
+        INTERLEAVED=rotary.spec.interleaved,
+        CODES=codes,
+    )
+    return projected[:, :width]
+
+
 def ask_index(
-    projected: torch.Tensor, compressed: torch.Tensor, index: TokenIndex, turning: Turn
+    projected: torch.Tensor, origin: torch.Tensor, index: TokenIndex, turning: Turn
 ) -> IndexQueries:
     """Return an index's queries, rotated and in the model's dtype, and their weights.
 
-    `projected` as for `write_indexed_keys`, which has returned `compressed`.
+    `projected` as for `write_indexed_keys`; `origin`: compressed queries, which that has returned,
+    or the layer's input [T, hidden], as for `TokenIndex.project`.
     """
     spec, (rotary, table), tokens = index.spec, turning, len(projected)
-    source, weighing = index.query_up(compressed), index.split(projected)[2]
+    source, weighing = index.project(origin, table), index.split(projected)[2]
     queries = torch.empty(
         (tokens, spec.heads, spec.dim), dtype=source.dtype, device=projected.device
     )

@@ -60,42 +60,54 @@ class IndexedAttention(ReferenceAttention):
         rotary: int,
         turns: Sequence[tuple[Rotary, RotaryTable]],
         batch: IndexedBatch,
+        hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
         turning, table = turns[rotary]
-        asked, extra = None, layer.head_dim - latent.spec.rank - latent.spec.rotary_dim
-        index_key = projected.new_zeros(len(projected), 1, extra)
+        asked = index_key = None
         plain = int(batch.plan.context_lengths.max()) <= layer.most
         if index is not None:
             projected, key, weights, *pooled = index.split(projected)
             index_key = index.keys(key, *turns[index.rotary])
             index_key = torch.cat((index_key, *(part[:, None] for part in pooled)), dim=-1)
             if not plain:
-                compressed = latent.compress(projected)
-                asked = index.ask(compressed, weights, *turns[index.rotary])
+                source = latent.compress(projected) if hidden is None else hidden
+                asked = index.ask(source, weights, *turns[index.rotary])
         query, key = latent.query_and_key(
             projected, lambda part: turning.apply(part, table.cos, table.sin)
         )
-        key = torch.cat((key, index_key), dim=-1)
+        key = functional.pad(key, (0, layer.head_dim - key.shape[-1]))
+        _place_key(layer, latent, index, index_key, key, batch)
         if plain:
-            query = functional.pad(query, (0, extra))
+            query = functional.pad(query, (0, layer.head_dim - query.shape[-1]))
             return self.attend(layer, query, key, key, batch)
-        batch.cache.write(layer.index, batch.slots, key, key, layer.kv_scales)
+        if not layer.reads_only:
+            batch.cache.write(layer.index, batch.slots, key, key, layer.kv_scales)
         if asked is not None and index is not None:
-            pool = index.spec.pool
-            if not batch.groups:
-                device, heads = query.device, index.spec.heads
-                batch.groups += group_tokens(
-                    batch.plan, heads, layer.most, device, unit=max(1, pool)
-                )
-            if pool:
-                batch.choice = choose_runs(
-                    layer, index, asked, batch.cache, batch.groups, batch.slots
-                )
-            else:
-                batch.choice = _choose(layer, asked, batch)
+            batch.choice = _choose(layer, latent, index, asked, batch)
         if batch.choice is None:
             raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
         return _attend_chosen(layer, query, batch.cache, batch.choice)
+
+
+def _place_key(
+    layer: AttentionLayer,
+    latent: LatentProjections,
+    index: TokenIndex | None,
+    index_key: torch.Tensor | None,
+    key: torch.Tensor,
+    batch: IndexedBatch,
+) -> None:
+    """Put what an index keeps in its place in `key` [T, 1, head_dim], which is to be written.
+
+    A layer that reads the latents of another writes it to that one's rows of the cache.
+    """
+    if index is None or index_key is None:
+        return
+    place = index.place_in(latent.spec)
+    if layer.reads_only:
+        batch.cache.write_part(layer.index, batch.slots, place, index_key, layer.kv_scales[0])
+    else:
+        key[..., place] = index_key
 
 
 def _attend_chosen(
@@ -124,13 +136,26 @@ def _attend_chosen(
 # --- choosing -------------------------------------------------------------------------------------
 
 
-def _choose(layer: AttentionLayer, asked: IndexQueries, batch: IndexedBatch) -> Choice:
+def _choose(
+    layer: AttentionLayer,
+    latent: LatentProjections,
+    index: TokenIndex,
+    asked: IndexQueries,
+    batch: IndexedBatch,
+) -> Choice:
     """Return the tokens to which each token of a step attends."""
+    spec, cache = index.spec, batch.cache
+    if not batch.groups:
+        device, unit = asked.queries.device, max(1, spec.pool)
+        batch.groups += group_tokens(batch.plan, spec.heads, layer.most, device, unit=unit)
+    kept = cache.key_slots[layer.index][:, 0, index.place_in(latent.spec)]
+    if spec.pool:
+        return choose_runs(layer, index, asked, cache, kept, batch.groups, batch.slots)
     slots = batch.slots[:, None].repeat(1, layer.most)
     hidden = torch.ones_like(slots, dtype=torch.bool)
     for group in batch.groups:
         tokens, reach = group.tokens, group.reach
-        scores = _score(layer, asked, batch.cache, group)
+        scores = _score(layer, asked, cache, kept, group)
         beyond = torch.arange(scores.shape[1], device=scores.device) > reach
         best = choose_best(scores.masked_fill_(beyond, float("-inf")), layer.most)
         hidden[tokens] = best > reach
@@ -141,12 +166,16 @@ def _choose(layer: AttentionLayer, asked: IndexQueries, batch: IndexedBatch) -> 
 
 
 def _score(
-    layer: AttentionLayer, asked: IndexQueries, cache: KVCache, group: ScoredGroup
+    layer: AttentionLayer,
+    asked: IndexQueries,
+    cache: KVCache,
+    kept: torch.Tensor,
+    group: ScoredGroup,
 ) -> torch.Tensor:
-    """Return the scores of a group's keys, float32 [tokens, keys]."""
+    """Return the scores of a group's keys, float32 [tokens, keys]; `kept`: [slots, dim]."""
     queries, weights = (of.index_select(0, group.tokens) for of in asked)
     dim = queries.shape[-1]
-    keys = cache.key_slots[layer.index][:, 0, -dim:].index_select(0, group.places.flatten())
+    keys = kept.index_select(0, group.places.flatten())
     keys = cache.decode(keys, layer.kv_scales[0], torch.float32).float()
     keys = keys.view(*group.places.shape, dim)
     if len(keys) == 1:  # their queries are rows over one set of keys

@@ -46,6 +46,7 @@ class AttentionLayer:
     # The layer reads the K and V of another one, which has the same `index`, and writes none.
     reads_only: bool = False
     most: int = 0  # tokens that an index chooses; 0: all are attended to
+    chosen_last: bool = False  # no layer behind goes on with the choice that this one attends to
     # float32 [heads]: scores that take part in the softmax but have no value
     sinks: torch.Tensor | None = None
 
@@ -150,12 +151,14 @@ class AttentionBackend(PlanLayout, Protocol):
         rotary: int,
         turns: Sequence[tuple[Rotary, RotaryTable]],
         batch: Any,
+        hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute `attend_latents` over the tokens that `index` chooses.
 
         `index` None: over those that the layer before has chosen. `projected`: as for latents, then
         what an index adds (`TokenIndex.split`). `turns`: all rotary embeddings of the model with
-        the step's tables; the latents' is number `rotary`.
+        the step's tables; the latents' is number `rotary`. `hidden` [T, hidden]: the layer's input,
+        where an index reads it.
         """
         raise RuntimeError(f"{self.name} has no index of tokens")
 

@@ -277,7 +277,7 @@ class PagedAttention(CapturableAttention):
         """
         rotary, cos, sin = None, query, query
         if turning is not None:
-            rotary, (cos, sin, _) = turning
+            rotary, (cos, sin, *_) = turning
         rank, turned = layer.value_dim, ends.shape[-1]
         tile = choose_latent_tile(query.dtype, layer.heads, decodes=batch.decodes)
         tiles = batch.tiling.tiles(tile.lanes, layer.heads)

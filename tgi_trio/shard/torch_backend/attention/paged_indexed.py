@@ -46,35 +46,36 @@ class PagedIndexedAttention(PagedAttention):
         rotary: int,
         turns: Sequence[tuple[Rotary, RotaryTable]],
         batch: PagedBatch,
+        hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See AttentionBackend. A choice is kept until the last layer has attended."""
-        turning = Turn(*turns[rotary])
-        key, scale = batch.cache.key_slots[layer.index], layer.kv_scales[0]
+        """See AttentionBackend. A choice is kept until the last layer with it has attended."""
+        turning, cache = Turn(*turns[rotary]), batch.cache
+        key, scale = cache.key_slots[layer.index], layer.kv_scales[0]
         if index is None:
             query, ends = write_latent_keys(
-                *(projected, latent, *turning, key, batch.slots),
-                scale=scale,
-                codes=batch.cache.codes,
+                *(projected, latent, *turning, key, batch.slots), scale=scale, codes=cache.codes
             )
         else:
+            own = Turn(*turns[index.rotary])
             compressed = write_indexed_keys(
-                *(projected, latent, turning, index, Turn(*turns[index.rotary]), key, batch.slots),
+                *(projected, latent, turning, index, own, key, batch.slots),
                 scale=scale,
-                codes=batch.cache.codes,
+                codes=cache.codes,
             )
-            keys = key[:, 0, -index.spec.kept :]
+            keys = key[:, 0, index.place_in(latent.spec)]
             if index.spec.pool:
                 average_runs(index, keys, batch, scale, compressed)
             query, ends = expand_queries(latent, compressed)
         if batch.longest <= layer.most:
             return self._attend_latents(layer, query, ends, batch, turning)
         if index is not None:
-            asked = ask_index(projected, compressed, index, Turn(*turns[index.rotary]))
+            source = compressed if hidden is None else hidden
+            asked = ask_index(projected, source, index, own)
             batch.chosen = batch.over(*choose_tokens(layer, index, asked, keys, batch))
         chosen = batch.chosen
         if chosen is None:
             raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
-        if layer.index + 1 == len(batch.cache.key_slots):  # a recording's batch lives on
+        if layer.chosen_last:  # a recording's batch lives on
             batch.chosen = None
         return self._attend_latents(layer, query, ends, chosen, turning)
 

@@ -103,11 +103,13 @@ def write_latent_keys(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return queries [T, heads, rank] and their ends [T, heads, rotary_dim], not rotated yet.
 
-    Writes keys to their slots. `projected`: [T, ...] as for `LatentProjections`, with contiguous
-    rows; `key`: [slots, 1, at least rank + rotary_dim], one layer of the cache, in the format
-    `codes` with a `scale`; `slots`: int64 [T].
+    Writes keys to their slots, unless they are another layer's. `projected`: [T, ...] as for
+    `LatentProjections`, with contiguous rows; `key`: [slots, 1, at least rank + rotary_dim], one
+    layer of the cache, in the format `codes` with a `scale`; `slots`: int64 [T].
     """
     spec = latent.spec
+    if latent.reads_only:
+        return expand_queries(latent, projected)
     tokens, width = len(projected), projected.shape[1] - spec.rank - spec.rotary_dim
     query = projected[:, :width]
     if latent.query_up is not None:
@@ -135,6 +137,8 @@ def describe_latents(
     `projected` and `key` as for `write_latent_keys`; `width`: of queries in `projected`.
     """
     spec, norm = latent.spec, latent.latent_norm
+    if norm is None:
+        raise ValueError("the latents are another layer's, and are not written")
     inner = latent.query_norm or norm  # unused if queries are not compressed
     vectors = (norm.weight, norm.bias, inner.weight, inner.bias)
     constants = {

@@ -53,6 +53,7 @@ def write_indexed_latents(
     BEGIN: tl.constexpr,  # of the INDEX_ROTARY numbers that are rotated
     INDEX_INTERLEAVED: tl.constexpr,
     POOLS: tl.constexpr,
+    COMPRESSES: tl.constexpr,  # there are compressed queries; else nothing happens to queries
     CODES: tl.constexpr,  # of the cache
 ):
     """Do what `write_latents` does, and write index keys: one program of a token for each."""
@@ -65,11 +66,6 @@ def write_indexed_latents(
             ROTARY, PADDED_ROTARY, INTERLEAVED, KIND, HAS_GAIN, HAS_BIAS, CODES,
         )
     elif tl.program_id(1) == 1:
-        write_normalised(
-            query + token * QUERY, at, query_gain, query_bias, query_eps, QUERY, PADDED_QUERY,
-            KIND, HAS_GAIN, HAS_BIAS,
-        )
-    else:
         at, into = at + QUERY + RANK + ROTARY, into + RANK + ROTARY
         write_index_key(
             into, at, index_gain, index_bias, index_cos, index_sin, token, index_eps, key_scale,
@@ -79,7 +75,41 @@ def write_indexed_latents(
             dim = tl.arange(0, PADDED_INDEX)[None, :]
             x = tl.load(at + INDEX + HEADS + dim, mask=dim < INDEX, other=0.0).to(tl.float32)
             store_number(into + INDEX + dim, x, key_scale, source, dim < INDEX, CODES)
+    elif COMPRESSES:
+        write_normalised(
+            query + token * QUERY, at, query_gain, query_bias, query_eps, QUERY, PADDED_QUERY,
+            KIND, HAS_GAIN, HAS_BIAS,
+        )
 # fmt: on
+
+
+@triton.jit
+def write_index_keys(
+    key,  # a part of one layer of the cache, with `key_stride` between slots
+    source,  # [T, ...], with `stride` between tokens: index keys come first
+    cos,  # [T, ROTARY]
+    sin,
+    slots,  # int64 [T]
+    gain,  # [DIM]
+    bias,
+    eps,
+    key_scale,  # of 8-bit keys
+    key_stride,
+    stride,
+    DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    ROTARY: tl.constexpr,
+    BEGIN: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    CODES: tl.constexpr,
+):
+    """Write index keys behind the latents of another layer: one program of a token."""
+    token = tl.program_id(0).to(tl.int64)
+    into = key + tl.load(slots + token) * key_stride
+    write_index_key(
+        into, source + token * stride, gain, bias, cos, sin, token, eps, key_scale,
+        DIM, PADDED_DIM, ROTARY, BEGIN, INTERLEAVED, CODES,
+    )  # fmt: skip
 
 
 @triton.jit

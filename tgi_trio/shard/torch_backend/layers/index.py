@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.specs.decoder import IndexSpec
+from tgi_trio.model.specs.decoder import IndexSpec, LatentSpec
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 
@@ -26,7 +27,10 @@ class IndexQueries(NamedTuple):
 class TokenIndex:
     """Computes keys and queries of a layer's index."""
 
-    __slots__ = ("key_norm", "pool_bias", "query_up", "rotary", "spec")
+    __slots__ = (
+        *("key_norm", "place", "pool_bias", "query_norm", "query_scale", "query_up", "rotary"),
+        "spec",
+    )
 
     def __init__(
         self,
@@ -36,16 +40,24 @@ class TokenIndex:
         key_norm: Norm,
         rotary: int,
         pool_bias: torch.Tensor | None = None,
+        query_norm: Norm | None = None,
+        query_scale: LogScale | None = None,
+        place: int = 0,
     ) -> None:
         """`rotary`: the number of the rotary embedding of both.
 
         `pool_bias`: float32 [pool, dim], added to tokens' weights in the mean of a run.
+        `query_norm`: of what queries come from, if that is the layer's input. `place`: which of the
+        index keys behind a latent in the cache is this one's.
         """
         self.spec = spec
         self.pool_bias = pool_bias
         self.rotary = rotary
         self.query_up = query_up
+        self.query_norm = query_norm
+        self.query_scale = query_scale
         self.key_norm = key_norm
+        self.place = place
 
     @property
     def width(self) -> int:
@@ -56,6 +68,11 @@ class TokenIndex:
     def begin(self) -> int:
         """The first of the dimensions that are rotated."""
         return self.spec.dim - self.spec.rotary.dim if self.spec.last else 0
+
+    def place_in(self, latent: LatentSpec) -> slice:
+        """Return where what is kept of a token lies in a row of the cache."""
+        begin = latent.rank + latent.rotary_dim + self.place * self.spec.kept
+        return slice(begin, begin + self.spec.kept)
 
     def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return what is before the index in `projected` [T, width], its key, and the weights of
@@ -72,15 +89,28 @@ class TokenIndex:
         turn = rotary.apply_last if self.spec.last else rotary.apply
         return turn(self.key_norm(projected)[:, None], table.cos, table.sin)
 
+    def project(self, source: torch.Tensor, table: RotaryTable) -> torch.Tensor:
+        """Return queries [T, heads, dim], not rotated yet.
+
+        `source`: compressed queries [T, query_rank], normalised, or the layer's input [T, hidden],
+        which is normalised here.
+        """
+        if self.query_norm is not None:
+            source = self.query_norm(source)
+        queries = self.query_up(source).view(len(source), self.spec.heads, -1)
+        if self.query_scale is not None:
+            self.query_scale.multiply(queries, table.logs)
+        return queries
+
     def ask(
         self,
-        compressed: torch.Tensor,
+        source: torch.Tensor,
         weights: torch.Tensor,
         rotary: Rotary,
         table: RotaryTable,
     ) -> IndexQueries:
-        """Return the queries; `compressed` [T, query_rank] is normalised; `weights` [T, heads]."""
-        queries = self.query_up(compressed).view(len(compressed), self.spec.heads, -1)
+        """Return the queries; `source` as for `project`; `weights` [T, heads]."""
+        queries = self.project(source, table)
         turn = rotary.apply_last if self.spec.last else rotary.apply
         return IndexQueries(turn(queries, table.cos, table.sin).float(), weights.float())
 
@@ -89,7 +119,8 @@ class TokenIndex:
 
     def nbytes(self) -> int:
         pool = 0 if self.pool_bias is None else self.pool_bias.nbytes
-        return self.query_up.nbytes() + self.key_norm.nbytes() + pool
+        parts = (self.query_up, self.key_norm, self.query_norm, self.query_scale)
+        return pool + sum(part.nbytes() for part in parts if part is not None)
 
 
 def score_keys(asked: IndexQueries, keys: torch.Tensor) -> torch.Tensor:

@@ -33,12 +33,13 @@ class LatentProjections:
         *,
         query_norm: Norm | None,
         query_up: Linear | None,
-        latent_norm: Norm,
+        latent_norm: Norm | None,
         key_up: torch.Tensor,
         value_up: torch.Tensor,
     ) -> None:
         """Hold this rank's heads. `query_norm`, `query_up`: None if queries are not compressed.
 
+        `latent_norm`: None in a layer that reads the latents of another.
         `key_up`: [heads, plain_dim, rank]; `value_up`: [heads, rank, value_dim].
         """
         self.spec = spec
@@ -48,16 +49,26 @@ class LatentProjections:
         self.key_up = key_up
         self.value_up = value_up
 
+    @property
+    def reads_only(self) -> bool:
+        """Whether the latents are another layer's."""
+        return self.latent_norm is None
+
     def query_and_key(
         self, projected: torch.Tensor, rotate: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries [T, heads, rank + rotary_dim] and keys [T, 1, rank + rotary_dim].
 
-        `projected`: queries (or compressed ones), the latent, and the key to be rotated.
+        `projected`: queries (or compressed ones), the latent, and the key to be rotated. If the
+        latents are another layer's, there are only queries, and keys are [T, 0, ...].
         """
         spec, heads = self.spec, len(self.key_up)
         query, latent, key = self.split(projected)
         plain, turned = query.split((spec.plain_dim, spec.rotary_dim), dim=-1)
+        if self.latent_norm is None:
+            absorbed = torch.einsum("thd,hdr->thr", plain, self.key_up)
+            query = torch.cat((absorbed, rotate(turned)), dim=-1)
+            return query, query[:, :0]
         turned = rotate(torch.cat((turned, key[:, None]), dim=1))
         absorbed = torch.einsum("thd,hdr->thr", plain, self.key_up)
         latent = self.latent_norm(latent)[:, None]
@@ -69,13 +80,13 @@ class LatentProjections:
     def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries [T, heads, plain_dim + rotary_dim], latents and keys, [T, ...] each.
 
-        All as projected: queries and keys are not rotated, and latents are not normalised.
+        All as projected: queries and keys are not rotated, and latents are not normalised. Latents
+        and keys of another layer are [T, 0].
         """
         spec = self.spec
-        behind = spec.rank + spec.rotary_dim
-        query, latent, key = projected.split(
-            (projected.shape[-1] - behind, spec.rank, spec.rotary_dim), dim=-1
-        )
+        behind = (0, 0) if self.reads_only else (spec.rank, spec.rotary_dim)
+        width = projected.shape[-1] - sum(behind)
+        query, latent, key = projected.split((width, *behind), dim=-1)
         if self.query_norm is not None and self.query_up is not None:
             query = self.query_up(self.query_norm(query))
         query = query.view(len(projected), -1, spec.plain_dim + spec.rotary_dim)

@@ -27,17 +27,23 @@ class RotaryTable(NamedTuple):
     cos: torch.Tensor  # [T, 1, dim]
     sin: torch.Tensor  # likewise, with the rotation's sign
     query_scale: torch.Tensor | None = None  # [T, 1, 1], factor of rotated queries; None: 1
+    logs: torch.Tensor | None = None  # [T, 1, 1], of positions, counted from 1; None: unused
 
 
 class Rotary:
     """Computes or looks up cosines and sines for the tokens of a step."""
 
-    def __init__(self, spec: RotarySpec, device: torch.device) -> None:
+    def __init__(
+        self, spec: RotarySpec, device: torch.device, factors: torch.Tensor | None = None
+    ) -> None:
+        """`factors`: those of the frequencies, float32 [dim / 2], if they are learned."""
         self.spec = spec
         self._kept: RotaryTable | None = None
         self.by_length = spec.kind in ("dynamic", "longrope")
         frequencies, self.scale = rotary_frequencies(spec)
         self.frequencies = torch.from_numpy(frequencies).to(device)
+        if spec.learned and factors is not None:
+            self.frequencies = self.frequencies * factors
         axes = rotary_axes(spec)
         self.axes = None if axes is None else torch.from_numpy(axes).to(device)
         # int64 [dim]: the part of a position by which each number turns; None: it has but one.
@@ -93,11 +99,13 @@ class Rotary:
         scale = self._scale(lengths)
         if scale is not None:
             cos, sin = cos * scale, sin * scale
-        query_scale = None
+        query_scale = logs = None
+        places = positions if positions.dim() == 1 else positions[0]
         if self.spec.query_scale is not None:
-            places = positions if positions.dim() == 1 else positions[0]
             query_scale = _scale_queries(self.spec.query_scale, places).to(dtype)[:, None, None]
-        return RotaryTable(cos.to(dtype)[:, None], sin.to(dtype)[:, None], query_scale)
+        if self.spec.log_positions:
+            logs = (places + 1).float().log().to(dtype)[:, None, None]
+        return RotaryTable(cos.to(dtype)[:, None], sin.to(dtype)[:, None], query_scale, logs)
 
     def _of_pairs(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the position by which each pair of dimensions rotates: [T, 1] or [T, dim / 2]."""
@@ -113,15 +121,15 @@ class Rotary:
 
     def _look_up(self, kept: RotaryTable, positions: torch.Tensor) -> RotaryTable:
         """Return `table` of positions by gathering from the tables that were made."""
-        cos, sin, scale = kept
+        cos, sin, *others = kept
         places = positions if positions.dim() == 1 else positions[0]
-        scale = None if scale is None else scale.index_select(0, places)
+        by_place = [None if each is None else each.index_select(0, places) for each in others]
         if positions.dim() == 1 or self.axes is None:
-            return RotaryTable(cos.index_select(0, places), sin.index_select(0, places), scale)
+            return RotaryTable(cos.index_select(0, places), sin.index_select(0, places), *by_place)
         pairs = self._of_pairs(positions)
         places = self._spread(pairs, pairs)
         cos, sin = cos[:, 0].gather(0, places), sin[:, 0].gather(0, places)
-        return RotaryTable(cos[:, None], sin[:, None], scale)
+        return RotaryTable(cos[:, None], sin[:, None], *by_place)
 
     def apply(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate the leading `dim` dimensions of `x` [T, heads, head_dim]."""

@@ -68,8 +68,12 @@ class Attending:
         tables: RotaryTables,
         attention: AttentionBackend,
         batch: Any,
+        hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return this rank's partial sum of attention's output, given the output of `layer.qkv`."""
+        """Return this rank's partial sum of attention's output, given the output of `layer.qkv`.
+
+        `hidden` [T, hidden]: the layer's input, if its index reads it.
+        """
         if layer.shared_key is not None:
             own, turn = layer.shared_key, self._rotaries[layer.rotary]
             turns = tables[layer.rotary]
@@ -81,7 +85,9 @@ class Attending:
         if width := layer.shape.heads * self._gates_of_head(layer):
             qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
         if layer.latent is not None:
-            attended = self._attend_latents(layer, layer.latent, qkv, tables, attention, batch)
+            attended = self._attend_latents(
+                layer, layer.latent, qkv, tables, attention, batch, hidden
+            )
             values = layer.latent.values(attended)
             return layer.output(values if gate is None else self._gate(layer, values, gate))
         if layer.blocks is not None:
@@ -124,12 +130,17 @@ class Attending:
         tables: RotaryTables,
         attention: AttentionBackend,
         batch: Any,
+        hidden: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the weighted sums of latents, from which values are projected afterwards."""
+        if layer.query_scale is not None:
+            size = latent.spec.plain_dim + latent.spec.rotary_dim
+            queries = qkv[:, : layer.shape.heads * size].unflatten(-1, (-1, size))
+            layer.query_scale.multiply(queries, tables[layer.rotary].logs)
         if self._spec.index is not None:
             turns = [(own, tables[i]) for i, own in enumerate(self._rotaries)]
             return attention.attend_indexed(
-                layer.shape, qkv, latent, layer.index, layer.rotary, turns, batch
+                layer.shape, qkv, latent, layer.index, layer.rotary, turns, batch, hidden
             )
         rotary, table = self._rotaries[layer.rotary], tables[layer.rotary]
         if rotary.spec.query_scale is None:

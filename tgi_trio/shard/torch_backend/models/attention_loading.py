@@ -15,6 +15,7 @@ from tgi_trio.model.matrices.roles import (
     CrossingRefs,
     IndexRefs,
     LatentRefs,
+    LogScaleRefs,
     SharedKeyRefs,
 )
 from tgi_trio.model.specs.decoder import (
@@ -35,6 +36,7 @@ from tgi_trio.shard.torch_backend.layers.compressor import Compressor
 from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention, CrossLayer
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
 from tgi_trio.shard.torch_backend.layers.shared_key import Entries, EntryIndex, SharedKey
@@ -67,8 +69,8 @@ class AttentionLoader(WeightLoader):
         return Attention(
             shape=shape,
             qkv=self.linear(refs.qkv),
-            latent=self._latent(refs.latent, self.spec.latent),
-            index=self._index(refs.index, self.spec.index),
+            latent=self._latent(refs.latent, self.spec.latent_of(layer)),
+            index=self._index(refs.index, self.spec.index_of(layer), layer.index_place),
             blocks=self._blocks(index, layer, refs.blocks, shape.kv_heads),
             pooled=self._pooled(index, layer, refs.blocks),
             output=self.linear(refs.output),
@@ -80,6 +82,7 @@ class AttentionLoader(WeightLoader):
             value_dim=self.spec.sizes(layer).value_dim,
             keys_as_values=layer.keys_as_values,
             shared_key=self._shared_key(layer, refs.shared_key, self.spec.shared_key),
+            query_scale=self._log_scale(refs.query_scale),
         )
 
     def attention_shape(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> AttentionLayer:
@@ -92,7 +95,7 @@ class AttentionLoader(WeightLoader):
             slopes = slopes.to(self.source.device)
         key_scale, value_scale = self.source.kv_scales(kv_scales(spec, index))
         sizes, kept_by = spec.sizes(layer), layer.reads_layer
-        index_spec = layer.compression.index if layer.compression else spec.index
+        index_spec = layer.compression.index if layer.compression else spec.index_of(layer)
         kv_heads = kv_head_share(spec, sizes.kv_heads, self.source.rank, self.source.world_size)
         before = spec.layers[self.run.start : index if kept_by is None else kept_by]
         return AttentionLayer(
@@ -111,6 +114,7 @@ class AttentionLoader(WeightLoader):
             value_dim=spec.latent.rank if spec.latent else 0,
             reads_only=kept_by is not None,
             most=index_spec.most if index_spec else 0,
+            chosen_last=all(each.chooses for each in spec.layers[index + 1 : index + 2]),
             sinks=sinks,
         )
 
@@ -131,8 +135,8 @@ class AttentionLoader(WeightLoader):
         each = latent.plain_dim + latent.value_dim
         heads = self.weight(refs.up).view(-1, each, latent.rank)
         key, value = heads.split((latent.plain_dim, latent.value_dim), 1)
-        latent_norm = self.norm(refs.latent_norm)
-        if latent.scale != 1.0 and latent_norm.weight is not None:
+        latent_norm = self.optional_norm(refs.latent_norm)
+        if latent_norm and latent.scale != 1.0 and latent_norm.weight is not None:
             latent_norm.weight = latent_norm.weight * latent.scale
         return LatentProjections(
             latent,
@@ -143,7 +147,13 @@ class AttentionLoader(WeightLoader):
             value_up=value.transpose(1, 2).contiguous(),
         )
 
-    def _index(self, refs: IndexRefs | None, index: IndexSpec | None) -> TokenIndex | None:
+    def _log_scale(self, refs: LogScaleRefs | None) -> LogScale | None:
+        """Return what scales the queries of this rank's heads by position, None if nothing does."""
+        return LogScale(self.tensor(refs.scale), self.tensor(refs.bias)) if refs else None
+
+    def _index(
+        self, refs: IndexRefs | None, index: IndexSpec | None, place: int
+    ) -> TokenIndex | None:
         """Return a layer's token index, the same on every rank; None if there is none."""
         if refs is None or index is None:
             return None
@@ -157,6 +167,9 @@ class AttentionLoader(WeightLoader):
             key_norm=Norm("layer", weight, bias, refs.key_norm.eps, index.dim),
             pool_bias=self.tensor(refs.pool_bias, torch.float32) if refs.pool_bias else None,
             rotary=self._rotary(index.rotary),
+            query_norm=self.optional_norm(refs.query_norm),
+            query_scale=self._log_scale(refs.query_scale),
+            place=place,
         )
 
     def _shared_key(

@@ -97,7 +97,9 @@ class Beginning:
         if len(self._rotaries) != 1:
             return None
         kept = self._rotaries[0].kept
-        if kept is None or kept.query_scale is not None or kept.cos.shape[-1] == 0:
+        if kept is None or kept.cos.shape[-1] == 0:
+            return None
+        if kept.query_scale is not None or kept.logs is not None:
             return None
         return kept if kept.cos.dtype == self._embedding.dtype else None
 

@@ -124,7 +124,7 @@ class DecoderLoader(AttentionLoader):
         return kind(
             spec,
             layers=layers,
-            rotaries=[Rotary(rotary, self.source.device) for rotary in self.rotaries],
+            rotaries=self.turns(outer),
             embedding=embedding,
             positions=self.positions(outer),
             embedding_norm=self.optional_norm(outer.embedding_norm),
@@ -146,6 +146,13 @@ class DecoderLoader(AttentionLoader):
         linear = self.linear(ref)
         linear.pack()
         return linear
+
+    def turns(self, outer: OuterRefs) -> list[Rotary]:
+        """Return the rotary embeddings of all layers that have been loaded."""
+        factors, ref = None, outer.rotary_factors
+        if ref is not None:
+            factors = self.tensor(ref, torch.float32).exp()
+        return [Rotary(rotary, self.source.device, factors) for rotary in self.rotaries]
 
     def positions(self, outer: OuterRefs) -> torch.Tensor | None:
         """Return the table of positions [rows, hidden], learned or computed; None: there is none.
@@ -179,7 +186,7 @@ class DecoderLoader(AttentionLoader):
         return StagedDecoder(
             replace(spec, layers=tuple(spec.layers[index] for index in self.run)),
             layers=layers,
-            rotaries=[Rotary(rotary, self.source.device) for rotary in self.rotaries],
+            rotaries=self.turns(outer),
             embedding=embedding,
             positions=self.positions(outer) if first else None,
             embedding_norm=self.optional_norm(outer.embedding_norm) if first else None,

@@ -16,6 +16,7 @@ from tgi_trio.shard.torch_backend.layers.hyper import LayerHyper
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
@@ -46,6 +47,12 @@ class Attention:
     keys_as_values: bool  # see `HeadSteps`
     shared_key: SharedKey | None = None  # then `qkv` has what it projects
     pooled: PooledIndex | None = None  # likewise, for what is attended to
+    query_scale: LogScale | None = None  # with latents alone
+
+    @property
+    def reads_input(self) -> bool:
+        """Whether more than `qkv` reads the layer's input."""
+        return self.index is not None and self.index.spec.reads_input
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
@@ -57,7 +64,7 @@ class Attention:
 
     def nbytes(self) -> int:
         around = [self.latent, self.index, self.shared_key, self.query_norm, self.key_norm]
-        parts = [self.qkv, self.output, *around]
+        parts = [self.qkv, self.output, self.query_scale, *around]
         plain = [self.head_norm, self.head_norm_bias]
         small = sum(t.nbytes for t in plain if t is not None)
         small += sum(index.nbytes() for index in (self.blocks, self.pooled) if index is not None)

@@ -144,7 +144,8 @@ class LayerRunner:
         parts = []
         if layer.attention is not None:
             own, steps = layer.attention, self.head_steps[index]
-            attended = self._attend(own, steps, own.qkv(normed), tables, attention, batch)
+            qkv, hidden = own.qkv(normed), normed if own.reads_input else None
+            attended = self._attend(own, steps, qkv, tables, attention, batch, hidden)
             scale = self._spec.attention_scale
             parts.append(attended if scale == 1.0 else attended * scale)
         if layer.mixer is not None:

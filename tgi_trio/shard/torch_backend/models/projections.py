@@ -26,7 +26,9 @@ class Sums:
         self._scaled = spec.attention_scale != 1.0
 
     def attends_alone(self, layer: Layer) -> bool:
-        """Return whether only attention reads the norm of a layer's input."""
+        """Return whether only attention's first linear reads the norm of a layer's input."""
+        if layer.attention is not None and layer.attention.reads_input:
+            return False
         return not layer.mixer and not self.parallel and not self._scaled
 
     def of_attention(self, layer: Layer, mixed: torch.Tensor) -> Addends:
