@@ -18,6 +18,7 @@ T = TypeVar("T")
 TEXT_TYPES: Final[dict[str, str]] = {
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
+    "cohere_compass": "cohere_compass_text",
     "cosmos3_omni": "qwen3_vl_text",
     "deepseek_vl": "llama",
     "deepseek_vl_hybrid": "llama",
@@ -93,6 +94,7 @@ SIZES: Final = (
 DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
     "cohere": (256000, 8192, 22528, 40, 64, None, None, 8192),
     "cohere2": (256000, 8192, 22528, 40, 64, None, None, 8192),
+    "cohere_compass_text": (256000, 8192, 22528, 40, 64, None, None, 8192),
     "deepseek_v3": (129280, 7168, 18432, 61, 128, 128, None, 4096),
     "gemma": (256000, 3072, 24576, 28, 16, 16, 256, 8192),
     "gemma2": (256000, 2304, 9216, 26, 8, 4, 256, 8192),

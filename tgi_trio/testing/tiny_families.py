@@ -87,6 +87,16 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "arcee": {},
     "biogpt": {"num_key_value_heads": ABSENT},
     "cwm": {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 24},
+    "cohere_compass_text": {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 24,
+        "logit_scale": 0.5,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50000.0},
+            "full_attention": None,
+        },
+    },
     "cohere2_moe": {
         "head_dim": 16,
         "num_hidden_layers": 3,

@@ -81,6 +81,7 @@ _SIGLIP = _VISION | {"model_type": "siglip_vision_model"}
 _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "aya_vision": (_COHERE2, _SIGLIP),
     "cohere2_vision": (_COHERE2, _SIGLIP),
+    "cohere_compass": (tiny_families.FAMILIES["cohere_compass_text"], _QWEN_VISION),
     "exaone4_5": (
         {"model_type": "exaone4"} | tiny_families.FAMILIES["exaone4"],
         _QWEN_VISION | {"num_key_value_heads": 1},

@@ -52,6 +52,7 @@ NEWER = (
     "axk1",
     "biogpt",
     "cohere2_moe",
+    "cohere_compass_text",
     "cwm",
     "deepseek_v32",
     "deepseek_v4",

@@ -40,6 +40,7 @@ FAMILIES = (
     *("lfm2", "qwen3_5_text", "bamba", "bailing_hybrid"),
     # Experts parallel to attention, weighted by sigmoids; heads that differ in number, with gates.
     *("cohere2_moe", "laguna"),
+    "cohere_compass_text",  # whose kinds of layers turn otherwise, or not at all
     # And experts of which some return their input, whose result joins behind the next layer.
     "longcat_flash",
     # Layers that differ in what they keep of a token, or keep nothing; values that are keys, are

@@ -44,6 +44,7 @@ NEW = 8
 PROMPTS = prompts(8)[4:]
 OURS = (
     *(
+        "cohere_compass",
         "fuyu",
         "gemma3",
         "glm4v",

@@ -222,6 +222,30 @@ def cohere2(config: ModelConfig) -> DecoderSpec:
     return _set_rotary(spec, spec.layers[0].rotary, None)
 
 
+def cohere_compass(config: ModelConfig) -> DecoderSpec:
+    """North Micro (Cohere 2026): each kind of layers turns by its own base, or not at all.
+
+    Pairs that turn are half a head apart, and an image's tokens have three positions.
+    """
+    kinds = config.get("layer_types", ["full_attention"] * int(config.need("num_hidden_layers")))
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    stated = config.get("rope_parameters", {})
+
+    def turning(kind: str) -> RotarySpec | None:
+        if kind in stated and stated[kind] is None:
+            return None
+        own = rotary(config, hidden // heads, layer_type=kind)
+        return with_sections(own, (24, 20, 20), alternate=True)
+
+    window = int(config.values.get("sliding_window", 4096) or 0)
+    spec = _cohere(config, 10000.0, [window if kind.startswith("slid") else 0 for kind in kinds])
+    turns = {kind: turning(kind) for kind in dict.fromkeys(kinds)}
+    layers = (
+        replace(layer, rotary=turns[kind]) for layer, kind in zip(spec.layers, kinds, strict=True)
+    )
+    return replace(spec, layers=tuple(layers), logit_scale=float(config.get("logit_scale", 1.0)))
+
+
 def stablelm(config: ModelConfig) -> DecoderSpec:
     """StableLM; the 12B model has norms of query and key heads, each with weights of its own."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))

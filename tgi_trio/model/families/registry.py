@@ -158,6 +158,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "internlm3": llama_kin.internlm3,
     "cohere": llama_like.cohere,
     "cohere2": llama_like.cohere2,
+    "cohere_compass_text": llama_like.cohere_compass,
     "cohere2_moe": windowed.cohere2_moe,
     "stablelm": llama_like.stablelm,
     "starcoder2": llama_like.starcoder2,
