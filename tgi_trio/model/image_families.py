@@ -57,6 +57,7 @@ _QWEN: Final = ImageFamily("qwen", "qwen2_vl", turns=True)
 IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "aya_vision": ImageFamily("aya", "internvl"),
     "cohere2_vision": ImageFamily("cohere2", "cohere2"),
+    "cohere_compass": ImageFamily("compass", "qwen2_vl", turns=True),
     "deepseek_vl": ImageFamily("deepseek_vl", "deepseek_vl"),
     "exaone4_5": ImageFamily("exaone", "qwen2_vl"),
     "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),

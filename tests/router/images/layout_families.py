@@ -194,6 +194,11 @@ FAMILIES = {
         pixels={"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16},
         tokens=QWEN,
     ),
+    "cohere_compass": Family(
+        "cohere_compass", "CohereCompassImageProcessorPil", "CohereCompassProcessor",
+        pixels={"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16},
+        tokens={"image_token": "<|IMAGE_PAD|>", "video_token": "<|VIDEO_PAD|>"},
+    ),
     "deepseek_vl": Family(
         "deepseek_vl", "DeepseekVLImageProcessorPil", "DeepseekVLProcessor",
         options={"num_image_tokens": 9}, tokens={"image_token": "<image_placeholder>"},

@@ -23,8 +23,8 @@ SIZES = st.tuples(st.integers(1, 4096), st.integers(1, 4096)).map(lambda pair: I
 
 # Families whose processors count features alone, without marks around them.
 PLAIN = (
-    *("exaone", "gemma", "glm", "hyperclovax", "lfm3", "lighton", "llava", "minimax", "muse"),
-    *("paddleocr", "paligemma", "qwen"),
+    *("cohere_compass", "exaone", "gemma", "glm", "hyperclovax", "lfm3", "lighton", "llava"),
+    *("minimax", "muse", "paddleocr", "paligemma", "qwen"),
 )
 
 

@@ -87,6 +87,15 @@ class PaddleLayout(GridLayout):
 
 
 @dataclass(frozen=True)
+class CompassLayout(GridLayout):
+    """Likewise: North Micro's names."""
+
+    placeholder: str = "<|IMAGE_PAD|>"
+    feature_token: str = "<|IMAGE_PAD|>"
+    around = ("<|VISION_START|>", "<|VISION_END|>")
+
+
+@dataclass(frozen=True)
 class GlmLayout(GridLayout):
     """Limits hold for all frames of a repeated picture together; short sides are enlarged."""
 
@@ -274,6 +283,11 @@ def lay_out_hyperclovax(settings: ImageSettings) -> HyperclovaxLayout:
 def lay_out_paddleocr(settings: ImageSettings) -> PaddleLayout:
     """Return the layout of a `paddleocr_vl` model. Raises ModelLoadError."""
     return PaddleLayout(*_read_limits(settings, _PADDLE_SIZE))
+
+
+def lay_out_compass(settings: ImageSettings) -> CompassLayout:
+    """Return the layout of a `cohere_compass` model. Raises ModelLoadError."""
+    return CompassLayout(*_read_limits(settings, _QWEN_SIZE))
 
 
 def lay_out_qwen(settings: ImageSettings) -> GridLayout:

@@ -23,6 +23,7 @@ from tgi_trio.router.images.layouts.gemma import (
     lay_out_gemma4_unified,
 )
 from tgi_trio.router.images.layouts.grid import (
+    lay_out_compass,
     lay_out_exaone,
     lay_out_glm,
     lay_out_glm5,
@@ -48,6 +49,7 @@ from tgi_trio.router.images.layouts.tiles import (
 LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "aya": lay_out_aya,
     "cohere2": lay_out_cohere2,
+    "compass": lay_out_compass,
     "deepseek_vl": lay_out_deepseek,
     "exaone": lay_out_exaone,
     "gemma3": lay_out_gemma3,
