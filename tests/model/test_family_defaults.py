@@ -12,7 +12,7 @@ import pytest
 from tests.model.support import write_json
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, RotarySpec
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -27,7 +27,9 @@ SIZES: dict[str, Any] = {
 ALL_HEADS = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
 FEW: dict[str, Any] = {"vocab_size": 64, "max_position_embeddings": 512}
 FAMILIES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("afmoe", "axk1", "cohere2_moe", "exaone4", "exaone_moe", "flex_olmo"), SIZES),
+    **dict.fromkeys(
+        ("afmoe", "axk1", "axk2", "cohere2_moe", "exaone4", "exaone_moe", "flex_olmo"), SIZES
+    ),
     **dict.fromkeys(("flint", "granitemoeshared", "granitemoe_swa", "kolibri1", "laguna"), SIZES),
     **dict.fromkeys(("mellum", "solar_open", "cwm", "glm", "granite_swa", "helium"), SIZES),
     **dict.fromkeys(("hyperclovax", "iquestcoder", "jais2", "minicpm3", "nanochat"), SIZES),
@@ -47,13 +49,17 @@ def spec_of(folder: Path) -> DecoderSpec:
     """Return the spec, but for the rotary keys themselves, which plain embeddings do not read."""
     spec = decoder_spec(read_config(folder))
     assert spec is not None
-    layers = []
-    for layer in spec.layers:
-        turning = layer.rotary
-        if turning is not None and turning.kind == "default":
-            turning = replace(turning, parameters={})
-        layers.append(replace(layer, rotary=turning))
-    return replace(spec, layers=tuple(layers))
+    layers = (replace(layer, rotary=_without_keys(layer.rotary)) for layer in spec.layers)
+    index = spec.index
+    if index is not None:
+        index = replace(index, rotary=_without_keys(index.rotary) or index.rotary)
+    return replace(spec, layers=tuple(layers), index=index)
+
+
+def _without_keys(turning: RotarySpec | None) -> RotarySpec | None:
+    if turning is None or turning.kind != "default":
+        return turning
+    return replace(turning, parameters={})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -90,6 +90,10 @@ published files are read as well as those that `save_pretrained` writes (`model/
 Other scores of experts than the published ones, biases in the shared expert and rotation by length
 run through transformers.
 
+A.X-K2's norms before attention and experts have gates of low rank behind them, which their own
+result opens (`layers/norm_gate.py`), and its queries and gates of values are expanded from
+compressed queries with and without their norm.
+
 Mistral Large 4's index reads what its layer reads, not compressed queries. Queries of either are
 scaled by the logarithm of their position, each head by numbers of its own
 (`layers/log_scale.py`), frequencies have learned factors, and some layers do not turn; their heads

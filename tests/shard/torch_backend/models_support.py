@@ -50,6 +50,7 @@ NEWER = (
     "apertus",
     "arcee",
     "axk1",
+    "axk2",
     "biogpt",
     "cohere2_moe",
     "cohere_compass_text",

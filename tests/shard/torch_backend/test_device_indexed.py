@@ -25,7 +25,7 @@ from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped  # noqa: E402
 
-FAMILIES = ("deepseek_v32", "glm_moe_dsa", "hy_v4")
+FAMILIES = ("deepseek_v32", "glm_moe_dsa", "hy_v4", "axk2")
 WRAPPED = ("glm5_next", "mistral_large4")  # the text of models that see images as well
 CHOSEN = 12  # by the index of all of them
 TEXTS = [text for text in prompts(40, longest=40) if len(text) > CHOSEN][3:6]

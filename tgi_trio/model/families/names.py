@@ -741,6 +741,14 @@ DEEPSEEK_V32 = replace(
     index_weights="self_attn.indexer.weights_proj",
 )
 
+AXK2 = replace(
+    DEEPSEEK_V32,
+    attention_norm="input_layernorm.norm",
+    attention_norm_gate="input_layernorm.W_",
+    mlp_norm="post_attention_layernorm.norm",
+    mlp_norm_gate="post_attention_layernorm.W_",
+)
+
 MISTRAL_LARGE4 = replace(
     DEEPSEEK_V32,
     choice_bias="",

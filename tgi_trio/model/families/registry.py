@@ -83,6 +83,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "deepseek_v2": deepseek.deepseek_v2,
     "deepseek_v3": deepseek.deepseek_v3,
     "axk1": deepseek.axk1,
+    "axk2": sparse.axk2,
     "step3p5": step.step3p5,
     "longcat_flash": longcat.longcat_flash,
     "deepseek_v32": sparse.deepseek_v32,

@@ -41,6 +41,37 @@ def glm_moe_dsa(config: ModelConfig) -> DecoderSpec | None:
     return _set_index(config, spec, heads=32, interleaved=True)
 
 
+def axk2(config: ModelConfig) -> DecoderSpec | None:
+    """A.X-K2 (SK Telecom 2026): V3.2 with gates of norms and of values; dense MLPs have no gate."""
+    count, every = int(config.need("num_hidden_layers")), int(config.get("moe_layer_freq", 1))
+    first, kinds = int(config.get("first_k_dense_replace", 1)), config.get("mlp_layer_types")
+    sparse = [i >= first and i % every == 0 for i in range(count)]
+    sparse = [kind == "sparse" for kind in kinds] if kinds else sparse
+    values = {"moe_intermediate_size": 512, **config.values, "rope_interleave": True}
+    config = replace(config, values=values)
+    spec = deepseek_spec(
+        config,
+        v3_experts(config, groups=1, groups_used=1, count=128),
+        names.AXK2,
+        sparse=sparse,
+        rank=128,
+        query_rank=384,
+        plain_dim=64,
+        rotary_dim=32,
+        value_dim=64,
+    )
+    dense = replace(names.AXK2, mlp_norm="post_attention_layernorm", mlp_norm_gate="")
+    layers = (la if la.experts else replace(la, names=dense) for la in spec.layers)
+    spec = replace(
+        spec,
+        layers=tuple(layers),
+        gated_values=True,
+        norm_gate_rank=int(config.get("gated_norm_rank", 16)),
+        latent=replace(spec.latent, doubled=True) if spec.latent else None,
+    )
+    return _set_index(config, spec, heads=16, interleaved=False)
+
+
 def hy_v4(config: ModelConfig) -> DecoderSpec | None:
     """Hunyuan 4 (2026): sinks, gates of values, several hidden states, limits of routed experts.
 

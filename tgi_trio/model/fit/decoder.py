@@ -77,6 +77,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.gated_heads": ANY,
     "DecoderSpec.gate_activation": only("sigmoid", "softplus", refusal="gates by {!r}"),
     "DecoderSpec.gated_values": ANY,
+    "DecoderSpec.norm_gate_rank": ANY,
     "DecoderSpec.query_key_norm_bias": ANY,
     "DecoderSpec.norm_after_rotary": ANY,
     "DecoderSpec.qkv_layout": only(
@@ -122,6 +123,7 @@ CLAIMS: Final[Claims] = {
     "LatentSpec.value_dim": ANY,
     "LatentSpec.bias": ANY,
     "LatentSpec.scale": ANY,
+    "LatentSpec.doubled": ANY,
     "LatentSpec.norm_eps": ANY,
     "DecoderSpec.index": ANY,
     "IndexSpec.heads": ANY,

@@ -30,6 +30,8 @@ NAMES: Final[Claims] = {
     "Names.mlp_post_norm": ANY,
     "Names.attention_sum_norm": ANY,
     "Names.mlp_sum_norm": ANY,
+    "Names.attention_norm_gate": ANY,
+    "Names.mlp_norm_gate": ANY,
     "Names.query_norm": ANY,
     "Names.key_norm": ANY,
     "Names.sinks": ANY,

@@ -48,6 +48,7 @@ from tgi_trio.model.matrices.roles import (
     ExpertsRefs,
     LayerRefs,
     MlpRefs,
+    NormGateRefs,
     OuterRefs,
 )
 from tgi_trio.model.matrices.shared_block import shared_refs
@@ -172,6 +173,18 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         hyper=layer_hyper_refs(spec, prefix, spec.hyper) if spec.hyper else None,
         gates=layer_gates_refs(spec, prefix, spec.gated_streams) if spec.gated_streams else None,
         ngrams=ngrams_refs(spec, prefix, layer.ngrams) if layer.ngrams else None,
+        attention_norm_gate=_norm_gate(spec, prefix, names.attention_norm_gate),
+        mlp_norm_gate=_norm_gate(spec, prefix, names.mlp_norm_gate),
+    )
+
+
+def _norm_gate(spec: DecoderSpec, prefix: str, name: str) -> NormGateRefs | None:
+    if not name:
+        return None
+    hidden, rank, place = spec.hidden_size, spec.norm_gate_rank, prefix + name
+    return NormGateRefs(
+        down=whole_linear(MatrixRef(f"{place}down.weight", rank, hidden)),
+        up=whole_linear(MatrixRef(f"{place}up.weight", hidden, rank)),
     )
 
 

@@ -55,7 +55,7 @@ def latent_qkv(
         if index.pool:
             gate = MatrixRef(prefix + names.index_pool_gate, index.dim, hidden)
             pieces.append(LinearPiece(gate, whole_units(index.dim), inputs))
-    if spec.gated_values:
+    if spec.gated_values and not latent.doubled:
         width = spec.heads * latent.value_dim
         gate = layer_matrix(spec, prefix + names.value_gate, width, hidden)
         pieces.append(LinearPiece(gate, run_of("heads", spec.heads, latent.value_dim), inputs))
@@ -105,11 +105,14 @@ def latent_refs(
 ) -> LatentRefs:
     """Return what follows the first projection in the layer at `prefix`; see `latent_qkv`."""
     names, heads = spec.names, spec.heads
-    query_up = query_norm = None
+    query_up = query_norm = gate_up = None
     if rank := latent.query_rank:
         size = latent.plain_dim + latent.rotary_dim
-        matrix = layer_matrix(spec, prefix + names.query_up, heads * size, rank)
-        query_up = split_outputs(matrix, "heads", size)
+        if latent.doubled:
+            query_up, gate_up = _doubled(spec, prefix, latent, size)
+        else:
+            matrix = layer_matrix(spec, prefix + names.query_up, heads * size, rank)
+            query_up = split_outputs(matrix, "heads", size)
         query_norm = norm_ref(spec, prefix, names.query_norm, rank, latent.norm_eps)
     each = latent.plain_dim + latent.value_dim
     latent_norm = None
@@ -119,9 +122,26 @@ def latent_refs(
         raise ValueError(f"{spec.family}: names lack latent_norm")
     return LatentRefs(
         query_up=query_up,
+        gate_up=gate_up,
         query_norm=query_norm,
         latent_norm=latent_norm,
         up=split_outputs(
             layer_matrix(spec, prefix + names.latent_up, heads * each, latent.rank), "heads", each
         ),
+    )
+
+
+def _doubled(
+    spec: DecoderSpec, prefix: str, latent: LatentSpec, size: int
+) -> tuple[LinearRef, LinearRef]:
+    """Return queries and gates, which one matrix has by turns; see `LatentSpec.doubled`."""
+    each, inputs = size + latent.value_dim, 2 * latent.query_rank
+    rows = spec.heads * each
+    both = layer_matrix(spec, prefix + spec.names.query_up, rows, inputs)
+    queries = Units("heads", range(0, rows, each), size)
+    gates = Units("heads", range(size, rows, each), latent.value_dim)
+    whole = whole_units(inputs)
+    return (
+        LinearRef((LinearPiece(both, queries, whole),)),
+        LinearRef((LinearPiece(both, gates, whole),)),
     )

@@ -152,6 +152,15 @@ class LatentRefs:
     query_norm: NormRef | None
     latent_norm: NormRef | None  # None: the latents are another layer's
     up: LinearRef  # per head, rows of its key, then of its value
+    gate_up: LinearRef | None = None  # gates of values, see `LatentSpec.doubled`
+
+
+@dataclass(frozen=True, slots=True)
+class NormGateRefs:
+    """The matrices of a gate behind a norm."""
+
+    down: LinearRef
+    up: LinearRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +354,8 @@ class LayerRefs:
     hyper: LayerHyperRefs | None = None
     gates: LayerGatesRefs | None = None
     ngrams: NgramsRefs | None = None
+    attention_norm_gate: NormGateRefs | None = None
+    mlp_norm_gate: NormGateRefs | None = None
 
 
 @dataclass(frozen=True, slots=True)

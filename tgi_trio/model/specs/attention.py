@@ -64,6 +64,9 @@ class LatentSpec:
     value_dim: int
     bias: bool = False  # of the compressing linears
     scale: float = 1.0  # of the normalised latent
+    # Queries are expanded from compressed ones with and without their norm, side by side; the same
+    # matrix has gates of values, a head's behind its query (A.X-K2).
+    doubled: bool = False
     norm_eps: float = 1e-6  # of compressed queries and latents, whatever that of the layers is
 
 

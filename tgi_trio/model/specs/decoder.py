@@ -90,6 +90,9 @@ class Names:
     # Of a part's sum with what it is added to; the result takes the sum's place (post-norm).
     attention_sum_norm: str = ""
     mlp_sum_norm: str = ""
+    # Beginnings of the matrices of gates behind these norms, see `DecoderSpec.norm_gate_rank`.
+    attention_norm_gate: str = ""
+    mlp_norm_gate: str = ""
     query_norm: str = ""
     key_norm: str = ""
     sinks: str = ""  # the complete name of a tensor [heads]
@@ -317,6 +320,8 @@ class DecoderSpec:
     gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"  # of both
     # with latents: each number of a head's output is multiplied by a sigmoid gate of its own
     gated_values: bool = False
+    # of the gates that open what norms before attention or MLP say, by themselves; 0: none
+    norm_gate_rank: int = 0
     qkv_layout: QkvLayout = "separate"
     qkv_bias: bool = False
     output_bias: bool = False

@@ -65,7 +65,7 @@ class PagedIndexedAttention(PagedAttention):
             keys = key[:, 0, index.place_in(latent.spec)]
             if index.spec.pool:
                 average_runs(index, keys, batch, scale, compressed)
-            query, ends = expand_queries(latent, compressed)
+            query, ends = expand_queries(latent, compressed, projected)
         if batch.longest <= layer.most:
             return self._attend_latents(layer, query, ends, batch, turning)
         if index is not None:

@@ -109,7 +109,7 @@ def write_latent_keys(
     """
     spec = latent.spec
     if latent.reads_only:
-        return expand_queries(latent, projected)
+        return expand_queries(latent, projected, projected)
     tokens, width = len(projected), projected.shape[1] - spec.rank - spec.rotary_dim
     query = projected[:, :width]
     if latent.query_up is not None:
@@ -122,7 +122,7 @@ def write_latent_keys(
         **constants,
         CODES=codes,
     )
-    return expand_queries(latent, query)
+    return expand_queries(latent, query, projected)
 
 
 def describe_latents(
@@ -153,15 +153,15 @@ def describe_latents(
 
 
 def expand_queries(
-    latent: LatentProjections, query: torch.Tensor
+    latent: LatentProjections, query: torch.Tensor, projected: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return queries over latents and their ends, as `write_latent_keys` does.
 
-    `query`: [T, ...] as projected or, where queries are compressed, normalised.
+    `query`: [T, ...] as projected or, where queries are compressed, normalised; `projected` begins
+    with these before their norm.
     """
     spec = latent.spec
-    if latent.query_up is not None:
-        query = latent.query_up(query)
+    query = latent.expand(query, projected)
     query = query.view(len(query), len(latent.key_up), spec.plain_dim + spec.rotary_dim)
     plain, ends = query.split((spec.plain_dim, spec.rotary_dim), dim=-1)
     absorbed = torch.empty((*query.shape[:2], spec.rank), dtype=query.dtype, device=query.device)

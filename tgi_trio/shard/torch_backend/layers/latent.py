@@ -25,7 +25,9 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 class LatentProjections:
     """The projections around a layer's attention over latents."""
 
-    __slots__ = ("key_up", "latent_norm", "query_norm", "query_up", "spec", "value_up")
+    __slots__ = (
+        *("gate_up", "key_up", "latent_norm", "query_norm", "query_up", "spec", "value_up"),
+    )
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class LatentProjections:
         latent_norm: Norm | None,
         key_up: torch.Tensor,
         value_up: torch.Tensor,
+        gate_up: Linear | None = None,
     ) -> None:
         """Hold this rank's heads. `query_norm`, `query_up`: None if queries are not compressed.
 
@@ -48,6 +51,7 @@ class LatentProjections:
         self.latent_norm = latent_norm
         self.key_up = key_up
         self.value_up = value_up
+        self.gate_up = gate_up
 
     @property
     def reads_only(self) -> bool:
@@ -87,8 +91,7 @@ class LatentProjections:
         behind = (0, 0) if self.reads_only else (spec.rank, spec.rotary_dim)
         width = projected.shape[-1] - sum(behind)
         query, latent, key = projected.split((width, *behind), dim=-1)
-        if self.query_norm is not None and self.query_up is not None:
-            query = self.query_up(self.query_norm(query))
+        query = self.expand(query if self.query_norm is None else self.query_norm(query), query)
         query = query.view(len(projected), -1, spec.plain_dim + spec.rotary_dim)
         return query, latent, key
 
@@ -96,6 +99,27 @@ class LatentProjections:
         """Return the compressed queries, normalised, [T, query_rank]."""
         query = projected[:, : self.spec.query_rank]
         return query if self.query_norm is None else self.query_norm(query)
+
+    def expand(self, compressed: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+        """Return queries [T, heads * size] of `compressed` ones, normalised.
+
+        `projected` [T, at least query_rank] begins with these before their norm. Queries that are
+        not compressed are returned as they are.
+        """
+        if self.query_up is None:
+            return compressed
+        return self.query_up(self._join(compressed, projected))
+
+    def gates(self, projected: torch.Tensor) -> torch.Tensor | None:
+        """Return gates of values [T, heads * value_dim], not activated; None: there are none."""
+        if self.gate_up is None:
+            return None
+        return self.gate_up(self._join(self.compress(projected), projected))
+
+    def _join(self, compressed: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+        if not self.spec.doubled:
+            return compressed
+        return torch.cat((compressed, projected[:, : self.spec.query_rank]), dim=-1)
 
     def values(self, attended: torch.Tensor) -> torch.Tensor:
         """Return values [T, heads * value_dim] of `attended` [T, heads * (rank + rotary_dim)]."""
@@ -106,11 +130,12 @@ class LatentProjections:
         return values.flatten(1)
 
     def pack(self) -> None:
-        if self.query_up is not None:
-            self.query_up.pack()
+        for linear in (self.query_up, self.gate_up):
+            if linear is not None:
+                linear.pack()
 
     def nbytes(self) -> int:
-        parts = (self.query_norm, self.query_up, self.latent_norm)
+        parts = (self.query_norm, self.query_up, self.gate_up, self.latent_norm)
         return (
             sum(part.nbytes() for part in parts if part is not None)
             + self.key_up.nbytes

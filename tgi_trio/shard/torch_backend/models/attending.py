@@ -85,6 +85,7 @@ class Attending:
         if width := layer.shape.heads * self._gates_of_head(layer):
             qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
         if layer.latent is not None:
+            gate = layer.latent.gates(qkv) if gate is None else gate
             attended = self._attend_latents(
                 layer, layer.latent, qkv, tables, attention, batch, hidden
             )
@@ -119,7 +120,7 @@ class Attending:
     def _gates_of_head(self, layer: Attention) -> int:
         """Return the number of gates of each head's output; 0: there are none."""
         if self._spec.gated_values and layer.latent is not None:
-            return layer.latent.spec.value_dim
+            return 0 if layer.latent.spec.doubled else layer.latent.spec.value_dim
         return layer.shape.head_dim if self._spec.gated_attention else int(self._spec.gated_heads)
 
     def _attend_latents(

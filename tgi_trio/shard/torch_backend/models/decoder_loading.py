@@ -20,6 +20,7 @@ from tgi_trio.model.matrices.roles import (
     LowRankRefs,
     MlpRefs,
     NgramsRefs,
+    NormGateRefs,
     OuterRefs,
     OwnInputRefs,
     OwnInputsRefs,
@@ -38,6 +39,7 @@ from tgi_trio.shard.torch_backend.layers.activation import SparseActivation, act
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
+from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.shared_block import SharedLinear, SharedUse
@@ -273,7 +275,12 @@ class DecoderLoader(AttentionLoader):
             hyper=load_layer_hyper(self, refs.hyper, self.spec.hyper),
             gates=load_layer_gates(self, refs.gates, self.spec.gated_streams),
             ngrams=self.ngrams(refs.ngrams, layer),
+            attention_norm_gate=self.norm_gate(refs.attention_norm_gate),
+            mlp_norm_gate=self.norm_gate(refs.mlp_norm_gate),
         )
+
+    def norm_gate(self, refs: NormGateRefs | None) -> NormGate | None:
+        return None if refs is None else NormGate(self.linear(refs.down), self.linear(refs.up))
 
     def block(
         self,

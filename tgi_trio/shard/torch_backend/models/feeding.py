@@ -24,6 +24,10 @@ def feed_forward(
     Experts beside the MLP read the sum itself. `reduce` None: there are no other ranks.
     """
     norm, beside = layer.mlp_norm, layer.beside
+    if layer.mlp_norm_gate is not None:
+        x, inner = add_and_normalise(x, addends, norm)
+        found = mlp(layer.mlp_norm_gate(inner))
+        return x, found if reduce is None else reduce(found)
     if reduce is None and beside is None and isinstance(mlp, ExpertsMlp):
         if mlp.widens(len(x)):
             x, inner, wide = add_normalise_and_widen(x, addends, norm)

@@ -19,6 +19,7 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
 from tgi_trio.shard.torch_backend.layers.shared_block import SharedUse
@@ -81,6 +82,7 @@ _Around: TypeAlias = (
     | LayerHyper
     | LayerGates
     | NgramsLayer
+    | NormGate
 )
 
 
@@ -108,10 +110,13 @@ class Layer:
     hyper: LayerHyper | None = None
     gates: LayerGates | None = None
     ngrams: NgramsLayer | None = None
+    attention_norm_gate: NormGate | None = None
+    mlp_norm_gate: NormGate | None = None
 
     def _around(self) -> tuple[_Around | None, ...]:
         own = self.own_input, self.streams, self.shared, self.crossing, self.hyper
-        return self.beside, self.later, *own, self.gates, self.ngrams
+        behind = self.attention_norm_gate, self.mlp_norm_gate
+        return self.beside, self.later, *own, self.gates, self.ngrams, *behind
 
     def mixtures(self) -> tuple[ExpertsMlp, ...]:
         """Return the layer's mixtures of experts."""

@@ -61,6 +61,8 @@ class LayerRunner:
             addends = self.sums.of_attention(layer, self.reduce(mixed))
         elif layer.attention is not None or layer.mixer is not None:
             x, normed = add_and_normalise(x, addends, layer.attention_norm)
+            if layer.attention_norm_gate is not None:
+                normed = layer.attention_norm_gate(normed)
             mixed = self.mix(index, normed, tables, attention, batch, states)
             addends = self.sums.of_attention(layer, mixed)
             if self._spec.parallel and layer.mlp is not None:

@@ -29,6 +29,8 @@ class Sums:
         """Return whether only attention's first linear reads the norm of a layer's input."""
         if layer.attention is not None and layer.attention.reads_input:
             return False
+        if layer.attention_norm_gate is not None:
+            return False
         return not layer.mixer and not self.parallel and not self._scaled
 
     def of_attention(self, layer: Layer, mixed: torch.Tensor) -> Addends:
@@ -61,7 +63,7 @@ def list_projections(layers: Sequence[Layer], sums: Sums) -> Iterator[Projection
             before = sums.of_mlp(layers[i - 1], layer.attention.qkv.weight)
             yield Projection(layer.attention.qkv, layer.attention_norm, None, before)
         apart = sums.parallel or layer.attention_sum_norm is not None
-        if isinstance(layer.mlp, DenseMlp) and not apart:
+        if isinstance(layer.mlp, DenseMlp) and not apart and layer.mlp_norm_gate is None:
             before = sums.of_attention(layer, layer.mlp.up.weight)
             yield Projection(layer.mlp.up, layer.mlp_norm, layer.mlp.act, before)
 
