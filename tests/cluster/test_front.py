@@ -312,14 +312,6 @@ async def test_a_drain_ends_what_runs_and_takes_nothing_new() -> None:
         assert (await front.ask("GET", "/health")).status == 503
 
 
-async def test_health_may_be_red_before_anything_is_refused() -> None:
-    async with fake_replicas(1) as replicas, served_front(replicas.addresses) as front:
-        assert (await front.ask("GET", "/ready")).status == 200
-        front.front.retire()
-        assert (await front.ask("GET", "/ready")).status == 503
-        assert (await front.ask("POST", "/generate_stream", BODY)).body == WHOLE
-
-
 async def test_keys_limits_and_what_is_not_served() -> None:
     settings = replace(WITH_SECRET, api_keys=("key",), payload_limit=100)
     async with fake_replicas(1) as replicas:

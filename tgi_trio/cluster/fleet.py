@@ -114,6 +114,14 @@ class Fleet:
         """Whether a replica takes requests."""
         return len(self._routing) > 0
 
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are to be sent here: a replica takes them, or is only late.
+
+        While no other is up, requests wait for one that is late, until it answers or is dead.
+        """
+        return any(each.expected for each in self.members)
+
     async def wait_until_serves(self, until: float) -> bool:
         """Wait until a replica takes requests; returns whether one does. A checkpoint.
 

@@ -114,6 +114,12 @@ class Member:
     name: str  # its address
     state: MemberState
     heard: float  # when its last byte arrived, seconds
+    well: bool = False  # what its last health check said
+
+    @property
+    def expected(self) -> bool:
+        """Whether it takes requests, or most probably will at once: it is late, not unwell."""
+        return self.state is _UP or (self.state is _SUSPECT and self.well)
 
 
 OnChange = Callable[[Member, MemberState], None]  # the member and its previous state
@@ -171,6 +177,7 @@ class Members:
             return
         if event in (MemberEvent.WELL, MemberEvent.UNWELL):
             member.heard = now
+            member.well = event is MemberEvent.WELL
         self._move(member, event)
 
     def tick(self, now: float) -> None:

@@ -41,7 +41,7 @@ class OwnRoutes:
             case "GET" | "HEAD", "/live":
                 return 200, _JSON, b'{"live":true}'
             case "GET" | "HEAD", "/health":
-                return (200 if self._fleet.serves else 503), _JSON, b""
+                return (200 if self._fleet.healthy else 503), _JSON, b""
             case "GET" | "HEAD", "/ready":
                 return self._ready()
             case "GET" | "HEAD", "/metrics":
@@ -53,7 +53,7 @@ class OwnRoutes:
         return None
 
     def _ready(self) -> OwnAnswer:
-        if self._fleet.serves:
+        if self._fleet.healthy:
             return 200, _JSON, b'{"ready":true}'
         return 503, _JSON, b'{"ready":false,"why":"no replica is up"}'
 
