@@ -34,9 +34,9 @@ from tqdm import tqdm
 
 from bench.harness import stats
 from tgi_trio.hub import resolve_drafter, resolve_model
-from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.settings.records import DRAFTERS
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.loop.batch import Batch
@@ -91,7 +91,7 @@ def prompts(kind: str, count: int, tokenizer: Tokenizer, answer: Answer) -> list
 
 def run(
     runner: Runner,
-    blocks: int,
+    memory: WarmupResult,
     size: int,
     encoded: list[list[int]],
     *,
@@ -109,7 +109,8 @@ def run(
     batch = Batch(
         vocab_size=info.vocab_size,
         block_size=info.block_size,
-        blocks=blocks,
+        blocks=memory.blocks,
+        state_slots=memory.state_slots,
         eos_ids=info.eos_ids,
         drafter=runner.drafter(speculate) if speculate else None,
         draft_budget=info.draft_budget,
@@ -125,8 +126,17 @@ def run(
             i, ids = waiting.popleft()
             taken[i] = min(places.keys() - taken.values())
             asked = SamplingParameters(seed=i, sample=sample, temperature=0.7, ignore_eos=not ends)
-            table = places[taken[i]]
-            batch.add(PrefillRow(i, np.array(ids, np.int32), len(ids), 0, table, new, 0, asked))
+            row = PrefillRow(
+                sequence=i,
+                token_ids=np.array(ids, np.int32),
+                prompt_length=len(ids),
+                cached_length=0,
+                block_ids=places[taken[i]],
+                max_new_tokens=new,
+                sampling=asked,
+                states=grant_states(taken[i]) if memory.state_slots else None,
+            )
+            batch.add(row)
         began = clock()
         plan = batch.plan(BUDGET)
         if plan is None:
@@ -148,6 +158,11 @@ def run(
             del taken[sequence.id]
         for sequence_id, token_ids in tokens_of(moved):
             found.tokens[sequence_id] += token_ids
+
+
+def grant_states(place: int) -> StateGrant:
+    """Return the two slots of a place in the batch; slot 0 is nobody's."""
+    return StateGrant((1 + 2 * place, 2 + 2 * place))
 
 
 def tokens_of(moved: Moved) -> Iterator[tuple[int, list[int]]]:
@@ -194,7 +209,7 @@ def main() -> None:
             cpu_threads=1 if args.processor_time else 0,
         )
     )
-    blocks = runner.warm_up(WarmupRequest(BUDGET, 1024, 64, 32768)).blocks
+    memory = runner.warm_up(WarmupRequest(BUDGET, 1024, 64, 32768))
     cases = [(k, b, s) for k in args.prompts for b in args.batch for s in (False, True)]
     results: list[dict[str, Any]] = []
     differing: list[int] = []  # runs of a case and a setting that gave other tokens
@@ -206,12 +221,12 @@ def main() -> None:
         return f"{stats.table_of(results)}\n{words}", written
 
     with stats.reporting(args.json, "model.speculation", found):
-        measure(runner, blocks, cases, tokenizer, args, results, differing)
+        measure(runner, memory, cases, tokenizer, args, results, differing)
 
 
 def measure(
     runner: Runner,
-    blocks: int,
+    memory: WarmupResult,
     cases: list[tuple[str, int, bool]],
     tokenizer: Tokenizer,
     args: argparse.Namespace,
@@ -222,7 +237,7 @@ def measure(
     for kind, size, sample in tqdm(cases, desc="cases"):
         new = args.new_tokens
         clock = time.thread_time_ns if args.processor_time else time.perf_counter_ns
-        answer = functools.partial(run, runner, blocks, size, ends=kind == "chat", clock=clock)
+        answer = functools.partial(run, runner, memory, size, ends=kind == "chat", clock=clock)
         plainly = functools.partial(answer, speculate=0, new=new, sample=False)
         encoded = prompts(kind, args.turns * size, tokenizer, plainly)
         found: dict[int, list[Run]] = {n: [] for n in args.speculate}

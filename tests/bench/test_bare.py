@@ -9,7 +9,7 @@ import pytest
 from bench.harness import checkpoints
 from bench.model.bare import BareModel
 
-_SMALL = {
+SMALL_HYBRID = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -29,7 +29,7 @@ _SMALL = {
 def test_rows_decode_behind_what_counts_as_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    monkeypatch.setitem(checkpoints.SHAPES, "H", checkpoints.SHAPES["H"] | _SMALL)
+    monkeypatch.setitem(checkpoints.SHAPES, "H", checkpoints.SHAPES["H"] | SMALL_HYBRID)
     model = BareModel(checkpoints.make("H", tmp_path), backend, threads=1, dtype="float32")
     assert model.runner.info.backend.startswith("numba") == (backend == "numba")
     model.hold([20, 3], 4, cached=True)
