@@ -99,6 +99,21 @@ async def test_cors_for_everybody(http):
     assert {"content-type", "authorization", "x-api-key"} <= set(allowed)
 
 
+async def test_a_page_may_send_the_headers_that_its_browser_asks_for():
+    # Those of OpenAI's and Anthropic's SDKs are many, and more with each release.
+    asked = "authorization,content-type,x-stainless-arch,x-stainless-retry-count,openai-project"
+    async with served() as server:
+        client = await server.connect()
+        preflight = await client.ask(
+            "OPTIONS",
+            "/v1/chat/completions",
+            origin="http://a",
+            access_control_request_method="POST",
+            access_control_request_headers=asked,
+        )
+    assert preflight.headers["access-control-allow-headers"] == asked
+
+
 @pytest.mark.parametrize("state", [(True, ""), (False, "the server shuts down")])
 async def test_options_of_a_health_check_tell_the_health(state):
     # What HAProxy asks unless told otherwise; a browser asks before `POST /`, and says so.

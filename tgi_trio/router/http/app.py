@@ -135,7 +135,7 @@ class HttpRequest(TrioASGIHTTPConnection):
             if scope["path"] == "/" and b"access-control-request-method" not in self.headers:
                 return await self.answer(operations.PROBE)
             self._end_reading()
-            return self.app.cors.preflight()
+            return self.app.cors.preflight(self.headers)
         route = self.app.shortcuts.get((scope["method"], scope["path"]))
         if route is not None:
             return await self.answer(route)

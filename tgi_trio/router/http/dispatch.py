@@ -123,6 +123,10 @@ class RequestIds:
 class Cors:
     """CORS headers, as TGI's (tower-http)."""
 
+    _USUAL = (  # what is granted to whoever does not say what it wants
+        b"content-type,authorization,x-api-key,x-request-id,x-request-timeout,"
+        b"anthropic-version,anthropic-beta,anthropic-dangerous-direct-browser-access"
+    )
     _VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
 
     def __init__(self, origins: Sequence[str]) -> None:
@@ -139,9 +143,12 @@ class Cors:
             return [self._VARY, (b"access-control-allow-origin", origin)]
         return [self._VARY]
 
-    def preflight(self) -> Reply:
-        """Return the answer to OPTIONS. TGI grants content-type alone, so that no page can send
-        the key it asks for."""
+    def preflight(self, request: Mapping[bytes, bytes]) -> Reply:
+        """Return the answer to OPTIONS, which grants the headers that a browser asks for.
+
+        They say nothing of a user, as no cookie counts here. TGI grants content-type alone, so that
+        no page can send the key it asks for.
+        """
         return Reply(
             b"",
             content_type=b"",
@@ -149,8 +156,7 @@ class Cors:
                 (b"access-control-allow-methods", b"GET,POST"),
                 (
                     b"access-control-allow-headers",
-                    b"content-type,authorization,x-api-key,x-request-id,x-request-timeout,"
-                    b"anthropic-version,anthropic-beta,anthropic-dangerous-direct-browser-access",
+                    request.get(b"access-control-request-headers") or self._USUAL,
                 ),
             ],
         )
