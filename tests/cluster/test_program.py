@@ -93,7 +93,8 @@ def test_a_file_of_replicas(tmp_path: Path) -> None:
     file = tmp_path / "replicas"
     file.write_text("# ours\na:1\n\n[::1]:2  # here\nunix:/run/x\n")
     assert read_replicas(file) == ["a:1", "[::1]:2", "unix:/run/x"]
-    for wrong in ("a", "a:0", "a:70000", ":1", "::1:2", "http://a:1"):
+    names = ("a", "a:0", "a:70000", ":1", "::1:2", "http://a:1")
+    for wrong in (*names, "a b:1", "a,b:1", "a/b:1", "me@a:1", "a\0:1", "[]:1", "[a b]:1"):
         file.write_text(f"a:1\n{wrong}\n")
         with pytest.raises(ConfigurationError, match="line 2: expected host:port"):
             read_replicas(file)

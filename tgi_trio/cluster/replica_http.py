@@ -6,6 +6,7 @@ streams by `Pump`; httptools removes the framing.
 
 from __future__ import annotations
 
+import re
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from tgi_trio.router.http.wire.transport import inner_socket
 UNIX = "unix:"
 CONNECT_SECONDS = 1.0  # timeout of connecting to a replica
 
+# A name or an address of version 4; one of version 6, in brackets. Names may have any letters.
+_HOST = re.compile(r"[^][:/?#@,\s]+|\[[^][/?#@,\s]+\]")
 _HUNG_UP = "it hung up in the middle of an answer"
 _MOST_RECEIVED = 1 << 16  # bytes taken from the socket at once
 _LONGEST_HEAD = 1 << 16  # bytes of an answer's head
@@ -226,7 +229,7 @@ def request_bytes(
 def check_address(text: str) -> None:
     """Raise ValueError, which says what is allowed, if `text` is not a replica's address."""
     host, _, port = text.rpartition(":")
-    named = bool(host) and (":" not in host or (host[0] == "[" and host[-1] == "]"))
+    named = _HOST.fullmatch(host) is not None and host.isprintable()
     is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= 65535
     is_path = text.startswith(UNIX) and len(text) > len(UNIX)
     if len(text.encode()) > LONGEST_NAME:
