@@ -151,3 +151,16 @@ def test_a_launcher_that_dies_in_the_middle_of_it_is_no_error() -> None:
             check=False,
         )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_a_machine_that_refuses_processes_has_none_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts the shards themselves says so; nothing is left open."""
+
+    def refuse(*args: object, **options: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    with waiting_shards(2, "") as shards:
+        assert not shards._waiting
+        assert len(os.listdir("/proc/self/fd")) == before
