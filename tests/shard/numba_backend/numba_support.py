@@ -146,6 +146,7 @@ NEWER: dict[str, dict[str, Any]] = {
     "apertus": {"head_dim": 32},
     "arcee": {"head_dim": 32},
     "biogpt": {"hidden_size": 128},
+    "bitnet": {"hidden_size": 128},
     "cwm": {"head_dim": 32},
     "cohere2_moe": {"head_dim": 32, "intermediate_size": 64},
     "dots1": {"head_dim": 32},

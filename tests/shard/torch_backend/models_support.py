@@ -52,6 +52,7 @@ NEWER = (
     "axk1",
     "axk2",
     "biogpt",
+    "bitnet",
     "cohere2_moe",
     "cohere_compass_text",
     "cwm",

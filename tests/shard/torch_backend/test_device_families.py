@@ -36,6 +36,8 @@ FAMILIES = (
     *("cohere", "olmo2", "stablelm", "mpt", "opt", "qwen3_moe", "deepseek_v3", "gpt_oss"),
     # Sums that are normalised; norms without weights, and heads that turn backwards.
     *("openai-gpt", "nanochat"),
+    # Norms of what the last linears read.
+    "bitnet",
     # And of every kind that keeps a state.
     *("lfm2", "qwen3_5_text", "bamba", "bailing_hybrid"),
     # Experts parallel to attention, weighted by sigmoids; heads that differ in number, with gates.
@@ -57,7 +59,7 @@ APART = (
 # Whose heads are rotated at most, and whose attention has the norm before it for itself.
 TURNED = (
     *("qwen2", "gemma2", "phi3", "gpt2", "bloom", "stablelm", "mpt", "opt", "gpt_oss", "bamba"),
-    "openai-gpt",
+    *("openai-gpt", "bitnet"),
 )
 SHARPER = {  # queries and keys are longer behind their turn
     "rope_type": "yarn",

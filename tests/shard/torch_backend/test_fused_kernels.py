@@ -164,7 +164,7 @@ def test_a_gate_with_limits(
 
 
 def test_every_common_gate_is_a_kernel() -> None:
-    known = {ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_pytorch_tanh", "relu")}
+    known = {ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")}
     assert known <= set(gating._KERNELS)
 
 

@@ -167,6 +167,12 @@ APERTUS = replace(
     activation="mlp.act_fn",
 )
 
+BITNET = replace(
+    LLAMA,
+    attention_inner_norm="self_attn.attn_sub_norm",
+    mlp_inner_norm="mlp.ffn_sub_norm",
+)
+
 STARCODER2 = replace(LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj")
 
 OLMO2 = replace(

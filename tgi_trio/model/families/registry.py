@@ -13,6 +13,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import (
     balanced,
+    bitnet,
     block_sparse,
     compressed,
     convolutions,
@@ -153,6 +154,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "nemotron": llama_kin.nemotron,
     "apertus": llama_kin.apertus,
     "arcee": llama_kin.arcee,
+    "bitnet": bitnet.bitnet,
     "afmoe": windowed.afmoe,
     "laguna": laguna.laguna,
     "idefics": crossings.idefics,

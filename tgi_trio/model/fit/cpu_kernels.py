@@ -57,6 +57,7 @@ def find_undivided(spec: DecoderSpec, ranks: int) -> str | None:
         "compressed keys and values": spec.latent is not None,
         "gates of heads": spec.gated_attention or spec.gated_heads,
         "a norm of all heads together": spec.query_key_norm == "whole",
+        "norms inside attention and MLPs": _has_inner_norms(spec),
         "linear biases": spec.alibi,
         "sinks": bool(spec.names.sinks),
     }
@@ -87,7 +88,7 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
         return reason
     if spec.embedding_width > spec.hidden_size:
         return "rows of embeddings are wider than hidden states"
-    if reason := _find_odd_branches(spec):
+    if reason := _find_odd_branches(spec) or _find_odd_inner_norms(spec):
         return reason
     if spec.streams is not None and (reason := _find_odd_streams(spec)):
         return reason
@@ -132,6 +133,25 @@ def _find_odd_branches(spec: DecoderSpec) -> str | None:
     scaled = any(mixer.output_multiplier != 1.0 for mixer in mixers)
     if normed and (scaled or spec.attention_scale != 1.0):
         return "what attention or a state space says is scaled, then normed"
+    return None
+
+
+def _has_inner_norms(spec: DecoderSpec) -> bool:
+    """Whether what the last linears of attention and MLPs read is normalised."""
+    return bool(spec.names.attention_inner_norm or spec.names.mlp_inner_norm)
+
+
+def _find_odd_inner_norms(spec: DecoderSpec) -> str | None:
+    """Return what is not implemented together with such norms, or None."""
+    if not _has_inner_norms(spec):
+        return None
+    if spec.latent is not None or spec.gated_attention or spec.gated_heads:
+        return "what attention with latents or gates says is normalised"
+    for layer in spec.layers:
+        if layer.attends and (size := spec.sizes(layer).value_dim) % PANEL:
+            return f"what heads of {size} numbers, no multiple of {PANEL}, say is normalised"
+        if layer.sparsity or layer.experts:
+            return "what experts, or an MLP with a bound, open is normalised"
     return None
 
 

@@ -28,6 +28,8 @@ NAMES: Final[Claims] = {
     "Names.mlp_norm": ANY,
     "Names.attention_post_norm": ANY,
     "Names.mlp_post_norm": ANY,
+    "Names.attention_inner_norm": ANY,
+    "Names.mlp_inner_norm": ANY,
     "Names.attention_sum_norm": ANY,
     "Names.mlp_sum_norm": ANY,
     "Names.attention_norm_gate": ANY,

@@ -230,6 +230,7 @@ def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRef
         query_scale=log_scale_refs(
             prefix, (names.query_log_scale, names.query_log_bias), run_of("heads", heads)
         ),
+        inner_norm=norm_ref(spec, prefix, names.attention_inner_norm, heads * value_dim),
     )
 
 

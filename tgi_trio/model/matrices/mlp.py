@@ -65,7 +65,13 @@ def dense_mlp_refs(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
     if names.activation:
         place = prefix + names.activation
         learned = tuple(VectorRef(f"{place}.{name}", 1) for name in _XIELU)
-    return MlpRefs(inner, split_inputs(down, columns), spec.gated, learned=learned)
+    return MlpRefs(
+        inner,
+        split_inputs(down, columns),
+        spec.gated,
+        learned=learned,
+        inner_norm=norm_ref(spec, prefix, names.mlp_inner_norm, width),
+    )
 
 
 def experts_refs(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> ExpertsRefs:

@@ -22,6 +22,7 @@ class MlpRefs:
     paired: bool = False  # gate and up rows alternate in one piece
     # xIELU's parameters, one number each: alpha_p, alpha_n, beta, epsilon.
     learned: tuple[VectorRef, ...] = ()
+    inner_norm: NormRef | None = None  # of what `down` reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,7 @@ class AttentionRefs:
     query_scale: LogScaleRefs | None = None
     shared_key: SharedKeyRefs | None = None
     blocks: BlockIndexRefs | None = None
+    inner_norm: NormRef | None = None  # of what `output` reads, all heads together
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,9 @@ class Names:
     mlp_norm: str = ""
     attention_post_norm: str = ""
     mlp_post_norm: str = ""
+    # Of what the last linear of attention, or of a dense MLP, reads.
+    attention_inner_norm: str = ""
+    mlp_inner_norm: str = ""
     # Of a part's sum with what it is added to; the result takes the sum's place (post-norm).
     attention_sum_norm: str = ""
     mlp_sum_norm: str = ""

@@ -63,6 +63,8 @@ class AttentionWriter:
             return self._open_heads(self._spec.sizes(layer), width)
         if is_padded(self._spec, layer):
             return close_heads(self._writer, self._spec, layer)
+        if refs.inner_norm is not None:
+            return self._norms.add_inner(refs.inner_norm, Buffer.ATTENDED)
         return Buffer.ATTENDED
 
     def row_of(self, layer: LayerSpec) -> dict[str, Any]:

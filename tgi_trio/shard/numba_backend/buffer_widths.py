@@ -55,6 +55,9 @@ def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> B
     if model.streams is not None:
         projected.append(model.streams.detour_rank)
     mlp = _widest((model.mlp_width, *(layer.mlp_width for layer in layers)))
+    names = model.names
+    mixed += [queries] if names.attention_inner_norm else []
+    mixed += [mlp] if names.mlp_inner_norm else []
     experts = [max(each.per_token * each.width, each.shared_width) for each in mixtures]
     return BufferWidths(
         mlp=mlp,

@@ -11,7 +11,7 @@ from tgi_trio.model.matrices.references import NormRef
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.checkpoint.head_norms import read_head_norms
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
-from tgi_trio.shard.numba_backend.tables import Buffer, Code, Epilogue
+from tgi_trio.shard.numba_backend.tables import Buffer, Code, Epilogue, Form
 
 Array = NDArray[Any]
 
@@ -38,6 +38,12 @@ class NormWriter:
         defaults = {"target": Buffer.NORMED, "epilogue": Epilogue.PASS, "scale": 1.0}
         numbers = self._numbers(ref)
         self._writer.add(Code.NORM, source=source, **(numbers | defaults | fields))
+
+    def add_inner(self, ref: NormRef, source: Buffer) -> Buffer:
+        """Add a norm of what the last operation writes to `source`; return its result's buffer."""
+        self._writer.rows[-1]["forms"] |= Form.WIDE
+        self.add(ref, source, target=Buffer.MIXED)
+        return Buffer.MIXED
 
     def pass_on(self, source: Buffer, width: int) -> None:
         """Add a conversion of rows [width] to activations of the next product, without a norm."""

@@ -263,16 +263,16 @@ class ProgramBuilder:
         """Add everything after the norm in row `feeder`."""
         if isinstance(refs.mlp, MlpRefs):
             post_norm = refs.mlp_post_norm
-            self._dense(refs.mlp, layer, feeder)
+            inner = self._dense(refs.mlp, layer, feeder)
             if refs.beside is not None and layer.experts is not None and post_norm is not None:
                 self._beside(refs.mlp.down, refs.beside, layer.experts, post_norm)
             else:
-                self._branch(refs.mlp.down, Buffer.INNER, post_norm, self._spec.mlp_scale)
+                self._branch(refs.mlp.down, inner, post_norm, self._spec.mlp_scale)
         elif refs.mlp is not None and layer.experts is not None:
             self._mixture(refs.mlp, layer.experts, refs.mlp_post_norm, feeder)
 
-    def _dense(self, mlp: MlpRefs, layer: LayerSpec, feeder: int) -> None:
-        """Add an MLP up to the input of its last linear layer."""
+    def _dense(self, mlp: MlpRefs, layer: LayerSpec, feeder: int) -> Buffer:
+        """Add an MLP up to the input of its last linear layer; return the buffer of that."""
         width = next(mlp.down.cuts(self.writer.portion.share)).width
         if layer.sparsity:  # whose bound depends on all gates
             self._adapt("inner", mlp.inner, Buffer.NORMED, feeder=feeder)
@@ -287,7 +287,7 @@ class ProgramBuilder:
                 learned=self._learned(mlp),
             )
             self._adapt("down", mlp.down, Buffer.INNER)
-            return
+            return Buffer.INNER
         self._adapt("inner", mlp.inner, Buffer.NORMED, paired=mlp.gated, feeder=feeder)
         self.writer.linear(
             mlp.inner,
@@ -301,7 +301,11 @@ class ProgramBuilder:
             activation=ACTIVATIONS[self._spec.activation],
             learned=self._learned(mlp),
         )
-        self._adapt("down", mlp.down, Buffer.INNER)
+        inner = Buffer.INNER
+        if mlp.inner_norm is not None:
+            inner = self._norms.add_inner(mlp.inner_norm, inner)
+        self._adapt("down", mlp.down, inner)
+        return inner
 
     def _beside(
         self, down: LinearRef, refs: BesideRefs, experts: ExpertsSpec, post_norm: NormRef

@@ -142,8 +142,9 @@ class Buffer(IntEnum):
     # Recurrent states and latent attention:
     # float32 [T, a mixer's projections], or what queries and latents are computed from
     PROJECTED = 24
-    # Activations [T, width]: a mixer's output, or attention's after its gates; with latents,
-    # compressed queries, then the unrotated parts of queries, then values.
+    # Activations [T, width]: a mixer's output, attention's after its gates, or what the last linear
+    # of attention or an MLP reads after its norm; with latents, compressed queries, then the
+    # unrotated parts of queries, then values.
     MIXED = 25
     # Float32: the inputs of the decay of each channel of a key [T, heads * key_dim]. For SCAN: time
     # steps, then their low-rank inputs, b and c. For BLEND: per head, input gates and decay gates.

@@ -143,6 +143,9 @@ def activate(x, ACT: tl.constexpr):
         return x * tl.sigmoid(1.702 * x)
     elif ACT == "relu":
         return tl.maximum(x, 0.0)
+    elif ACT == "relu2":
+        positive = tl.maximum(x, 0.0)
+        return positive * positive
     else:
         tl.static_assert(ACT == "sigmoid")
         return tl.sigmoid(x)

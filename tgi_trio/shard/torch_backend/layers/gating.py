@@ -18,6 +18,7 @@ _KERNELS: Final[dict[Activation, str]] = {
     ACTIVATIONS["gelu_new"]: "gelu_tanh",
     ACTIVATIONS["quick_gelu"]: "quick_gelu",
     functional.relu: "relu",
+    ACTIVATIONS["relu2"]: "relu2",
     torch.sigmoid: "sigmoid",
 }
 _BLOCK = 1024

@@ -13,6 +13,7 @@ from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.norm import DividedNorm
 from tgi_trio.shard.torch_backend.layers.routing import route, weigh
 from tgi_trio.shard.torch_backend.torch_device import has_triton
 
@@ -31,24 +32,35 @@ class Mlp(Protocol):
 
 
 class DenseMlp:
-    """down(act(up(x))); a gated one has the gate's rows in `up`, and a `Gate` as `act`."""
+    """down(act(up(x))); a gated one has the gate's rows in `up`, and a `Gate` as `act`.
 
-    __slots__ = ("act", "down", "up")
+    With an `inner_norm` (BitNet), `down` reads it.
+    """
 
-    def __init__(self, up: Linear, down: Linear, act: Activation) -> None:
+    __slots__ = ("act", "down", "inner_norm", "up")
+
+    def __init__(
+        self, up: Linear, down: Linear, act: Activation, inner_norm: DividedNorm | None = None
+    ) -> None:
         self.up = up
         self.down = down
         self.act = act
+        self.inner_norm = inner_norm
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.act(self.up(x)))
+        return self.close(self.act(self.up(x)))
+
+    def close(self, opened: torch.Tensor) -> torch.Tensor:
+        """Return the output for what is activated."""
+        return self.down(opened if self.inner_norm is None else self.inner_norm(opened))
 
     def pack(self) -> None:
         self.up.pack()
         self.down.pack()
 
     def nbytes(self) -> int:
-        return self.up.nbytes() + self.down.nbytes()
+        norm = 0 if self.inner_norm is None else self.inner_norm.nbytes()
+        return self.up.nbytes() + self.down.nbytes() + norm
 
 
 class ExpertsMlp:

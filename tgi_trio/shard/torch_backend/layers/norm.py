@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import NormKind
+from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 
 
 class Norm:
@@ -45,3 +46,23 @@ class Norm:
 
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (self.weight, self.bias) if t is not None)
+
+
+class DividedNorm:
+    """A norm over features that ranks divide among them: each returns its part of the result."""
+
+    __slots__ = ("_norm", "_ranks")
+
+    def __init__(self, norm: Norm, ranks: Gathering | None) -> None:
+        """`norm`: over the parts of all ranks; `ranks` None: there are no others."""
+        self._norm = norm
+        self._ranks = ranks
+
+    def __call__(self, part: torch.Tensor) -> torch.Tensor:
+        if self._ranks is None:
+            return self._norm(part)
+        whole = self._norm(self._ranks.all_gather(part))
+        return whole.chunk(self._ranks.size, dim=-1)[self._ranks.rank]
+
+    def nbytes(self) -> int:
+        return self._norm.nbytes()

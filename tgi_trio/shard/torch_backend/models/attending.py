@@ -16,9 +16,8 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 )
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.norm import DividedNorm
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.layer import Attention
 
 RotaryTables = dict[int, RotaryTable]  # a step's cosines and sines, by number of the rotary
@@ -34,11 +33,9 @@ def make_tables(
 class Attending:
     """Attention on one rank, as a function of a layer's weights and a step's backend."""
 
-    def __init__(self, spec: DecoderSpec, rotaries: list[Rotary], ranks: Gathering | None) -> None:
-        """`ranks`: all ranks, for norms over the heads of all; None: there are no others."""
+    def __init__(self, spec: DecoderSpec, rotaries: list[Rotary]) -> None:
         self._spec = spec
         self._rotaries = rotaries
-        self._ranks = ranks
 
     def steps_of(self, layer: Attention) -> HeadSteps:
         """Return what is done with a layer's heads before they attend."""
@@ -78,7 +75,7 @@ class Attending:
             own, turn = layer.shared_key, self._rotaries[layer.rotary]
             turns = tables[layer.rotary]
             found = attention.attend_shared_key(layer.shape, qkv, own, turn, turns, batch)
-            return layer.output(own.group(found))
+            return layer.close(own.group(found))
         gate = asked = None
         if layer.pooled is not None:
             qkv, asked = qkv.split((qkv.shape[-1] - layer.pooled.width, layer.pooled.width), dim=-1)
@@ -90,11 +87,11 @@ class Attending:
                 layer, layer.latent, qkv, tables, attention, batch, hidden
             )
             values = layer.latent.values(attended)
-            return layer.output(values if gate is None else self._gate(layer, values, gate))
+            return layer.close(values if gate is None else self._gate(layer, values, gate))
         if layer.blocks is not None:
             table = tables.get(layer.rotary)
             attended = attention.attend_blocks(layer.shape, qkv, steps, layer.blocks, table, batch)
-            return layer.output(attended)
+            return layer.close(attended)
         if layer.query_norm and layer.key_norm:
             qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
         table, shape = tables.get(layer.rotary), layer.shape
@@ -102,7 +99,7 @@ class Attending:
             attended = attention.attend_pooled(shape, qkv, asked, steps, layer.pooled, table, batch)
         else:
             attended = attend_heads(attention, shape, qkv, steps, table, batch)
-        return layer.output(attended if gate is None else self._gate(layer, attended, gate))
+        return layer.close(attended if gate is None else self._gate(layer, attended, gate))
 
     def _gate(self, layer: Attention, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return what heads say, multiplied by one gate of each head or one of each number."""
@@ -149,7 +146,7 @@ class Attending:
         return attend_latents_apart(attention, layer.shape, qkv, latent, rotary, table, batch)
 
     def _normalise_whole(
-        self, layer: Attention, query_norm: Norm, key_norm: Norm, qkv: torch.Tensor
+        self, layer: Attention, query_norm: DividedNorm, key_norm: DividedNorm, qkv: torch.Tensor
     ) -> torch.Tensor:
         """Normalise a token's query heads all together, and its key heads likewise (OLMo 2)."""
         shape = layer.shape
@@ -157,11 +154,4 @@ class Attending:
             qkv = qkv.clamp(-self._spec.qkv_clip, self._spec.qkv_clip)
         query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         q, k, v = qkv.split((query, key, key), dim=-1)
-        return torch.cat((self._normalise(query_norm, q), self._normalise(key_norm, k), v), dim=-1)
-
-    def _normalise(self, norm: Norm, part: torch.Tensor) -> torch.Tensor:
-        """Return this rank's `part`, normalised over the parts of all ranks."""
-        if self._ranks is None:
-            return norm(part)
-        whole = norm(self._ranks.all_gather(part))
-        return whole.chunk(self._ranks.size, dim=-1)[self._ranks.rank]
+        return torch.cat((query_norm(q), key_norm(k), v), dim=-1)

@@ -40,6 +40,7 @@ from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
 from tgi_trio.shard.torch_backend.layers.shared_key import Entries, EntryIndex, SharedKey
+from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.layer import Attention
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
 from tgi_trio.shard.torch_backend.weights import WeightSource
@@ -48,9 +49,15 @@ from tgi_trio.shard.torch_backend.weights import WeightSource
 class AttentionLoader(WeightLoader):
     """Loads this rank's part of the attention of a decoder's layers."""
 
-    def __init__(self, spec: DecoderSpec, source: WeightSource, run: range | None = None) -> None:
-        """`run`: the layers that are loaded; None: all."""
-        super().__init__(source, spec.norm)
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        source: WeightSource,
+        ranks: Gathering | None = None,
+        run: range | None = None,
+    ) -> None:
+        """`ranks`: as for `WeightLoader`. `run`: the layers that are loaded; None: all."""
+        super().__init__(source, spec.norm, ranks)
         self.spec = spec
         self.run = range(len(spec.layers)) if run is None else run
         check_gates(spec, source.world_size)
@@ -75,8 +82,9 @@ class AttentionLoader(WeightLoader):
             pooled=self._pooled(index, layer, refs.blocks),
             output=self.linear(refs.output),
             rotary=self._rotary(layer.rotary),
-            query_norm=self.optional_norm(refs.query_norm) if whole else None,
-            key_norm=self.optional_norm(refs.key_norm) if whole else None,
+            query_norm=self.divided_norm(refs.query_norm) if whole else None,
+            key_norm=self.divided_norm(refs.key_norm) if whole else None,
+            inner_norm=self.divided_norm(refs.inner_norm),
             head_norm=head_norm,
             head_norm_bias=head_norm_bias,
             value_dim=self.spec.sizes(layer).value_dim,

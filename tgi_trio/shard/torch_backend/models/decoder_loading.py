@@ -105,8 +105,8 @@ class DecoderLoader(AttentionLoader):
         run: range | None = None,
     ) -> None:
         """`run`: the layers that are loaded; None: all."""
-        super().__init__(spec, source, run)
-        self.ranks = ranks
+        super().__init__(spec, source, ranks, run)
+        self.ranks: Ranks | None = ranks
         # None: every layer learned its own.
         self.act = None if spec.names.activation else activation(spec.activation)
         # Blocks that several layers share, by the layer under which their weights are stored.

@@ -37,7 +37,7 @@ def feed_forward(
     whole = reduce or _alone
     if isinstance(mlp, DenseMlp):
         x, opened = project(mlp.up, x, addends, norm, mlp.act)
-        found = whole(mlp.down(opened))
+        found = whole(mlp.close(opened))
     else:
         x, inner = add_and_normalise(x, addends, norm)
         found = whole(mlp(inner))

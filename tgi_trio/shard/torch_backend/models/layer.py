@@ -18,7 +18,7 @@ from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
-from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.norm import DividedNorm, Norm
 from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
@@ -40,8 +40,9 @@ class Attention:
     blocks: BlockIndex | None  # None: all blocks are attended to
     output: Linear
     rotary: int  # index into the decoder's rotaries, -1: none
-    query_norm: Norm | None  # over all heads at once
-    key_norm: Norm | None
+    query_norm: DividedNorm | None  # over all heads at once
+    key_norm: DividedNorm | None
+    inner_norm: DividedNorm | None  # over what all heads say, before `output`
     head_norm: torch.Tensor | None  # [heads + kv_heads, head_dim] weights of per-head norms
     head_norm_bias: torch.Tensor | None
     value_dim: int  # of each value in the cache
@@ -55,6 +56,10 @@ class Attention:
         """Whether more than `qkv` reads the layer's input."""
         return self.index is not None and self.index.spec.reads_input
 
+    def close(self, said: torch.Tensor) -> torch.Tensor:
+        """Return this rank's partial sum of attention's output, for what its heads say."""
+        return self.output(said if self.inner_norm is None else self.inner_norm(said))
+
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
         self.qkv.pack()
@@ -65,7 +70,7 @@ class Attention:
 
     def nbytes(self) -> int:
         around = [self.latent, self.index, self.shared_key, self.query_norm, self.key_norm]
-        parts = [self.qkv, self.output, self.query_scale, *around]
+        parts = [self.qkv, self.output, self.inner_norm, self.query_scale, *around]
         plain = [self.head_norm, self.head_norm_bias]
         small = sum(t.nbytes for t in plain if t is not None)
         small += sum(index.nbytes() for index in (self.blocks, self.pooled) if index is not None)

@@ -35,7 +35,7 @@ class LayerRunner:
         self._spec = spec
         self._layers = layers
         self._ranks = ranks
-        self._attend = Attending(spec, rotaries, ranks)
+        self._attend = Attending(spec, rotaries)
         self.sums = Sums(spec)
         # By number of the layer: what is done with its heads between linear and attention.
         self.head_steps = {
@@ -105,7 +105,7 @@ class LayerRunner:
             x, qkv = project(own.qkv, x, addends, norm)
             return x, self._attend(own, steps, qkv, tables, attention, batch)
         x, query = heads.project(x, addends, tables.get(own.rotary), places)
-        return x, own.output(attention.attend_written(own.shape, query, batch))
+        return x, own.close(attention.attend_written(own.shape, query, batch))
 
     def use_block(
         self,

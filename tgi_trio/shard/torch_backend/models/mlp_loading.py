@@ -34,7 +34,12 @@ def load_dense_mlp(
         act = Xielu.of(*parts)
     if refs.gated:
         act = Gate(act, limit, refs.paired, scale, raised, bounds_opened)
-    return DenseMlp(loader.linear(refs.inner), loader.linear(refs.down), act)
+    return DenseMlp(
+        loader.linear(refs.inner),
+        loader.linear(refs.down),
+        act,
+        loader.divided_norm(refs.inner_norm),
+    )
 
 
 def load_experts(

@@ -11,16 +11,23 @@ from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.torch_backend.layers.gated_streams import StreamGates, StreamNorm
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.norm import DividedNorm, Norm
+from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.weights import WeightSource
 
 
 class WeightLoader:
     """Loads this rank's part of weights that a model's spec names."""
 
-    def __init__(self, source: WeightSource, norm: NormKind) -> None:
-        """`norm`: the kind of norms that have none of their own."""
+    def __init__(
+        self, source: WeightSource, norm: NormKind, ranks: Gathering | None = None
+    ) -> None:
+        """`norm`: the kind of norms that have none of their own.
+
+        `ranks`: those that divide every layer, None: each is whole.
+        """
         self.source = source
+        self.ranks = ranks
         self._norm = norm
 
     def share(self, units: Units) -> slice:
@@ -62,6 +69,10 @@ class WeightLoader:
             self.source.vector(name, ref.size) if name else None for name in (ref.weight, ref.bias)
         )
         return Norm(ref.kind or self._norm, weight, bias, ref.eps, ref.size)
+
+    def divided_norm(self, ref: NormRef | None) -> DividedNorm | None:
+        """Return a norm of features that ranks divide, None if there is none."""
+        return None if ref is None else DividedNorm(self.norm(ref), self.ranks)
 
     def stream_norm(self, ref: NormRef, count: int) -> StreamNorm:
         """Return a norm of each of `count` hidden states, which is whole on every rank."""
