@@ -160,6 +160,13 @@ def quark_mxfp4(module: str, rows: int, columns: int) -> Changes:
     }
 
 
+def bitnet(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight": ("U8", (rows // 4, columns)),
+        f"{module}.weight_scale": ("BF16", (1,)),
+    }
+
+
 # Not of every matrix.
 OPTIONAL = (
     *("input_global_scale", "g_idx", "weight_zero_point", "weight_format"),
@@ -192,6 +199,7 @@ FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "torchao tiles": (torchao_tiles, TORCHAO),
     "quark": (quark_groups, describe_quark("uint4")),
     "quark mxfp4": (quark_mxfp4, describe_quark("fp4")),
+    "bitnet": (bitnet, {"quant_method": "bitnet"}),
     "fp8 alone": (fp8, {"quant_method": "fp8", "activation_scheme": "static"}),
 }
 

@@ -55,6 +55,23 @@ def test_a_flag_does_not_make_a_format_of_plain_numbers(tmp_path: Path) -> None:
     assert read_model_facts(tmp_path).quantize is None
 
 
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"use_rms_norm": True}, "use_rms_norm: a norm in every linear"),
+        ({"linear_class": "other"}, "linear_class 'other'"),
+        ({"quantization_mode": "both"}, "quantization_mode 'both'"),
+        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert 'lm_head', no list"),
+    ],
+)
+def test_variants_of_bitnet_that_are_refused(
+    tmp_path: Path, said: dict[str, Any], message: str
+) -> None:
+    make(tmp_path, "bitnet", said=said)
+    with pytest.raises(ModelLoadError, match=message):
+        check(tmp_path)
+
+
 def test_the_flag_has_the_words_of_the_formats() -> None:
     assert {*MADE_AT_LOAD, *WORDS} == set(records.QUANTIZATIONS)
 

@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.model.support import Asked
 from tests.quantised_support import (
+    BITNET_OFFLINE,
+    BITNET_ONLINE,
     DATA,
     Store,
     describe_bitsandbytes,
@@ -23,6 +25,7 @@ from tests.quantised_support import (
     quantise,
     real_checkpoint,
     store_awq,
+    store_bitnet,
     store_bytes,
     store_exl2,
     store_fp8,
@@ -187,6 +190,8 @@ STORED: dict[str, tuple[Store, dict[str, Any]]] = {
     "quark, int4": (store_quark("int4", 32), describe_quark("int4")),
     "quark, uint4": (store_quark("uint4", 1 << 20, "order"), describe_quark("uint4", "order")),
     "quark, int8": (store_quark("int8", 32), describe_quark("int8")),
+    "bitnet": (store_bitnet("packed"), BITNET_OFFLINE),
+    "bitnet, trained": (store_bitnet("trained"), BITNET_ONLINE),
     "awq": (store_awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32}),
 }
 

@@ -24,7 +24,10 @@ at the borders that the last column names; a cut anywhere else makes numbers of 
 
 # What stores weights so -> where inputs can be cut.
 OF_FORMATS: Final = {
-    "affine": ("GPTQ, AWQ, Marlin, compressed-tensors, Quark", "groups of inputs"),
+    "affine": (
+        "GPTQ, AWQ, Marlin, compressed-tensors, Quark, BitNet",
+        "groups of inputs; BitNet anywhere",
+    ),
     "affine in any order": ("GPTQ and compressed-tensors in act-order, EXL2", "words of codes"),
     "affine with lows": ("torchao's Int4", "groups of inputs"),
     "int8": ("compressed-tensors, bitsandbytes, torchao, Quark", "none: outputs have a scale"),

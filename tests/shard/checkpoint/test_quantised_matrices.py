@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.model.support import write_json
 from tests.quantised_support import (
+    BITNET_OFFLINE,
+    BITNET_ONLINE,
     DATA,
     Array,
     Store,
@@ -25,6 +27,7 @@ from tests.quantised_support import (
     pack_compressed,
     pack_gptq,
     random_rounded,
+    store_bitnet,
     store_bytes,
     store_exl2,
     store_fp8,
@@ -59,6 +62,7 @@ class Case:
     weight: Array
     bits: int
     group: int
+    name: str = "a"  # what is trained is a linear if it is in a layer
 
 
 def gptq(
@@ -100,10 +104,10 @@ def marlin(name: str, group: int) -> Case:
     return Case(said, tensors, weight.numpy(), 4, group)
 
 
-def stored(store: Store, said: dict[str, Any], group: int, bits: int = 8) -> Case:
+def stored(store: Store, said: dict[str, Any], group: int, bits: int = 8, name: str = "a") -> Case:
     weight = np.random.default_rng(3).standard_normal((ROWS, COLUMNS), np.float32)
-    tensors, exact = store("a", weight)
-    return Case(said, tensors, exact.astype(np.float32), bits, group)
+    tensors, exact = store(name, weight)
+    return Case(said, tensors, exact.astype(np.float32), bits, group, name)
 
 
 def int8(strategy: str, group: int, **said: Any) -> Case:
@@ -129,6 +133,10 @@ def table(kind: str, size: int, nested: int = 0) -> Case:
 def quark(dtype: str, group: int, pack_method: str = "reorder") -> Case:
     store = store_quark(dtype, group, pack_method)
     return stored(store, describe_quark(dtype, pack_method), group, bits=int(dtype[-1]))
+
+
+def bitnet(form: str, said: dict[str, Any], *, divides: bool = False) -> Case:
+    return stored(store_bitnet(form, divides=divides), said, COLUMNS, 2, name="layers.0.a")
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -187,6 +195,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "quark, uint8 by channel": lambda: quark("uint8", 128),
     "quark, fp8": lambda: stored(store_fp8("channel"), describe_quark("fp8_e4m3"), 128),
     "quark, mxfp4": lambda: stored(store_quark_mxfp4, describe_quark("fp4"), 32, bits=4),
+    "bitnet": lambda: bitnet("packed", BITNET_OFFLINE),
+    "bitnet, divided": lambda: bitnet("packed", {"quant_method": "bitnet"}, divides=True),
+    "bitnet, unpacked": lambda: bitnet("unpacked", BITNET_OFFLINE),
     "fp8 by tensor": lambda: fp8("tensor", 128),
     "fp8 by channel": lambda: fp8("channel", 128),
     "fp8 by block, uneven": lambda: fp8("block", 40, block_structure=[24, 40]),
@@ -197,7 +208,9 @@ def open_matrix(folder: Path, case: Case) -> StoredMatrix:
     write_json(folder, {"model_type": "llama", "quantization_config": case.said})
     save_file(case.tensors, folder / "model.safetensors")
     files = SafetensorsFiles(folder)
-    return choose_format(read_config(folder), files).matrix(files, "a.weight", case.weight.shape)
+    return choose_format(read_config(folder), files).matrix(
+        files, f"{case.name}.weight", case.weight.shape
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -218,6 +231,29 @@ def test_every_part_means_what_was_stored(tmp_path: Path, name: str) -> None:
             )
     inner = matrix.rows(slice(3, 60)).columns(slice(10, 90)).rows(slice(1, 9)).columns(slice(2, 5))
     np.testing.assert_array_equal(inner.dequantised(), case.weight[4:12, 12:15])
+
+
+def test_trained_weights_are_rounded_as_transformers_rounds_them(tmp_path: Path) -> None:
+    """Up to the last bit of their mean; and only those of linears."""
+    case = bitnet("trained", BITNET_ONLINE)
+    matrix = open_matrix(tmp_path, case)
+    assert matrix.coding == "affine" and matrix.bits == 2
+    np.testing.assert_allclose(matrix.dequantised(), case.weight, rtol=1e-6)
+    part = matrix.rows(slice(5, 30)).columns(slice(7, 77))
+    np.testing.assert_allclose(from_planes(part.planes()), case.weight[5:30, 7:77], rtol=1e-6)
+    trained = case.tensors["layers.0.a.weight"].numpy()
+    left = replace(case, said=BITNET_ONLINE | {"modules_to_not_convert": ["layers.0"]})
+    np.testing.assert_array_equal(open_matrix(tmp_path, left).dequantised(), trained)
+    case.tensors["layers.0.a.weight"][3, 4] = np.nan
+    with pytest.raises(ModelLoadError, match=r"'layers.0.a.weight' .* infinite or not a number"):
+        open_matrix(tmp_path, case).dequantised()
+
+
+def test_unpacked_weights_beside_a_scale_are_ternary(tmp_path: Path) -> None:
+    case = CASES["bitnet, unpacked"]()
+    case.tensors["layers.0.a.weight"][3, 4] = 0.5
+    with pytest.raises(ModelLoadError, match=r"'layers.0.a.weight' .* none of -1, 0 and 1"):
+        open_matrix(tmp_path, case).dequantised()
 
 
 def from_planes(planes: Any) -> Array:
@@ -382,7 +418,7 @@ def test_any_bytes_are_numbers_or_refused(tmp_path: Path, name: str) -> None:
         try:
             values = open_matrix(tmp_path / str(turn), case).dequantised()
         except ModelLoadError as error:
-            assert "'a." in str(error)
+            assert f"'{case.name}." in str(error)
             continue
         assert values.shape == case.weight.shape and np.isfinite(values).all()
 

@@ -51,6 +51,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "baichuan": ("llama", {"head_dim": 16}),
     "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
     "arcee": ("arcee", {}),
+    "bitnet": ("bitnet", {"tie_word_embeddings": True}),
     "seed_oss": ("seed_oss", {"attention_out_bias": True}),
     "nemotron": ("nemotron", {}),
     "ernie4_5": ("ernie4_5", {}),

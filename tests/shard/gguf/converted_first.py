@@ -289,6 +289,9 @@ def tensors(
         if name == "lfm2moe":
             whole = whole.replace(".expert_bias", ".expert_bias.bias")
             whole = whole.removeprefix("model.") if number else whole
+        if name == "bitnet":  # as its converter's table has them
+            whole = whole.replace(".attn_sub_norm", ".inner_attn_ln")
+            whole = whole.replace(".ffn_sub_norm", ".ffn_layernorm")
         if name == "bloom":
             whole = whole.removeprefix("transformer.")
         theirs = names.get_name(whole, try_suffixes=(".weight", ".bias"))

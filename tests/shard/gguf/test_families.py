@@ -17,7 +17,9 @@ from tests.shard.gguf.converted_first import made
 from tests.shard.gguf.files import answers, write
 from tests.shard.torch_backend.models_support import Golden, assert_greedy
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import read_config
 from tgi_trio.model.gguf.architectures import ARCHITECTURES
+from tgi_trio.model.gguf.folder import gguf_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,6 +40,16 @@ def test_tokens_and_logits_are_those_of_the_source(
     golden = Golden(source)
     for row in rows:
         assert_greedy(golden, recorder, row, tolerance=2e-4)
+
+
+@pytest.mark.parametrize(("vocabulary", "activation"), [("llama", "silu"), ("gpt2", "relu2")])
+def test_a_vocabulary_says_how_bitnet_activates(
+    checkpoint: Callable[..., Path], tmp_path: Path, vocabulary: str, activation: str
+) -> None:
+    name, _, said, arrays = made(checkpoint, "bitnet")
+    write(tmp_path / "a.gguf", name, said | {"tokenizer.ggml.model": vocabulary}, arrays)
+    folder = gguf_folder(tmp_path / "a.gguf", tmp_path / "cache", tokenizer=False)
+    assert read_config(folder).get("hidden_act") == activation
 
 
 def test_rates_of_decay_that_cannot_be_are_refused(

@@ -29,7 +29,7 @@ def draw_blocks(coding: str, rows: int, count: int, seed: int) -> Array:
     stored = BY_NAME[coding]
     blocks = np.random.default_rng(seed).integers(0, 256, (rows, count, stored.bytes), np.uint8)
     halves = np.ones((1, 1, stored.bytes), np.uint8)
-    for first in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}.get(coding, (0, 2)):
+    for first in stored.scales:
         halves[..., first + 1] = 0xBB  # one bit of the exponent is never set
     return np.where(halves == 0xBB, blocks & halves, blocks)
 

@@ -60,6 +60,8 @@ SCALES = {
     "Q4_K": ([0], 0.0003),
     "Q5_K": ([0], 0.00015),
     "Q6_K": ([208], 0.00004),
+    "TQ1_0": ([52], 0.08),
+    "TQ2_0": ([64], 0.08),
 }
 
 
@@ -74,6 +76,8 @@ def random_blocks(name: str, shape: tuple[int, ...], draw: np.random.Generator) 
         if name in ("Q4_K", "Q5_K", "Q2_K"):  # lows of about half of what the codes are
             lows = (scales * np.float16(7 if name == "Q4_K" else 15)).astype("<f2")
             blocks[..., place + 2 : place + 4] = lows[..., None].view(np.uint8)
+        if name == "TQ2_0":  # no code of 3, which stands for 2
+            blocks[..., :64] &= ~((blocks[..., :64] & np.uint8(0x55)) << np.uint8(1))
         if name == "Q4_1":
             blocks[..., 2:4] = (scales * np.float16(-7.5)).astype("<f2")[..., None].view(np.uint8)
     return shape, NUMBERS[name], blocks.tobytes()
@@ -139,6 +143,7 @@ MODELS = {
     "Q4_K_M": ({"token_embd": "Q6_K", "0.attn_v": "Q6_K", "1.ffn_down": "Q6_K"}, "Q4_K"),
     "Q4_K_M of a small model": ({"token_embd": "Q8_0", "attn_v": "Q8_0", "down": "Q4_K"}, "Q5_0"),
     "Q2_K, embedding and one more": ({"token_embd": "Q2_K", "ffn_down": "Q2_K"}, "Q8_0"),
+    "TQ2_0 and TQ1_0 with a head of Q6_K": ({"token_embd": "Q6_K", "ffn": "TQ1_0"}, "TQ2_0"),
     "Q5_K beside plain numbers": ({"attn_k": "F32", "token_embd": "F32"}, "Q5_K"),
     "a gate and an up of two kinds": ({"ffn_gate": "Q4_0", "attn_v": "Q2_K"}, "Q8_0"),
 }

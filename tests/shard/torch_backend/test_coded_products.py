@@ -213,7 +213,7 @@ def test_every_type_of_gguf(name: str) -> None:
     if name == "MXFP4":
         blocks[..., 0] = draw.integers(118, 130, (24, per_row))
         place = slice(0, 0)
-    elif name in ("Q2_K", "Q3_K", "Q6_K"):
+    elif name in ("Q2_K", "Q3_K", "Q6_K", "TQ1_0", "TQ2_0"):
         place = slice(kind.bytes - (4 if name == "Q2_K" else 2), kind.bytes)
     elif name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"):
         place = slice(0, 2)
@@ -227,7 +227,12 @@ def test_every_type_of_gguf(name: str) -> None:
     # take 4.
     stored = 8 * codes.nbytes() / exact.size - (name == "Q3_K")
     assert stored <= 8 * kind.bytes / kind.weights + 0.5, stored
-    if name in ("Q3_K", "Q6_K"):  # whose zero is one number, also where a scale is zero
+    if name in (
+        "Q3_K",
+        "Q6_K",
+        "TQ1_0",
+        "TQ2_0",
+    ):  # whose zero is one number, also where a scale is zero
         assert codes.form.lows == "constant"
 
 

@@ -97,6 +97,10 @@ _BLOCK_INDEX: Final[Roles] = {
     "indexer.k_norm": ("index_norm",),
 }
 _NORM_BEFORE_MLP: Final[Roles] = {"post_attention_norm": ("mlp_norm",)}
+_INNER_NORMS: Final[Roles] = {
+    "attn_sub_norm": ("attention_inner_norm",),
+    "ffn_sub_norm": ("mlp_inner_norm",),
+}
 _DBRX: Final[Roles] = {"attn_output_norm": ("mlp_norm",)}
 _QWEN35: Final = Architecture(
     delta_rules.qwen35moe,
@@ -121,6 +125,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama4": Architecture(llama_kin.llama4),
     "apertus": Architecture(llama_kin.apertus, listed=llama_kin.XIELU),
     "arcee": Architecture(llama_kin.plain("arcee"), side_by_side=True),
+    "bitnet": Architecture(llama_kin.bitnet, roles=_INNER_NORMS),
     "seed_oss": Architecture(llama_kin.seed_oss, roles=_NORM_BEFORE_MLP),
     "nemotron": Architecture(llama_kin.nemotron, norms_plus_one=True),
     "ernie4_5": Architecture(llama_kin.ernie4_5),

@@ -40,6 +40,8 @@ SERVED: Final = {
     20: BlockType("IQ4_NL", 32, 18, (0,)),
     23: BlockType("IQ4_XS", 256, 136, (0,)),
     30: BlockType("BF16", 1, 2),
+    34: BlockType("TQ1_0", 256, 54, (52,)),
+    35: BlockType("TQ2_0", 256, 66, (64,)),
     39: BlockType("MXFP4", 32, 17, (0,), "F8_E8M0"),
 }
 TABLES: Final = {26: BlockType("I32", 1, 4)}  # of whole numbers, which are no weights
@@ -49,7 +51,7 @@ BY_NAME: Final = {kind.name: kind for kind in SERVED.values()}
 _OTHERS: Final = {
     4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 27: "I64", 28: "F64", 29: "IQ1_M",
-    31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
+    31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "I2_S of bitnet.cpp", 40: "NVFP4",
 }  # fmt: skip
 
 

@@ -135,6 +135,16 @@ def apertus(model: GgufModel, values: Values) -> Values:
     )
 
 
+def bitnet(model: GgufModel, values: Values) -> Values:
+    """BitNet; files do not state the activation, which differs between the two published ones.
+
+    llama.cpp computes that of the first models, which have Llama's vocabulary; Microsoft's own, of
+    2 B weights, has Llama 3's.
+    """
+    newer = model.metadata.get("tokenizer.ggml.model") == "gpt2"
+    return {"model_type": "bitnet", "hidden_act": "relu2" if newer else "silu"}
+
+
 def olmo2(model: GgufModel, values: Values) -> Values:
     """OLMo 2 or 3; the latter has windows, in the layers that the file lists."""
     windows = read_windows(model, values["num_hidden_layers"])

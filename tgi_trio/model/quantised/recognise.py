@@ -12,6 +12,7 @@ from tgi_trio.model.formats import find_announcement
 from tgi_trio.model.gguf.files import read_model
 from tgi_trio.model.quantised.auto_round_layout import read_auto_round_layout
 from tgi_trio.model.quantised.awq_layout import read_awq_layout
+from tgi_trio.model.quantised.bitnet_layout import read_bitnet_layout
 from tgi_trio.model.quantised.bitsandbytes_layout import read_bitsandbytes_layout
 from tgi_trio.model.quantised.compressed_layout import read_compressed_layout
 from tgi_trio.model.quantised.exl2_layout import read_exl2_layout
@@ -45,6 +46,7 @@ WORDS: Final = (
     "exl2",
     "quark",
     "torchao",
+    "bitnet",
 )
 
 # By `quant_method`.
@@ -58,6 +60,7 @@ _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
     "marlin": read_marlin_layout,
     "modelopt": read_modelopt_layout,
     "exl2": read_exl2_layout,
+    "bitnet": read_bitnet_layout,
     "auto-round": read_auto_round_layout,
     "intel/auto-round": read_auto_round_layout,  # until its version 0.3
     "fbgemm_fp8": read_fp8_layout,

@@ -32,6 +32,7 @@ from tgi_trio.shard.checkpoint.formats.gguf_k_blocks import (
     scales_of_iq4_xs,
     scales_of_q3_k,
 )
+from tgi_trio.shard.checkpoint.formats.gguf_ternary_blocks import codes_of_tq1_0, codes_of_tq2_0
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
@@ -207,6 +208,16 @@ def _iq4_xs(blocks: Bytes) -> Parts:
     return Parts(codes, unit * steps, table=NONLINEAR, nested=Nested(steps, unit))
 
 
+def _tq1_0(blocks: Bytes) -> Parts:
+    scales = half(blocks[:, 52:])
+    return Parts(codes_of_tq1_0(blocks), scales, scales)
+
+
+def _tq2_0(blocks: Bytes) -> Parts:
+    scales = half(blocks[:, 64:])
+    return Parts(codes_of_tq2_0(blocks), scales, scales)
+
+
 TAKEN_APART: Final[Mapping[str, Callable[[Planes], Parts]]] = {
     "affine": _affine,
     "affine in any order": _affine,
@@ -228,4 +239,6 @@ TAKEN_APART: Final[Mapping[str, Callable[[Planes], Parts]]] = {
     "Q5_K": _blocks(_q5_k),
     "Q6_K": _blocks(_q6_k),
     "IQ4_XS": _blocks(_iq4_xs),
+    "TQ1_0": _blocks(_tq1_0),
+    "TQ2_0": _blocks(_tq2_0),
 }

@@ -8,6 +8,7 @@ from typing import Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import find_announcement, unread_format
 from tgi_trio.model.quantised.awq_layout import AwqLayout
+from tgi_trio.model.quantised.bitnet_layout import BitnetLayout
 from tgi_trio.model.quantised.bitsandbytes_layout import BitsandbytesLayout
 from tgi_trio.model.quantised.compressed_layout import CompressedLayout
 from tgi_trio.model.quantised.exl2_layout import Exl2Layout
@@ -22,6 +23,7 @@ from tgi_trio.model.quantised.recognise import find_layout
 from tgi_trio.model.quantised.torchao_layout import TorchaoLayout
 from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.formats.awq import AwqSource
+from tgi_trio.shard.checkpoint.formats.bitnet import open_bitnet
 from tgi_trio.shard.checkpoint.formats.bitsandbytes import open_bitsandbytes
 from tgi_trio.shard.checkpoint.formats.compressed_tensors import open_compressed
 from tgi_trio.shard.checkpoint.formats.exl2 import Exl2Source
@@ -70,6 +72,8 @@ def _reader(layout: MatrixLayout) -> Open:
             return Mxfp4Source
         case Exl2Layout():
             return Exl2Source
+        case BitnetLayout():
+            return partial(open_bitnet, layout)
         case ModeloptLayout():
             return open_modelopt
         case QuarkLayout():

@@ -24,13 +24,14 @@ from tgi_trio.shard.checkpoint.container import Container, RawTensor, find_tenso
 from tgi_trio.shard.checkpoint.formats.gguf_blocks import BLOCKS, Dequantise
 from tgi_trio.shard.checkpoint.formats.gguf_k_blocks import K_BLOCKS
 from tgi_trio.shard.checkpoint.formats.gguf_latent import JoinedHeads
+from tgi_trio.shard.checkpoint.formats.gguf_ternary_blocks import TERNARY_BLOCKS
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix, number_type
 from tgi_trio.shard.checkpoint.gguf_files import GgufFiles
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
-FUNCTIONS: Final[dict[str, Dequantise]] = BLOCKS | K_BLOCKS
+FUNCTIONS: Final[dict[str, Dequantise]] = BLOCKS | K_BLOCKS | TERNARY_BLOCKS
 # Weights that are dequantised at once, so that intermediate results stay in the cache.
 _AT_ONCE: Final = 64 << 10
 
@@ -59,7 +60,7 @@ class GgufMatrix:
 
     @property
     def bits(self) -> int:
-        return int(self.kind.name.lstrip("IMXFPQ")[0])
+        return int(self.kind.name.lstrip("IMXFPTQ")[0])
 
     @property
     def group(self) -> int:

@@ -44,7 +44,7 @@ def four_bits(data: Bytes) -> Bytes:
     return nibbles(data.reshape(-1, 4, 32)).reshape(-1, 8, 32)
 
 
-def _two_bits(data: Bytes) -> Bytes:
+def two_bits(data: Bytes) -> Bytes:
     """Return codes [count, 8, 32] from 64 bytes: per 32 bytes the lowest pairs, then the next."""
     pairs: Bytes = np.right_shift(data.reshape(-1, 2, 1, 32), _PAIRS[:, None])
     return np.bitwise_and(pairs, 3, dtype=np.uint8).reshape(-1, 8, 32)
@@ -59,7 +59,7 @@ def q2_k(blocks: Bytes) -> Floats:
 
 def codes_of_q2_k(blocks: Bytes) -> Bytes:
     """Return 2-bit codes [count, 8, 32]."""
-    return _two_bits(blocks[:, 16:80])
+    return two_bits(blocks[:, 16:80])
 
 
 def q3_k(blocks: Bytes) -> Floats:
@@ -72,7 +72,7 @@ def q3_k(blocks: Bytes) -> Floats:
 def codes_of_q3_k(blocks: Bytes) -> Bytes:
     """Return 3-bit codes [count, 8, 32]."""
     third = blocks[:, None, :32] >> _BITS[:, None] & 1
-    return np.asarray(_two_bits(blocks[:, 32:96]) | third << 2, np.uint8)
+    return np.asarray(two_bits(blocks[:, 32:96]) | third << 2, np.uint8)
 
 
 def scales_of_q3_k(blocks: Bytes) -> NDArray[np.int8]:
@@ -110,7 +110,7 @@ def q6_k(blocks: Bytes) -> Floats:
 def codes_of_q6_k(blocks: Bytes) -> Bytes:
     """Return 6-bit codes [count, 8, 32]."""
     low = nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
-    return np.asarray(low | _two_bits(blocks[:, 128:192]) << 4, np.uint8)
+    return np.asarray(low | two_bits(blocks[:, 128:192]) << 4, np.uint8)
 
 
 def q8_k(blocks: Bytes) -> Floats:

@@ -15,6 +15,7 @@ from tgi_trio.shard.numba_backend.fillers.words import (
     WORDS,
     Source,
     bytes_of,
+    digits_of,
     every_byte,
     join,
     masked,
@@ -197,6 +198,22 @@ def read_iq4_xs(source: Source) -> Read:
     return Read(codes, {"d": [source.half(0)], "scales": _less(builder, scales)})
 
 
+def read_tq2_0(source: Source) -> Read:
+    return Read(_two_bits(source, 0), {"d": [source.half(64)]})
+
+
+def read_tq1_0(source: Source) -> Read:
+    """Five digits of 32 bytes, five of 16 bytes, four of 4 bytes."""
+    builder = source.builder
+    first, second, last = source.words(0), source.words(32, 4), source.words(48, 1)
+    codes = [digits_of(builder, first, place) for place in range(5)]
+    halves = [digits_of(builder, second, place) for place in range(5)]
+    quarters = [digits_of(builder, last, place) for place in range(4)]
+    halves.append(join(builder, join(builder, *quarters[:2]), join(builder, *quarters[2:])))
+    codes += [join(builder, *halves[place : place + 2]) for place in range(0, 6, 2)]
+    return Read(codes, {"d": [source.half(52)]})
+
+
 READERS: Final[dict[str, Callable[[Source], Read]]] = {
     "Q4_0": read_q4_0,
     "Q4_1": read_q4_1,
@@ -211,4 +228,6 @@ READERS: Final[dict[str, Callable[[Source], Read]]] = {
     "IQ4_NL": read_q4_0,
     "IQ4_XS": read_iq4_xs,
     "MXFP4": read_mxfp4,
+    "TQ1_0": read_tq1_0,
+    "TQ2_0": read_tq2_0,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -207,6 +208,14 @@ class _Writer:
         builder = self.builder
         if bits == 8:
             self._words(codes, first)
+            return
+        if bits == 2:
+            quarters = [part(builder, codes, range(word, word + 2)) for word in range(0, WORDS, 2)]
+            shifted = [
+                builder.shl(each, ir.Constant(each.type, [2 * place] * each.type.count))
+                for place, each in enumerate(quarters)
+            ]
+            self._words(functools.reduce(builder.or_, shifted), first)
             return
         low = masked(builder, codes, 0, 15)
         upper = part(builder, low, range(4, WORDS))

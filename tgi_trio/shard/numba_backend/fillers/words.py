@@ -82,3 +82,14 @@ def any_of(builder: Any, words: Any) -> Any:
     name = f"llvm.vector.reduce.or.v{words.type.count}i32"
     found = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     return builder.call(found, [words])
+
+
+def digits_of(builder: Any, words: Any, place: int) -> Any:
+    """Return the ternary digit at a place of every byte, a fraction of 243 parts, as bytes."""
+    count = 4 * words.type.count
+    kind, wide = ir.VectorType(I8, count), ir.VectorType(I16, count)
+    digits = builder.bitcast(words, kind)
+    digits = builder.mul(digits, ir.Constant(kind, [3**place] * count))  # it wraps around
+    digits = builder.mul(builder.zext(digits, wide), ir.Constant(wide, [3] * count))
+    digits = builder.trunc(builder.lshr(digits, ir.Constant(wide, [8] * count)), kind)
+    return builder.bitcast(digits, words.type)

@@ -75,7 +75,7 @@ def read_q6_k(planes: Mapping[str, Array]) -> Codes:
 
 
 def read_q2_k(planes: Mapping[str, Array]) -> Codes:
-    """Every 16 inputs have a scale and a low of 4 bits; codes of 2 bits take 4 in panels."""
+    """Every 16 inputs have a scale and a low of 4 bits."""
     blocks = planes["blocks"]
     flat, outputs = blocks.reshape(-1, 84), len(blocks)
     packed = flat[:, :16]
@@ -120,7 +120,7 @@ def _kind_of_parts(name: str, bits: int, zero: int, largest: int) -> Kind:
     )
 
 
-Q2_K: Final = StoredKind(_kind_with_lows("q2_k", 4, parts=2, largest=3), read_q2_k)
+Q2_K: Final = StoredKind(_kind_with_lows("q2_k", 2, parts=2), read_q2_k)
 Q3_K: Final = StoredKind(_kind_of_parts("q3_k", 4, zero=8, largest=11), read_q3_k)
 IQ4_XS: Final = StoredKind(
     Kind(

@@ -39,6 +39,7 @@ def read_lows(planes: Mapping[str, Array]) -> Codes:
     return Codes(np.ascontiguousarray(planes["codes"]), numbers)
 
 
+GROUPS_OF_2: Final = StoredKind(_kind("2 bits in groups", 2), read_groups)
 GROUPS_OF_4: Final = StoredKind(_kind("4 bits in groups", 4), read_groups)
 GROUPS_OF_8: Final = StoredKind(_kind("8 bits in groups", 8), read_groups)
 LOWS_OF_4: Final = StoredKind(

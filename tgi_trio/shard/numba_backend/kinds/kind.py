@@ -66,7 +66,9 @@ class Kind:
     """A way of storing quantised weights; `name` identifies it where kernels are compiled."""
 
     name: str
-    bits: int  # of a code in a panel: 4, 5, 6 or 8; of an unpacked floating-point number: 16 or 32
+    bits: (
+        int  # of a code in a panel: 2, 4, 5, 6 or 8; of an unpacked floating-point number: 16 or 32
+    )
     scale: tuple[str, ...]  # names of the fields whose product is the scale
     head: tuple[Field, ...]  # before the codes of every block
     zero: int = 0  # the zero code: 0, or a power of two up to `MOST_ZERO`
@@ -232,13 +234,17 @@ def _fill_codes(places: NDArray[np.uint8], bits: int, codes: NDArray[np.uint8]) 
     """Write codes [out, in] into `places` [panels, spans, blocks of a span, bytes].
 
     A vector holds 4 inputs of 16 outputs, a byte each. For 4 bits, vectors v and v + 4 share one,
-    the latter in the high nibbles. The further bits of 5- and 6-bit codes follow in planes: bit v
-    of a byte for vector v; or two bits each for 4 vectors, in each of two planes.
+    the latter in the high nibbles; for 2 bits, vectors v, v + 2, v + 4 and v + 6. The further bits
+    of 5- and 6-bit codes follow in planes: bit v of a byte for vector v; or two bits each for 4
+    vectors, in each of two planes.
     """
     count = places.shape[0]
     rows = codes.reshape(count, PANEL, -1, 8, 4)  # panel, output, block, vector, input
     if bits == 8:
         _lay(places, rows)
+        return
+    if bits == 2:
+        _lay(places, _gather(rows.reshape(*rows.shape[:3], 4, 2, 4).swapaxes(3, 4), 2))
         return
     low = rows & np.uint8(15) if bits > 4 else rows
     packed = low[..., :4, :] | low[..., 4:, :] << np.uint8(4)

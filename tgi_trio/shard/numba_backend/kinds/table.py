@@ -20,10 +20,17 @@ from tgi_trio.shard.numba_backend.kinds.blocks_of_32 import (
 )
 from tgi_trio.shard.numba_backend.kinds.blocks_of_256 import IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 from tgi_trio.shard.numba_backend.kinds.floating import E4M3, TABLE
-from tgi_trio.shard.numba_backend.kinds.groups import GROUPS_OF_4, GROUPS_OF_8, LOWS_OF_4, SIGNED_8
+from tgi_trio.shard.numba_backend.kinds.groups import (
+    GROUPS_OF_2,
+    GROUPS_OF_4,
+    GROUPS_OF_8,
+    LOWS_OF_4,
+    SIGNED_8,
+)
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Array, StoredKind
 from tgi_trio.shard.numba_backend.kinds.nvfp4 import NVFP4
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
+from tgi_trio.shard.numba_backend.kinds.ternary import TQ1_0, TQ2_0
 
 # By `StoredMatrix.coding`, followed by bits if there are several; "affine in any order" is as
 # "affine".
@@ -41,7 +48,9 @@ KINDS: Final[Mapping[str, StoredKind]] = {
     "IQ4_NL": IQ4_NL,
     "IQ4_XS": IQ4_XS,
     "MXFP4": MXFP4,
-    "affine 2": GROUPS_OF_4,
+    "TQ1_0": TQ1_0,
+    "TQ2_0": TQ2_0,
+    "affine 2": GROUPS_OF_2,
     "affine 3": GROUPS_OF_4,
     "affine 4": GROUPS_OF_4,
     "affine 8": GROUPS_OF_8,

@@ -61,6 +61,10 @@ def read_code(builder: Any, way: Multiplier, where: Any, column: Any, place: int
 
     if bits == 8:
         return vector(place)
+    if bits == 2:
+        upper, packed = divmod(place, VECTORS // 4)
+        two = constant(CODES, 3 << raised)
+        return builder.and_(_shift(builder, vector(packed), 2 * upper - raised), two)
     upper, packed = divmod(place, VECTORS // 2)
     four = constant(CODES, 15 << raised)
     code = builder.and_(_shift(builder, vector(packed), 4 * upper - raised), four)
