@@ -66,6 +66,8 @@ STORED: Final[dict[str, Stored]] = {
     "IQ4_NL, MXFP4": Stored("t4", 32),
     "IQ4_XS": Stored("t4", 32, nested=8, scales=I8),
     "GPTQ, 2 bits": Stored("u2", 128, "zeros", low=U8),
+    "BitNet": Stored("u2", 0, "constant", 1, scales=F32),
+    "TQ1_0, TQ2_0": Stored("u2", 128, "constant", 1),
     "Q2_K": Stored("u2", 16, "lows", nested=16, scales=U8, low=U8),
     "Q3_K": Stored("u4", 16, "constant", 4, nested=16, scales=I8),
     "Q4_K": Stored("u4", 32, "lows", nested=8, scales=U8, low=U8),

@@ -91,7 +91,7 @@ def _sums(generation: Generation) -> Iterator[Variant]:
 
 
 def _gates(generation: Generation) -> Iterator[Variant]:
-    plain = ("silu", "gelu", "gelu_tanh")
+    plain = ("silu", "gelu", "gelu_tanh", "relu2")
     for act, limits in (*((act, False) for act in plain), ("quick_gelu", True)):
         yield Variant(
             f"gate bf16 {act}{' limits paired' if limits else ''}",

@@ -387,7 +387,7 @@ _READ = (
     (
         "BitNet",
         "`bitnet`",
-        "-1, 0 and 1 times a number of the matrix: four weights to a byte, or plain, both `offline`; "
+        "-1, 0 and 1 times a number of the matrix: four weights to a byte, or plain (`offline`); "
         "trained weights, rounded while they are loaded (`online`); `bitlinear`, `autobitlinear`",
         "norms in linears (`use_rms_norm`)",
     ),

@@ -81,6 +81,12 @@ def test_groups_of_16_in_any_order(checkpoint: Checkpoint, tmp_path: Path) -> No
     check(quantise(checkpoint("llama", **SMALL), tmp_path / "q", *STORED["gptq 4 bits, acts"]))
 
 
+@pytest.mark.parametrize("stored", ["bitnet", "bitnet, trained"])
+def test_ternary_codes(checkpoint: Checkpoint, tmp_path: Path, stored: str) -> None:
+    """One scale for a matrix, and norms before the last products."""
+    check(quantise(checkpoint("bitnet", **SMALL), tmp_path / "q", *STORED[stored]))
+
+
 def test_experts_stay_codes(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """And are multiplied together, so that steps can be recorded."""
     folder = quantise(checkpoint("mixtral", **SMALL), tmp_path / "q", *STORED["gptq 4 bits, acts"])
