@@ -18,7 +18,7 @@ from tgi_trio.model.gguf.folder import gguf_folder
 
 PLAIN: Final = "BF16"
 # Types of files that llama.cpp makes of a shape, by its numbers of them (gguf.LlamaFileType).
-NUMBERS: Final = {"Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15}
+NUMBERS: Final = {"Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "TQ1_0": 36, "TQ2_0": 37}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from tgi_trio.shard.numba_backend.kernels.vectors import prefetch, prefetch_near
 from tgi_trio.shard.numba_backend.tables import DIRECT, UNPACK, UNPACK_FOR_MANY, UNPACKED
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
-_AHEAD = 8  # blocks that a single row prefetches; with four, memory is read a tenth slower
+# Bytes that a single row prefetches, 8 blocks of Q4_0: with 4 memory is read a tenth slower.
+_AHEAD = 4608
 _LINE = 64
 
 
@@ -44,7 +45,7 @@ def multiply_panel(
     # prefetches later blocks of this one instead.
     ahead, pace, end = weights + panel_bytes, np.int64(0), weights + 2 * panel_bytes
     if rows < way.least_four:
-        ahead, pace = weights + _AHEAD * way.block_bytes, np.int64(way.block_bytes)
+        ahead, pace = weights + _AHEAD, np.int64(way.block_bytes)
     elif mode != UNPACKED:
         passes = (rows + way.rows - 1) // way.rows * 2  # memory is busy in all of them
         pace = (panel_bytes // (passes * blocks) + _LINE - 1) // _LINE * _LINE
@@ -96,6 +97,8 @@ def sum_blocks(
     for _ in range(blocks // span_blocks):
         span_head = weights
         weights += way.span_bytes
+        if number(columns) == 2:  # it prefetches what it reads, heads as well
+            ahead += way.span_bytes
         for _ in range(span_blocks):
             for i in range(0, pace, _LINE):
                 if number(columns) == 2:
