@@ -44,7 +44,7 @@ class CodeKind(NamedTuple):
 
 
 KINDS: Final[Mapping[str, CodeKind]] = {
-    "u2": CodeKind(2, "whole"),  # GPTQ of 2 bits, Q2_K
+    "u2": CodeKind(2, "whole"),  # GPTQ of 2 bits, Q2_K, TQ1_0, TQ2_0, BitNet
     # GPTQ, AWQ, compressed-tensors, int4, Q4_0, Q4_1, Q4_K; of 3 bits GPTQ and Q3_K
     "u4": CodeKind(4, "whole"),
     "u5": CodeKind(5, "whole"),  # Q5_0, Q5_1, Q5_K
