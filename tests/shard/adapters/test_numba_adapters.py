@@ -50,7 +50,7 @@ SIZES = FITTING | {"phi": {"hidden_size": 320}}
 UNADAPTED = MIXTURES | RARE | HYBRIDS | NEWER | COMPRESSED
 ADAPTED = [
     *(FITTING.keys() - UNADAPTED.keys()),
-    *("phi", "glm4"),
+    *("phi", "glm4", "bitnet"),
 ]
 
 

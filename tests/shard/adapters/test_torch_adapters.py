@@ -40,7 +40,7 @@ PROMPTS = prompts(9)
 FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo"),
     *("olmo2", "olmo3", "granite", "cohere", "cohere2", "stablelm", "starcoder2", "phi"),
-    *("gpt2", "gpt_bigcode", "gptj", "gpt_neox", "opt", "bloom", "falcon", "mpt"),
+    *("gpt2", "gpt_bigcode", "gptj", "gpt_neox", "opt", "bloom", "falcon", "mpt", "bitnet"),
 )
 ATTENTION = {  # of mixtures of experts: what is around them
     "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
