@@ -152,9 +152,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy"},
     "deepseek_v3": _LATENT,
     "axk1": _LATENT | {"num_local_experts": ABSENT, "num_experts": ABSENT},
-    "axk2": _LATENT
-    | _INDEX
-    | {"num_hidden_layers": 3, "first_k_dense_replace": 1, "gated_norm_rank": 8},
+    "axk2": _LATENT | _INDEX | {"num_hidden_layers": 3, "gated_norm_rank": 8},
     "longcat_flash": {
         "num_layers": 2,
         "head_dim": 8,  # what turns

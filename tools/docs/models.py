@@ -98,9 +98,9 @@ Mistral Large 4's index reads what its layer reads, not compressed queries. Quer
 scaled by the logarithm of their position, each head by numbers of its own
 (`layers/log_scale.py`), frequencies have learned factors, and some layers do not turn; their heads
 have as many dimensions more from the latent. A layer may read another's latents; the key of its own
-index lies behind these, in the same row of the cache. Ranks divide its heads; it is not cut into
-stages. `mtp_dspark` is left unread. With experts in groups, or where `kv_source_layers` names other
-latents than transformers would read, it runs through transformers.
+index lies behind these, in the same row of the cache; so it is not cut into stages. `mtp_dspark` is
+left unread. With experts in groups, or where `kv_source_layers` names other latents than
+transformers would read, it runs through transformers.
 
 GLM 5.3 Flash (`glm5_next`) has delta rules, whose decays have a bound, and layers with an index
 that chooses whole runs of tokens (`torch_backend/attention/chosen_runs.py`), between several hidden
@@ -110,8 +110,7 @@ and choose and attend as for DeepSeek V3.2. An index that may leave out the toke
 whole run is served through transformers.
 
 Ling 3 (`bailing_hybrid`) has delta rules as well, whose decays by channel have a bound, and every
-sixth layer attends to latents, with a gate of each head. Their limits of sequences are
-`model_max_length`. Compressed queries run through transformers.
+sixth layer attends to latents, with gates of heads. Compressed queries run through transformers.
 
 MiniMax-M3's layers attend to blocks of tokens, which an index of another kind chooses, for each KV
 head its own (`torch_backend/attention/chosen_blocks.py`): a block is as good as its best token, and

@@ -106,6 +106,7 @@ class AttentionLoader(WeightLoader):
         index_spec = layer.compression.index if layer.compression else spec.index_of(layer)
         kv_heads = kv_head_share(spec, sizes.kv_heads, self.source.rank, self.source.world_size)
         before = spec.layers[self.run.start : index if kept_by is None else kept_by]
+        following = spec.layers[index + 1 : min(index + 2, self.run.stop)]
         return AttentionLayer(
             index=sum(each.attends and each.reads_layer is None for each in before),
             heads=heads.stop - heads.start,
@@ -122,7 +123,7 @@ class AttentionLoader(WeightLoader):
             value_dim=spec.latent.rank if spec.latent else 0,
             reads_only=kept_by is not None,
             most=index_spec.most if index_spec else 0,
-            chosen_last=all(each.chooses for each in spec.layers[index + 1 : index + 2]),
+            chosen_last=all(each.chooses for each in following),
             sinks=sinks,
         )
 
