@@ -167,6 +167,21 @@ def bitnet(module: str, rows: int, columns: int) -> Changes:
     }
 
 
+def mlx(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight": ("U32", (rows, columns // 8)),
+        f"{module}.scales": ("BF16", (rows, columns // 32)),
+        f"{module}.biases": ("BF16", (rows, columns // 32)),
+    }
+
+
+def mlx_nvfp4(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight": ("U32", (rows, columns // 8)),
+        f"{module}.scales": ("U8", (rows, columns // 16)),
+    }
+
+
 # Not of every matrix.
 OPTIONAL = (
     *("input_global_scale", "g_idx", "weight_zero_point", "weight_format"),
@@ -192,6 +207,8 @@ FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "fp8": (fp8, describe_compressed("float-quantized", "tensor", 8)),
     "fp8 blocks": (blocks, {"quant_method": "fp8", "weight_block_size": [48, 128]}),
     "bitsandbytes": (int8_rows, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+    "mlx": (mlx, {"bits": 4, "group_size": 32}),
+    "mlx, nvfp4": (mlx_nvfp4, {"bits": 4, "group_size": 16, "mode": "nvfp4"}),
     "nvfp4": (nvfp4, describe_compressed("nvfp4-pack-quantized", "tensor_group", 4, **SIXTEEN)),
     "modelopt": (modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "torchao int8": (torchao_int8, TORCHAO),

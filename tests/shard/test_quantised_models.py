@@ -30,7 +30,9 @@ from tests.quantised_support import (
     store_exl2,
     store_fp8,
     store_gptq,
+    store_hqq,
     store_int8,
+    store_mlx,
     store_packed,
     store_pairs,
     store_powers,
@@ -192,6 +194,13 @@ STORED: dict[str, tuple[Store, dict[str, Any]]] = {
     "quark, int8": (store_quark("int8", 32), describe_quark("int8")),
     "bitnet": (store_bitnet("packed"), BITNET_OFFLINE),
     "bitnet, trained": (store_bitnet("trained"), BITNET_ONLINE),
+    **{
+        f"mlx {bits} bits": (store_mlx(bits, 32), {"bits": bits, "group_size": 32})
+        for bits in (3, 4, 5, 6, 8)
+    },
+    "hqq 4 bits": (store_hqq(4, 64), {"quant_method": "hqq"}),
+    "hqq 3 bits": (store_hqq(3, 32), {"quant_method": "hqq"}),
+    "hqq 4 bits, across": (store_hqq(4, 64, axis=0), {"quant_method": "hqq"}),
     "awq": (store_awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32}),
 }
 

@@ -168,10 +168,8 @@ def check_checkpoint(
     if isinstance(spec, T5Spec):
         _check_claims(config, tensors, t5_claims(spec))
         return {}
-    stored = Stored()
-    if layout is not None:
-        matrices, copies = decoder_matrices(spec), decoder_copies(spec)
-        stored = check_stored(config, layout, matrices, spec.names.base, tensors, copies)
+    matrices, copies = decoder_matrices(spec), decoder_copies(spec)
+    stored = check_stored(config, layout, matrices, spec.names.base, tensors, copies)
     _check_claims(config, tensors, decoder_claims(spec), stored)
     return dict(_scales(tensors, stored))
 

@@ -18,6 +18,7 @@ from typing import Any
 from tgi_trio.errors import ModelLoadError
 
 _INDEX = "model.safetensors.index.json"
+_HQQ_FILE = "qmodel.pt"
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack")
 _LONGEST_HEADER = 100_000_000  # bytes; the safetensors library's own limit
 # Bits of a number. Newer dtypes are not in this table: they are not read, but named in messages.
@@ -186,6 +187,12 @@ def _no_safetensors(folder: Path) -> str:
     others = sorted(file.name for pattern in _OTHER_FORMATS for file in folder.glob(pattern))
     if not others:
         return f"{folder} holds no weights: there is no .safetensors file in it."
+    if _HQQ_FILE in others:
+        return (
+            f"{folder} holds {_HQQ_FILE}, in which HQQ's own library stores quantised weights: a "
+            "pickle, which is code and is not opened. HQQ is read from .safetensors, as "
+            "transformers saves it; the original model will do as well."
+        )
     return (
         f"{folder} holds {others[0]} but no .safetensors, the only format served. .bin and .pt are "
         f"converted by: python -m tgi_trio download-weights {shlex.quote(str(folder))}"

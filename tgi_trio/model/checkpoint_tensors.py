@@ -11,6 +11,7 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.files import find_gguf
 from tgi_trio.model.gguf.tensors import read_gguf_tensors
 from tgi_trio.model.matrices.ngrams import drop_hashes
+from tgi_trio.model.mlx_names import undo_mlx
 from tgi_trio.model.other_names import rename_family
 from tgi_trio.model.stacked_experts import flatten_vectors, split_experts
 from tgi_trio.model.wrappers import rename_text
@@ -21,8 +22,8 @@ SUFFIXES: Final = (".safetensors", ".gguf")  # of weight files
 def read_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
     """Return every tensor of a model by our name: experts are separate tensors.
 
-    Raises ModelLoadError as `read_headers`, `drop_hashes`, `split_experts` and `read_gguf_tensors`
-    do.
+    Raises ModelLoadError as `read_headers`, `drop_hashes`, `undo_mlx`, `split_experts` and
+    `read_gguf_tensors` do.
     """
     if files := gguf_files(config.folder):
         return read_gguf_tensors(files, config)
@@ -31,7 +32,7 @@ def read_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
         return tensors
     if config.wraps_text:
         tensors = rename_text(tensors)
-    tensors = rename_family(tensors, spec.family)
+    tensors = undo_mlx(rename_family(tensors, spec.family), spec)
     return flatten_vectors(split_experts(drop_hashes(tensors, spec), spec), spec)
 
 

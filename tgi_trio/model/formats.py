@@ -29,8 +29,9 @@ SERVED: Final = (
 INDEX_DTYPES: Final = frozenset({"I64", "BOOL"})
 TABLE_DTYPES: Final = {"I64": "int64", "I32": "int32"}  # of tables that a model reads
 
-# Keys of config.json that describe a format. compressed-tensors used the second, MLX the third.
-_CONFIG_KEYS: Final = ("quantization_config", "compression_config", "quantization")
+# Keys of config.json that describe a format. MLX uses the first, and may leave what the original
+# model says in the second; compressed-tensors used the third.
+_CONFIG_KEYS: Final = ("quantization", "quantization_config", "compression_config")
 # Other files that describe one, and the tools that write them.
 _FILES: Final = {
     "quantize_config.json": "GPTQ or AWQ",
@@ -53,7 +54,10 @@ _PIECES: Final = (
     (r"\.((input|output)_(scale|zero_point)|activation_scale(_ub)?)", "FP8 or 8-bit integers"),
     (r"\.(SCB|weight_format)", "8 bits of bitsandbytes"),
     (r"\.(nested_)?(absmax|quant_map)|\.quant_state\.\w+", "4 bits of bitsandbytes"),
-    (r"\.(qweight|qzeros|scales|g_idx)", "GPTQ or AWQ"),
+    (r"\.(qweight|qzeros|g_idx)", "GPTQ or AWQ"),
+    (r"\.scales", "GPTQ, AWQ or MLX"),
+    (r"\.(biases|global_scale)", "MLX"),
+    (r"\.(W_q|zero_scale|(scale|zero)_q)", "HQQ"),
     (r"_proj\.(B|s)", "Marlin"),
     (r"\.q_(weight|scale|scale_max|groups|group_map|invperm|perm)", "EXL2"),
     (r"\.(trellis|suh|svh)", "EXL3"),
@@ -179,6 +183,8 @@ def _read(where: str, said: Mapping[str, Any], tool: str = "") -> Announcement:
     method = said.get("quant_method") or said.get("quant_algo")
     if not method and tool in _OLDER_KEYS:
         method = next((name for name, key in _OLDER_KEYS[tool].items() if key in said), None)
+    if not method and not tool and {"bits", "group_size"} <= said.keys():
+        method = "mlx"  # the only tool that does not say so
     method = str(method or tool or "of an unnamed method")
     named = tool.lower() if tool == "ModelOpt" else method.lower()
     return Announcement(where, named, said, _describe(said, method))

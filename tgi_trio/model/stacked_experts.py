@@ -43,10 +43,11 @@ def split_experts(
     split: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():
         found = whole.fullmatch(name)
+        whole_bias = len(stored.shape) == 2 and name.endswith(".bias")
         if (
             found
             and not _has_groups_first(name, stored, tensors)
-            and (names.expert_gate_up or len(stored.shape) == 3)
+            and (names.expert_gate_up or whole_bias or len(stored.shape) == 3)
         ):
             if stored.shape[:1] != (count,):
                 raise ModelLoadError(

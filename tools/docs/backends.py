@@ -29,9 +29,16 @@ OF_FORMATS: Final = {
         "groups of inputs; BitNet anywhere",
     ),
     "affine in any order": ("GPTQ and compressed-tensors in act-order, EXL2", "words of codes"),
-    "affine with lows": ("torchao's Int4", "groups of inputs"),
+    "lowered": (
+        "MLX, HQQ along axis 1, torchao's Int4",
+        "groups of inputs, for MLX of 32 at least",
+    ),
+    "lowered across outputs": ("HQQ along axis 0", "any input"),
     "int8": ("compressed-tensors, bitsandbytes, torchao, Quark", "none: outputs have a scale"),
-    "table": ("bitsandbytes NF4 and FP4, MXFP4, compressed-tensors, Quark", "blocks of inputs"),
+    "table": (
+        "bitsandbytes NF4 and FP4, MXFP4, compressed-tensors, Quark",
+        "blocks of inputs",
+    ),
     "e4m3": (
         "FP8, MXFP8, compressed-tensors, ModelOpt, torchao, Quark",
         "blocks of inputs, if there are any",

@@ -9,6 +9,7 @@ from tgi_trio.model.families.registry import FAMILIES, THROUGH_TRANSFORMERS
 from tgi_trio.model.gguf.architectures import ARCHITECTURES
 from tgi_trio.model.gguf.block_types import BY_NAME
 from tgi_trio.model.gguf.pre_tokenizers import PRE_TOKENIZERS
+from tgi_trio.model.mlx_names import LOST
 from tgi_trio.model.specs.t5 import T5_FAMILIES
 from tgi_trio.model.wrappers import TEXT_TYPES
 from tgi_trio.settings.records import DTYPES
@@ -298,8 +299,13 @@ a random model of six layers log-probabilities are on average 0.089 from those o
 in `transformers`, and 0.054 in the kernels, 0.101 from each other
 (`tests/shard/test_bitnet.py`). Refused with what to do instead: EXL3.
 
-They are held to files that compressed-tensors, bitsandbytes, auto-round and torchao make as the
-tests run (`tests/shard/test_made_by_tools.py`), and Quark where it is installed
+mlx-lm changes names, and more, as it reads a model, and writes it so: experts of a layer lie in one
+tensor, the expansion of latents in two, taps of convolutions in the middle, some norms have 1
+added, Falcon H1's factors are in its weights. All this is undone (`model/mlx_names.py`), so a
+checkpoint of it is its family's, with a tower or without; images are refused without one.
+
+They are held to files that compressed-tensors, bitsandbytes, auto-round, mlx-lm, HQQ and torchao
+make as the tests run (`tests/shard/test_made_by_tools.py`), and Quark where it is installed
 (`tests/shard/test_made_by_quark.py`), to files that those, gptqmodel, ModelOpt and vLLM's packers
 made (`tests/data/quantised`), whose prompts' log-probabilities and greedy tokens are those of
 `transformers` with the weights that these libraries dequantise
@@ -391,6 +397,23 @@ _READ = (
         "norms in linears (`use_rms_norm`)",
     ),
     ("MXFP4", "`mxfp4`", "the experts of gpt-oss: e2m1, 32 inputs with a power of two", ""),
+    (
+        "MLX",
+        "`mlx`",
+        "what mlx-lm converts: affine of 2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128, "
+        "mxfp4, mxfp8, nvfp4; modules that differ, embeddings and heads as well; and what it "
+        "converts to plain numbers",
+        "nvfp4 with a factor (`global_scale`); "
+        + ", ".join(f"`{family}`" for family in sorted(LOST))
+        + ", where what it changes cannot be undone; towers that are quantised",
+    ),
+    (
+        "HQQ",
+        "`hqq`",
+        "1, 2, 3, 4, 5, 6 and 8 bits along both axes, any group size, as transformers stores it; "
+        "codes stored as numbers (`view_as_float`), modules that differ",
+        "its library's own `qmodel.pt`; scales that are quantised or apart (`offload_meta`)",
+    ),
 )
 
 # Types that stand in others' `text_config` alone.

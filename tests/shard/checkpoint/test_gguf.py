@@ -17,7 +17,7 @@ from tgi_trio.shard.checkpoint.formats.gguf import (
     row_order,
     unchanged,
 )
-from tgi_trio.shard.checkpoint.formats.gguf_latent import JoinedHeads
+from tgi_trio.shard.checkpoint.formats.joined_heads import JoinedHeads
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,9 @@ from tests.quantised_support import (
     store_bytes,
     store_exl2,
     store_fp8,
+    store_hqq,
     store_int8,
+    store_mlx,
     store_mxfp8,
     store_nvfp4,
     store_pairs,
@@ -125,6 +129,14 @@ def exl2(bits: int, group: int, *groups: tuple[int, int]) -> Case:
     return stored(store_exl2(*groups), {"quant_method": "exl2", "bits": 4.25}, group, bits)
 
 
+def mlx(bits: int, group: int) -> Case:
+    return stored(store_mlx(bits, group), {"bits": bits, "group_size": group}, group, bits)
+
+
+def hqq(bits: int, group: int, **how: Any) -> Case:
+    return stored(store_hqq(bits, group, **how), {"quant_method": "hqq"}, group, bits)
+
+
 def table(kind: str, size: int, nested: int = 0) -> Case:
     store = store_table(kind, size, nested=nested)
     return stored(store, describe_bitsandbytes(kind), size, bits=4)
@@ -162,6 +174,14 @@ CASES: dict[str, Callable[[], Case]] = {
     "exl2, 2 and 4 bits": lambda: exl2(4, 64, (4, 64), (2, 64)),
     "exl2, groups of two sizes": lambda: exl2(8, 32, (5, 64), (4, 32), (4, 32)),
     "exl2, a short last group": lambda: exl2(4, 96, (4, 96), (3, 32)),
+    **{f"mlx, {bits} bits": partial(mlx, bits, 32) for bits in (2, 3, 4, 5, 6, 8)},
+    "mlx, 4 bits, wide groups": lambda: mlx(4, 64),
+    "mlx, 6 bits, wider groups": lambda: mlx(6, 128),
+    **{f"hqq, {bits} bits": partial(hqq, bits, 32) for bits in (1, 2, 3, 4, 8)},
+    "hqq, 4 bits, as numbers": lambda: hqq(4, 64, view=torch.float16),
+    "hqq, 3 bits, wide groups, as numbers": lambda: hqq(3, 128, view=torch.bfloat16),
+    **{f"hqq, {bits} bits, across": partial(hqq, bits, 32, axis=0) for bits in (1, 2, 3, 4, 8)},
+    "hqq, 4 bits, across rows and columns": lambda: hqq(4, 256, axis=0),
     "packed, 4 bits": lambda: packed(4, 32),
     "packed, 4 bits, symmetric": lambda: packed(4, 64, symmetric=True),
     "packed, 4 bits, acts": lambda: packed(4, 32, shuffled=True),
@@ -273,7 +293,7 @@ def from_planes(planes: Any) -> Array:
     return planes["scales"][:, groups] * codes - lows
 
 
-EVEN = [name for name in CASES if "uneven" not in name and "fp8" not in name]
+EVEN = [name for name in CASES if not re.search("uneven|fp8|across", name)]
 
 
 @pytest.mark.parametrize("name", EVEN)
@@ -301,7 +321,9 @@ def test_what_has_one_group_is_cut_at_any_word(tmp_path: Path, name: str) -> Non
     np.testing.assert_array_equal(part["scales"], whole["scales"])
 
 
-WITH_PLANES = [name for name in CASES if not name.startswith("fp4, uneven")]
+WITH_PLANES = [
+    name for name in CASES if not name.startswith("fp4, uneven") and "across" not in name
+]
 
 
 @pytest.mark.parametrize("name", WITH_PLANES)

@@ -262,7 +262,7 @@ def qwen3_vl_moe(config: ModelConfig) -> DecoderSpec:
         turning=with_sections(
             rotary(config, head_dim, theta=500000.0), (24, 20, 20), alternate=True
         ),
-        names=names.QWEN3_VL_MOE,
+        names=names.QWEN3_MOE if config.get(EXPERTS_APART) else names.QWEN3_VL_MOE,
         query_key_norm="head",
         **attention_bias(config),
     )

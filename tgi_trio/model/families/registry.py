@@ -43,6 +43,7 @@ from tgi_trio.model.families import (
     zamba,
 )
 from tgi_trio.model.families.checkpoint_traits import fit_checkpoint, fit_exl2
+from tgi_trio.model.families.mlx_traits import fit_mlx
 from tgi_trio.model.specs.decoder import DecoderSpec
 
 SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
@@ -201,7 +202,7 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec | None:
     """
     function = FAMILIES.get(config.text_type)
     try:
-        spec = None if function is None else function(config)
+        spec = None if function is None else function(fit_mlx(config))
     except (TypeError, ValueError, ZeroDivisionError, KeyError) as error:
         raise ModelLoadError(
             f"{config.folder / 'config.json'} cannot be right for model type "

@@ -18,8 +18,10 @@ from tgi_trio.model.quantised.compressed_layout import read_compressed_layout
 from tgi_trio.model.quantised.exl2_layout import read_exl2_layout
 from tgi_trio.model.quantised.fp8_layout import read_fp8_layout
 from tgi_trio.model.quantised.gptq_layout import read_gptq_layout
+from tgi_trio.model.quantised.hqq_layout import read_hqq_layout
 from tgi_trio.model.quantised.layout import MatrixLayout
 from tgi_trio.model.quantised.marlin_layout import read_marlin_layout, says_marlin
+from tgi_trio.model.quantised.mlx_layout import read_mlx_layout
 from tgi_trio.model.quantised.modelopt_layout import read_modelopt_layout
 from tgi_trio.model.quantised.mxfp4_layout import read_mxfp4_layout
 from tgi_trio.model.quantised.quark_layout import read_quark_layout
@@ -47,6 +49,8 @@ WORDS: Final = (
     "quark",
     "torchao",
     "bitnet",
+    "mlx",
+    "hqq",
 )
 
 # By `quant_method`.
@@ -66,6 +70,8 @@ _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
     "fbgemm_fp8": read_fp8_layout,
     "quark": read_quark_layout,
     "torchao": read_torchao_layout,
+    "mlx": read_mlx_layout,
+    "hqq": read_hqq_layout,
 }
 
 

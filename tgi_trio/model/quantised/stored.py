@@ -10,10 +10,13 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import are_plain, describe_plain, find_announcement
 from tgi_trio.model.matrices.references import MatrixRef
+from tgi_trio.model.quantised.latent_halves import find_halves
 from tgi_trio.model.quantised.layout import (
+    FLOATS,
     SMALL_SCALES,
     Headers,
     MatrixLayout,
+    Part,
     check_parts,
     split_name,
 )
@@ -34,7 +37,7 @@ class Stored:
 
 def check_stored(
     config: ModelConfig,
-    layout: MatrixLayout,
+    layout: MatrixLayout | None,
     matrices: Iterable[MatrixRef],
     base: str,
     tensors: Headers,
@@ -42,7 +45,8 @@ def check_stored(
 ) -> Stored:
     """Return the matrices that are stored in parts; raises ModelLoadError unless all parts fit.
 
-    `base`: as for `Claims`. `copies`: of matrices, by the names of these, which nothing reads.
+    `layout` None: nothing is quantised. `base`: as for `Claims`. `copies`: of matrices, by the
+    names of these, which nothing reads.
     """
     if any(name.startswith(base) for name in tensors):
         base = ""
@@ -50,7 +54,7 @@ def check_stored(
     for matrix in matrices:
         copy = copies.get(matrix.name)
         matrix = replace(matrix, name=matrix.name.removeprefix(base))
-        parts = layout.parts(matrix, tensors)
+        parts = _parts(layout, matrix, tensors)
         if not parts:
             continue
         check_parts(parts, tensors, config.folder)
@@ -60,7 +64,7 @@ def check_stored(
             part.name: SMALL_SCALES[part.role] for part in parts if part.role in SMALL_SCALES
         }
         known |= set(_zero_biases(matrix, tensors))
-        if copy is not None:
+        if copy is not None and layout is not None:
             known |= {part.name for part in layout.parts(copy, tensors)}
     found = find_announcement(config)
     if not quantised and found is not None and are_plain(tensors):
@@ -69,6 +73,18 @@ def check_stored(
             f"{describe_plain(found)}"
         )
     return Stored(frozenset(quantised), frozenset(known), small_scales)
+
+
+def _parts(layout: MatrixLayout | None, matrix: MatrixRef, tensors: Headers) -> tuple[Part, ...]:
+    """Return the tensors of a matrix; empty if it is one tensor that is not quantised."""
+    halves = find_halves(matrix, tensors)
+    parts: list[Part] = []
+    for each in halves or (matrix,):
+        own = layout.parts(each, tensors) if layout is not None else ()
+        if halves and not own:
+            own = (Part("numbers", each.name, FLOATS, ((each.rows, each.columns),)),)
+        parts += own
+    return tuple(parts)
 
 
 def _zero_biases(matrix: MatrixRef, tensors: Headers) -> Iterator[str]:

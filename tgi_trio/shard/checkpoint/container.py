@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.checkpoint_files import Change
+from tgi_trio.model.checkpoint_files import Change, StoredTensor
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
 
 
@@ -54,6 +54,25 @@ class Container(Protocol):
 
     def close(self) -> None:
         """Close the files; arrays that were read from them stay valid."""
+
+
+class Headers(Mapping[str, StoredTensor]):
+    """A container's tensors, described by their headers."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        if name not in self._container.names:
+            raise KeyError(name)
+        raw = self._container.tensor(name)
+        return StoredTensor(raw.file.path, raw.dtype, raw.shape, raw.first, raw.end)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._container.names)
+
+    def __len__(self) -> int:
+        return len(self._container.names)
 
 
 def find_tensor(container: Container, name: str, shape: tuple[int, ...]) -> RawTensor:

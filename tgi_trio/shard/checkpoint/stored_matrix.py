@@ -31,8 +31,8 @@ class StoredMatrix(Protocol):
     @property
     def coding(self) -> str:
         """The kind of planes: "numbers", "affine" (codes, scales, zero points), "affine in any
-        order" (with groups that are not contiguous), "affine with lows" (numbers instead of zero
-        points), "int8" (no zero points), "table", "e4m3", "nvfp4", or a GGUF type.
+        order" (with groups that are not contiguous), "int8" (no zero points), "lowered" (scales
+        and lows), "lowered across outputs", "table", "e4m3", "nvfp4", or a GGUF type.
         """
 
     @property

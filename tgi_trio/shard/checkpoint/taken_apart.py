@@ -90,12 +90,12 @@ def _affine(planes: Planes) -> Parts:
     return Parts(planes["codes"], scales, lows, order=planes.get("groups"))
 
 
-def _with_own_lows(planes: Planes) -> Parts:
-    return Parts(planes["codes"], planes["scales"], planes["lows"])
-
-
 def _table(planes: Planes) -> Parts:
     return Parts(planes["codes"], planes["scales"], table=planes["table"])
+
+
+def _lowered(planes: Planes) -> Parts:
+    return Parts(planes["codes"], planes["scales"], planes["lows"])
 
 
 def _nvfp4(planes: Planes) -> Parts:
@@ -221,8 +221,8 @@ def _tq2_0(blocks: Bytes) -> Parts:
 TAKEN_APART: Final[Mapping[str, Callable[[Planes], Parts]]] = {
     "affine": _affine,
     "affine in any order": _affine,
-    "affine with lows": _with_own_lows,
     "int8": _affine,
+    "lowered": _lowered,
     "table": _table,
     "e4m3": _e4m3,
     "nvfp4": _nvfp4,

@@ -14,8 +14,10 @@ from tgi_trio.model.quantised.compressed_layout import CompressedLayout
 from tgi_trio.model.quantised.exl2_layout import Exl2Layout
 from tgi_trio.model.quantised.fp8_layout import Fp8Layout
 from tgi_trio.model.quantised.gptq_layout import GptqLayout
+from tgi_trio.model.quantised.hqq_layout import HqqLayout
 from tgi_trio.model.quantised.layout import MatrixLayout
 from tgi_trio.model.quantised.marlin_layout import MarlinLayout
+from tgi_trio.model.quantised.mlx_layout import MlxLayout
 from tgi_trio.model.quantised.modelopt_layout import ModeloptLayout
 from tgi_trio.model.quantised.mxfp4_layout import Mxfp4Layout
 from tgi_trio.model.quantised.quark_layout import QuarkLayout
@@ -30,7 +32,10 @@ from tgi_trio.shard.checkpoint.formats.exl2 import Exl2Source
 from tgi_trio.shard.checkpoint.formats.fp8 import open_fp8
 from tgi_trio.shard.checkpoint.formats.gguf import GgufFormat
 from tgi_trio.shard.checkpoint.formats.gptq import GptqSource
+from tgi_trio.shard.checkpoint.formats.hqq import open_hqq
+from tgi_trio.shard.checkpoint.formats.latent_halves import HalvesFormat
 from tgi_trio.shard.checkpoint.formats.marlin import MarlinSource
+from tgi_trio.shard.checkpoint.formats.mlx import open_mlx
 from tgi_trio.shard.checkpoint.formats.modelopt import open_modelopt
 from tgi_trio.shard.checkpoint.formats.mxfp4 import Mxfp4Source
 from tgi_trio.shard.checkpoint.formats.pieces import Open, PiecesFormat
@@ -39,7 +44,7 @@ from tgi_trio.shard.checkpoint.formats.quark import open_quark
 from tgi_trio.shard.checkpoint.formats.torchao import open_torchao
 from tgi_trio.shard.checkpoint.stored_matrix import WeightFormat
 
-FORMATS: Final[tuple[WeightFormat, ...]] = (GgufFormat(), PlainFormat())
+FORMATS: Final[tuple[WeightFormat, ...]] = (GgufFormat(), HalvesFormat(PlainFormat()))
 
 
 def choose_format(config: ModelConfig, container: Container) -> WeightFormat:
@@ -50,7 +55,7 @@ def choose_format(config: ModelConfig, container: Container) -> WeightFormat:
     layout = find_layout(config)
     if layout is None:
         raise unread_format(config, find_announcement(config))
-    return PiecesFormat(layout, _reader(layout))
+    return HalvesFormat(PiecesFormat(layout, _reader(layout)))
 
 
 def _reader(layout: MatrixLayout) -> Open:
@@ -80,4 +85,8 @@ def _reader(layout: MatrixLayout) -> Open:
             return partial(open_quark, layout)
         case TorchaoLayout():
             return open_torchao
+        case MlxLayout():
+            return open_mlx
+        case HqqLayout():
+            return open_hqq
     raise ValueError(f"nothing reads {layout.name}")

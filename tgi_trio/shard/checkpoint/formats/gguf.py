@@ -23,8 +23,8 @@ from tgi_trio.model.scales import are_finite
 from tgi_trio.shard.checkpoint.container import Container, RawTensor, find_tensor
 from tgi_trio.shard.checkpoint.formats.gguf_blocks import BLOCKS, Dequantise
 from tgi_trio.shard.checkpoint.formats.gguf_k_blocks import K_BLOCKS
-from tgi_trio.shard.checkpoint.formats.gguf_latent import JoinedHeads
 from tgi_trio.shard.checkpoint.formats.gguf_ternary_blocks import TERNARY_BLOCKS
+from tgi_trio.shard.checkpoint.formats.joined_heads import JoinedHeads
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix, number_type
 from tgi_trio.shard.checkpoint.gguf_files import GgufFiles
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile

@@ -33,9 +33,9 @@ class Nvfp4Source(QuantisedSource):
     def __init__(
         self, shape: tuple[int, int], parts: Mapping[str, RawTensor], *, divides: bool
     ) -> None:
-        """`divides`: scales are divided by the factor; else it multiplies them."""
+        """`divides`: scales are divided by the factor, if there is one; else it multiplies them."""
         super().__init__(shape, tuple(parts.values()))
-        self._codes, self._steps, self._factor = parts["codes"], parts[STEPS], parts["scales"]
+        self._codes, self._steps, self._factor = parts["codes"], parts[STEPS], parts.get("scales")
         self._divides = divides
 
     def dequantise(self, rows: slice, columns: slice) -> Floats:
@@ -65,6 +65,8 @@ class Nvfp4Source(QuantisedSource):
 
     def _unit(self) -> np.float32:
         """Return half the factor of the scales; raises ModelLoadError if it is not finite."""
+        if self._factor is None:
+            return np.float32(0.5)
         factor = to_float32(view_numbers(self._factor)).reshape(1)
         with np.errstate(divide="ignore"):
             unit = (1 / factor if self._divides else factor) / np.float32(2)

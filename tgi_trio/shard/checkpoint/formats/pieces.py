@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
-from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantised.layout import MatrixLayout, check_parts
-from tgi_trio.shard.checkpoint.container import Container, RawTensor
+from tgi_trio.shard.checkpoint.container import Container, Headers, RawTensor
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
 from tgi_trio.shard.checkpoint.formats.quantised_matrix import QuantisedMatrix, QuantisedSource
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
@@ -34,7 +33,7 @@ class PiecesFormat:
         """Return a matrix, see `WeightFormat`; `transposed` concerns only those that are not
         quantised.
         """
-        headers = _Headers(container)
+        headers = Headers(container)
         matrix = MatrixRef(name, *shape, transposed=transposed)
         parts = self._layout.parts(matrix, headers)
         if not parts:
@@ -43,22 +42,3 @@ class PiecesFormat:
         tensors = {part.role: container.tensor(part.name) for part in parts if part.name in headers}
         source = self._open(shape, tensors)
         return QuantisedMatrix(source, range(shape[0]), range(shape[1]))
-
-
-class _Headers(Mapping[str, StoredTensor]):
-    """A container's tensors, described by their headers."""
-
-    def __init__(self, container: Container) -> None:
-        self._container = container
-
-    def __getitem__(self, name: str) -> StoredTensor:
-        if name not in self._container.names:
-            raise KeyError(name)
-        raw = self._container.tensor(name)
-        return StoredTensor(raw.file.path, raw.dtype, raw.shape, raw.first, raw.end)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._container.names)
-
-    def __len__(self) -> int:
-        return len(self._container.names)

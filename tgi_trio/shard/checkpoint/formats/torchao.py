@@ -16,7 +16,7 @@ from tgi_trio.model.quantised.torchao_layout import TILE_INPUTS, TILE_OUTPUTS, T
 from tgi_trio.shard.checkpoint.container import RawTensor
 from tgi_trio.shard.checkpoint.formats.bits import unpack, view_words
 from tgi_trio.shard.checkpoint.formats.fp8 import Fp8Source
-from tgi_trio.shard.checkpoint.formats.lows import LowSource
+from tgi_trio.shard.checkpoint.formats.lowered import LoweredSource
 from tgi_trio.shard.checkpoint.formats.plain import view_numbers
 from tgi_trio.shard.checkpoint.formats.quantised_matrix import QuantisedSource, check_finite
 from tgi_trio.shard.checkpoint.formats.scale_grid import GridSource, drop_idle_zeros
@@ -25,7 +25,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 _HALF: Final = 8  # of the range of 4 bits: what signed codes lack to be unsigned ones
 
 
-class PairSource(LowSource):
+class PairSource(LoweredSource):
     """Signed codes, uint8 [outputs, inputs / 2], the first of two in the low nibble.
 
     Scales and zero points are [groups, outputs]: weight = scale * code + zero.
@@ -33,22 +33,24 @@ class PairSource(LowSource):
 
     def __init__(self, shape: tuple[int, int], parts: Mapping[str, RawTensor]) -> None:
         group = shape[1] // parts["scales"].shape[0]
-        super().__init__(shape, tuple(parts.values()), bits=4, group=group, packed=2)
+        super().__init__(shape, tuple(parts.values()))
+        self.bits, self.group, self.step = 4, group, group
         self._codes, self._scales, self._zeros = parts["codes"], parts["scales"], parts["zeros"]
 
     def codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
         packed = self._codes.data.reshape(self._codes.shape)
         return unpack(packed[rows, columns.start // 2 : columns.stop // 2], 4) ^ np.uint8(_HALF)
 
-    def scales(self, rows: slice) -> Floats:
-        return _read_columns(self._scales, rows)
+    def scales(self, rows: slice, groups: slice) -> Floats:
+        return _read_columns(self._scales, rows, groups)
 
-    def lows(self, rows: slice) -> Floats:
-        lows: Floats = self.scales(rows) * np.float32(_HALF) - _read_columns(self._zeros, rows)
+    def lows(self, rows: slice, groups: slice) -> Floats:
+        zeros = _read_columns(self._zeros, rows, groups)
+        lows: Floats = self.scales(rows, groups) * np.float32(_HALF) - zeros
         return lows
 
 
-class TileSource(LowSource):
+class TileSource(LoweredSource):
     """Codes as the threads of tinygemm's kernel read them: words [tiles of 8 outputs, tiles of 128
     inputs, 32 threads, 4].
 
@@ -60,7 +62,8 @@ class TileSource(LowSource):
     def __init__(self, shape: tuple[int, int], parts: Mapping[str, RawTensor]) -> None:
         words = view_words(parts["codes"])
         group = words.shape[1] * TILE_INPUTS // parts[TILED].shape[0]
-        super().__init__(shape, tuple(parts.values()), bits=4, group=group)
+        super().__init__(shape, tuple(parts.values()))
+        self.bits, self.group, self.step = 4, group, group
         self._words, self._both = words, parts[TILED]
 
     def codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
@@ -78,15 +81,16 @@ class TileSource(LowSource):
             down : down + rows.stop - rows.start, right : right + columns.stop - columns.start
         ]
 
-    def scales(self, rows: slice) -> Floats:
-        return self._read(rows, 0)
+    def scales(self, rows: slice, groups: slice) -> Floats:
+        return self._read(rows, groups, 0)
 
-    def lows(self, rows: slice) -> Floats:
-        lows: Floats = self.scales(rows) * np.float32(_HALF) - self._read(rows, 1)
+    def lows(self, rows: slice, groups: slice) -> Floats:
+        zeros = self._read(rows, groups, 1)
+        lows: Floats = self.scales(rows, groups) * np.float32(_HALF) - zeros
         return lows
 
-    def _read(self, rows: slice, which: int) -> Floats:
-        both = to_float32(view_numbers(self._both)[:, rows, which])
+    def _read(self, rows: slice, groups: slice, which: int) -> Floats:
+        both = to_float32(view_numbers(self._both)[groups, rows, which])
         return check_finite(self._both, both).T
 
 
@@ -103,6 +107,6 @@ def open_torchao(shape: tuple[int, int], parts: Mapping[str, RawTensor]) -> Quan
     return GridSource(shape, drop_idle_zeros(parts), block=block)
 
 
-def _read_columns(tensor: RawTensor, rows: slice) -> Floats:
+def _read_columns(tensor: RawTensor, rows: slice, groups: slice) -> Floats:
     """Return finite float32 [rows, groups] of a tensor [groups, outputs]."""
-    return check_finite(tensor, to_float32(view_numbers(tensor)[:, rows])).T
+    return check_finite(tensor, to_float32(view_numbers(tensor)[groups, rows])).T

@@ -1,4 +1,4 @@
-"""Integers with a scale and a zero point or a low per group of inputs: GPTQ, AWQ, torchao, others.
+"""Integers with a scale and a zero point or a low per group of inputs: GPTQ, AWQ, MLX, others.
 
 The largest possible group is all inputs of an output.
 """
@@ -33,26 +33,22 @@ def read_groups(planes: Mapping[str, Array]) -> Codes:
     return Codes(np.ascontiguousarray(codes), numbers)
 
 
-def read_lows(planes: Mapping[str, Array]) -> Codes:
-    """Codes are unsigned bytes."""
+def read_lowered(planes: Mapping[str, Array]) -> Codes:
+    """Lows are what is taken off, as in panels."""
     numbers = {"scale": planes["scales"], "low": planes["lows"]}
     return Codes(np.ascontiguousarray(planes["codes"]), numbers)
+
+
+def _lowered(bits: int) -> StoredKind:
+    head = (Field("scale", "f4"), Field("low", "f4"))
+    name = f"{bits} bits in groups with lows"
+    kind = Kind(name, bits, scale=("scale",), low=("low",), span_head=head, head=())
+    return StoredKind(kind, read_lowered)
 
 
 GROUPS_OF_2: Final = StoredKind(_kind("2 bits in groups", 2), read_groups)
 GROUPS_OF_4: Final = StoredKind(_kind("4 bits in groups", 4), read_groups)
 GROUPS_OF_8: Final = StoredKind(_kind("8 bits in groups", 8), read_groups)
-LOWS_OF_4: Final = StoredKind(
-    Kind(
-        "4 bits with lows",
-        4,
-        scale=("scale",),
-        low=("low",),
-        span_head=(Field("scale", "f4"), Field("low", "f4")),
-        head=(),
-    ),
-    read_lows,
-)
 SIGNED_8: Final = StoredKind(
     Kind(
         "int8",
@@ -64,3 +60,5 @@ SIGNED_8: Final = StoredKind(
     ),
     read_groups,
 )
+# By the bits of a code in a panel.
+LOWERED: Final = {bits: _lowered(bits) for bits in (4, 5, 6, 8)}

@@ -24,7 +24,7 @@ from tgi_trio.shard.numba_backend.kinds.groups import (
     GROUPS_OF_2,
     GROUPS_OF_4,
     GROUPS_OF_8,
-    LOWS_OF_4,
+    LOWERED,
     SIGNED_8,
 )
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Array, StoredKind
@@ -54,7 +54,7 @@ KINDS: Final[Mapping[str, StoredKind]] = {
     "affine 3": GROUPS_OF_4,
     "affine 4": GROUPS_OF_4,
     "affine 8": GROUPS_OF_8,
-    "affine with lows 4": LOWS_OF_4,
+    **{f"lowered {bits}": LOWERED[max(bits, 4)] for bits in (1, 2, 3, 4, 5, 6, 8)},
     "int8": SIGNED_8,
     "table": TABLE,
     "e4m3": E4M3,
@@ -70,8 +70,9 @@ def find_packing(matrix: StoredMatrix) -> Packing | None:
     """Return how a matrix is packed, or None: the kernels cannot multiply it as stored."""
     coding = matrix.coding
     ordered = coding == "affine in any order"
-    name = "affine" if ordered else coding
-    stored = KINDS.get(f"{name} {matrix.bits}", KINDS.get(name))
+    several = coding.removesuffix(" in any order") in ("affine", "lowered")
+    name = f"{coding.removesuffix(' in any order')} {matrix.bits}" if several else coding
+    stored = KINDS.get(name)
     inputs, group = matrix.shape[1], min(matrix.group, matrix.shape[1])
     if stored is None or inputs % BLOCK_INPUTS:
         return None

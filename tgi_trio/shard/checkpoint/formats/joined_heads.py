@@ -1,4 +1,4 @@
-"""The expansion of latents to keys and values, from the two tensors that a GGUF file has of it."""
+"""The expansion of latents to keys and values, from the two tensors that some files have of it."""
 
 from __future__ import annotations
 
