@@ -23,6 +23,7 @@ from tests.shard.torch_backend.models_support import (
     prompts,
     run,
     sequence,
+    sequences,
     tables,
 )
 from tgi_trio.model.check import check_model
@@ -298,6 +299,116 @@ def test_experts_of_torchao(checkpoint: Make, tmp_path: Path, case: str) -> None
     made = tmp_path / "made"
     model.save_pretrained(made)
     assert any(name.endswith("._gate_up_proj_qdata") for name in load_file(made / WEIGHTS))
+    check(made, exact, source, tmp_path)
+
+
+def load_mlx(source: Path) -> Any:
+    """Return mlx-lm's model of a checkpoint, and its config; newer names are not known to it."""
+    utils = pytest.importorskip("mlx_lm.utils")
+    said = json.loads((source / "config.json").read_text())
+    turning = said.get("rope_parameters", {})
+    names = ("rope_theta", "partial_rotary_factor")
+    older = {name: turning[name] for name in names if name in turning}
+    older["num_experts"] = said.get("num_experts", said.get("num_local_experts", 0))
+    return utils.load_model(source, model_config=older)
+
+
+MODES = ("affine:2:32", "affine:3:64", "affine:5:64", "affine:8:32", "mxfp4:4:32", "mxfp8:8:32")
+
+
+@pytest.mark.parametrize("packed", [*MODES, "nvfp4:4:16"])
+def test_mlx(source: Path, tmp_path: Path, packed: str) -> None:
+    """With embedding and head, and a module that differs."""
+    core = pytest.importorskip("mlx.core")
+    utils = pytest.importorskip("mlx_lm.utils")
+    mode, bits, group = packed.split(":")
+
+    def choose(path: str, module: Any) -> Any:
+        differs = path.endswith("layers.1.self_attn.q_proj")
+        return {"group_size": 64, "bits": 6, "mode": "affine"} if differs else path != "lm_head"
+
+    model, config = load_mlx(source)
+    quantised = utils.quantize_model(
+        model, config, int(group), int(bits), mode, quant_predicate=choose
+    )
+    made = tmp_path / "made"
+    utils.save_model(made, quantised[0])
+    utils.save_config(quantised[1], made / "config.json")
+    exact: dict[str, torch.Tensor] = {}
+    for name, module in quantised[0].named_modules():
+        if hasattr(module, "scales"):
+            biases = getattr(module, "biases", None)
+            weight = core.dequantize(
+                module.weight, module.scales, biases, module.group_size, module.bits, module.mode
+            )
+            exact[f"{name}.weight"] = torch.tensor(weight.astype(core.float32).tolist())
+    assert len(exact) == 15
+    check(made, exact, source, tmp_path)
+
+
+# Families whose checkpoints mlx-lm changes.
+CHANGED = (
+    *("deepseek_v3", "glm4_moe_lite", "laguna", "lfm2_moe", "mistral4", "mixtral", "nemotron_h"),
+    *("qwen3_moe", "qwen3_next"),
+)
+LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "q_lora_rank": 32}
+
+
+@pytest.mark.parametrize("family", CHANGED)
+def test_families_of_mlx(checkpoint: Make, tmp_path: Path, family: str) -> None:
+    """In 4 bits: tokens and logits are mlx-lm's own."""
+    core = pytest.importorskip("mlx.core")
+    utils = pytest.importorskip("mlx_lm.utils")
+    sizes: dict[str, Any] = {"hidden_size": 128}
+    if family in ("deepseek_v3", "glm4_moe_lite", "mistral4"):
+        sizes |= LATENT
+    model, config = load_mlx(checkpoint(family, **sizes))
+    model, config = utils.quantize_model(model, config, 32, 4)
+    made = tmp_path / "made"
+    utils.save_model(made, model)
+    utils.save_config(config, made / "config.json")
+    assert check_model(read_config(made), Asked()) == []
+    runner, recorder = load(made, dtype="float32")
+    rows = sequences(prompts(3), new=8)
+    run(runner, rows)
+    for row, prompt in zip(rows, prompts(3), strict=True):
+        ids = list(prompt)
+        for own in recorder.logits(row.id):
+            logits = torch.tensor(model(core.array([ids]))[0, -1].astype(core.float32).tolist())
+            torch.testing.assert_close(own, logits, rtol=0, atol=1e-3)
+            ids.append(int(logits.argmax()))
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "axis", "as_numbers"),
+    [
+        *((1, 32, 1, False), (3, 64, 1, False), (4, 64, 1, True), (8, 128, 1, False)),
+        *((2, 64, 0, True), (3, 64, 0, False), (4, 64, 0, False)),
+    ],
+)
+def test_hqq(
+    source: Path, tmp_path: Path, bits: int, group: int, axis: int, as_numbers: bool
+) -> None:
+    """As transformers saves it: what its modules say of themselves, and `HqqConfig`."""
+    library = pytest.importorskip("hqq.core.quantize")
+    said = library.BaseQuantizeConfig(
+        nbits=bits, group_size=group, axis=axis, view_as_float=as_numbers
+    )
+    model = open_model(source, dtype=torch.float32)
+    exact: dict[str, torch.Tensor] = {}
+    for name, module in list(model.named_modules()):
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            own = library.HQQLinear(module, said, compute_dtype=torch.float32, device="cpu")
+            exact[f"{name}.weight"] = own.dequantize()
+            model.set_submodule(name, own)
+    made = tmp_path / "made"
+    made.mkdir()
+    stored = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_file(stored, made / "model.safetensors", metadata={"format": "pt"})
+    described = {"quant_method": "hqq", "quant_config": said, "skip_modules": ["lm_head"]}
+    values = json.loads((source / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(values | {"quantization_config": described}))
+    assert len(exact) == 14
     check(made, exact, source, tmp_path)
 
 

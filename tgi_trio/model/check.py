@@ -178,10 +178,11 @@ def _scales(
     tensors: Mapping[str, StoredTensor], stored: Stored
 ) -> Iterator[tuple[str, StoredTensor]]:
     """Yield the tensors that contain scales, with the scales' dtype."""
+    numbers = stored.parts - stored.codes
     for name, tensor in tensors.items():
         if name in stored.small_scales:
             yield name, replace(tensor, dtype=stored.small_scales[name])
-        elif has_scales(tensor.dtype) or (name in stored.parts and tensor.dtype in SERVED_DTYPES):
+        elif has_scales(tensor.dtype) or (name in numbers and tensor.dtype in SERVED_DTYPES):
             yield name, tensor
 
 

@@ -32,7 +32,7 @@ def read_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
         return tensors
     if config.wraps_text:
         tensors = rename_text(tensors)
-    tensors = undo_mlx(rename_family(tensors, spec.family), spec)
+    tensors = undo_mlx(rename_family(tensors, spec.family), spec, config.text_type)
     return flatten_vectors(split_experts(drop_hashes(tensors, spec), spec), spec)
 
 

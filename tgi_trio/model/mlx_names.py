@@ -37,7 +37,11 @@ _CONVOLUTION: Final = re.compile(r"conv(_?1d)?\.(conv\.)?weight$")
 # By family: what is replaced in names.
 _RENAMED: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     "exaone_moe": ((r"\.mlp\.gate\.e_score_", ".mlp.e_score_"),),
-    "gpt_neox": ((r"^model\.h\.", "gpt_neox.layers."), (r"^model\.(?!layers)", "gpt_neox.")),
+    "gpt_neox": (
+        (r"^model\.embed_out\.", "embed_out."),
+        (r"^model\.h\.", "gpt_neox.layers."),
+        (r"^model\.", "gpt_neox."),
+    ),
     "gptj": ((r"^model\.", "transformer."),),
     "granitemoehybrid": (
         (r"(?<!shared_)\bmlp\.gate_proj\.", "shared_mlp.gate."),
@@ -80,17 +84,20 @@ LOST: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def undo_mlx(tensors: Mapping[str, StoredTensor], spec: DecoderSpec) -> dict[str, StoredTensor]:
+def undo_mlx(
+    tensors: Mapping[str, StoredTensor], spec: DecoderSpec, family: str
+) -> dict[str, StoredTensor]:
     """Return a checkpoint's tensors by the family's names, and as it has them.
 
-    Experts stay together: `split_experts` divides them. Checkpoints of others are unchanged. Raises
-    ModelLoadError for one in which mlx-lm has changed what cannot be undone.
+    `family`: the text's type. Experts stay together: `split_experts` divides them. Checkpoints of
+    others are unchanged. Raises ModelLoadError for one in which mlx-lm has changed what cannot be
+    undone.
     """
-    _refuse_lost(tensors, spec.family)
+    _refuse_lost(tensors, family)
     is_moved = any(_is_moved(name, stored) for name, stored in tensors.items())
     is_stacked = any(".switch_" in name for name in tensors)
-    raised = _RAISED.get(spec.family) if is_moved or is_stacked else None
-    changes = [(re.compile(old), new) for old, new in _RENAMED.get(spec.family, ())]
+    raised = _RAISED.get(family) if is_moved or is_stacked else None
+    changes = [(re.compile(old), new) for old, new in _RENAMED.get(family, ())]
     undone: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():
         name = _expert_name(name, spec)

@@ -31,6 +31,7 @@ class Stored:
 
     matrices: frozenset[str] = frozenset()  # by the names that they would have unquantised
     parts: frozenset[str] = frozenset()  # the names of their tensors
+    codes: frozenset[str] = frozenset()  # of these, the codes, whatever their dtype
     # Of these, 8-bit scales -> their dtype.
     small_scales: Mapping[str, str] = field(default_factory=dict)
 
@@ -50,7 +51,8 @@ def check_stored(
     """
     if any(name.startswith(base) for name in tensors):
         base = ""
-    quantised, known, small_scales = set[str](), set[str](), dict[str, str]()
+    quantised, known, codes = set[str](), set[str](), set[str]()
+    small_scales = dict[str, str]()
     for matrix in matrices:
         copy = copies.get(matrix.name)
         matrix = replace(matrix, name=matrix.name.removeprefix(base))
@@ -60,6 +62,7 @@ def check_stored(
         check_parts(parts, tensors, config.folder)
         quantised.add(matrix.name)
         known |= {part.name for part in parts}
+        codes |= {part.name for part in parts if part.role == "codes"}
         small_scales |= {
             part.name: SMALL_SCALES[part.role] for part in parts if part.role in SMALL_SCALES
         }
@@ -72,7 +75,7 @@ def check_stored(
             f"{config.folder} holds no matrix in the format {found.name}, as {found.where} says."
             f"{describe_plain(found)}"
         )
-    return Stored(frozenset(quantised), frozenset(known), small_scales)
+    return Stored(frozenset(quantised), frozenset(known), frozenset(codes), small_scales)
 
 
 def _parts(layout: MatrixLayout | None, matrix: MatrixRef, tensors: Headers) -> tuple[Part, ...]:
