@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -159,7 +160,7 @@ def test_halves_that_do_not_fit_are_refused(
 
 def test_factors_that_are_in_the_weights(checkpoint: Make, tmp_path: Path) -> None:
     """Falcon H1's, all but those of keys and of what values are made of."""
-    factors = {
+    factors: dict[str, Any] = {
         "embedding_multiplier": 1.5,
         "lm_head_multiplier": 0.5,
         "attention_in_multiplier": 0.75,
