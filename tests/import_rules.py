@@ -72,7 +72,8 @@ RULES: dict[str, Rule] = {
     ),
     # Needs the model's whole check: whether its text is computed here.
     "router.images.served_images": Rule(
-        ours("errors settings model.check model.config router.images.image_model"), only=NOTHING
+        ours("errors settings model.check model.config model.towers router.images.image_model"),
+        only=NOTHING,
     ),
     "router.request": Rule(
         ours("ipc.messages router.delta router.images.prompt_image"), only=ours("numpy")

@@ -56,6 +56,12 @@ def is_harmless(name: str, config: ModelConfig) -> bool:
     return bool(config.get("medusa_num_heads") and re.match(_HEADS[0], name))
 
 
+def holds_tower(names: Iterable[str]) -> bool:
+    """Return whether a composite model's tensors include those that images need."""
+    towers = [begin for begin, sense in _OTHER_SENSES if sense == "images"]
+    return any(re.match(begin, name) for name in names for begin in towers)
+
+
 def refuse_leftovers(
     tensors: Mapping[str, StoredTensor],
     unread: Iterable[str],

@@ -12,14 +12,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.model.support import Asked
 from tests.shard.images.images_support import make_folder
 from tests.shard.images.pictures import PROCESSOR, picture
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.check import check_model
+from tgi_trio.model.checkpoint_files import stored_names
+from tgi_trio.model.config import read_config
 from tgi_trio.model.image_families import IMAGE_FAMILIES
+from tgi_trio.model.leftovers import holds_tower
+from tgi_trio.model.wrappers import text_name
+from tgi_trio.router.images.served_images import find_served_images
 from tgi_trio.shard.images.loading import has_bfloat16, load_encoder
 from tgi_trio.shard.images.normalising import Normalising
 from tgi_trio.shard.images.tower import load_tower
+from tgi_trio.testing.wrapped_checkpoints import _FAMILIES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -58,6 +66,65 @@ def test_older_and_newer_names_are_found(folder: Path, tmp_path: Path, now: str,
     ours = load_tower(other, "llava", CPU, torch.float32).encode(image.bundle)
     theirs = load_tower(folder, "llava", CPU, torch.float32).encode(image.bundle)
     assert np.array_equal(ours.rows, theirs.rows) and ours.rows.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("gemma3", ()),
+        ("mistral3", (("vision_tower.", "vision_tower.vision_model."),)),
+        ("qwen2_5_vl", (("visual.", "vision_tower."),)),
+        ("qwen3_vl", (("model.visual.", "vision_tower."),)),
+    ],
+)
+def test_towers_in_the_form_of_mlx(
+    tmp_path: Path, family: str, names: tuple[tuple[str, str], ...]
+) -> None:
+    """As mlx-vlm writes them: convolutions with their channels at the end, and its names."""
+    moved = []
+
+    def convert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, tensor in tensors.items():
+            for old, new in names:
+                name = name.replace(old, new, 1)
+            if tensor.dim() > 3:
+                tensor = tensor.moveaxis(1, -1).contiguous()
+                moved.append(name)
+            found[name] = tensor
+        assert not names or found.keys() != tensors.keys()
+        return found
+
+    source = make_folder(tmp_path / "source", family)
+    other = changed(source, tmp_path / "other", convert)
+    assert moved
+    image = picture(family, 1)
+    ours = load_tower(other, family, CPU, torch.float32).encode(image.bundle)
+    theirs = load_tower(source, family, CPU, torch.float32).encode(image.bundle)
+    assert np.array_equal(ours.rows, theirs.rows)
+
+
+@pytest.mark.parametrize("family", sorted(IMAGE_FAMILIES.keys() & _FAMILIES.keys()))
+def test_whether_a_folder_has_a_tower_is_told_by_names(tmp_path: Path, family: str) -> None:
+    folder = make_folder(tmp_path, family)
+    names = stored_names(folder)
+    assert holds_tower(names)
+    text = {text_name(name) for name in names if not holds_tower([name])}
+    assert text and not any(name.startswith("vis") for name in text)
+
+
+def test_images_are_not_served_where_there_is_the_text_alone(tmp_path: Path) -> None:
+    """As mlx-lm converts such models."""
+
+    def strip(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value for name, value in tensors.items() if "language_model" in name}
+
+    source = make_folder(tmp_path / "source", "gemma3")
+    assert find_served_images(source)[1] is None
+    other = changed(source, tmp_path / "other", strip)
+    model, why = find_served_images(other)
+    assert model is None and why is not None and "no vision tower among them" in why
+    assert check_model(read_config(other), Asked()) == []
 
 
 def test_it_needs_nothing_of_the_text(folder: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import read_config
+from tgi_trio.model.towers import lacks_tower
 from tgi_trio.router.images.image_model import ImageModel, find_image_model
 from tgi_trio.settings.records import Settings
 
@@ -28,6 +29,11 @@ def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
             raise ModelLoadError(
                 f"transformers computes the text of this {config.model_type} as a whole, where "
                 "images have no place"
+            )
+        if model is not None and lacks_tower(folder):
+            raise ModelLoadError(
+                f"{folder} has the weights of the text alone, as mlx-lm converts them: there is no "
+                "vision tower among them"
             )
         if model is not None and find_spec("PIL") is None:
             raise ModelLoadError("they need Pillow, pip install 'tgi-trio[images]'")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-# Prefixes of tensor names in transformers' classes, and the same in older files.
+# Prefixes of tensor names in transformers' classes, and the same in older files, or in MLX's.
 _OLDER: Final = (
+    ("visual.", "vision_tower."),
     ("vision_tower.", "vision_tower.vision_model."),
     ("language_model.", "language_model.model."),
 )

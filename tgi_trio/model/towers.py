@@ -1,0 +1,17 @@
+"""Whether a composite model's folder has the weights that images need, told by their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_files import stored_names
+from tgi_trio.model.leftovers import holds_tower
+
+
+def lacks_tower(folder: Path) -> bool:
+    """Return whether a folder has weights, and none of them is a tower's."""
+    try:
+        return not holds_tower(stored_names(folder))
+    except ModelLoadError:  # there are no weights yet
+        return False
