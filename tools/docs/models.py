@@ -302,7 +302,9 @@ in `transformers`, and 0.054 in the kernels, 0.101 from each other
 mlx-lm changes names, and more, as it reads a model, and writes it so: experts of a layer lie in one
 tensor, the expansion of latents in two, taps of convolutions in the middle, some norms have 1
 added, Falcon H1's factors are in its weights. All this is undone (`model/mlx_names.py`), so a
-checkpoint of it is its family's, with a tower or without; images are refused without one.
+checkpoint of it is its family's. It leaves the towers of composite models out: their text is served
+then, and images are refused. mlx-vlm keeps them, not quantised, with other names and axes of
+convolutions, which are undone as well.
 
 They are held to files that compressed-tensors, bitsandbytes, auto-round, mlx-lm, HQQ and torchao
 make as the tests run (`tests/shard/test_made_by_tools.py`), and Quark where it is installed
