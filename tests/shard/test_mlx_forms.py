@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.lowered_support import store_mlx
 from tests.mlx_support import FORMS, halve_latents, move_taps, write_as_mlx
 from tests.model.support import Asked
-from tests.quantised_support import quantise, store_mlx
+from tests.quantised_support import quantise
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import (

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.lowered_support import store_hqq, store_mlx
 from tests.model.support import Asked
 from tests.quantised_support import (
     BITNET_OFFLINE,
@@ -30,9 +31,7 @@ from tests.quantised_support import (
     store_exl2,
     store_fp8,
     store_gptq,
-    store_hqq,
     store_int8,
-    store_mlx,
     store_packed,
     store_pairs,
     store_powers,

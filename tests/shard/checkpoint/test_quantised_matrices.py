@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.lowered_support import store_hqq, store_mlx
 from tests.model.support import write_json
 from tests.quantised_support import (
     BITNET_OFFLINE,
@@ -33,9 +34,7 @@ from tests.quantised_support import (
     store_bytes,
     store_exl2,
     store_fp8,
-    store_hqq,
     store_int8,
-    store_mlx,
     store_mxfp8,
     store_nvfp4,
     store_pairs,
