@@ -1,23 +1,20 @@
-"""Every kind of launch of the kernels of gated hidden states, n-grams and delta rules."""
+"""Every kind of launch of the kernels of gated hidden states and n-grams."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tgi_trio.shard.torch_backend.kernels import delta_rule, gated_streams, ngrams
+from tgi_trio.shard.torch_backend.kernels import gated_streams, ngrams
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
-from tgi_trio.shard.torch_backend.states import delta_rule_layer
 from tgi_trio.testing.variant import BF16, F32, I64, Variant
 
 _COUNT, _SIZE, _RANK = 4, 4096, 320
 _BOOL = "*i1"  # a pointer to such
 _ORDER, _HEADS, _TAPS = 3, 8, 4
-_KEY_HEADS, _VALUE_HEADS, _DIM = 16, 32, 128
 
 
 def gated_variants() -> Iterator[Variant]:
-    """Yield the variants that are launched on any device: of Qwen 4, and Kimi Linear's decodes."""
-    yield from _delta_rules()
+    """Yield the variants that are launched on any device: of Qwen 4."""
     wide = {"SIZE": _SIZE, "PADDED": _SIZE, "COUNT": _COUNT}
     warps = count_warps(_SIZE)
     for adds, norms in ((True, True), (False, True), (True, False)):
@@ -60,29 +57,3 @@ def gated_variants() -> Iterator[Variant]:
         (*(BF16,) * 6, I64, I64, _BOOL),
         {"CHANNELS": _COUNT * _SIZE, "BLOCK": 1024, "TAPS": _TAPS, "DILATION": _ORDER},
     )
-
-
-def _delta_rules() -> Iterator[Variant]:
-    channels = (2 * _KEY_HEADS + _VALUE_HEADS) * _DIM
-    yield Variant(
-        "convolve_decodes bf16 4",
-        delta_rule.convolve_decodes,
-        (F32, *(BF16,) * 3, I64, I64, _BOOL, "i32"),
-        {"CHANNELS": channels, "BLOCK": 1024, "TAPS": 4},
-    )
-    for by_channel, bounded in ((False, False), (True, False), (True, True)):
-        more = f"{' by channel' * by_channel}{' bounded' * bounded}"
-        yield Variant(
-            f"step_delta_rule bf16 {_DIM}{more}",
-            delta_rule.step_delta_rule,
-            (
-                *(BF16, F32, BF16, BF16, BF16, *(F32,) * 4, I64, I64, _BOOL),
-                *(*("fp32",) * 4, *("i32",) * 3),
-            ),
-            {
-                **{"HEADS": _VALUE_HEADS, "KEY_HEADS": _KEY_HEADS, "TILED": False},
-                **{"KEY": _DIM, "PADDED_KEY": _DIM, "VALUE": _DIM, "PADDED_VALUE": _DIM},
-                **{"BY_CHANNEL": by_channel, "BOUNDED": bounded, "SILU": not by_channel},
-            },
-            warps=delta_rule_layer.count_warps(_DIM, _DIM),
-        )

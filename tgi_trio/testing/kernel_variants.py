@@ -25,6 +25,7 @@ from tgi_trio.testing.attention_variants import attention_variants
 from tgi_trio.testing.block_variants import block_variants
 from tgi_trio.testing.choice_variants import choice_variants
 from tgi_trio.testing.chosen_variants import chosen_variants
+from tgi_trio.testing.delta_variants import delta_variants
 from tgi_trio.testing.entries_variants import entries_variants
 from tgi_trio.testing.gated_variants import gated_variants
 from tgi_trio.testing.indexed_variants import indexed_variants
@@ -49,6 +50,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from entries_variants(generation)
     yield from block_variants()
     yield from gated_variants()
+    yield from delta_variants()
     yield from indexed_variants()
 
 

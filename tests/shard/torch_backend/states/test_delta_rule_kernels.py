@@ -10,7 +10,7 @@ import torch
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.mixers import DeltaRule
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.states import delta_rule_layer
+from tgi_trio.shard.torch_backend.states import convolution, delta_rule_layer
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.delta_rule_layer import DeltaRuleLayer
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
@@ -72,8 +72,9 @@ def test_decodes_are_those_of_torch(
     x = some(6, HIDDEN, seed=9, dtype=dtype)
     found: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
     for launches in (False, True):
-        monkeypatch.setattr(delta_rule_layer, "runs_kernels", lambda _, launches=launches: launches)
-        monkeypatch.setattr(delta_rule_layer, "_BLOCK", 64)  # several programs a row
+        for module in (convolution, delta_rule_layer):
+            monkeypatch.setattr(module, "runs_kernels", lambda _, launches=launches: launches)
+        monkeypatch.setattr(convolution, "_BLOCK", 64)  # several programs a row
         states = {
             "recurrence": some(SLOTS, VALUE_HEADS, KEY, VALUE, seed=10),
             "tail": some(SLOTS, layer.mixer.taps - 1, CHANNELS, seed=11, dtype=dtype),

@@ -10,45 +10,6 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
-def convolve_decodes(
-    out,  # float32 [R, CHANNELS], written
-    inner,  # [R, CHANNELS], with `stride` between rows: the new inputs
-    tails,  # [slots, TAPS - 1, CHANNELS]: earlier ones, oldest first
-    kernel,  # [TAPS, CHANNELS]: that of the token itself is last
-    reads,  # int64 [R]: slots of `tails`
-    writes,  # likewise
-    fresh,  # bool [R]: nothing is before
-    stride,
-    CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr,  # channels of a program
-    TAPS: tl.constexpr,
-):
-    """Compute SiLU of a causal convolution for a row's token, and keep its last inputs."""
-    dtype = inner.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = channel < CHANNELS
-    earlier = inside & (tl.load(fresh + row) == 0)
-    old = tails + tl.load(reads + row) * (TAPS - 1) * CHANNELS + channel
-    new = tails + tl.load(writes + row) * (TAPS - 1) * CHANNELS + channel
-    x = tl.load(inner + row * stride + channel, mask=inside, other=0.0)
-    total = tl.zeros([BLOCK], tl.float32)
-    for place in tl.static_range(TAPS - 1):
-        before = tl.load(old + place * CHANNELS, mask=earlier, other=0.0).to(dtype)
-        weight = tl.load(kernel + place * CHANNELS + channel, mask=inside, other=0.0)
-        total += (before.to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
-        if place > 0:  # the place before it has been read, should both slots be the same
-            tl.store(new + (place - 1) * CHANNELS, before, mask=inside)
-    if TAPS > 1:
-        tl.store(new + (TAPS - 2) * CHANNELS, x, mask=inside)
-    weight = tl.load(kernel + (TAPS - 1) * CHANNELS + channel, mask=inside, other=0.0)
-    total += (x.to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
-    total = total.to(dtype).to(tl.float32)
-    opened = (total * tl.sigmoid(total)).to(dtype).to(tl.float32)
-    tl.store(out + row * CHANNELS + channel, opened, mask=inside)
-
-
 # fmt: off
 @triton.jit
 def step_delta_rule(

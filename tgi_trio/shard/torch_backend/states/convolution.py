@@ -1,10 +1,20 @@
-"""A depthwise causal convolution, whose state is its last inputs: a part of most mixers."""
+"""A depthwise causal convolution, whose state is its last inputs: a part of most mixers.
+
+On a device it is one launch, whatever the rows' lengths.
+"""
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
+from torch.nn import functional
 
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+
+_BLOCK: Final = 512  # channels of a program
+_TILE: Final = 8  # tokens of a program
 
 
 class CausalConvolution:
@@ -19,17 +29,35 @@ class CausalConvolution:
         self._dilation = dilation
         self._before = (kernel.shape[1] - 1) * dilation
 
-    def __call__(self, x: torch.Tensor, tails: torch.Tensor, steps: StateSteps) -> torch.Tensor:
-        """Return y [T, channels] of `x` [T, channels].
+    def __call__(
+        self,
+        x: torch.Tensor,
+        tails: torch.Tensor,
+        steps: StateSteps,
+        *,
+        silu: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Return y [T, channels] of `x` [T, channels], with `silu` that activation of it.
 
         `tails` [slots, (taps - 1) * dilation, channels]: the inputs before each row's first token,
-        oldest first; overwritten by the last inputs up to its last token.
+        oldest first; overwritten by the last inputs up to its last token. `dtype`: of the result,
+        which is rounded to that of `x` in any case; None: that of `x`.
         """
+        dtype = dtype or x.dtype
+        if runs_kernels(x.device):
+            return self._launch(x, tails, steps, silu, dtype)
+        y = self._convolve(x, tails, steps)
+        y = y if self.bias is None else y + self.bias
+        return (functional.silu(y) if silu else y).to(dtype)
+
+    def _convolve(self, x: torch.Tensor, tails: torch.Tensor, steps: StateSteps) -> torch.Tensor:
+        """Return the sums, and overwrite `tails`."""
         tail = steps.read(tails).to(x.dtype)
         if steps.decodes:
             window = torch.cat((tail, x.unsqueeze(1)), dim=1)
             steps.write(tails, window[:, 1:])
-            return self._finish((window[:, :: self._dilation] * self.kernel).sum(dim=1))
+            return (window[:, :: self._dilation] * self.kernel).sum(dim=1)
         before = self._before
         # Each row's tail, then its inputs, row after row.
         joined = torch.empty(
@@ -42,10 +70,39 @@ class CausalConvolution:
         y = joined[inputs] * self.kernel[-1]
         for k, weights in enumerate(self.kernel[:-1]):
             y += joined[inputs - (before - k * self._dilation)] * weights
-        return self._finish(y)
+        return y
 
-    def _finish(self, y: torch.Tensor) -> torch.Tensor:
-        return y if self.bias is None else y + self.bias
+    def _launch(
+        self,
+        x: torch.Tensor,
+        tails: torch.Tensor,
+        steps: StateSteps,
+        silu: bool,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Do the same in a kernel."""
+        from tgi_trio.shard.torch_backend.kernels import convolving  # imports Triton
+
+        (tokens, channels), rows = x.shape, len(steps.reads)
+        out = torch.empty((tokens, channels), dtype=dtype, device=x.device)
+        tiles = 0 if steps.decodes else -(-tokens // _TILE)
+        starts, places = (steps.reads, steps.reads) if steps.decodes else steps.spans()
+        convolving.convolve[(rows + tiles, -(-channels // _BLOCK))](
+            *(out, x, tails, self.kernel, self.kernel if self.bias is None else self.bias),
+            *(starts, places, steps.reads, steps.writes, steps.fresh),
+            rows,
+            tokens,
+            x.stride(0),
+            CHANNELS=channels,
+            BLOCK=_BLOCK,
+            TILE=_TILE,
+            TAPS=len(self.kernel),
+            DILATION=self._dilation,
+            HAS_BIAS=self.bias is not None,
+            SILU=silu,
+            DECODES=steps.decodes,
+        )
+        return out
 
     @property
     def channels(self) -> int:

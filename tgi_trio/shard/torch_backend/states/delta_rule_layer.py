@@ -15,7 +15,6 @@ from tgi_trio.shard.torch_backend.states.delta_rule import apply_delta_rule, nor
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
-_BLOCK: Final = 1024  # channels of a program
 _MOST: Final = 1 << 15  # numbers of a head's state that a program holds
 
 
@@ -80,9 +79,9 @@ class DeltaRuleLayer:
             decay, gate = self.decay_up(decay), self.gate_up(gate)
         else:
             gate, beta, decay = others
+        mixed = self.convolution(mixed, states["tail"], steps, silu=True, dtype=torch.float32)
         if steps.decodes and self._in_kernels(x):
             return self.output(self._launch(mixed, decay, gate, beta, states, steps))
-        mixed = functional.silu(self.convolution(mixed, states["tail"], steps)).float()
         query, key, value = mixed.split(self._parts, dim=-1)
         decay = decay.float().view(len(x), *self.decay_bias.shape)
         read, after = apply_delta_rule(
@@ -103,7 +102,7 @@ class DeltaRuleLayer:
     def _in_kernels(self, x: torch.Tensor) -> bool:
         """Return whether kernels compute decodes."""
         size = pad(self.mixer.key_dim) * pad(self.mixer.value_dim)
-        return runs_kernels(x.device) and size <= _MOST and self.convolution.bias is None
+        return runs_kernels(x.device) and size <= _MOST
 
     def _launch(
         self,
@@ -117,21 +116,12 @@ class DeltaRuleLayer:
         """Return what decodes read of their states, [T, value heads * value_dim], as `mix` does."""
         from tgi_trio.shard.torch_backend.kernels import delta_rule  # imports Triton
 
-        mixer, (rows, channels), heads = self.mixer, mixed.shape, len(self.rate)
-        slots = steps.reads, steps.writes, steps.fresh
-        convolved = torch.empty((rows, channels), dtype=torch.float32, device=mixed.device)
-        delta_rule.convolve_decodes[(rows, -(-channels // _BLOCK))](
-            *(convolved, mixed, states["tail"], self.convolution.kernel, *slots),
-            mixed.stride(0),
-            CHANNELS=channels,
-            BLOCK=_BLOCK,
-            TAPS=mixer.taps,
-        )
-        read = mixed.new_empty((rows, heads * mixer.value_dim))
+        mixer, rows, heads = self.mixer, len(mixed), len(self.rate)
+        read = gate.new_empty((rows, heads * mixer.value_dim))
         key, value = pad(mixer.key_dim), pad(mixer.value_dim)
         delta_rule.step_delta_rule[(rows, heads)](
-            *(read, convolved, gate, beta, decay, self.rate, self.decay_bias, self.norm),
-            *(states["recurrence"], *slots),
+            *(read, mixed, gate, beta, decay, self.rate, self.decay_bias, self.norm),
+            *(states["recurrence"], steps.reads, steps.writes, steps.fresh),
             mixer.key_dim**-0.5,
             mixer.norm_eps,
             mixer.beta_scale,

@@ -52,6 +52,7 @@ class StateSteps:
     )
     _chunks: dict[int, Chunks] = field(default_factory=dict)
     _firsts: list[torch.Tensor] = field(default_factory=list)
+    _spans: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -74,6 +75,16 @@ class StateSteps:
             here = self.list_rows(partial(list_places, before=before))
             self._places[before] = (here[0], here[1], here[2])
         return self._places[before]
+
+    def spans(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where rows begin and which places tokens have in them, for kernels. Cached.
+
+        Int64 [R + 1]: the rows' first tokens, cumulative; int32 [T]: 0 is a row's first token. A
+        recording's padding rows have no tokens, and its padding tokens, at -1, belong to no row.
+        """
+        if not self._spans:
+            self._spans.extend(self.list_rows(list_spans))
+        return self._spans[0], self._spans[1]
 
     def begins(self) -> torch.Tensor:
         """Return which tokens are the first of their sequence, bool [T]."""
@@ -129,6 +140,17 @@ def list_places(starts: Sequence[int], room: Room | None, *, before: int) -> lis
     firsts = (every[:-1] + rows * before)[:, None] + own
     lasts = (every[1:] + rows * before)[:, None] + own
     return [tokens, firsts.reshape(-1), lasts.reshape(-1)]
+
+
+def list_spans(starts: Sequence[int], room: Room | None) -> list[Array]:
+    """Return the arrays of `StateSteps.spans`."""
+    firsts = np.asarray(starts, np.int64)
+    places = (np.arange(firsts[-1]) - np.repeat(firsts[:-1], np.diff(firsts))).astype(np.int32)
+    if room is None:
+        return [firsts, places]
+    none = np.full(room.rows + 1 - len(firsts), firsts[-1])
+    padding = np.full(room.tokens - len(places), -1, np.int32)
+    return [np.concatenate((firsts, none)), np.concatenate((places, padding))]
 
 
 def list_firsts(starts: Sequence[int], room: Room | None) -> list[Array]:

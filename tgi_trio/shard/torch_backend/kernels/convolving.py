@@ -1,0 +1,137 @@
+"""Causal convolutions over rows of any lengths (`states/convolution.py`), which keep their last
+inputs.
+
+Sums are float32. Products and results are rounded where torch's separate operations for decodes
+would round them. Offsets are of 64 bits wherever tokens or slots are involved.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+# fmt: off
+@triton.jit(do_not_specialize=["rows", "tokens"])
+def convolve(
+    out,  # [T, CHANNELS], written
+    inner,  # [T, CHANNELS], with `stride` between tokens: the inputs
+    tails,  # [slots, (TAPS - 1) * DILATION, CHANNELS]: those before a row's first, oldest first
+    kernel,  # [TAPS, CHANNELS]: that of the token itself is last
+    bias,  # [CHANNELS], with HAS_BIAS
+    starts,  # int64 [rows + 1]: the rows' first tokens, cumulative; not read with DECODES
+    places,  # int32 [T]: of tokens in their rows, -1: in none; likewise
+    reads,  # int64 [rows]: slots of `tails`
+    writes,  # likewise
+    fresh,  # bool [rows]: nothing is before
+    rows, tokens, stride,
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,  # channels of a program
+    TILE: tl.constexpr,  # tokens of a program
+    TAPS: tl.constexpr,
+    DILATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,  # of results
+    DECODES: tl.constexpr,  # every row is one token
+):
+    """Convolve the first tokens of a row and keep its last inputs, or convolve a tile of others.
+
+    What lies in slots is read and written by the programs of a row alone, so that a row may write
+    to the slot that it reads. Tokens of no row get zeros.
+    """
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if tl.program_id(0) < rows:
+        convolve_beginning(
+            out, inner, tails, kernel, bias, starts, reads, writes, fresh, stride, channel,
+            CHANNELS, BLOCK, TAPS, DILATION, HAS_BIAS, SILU, DECODES,
+        )
+    else:
+        convolve_tile(
+            out, inner, kernel, bias, places, rows, tokens, stride, channel,
+            CHANNELS, BLOCK, TILE, TAPS, DILATION, HAS_BIAS, SILU,
+        )
+
+
+@triton.jit
+def convolve_beginning(
+    out, inner, tails, kernel, bias, starts, reads, writes, fresh, stride, channel,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SILU: tl.constexpr, DECODES: tl.constexpr,
+):
+    """Convolve the tokens of a row that read a slot, and keep the row's last inputs."""
+    row = tl.program_id(0).to(tl.int64)
+    inside = channel < CHANNELS
+    before: tl.constexpr = (TAPS - 1) * DILATION
+    if DECODES:
+        first, length = row, row * 0 + 1
+    else:
+        first = tl.load(starts + row)
+        length = tl.load(starts + row + 1) - first
+    dtype = inner.dtype.element_ty
+    earlier = inside & (tl.load(fresh + row) == 0)
+    own = inner + first * stride + channel
+    old = tails + tl.load(reads + row) * before * CHANNELS + channel
+    for token in range(tl.minimum(length, max(before, 1))):
+        total = tl.zeros([BLOCK], tl.float32)
+        for k in tl.static_range(TAPS):
+            at = token - (TAPS - 1 - k) * DILATION
+            x = take_input(own, old, at, stride, inside, earlier, before, CHANNELS)
+            total += weigh_input(x, kernel + k * CHANNELS + channel, inside, dtype)
+        result = finish(total, bias + channel, inside, dtype, HAS_BIAS, SILU)
+        tl.store(out + (first + token) * CHANNELS + channel, result, mask=inside)
+    new = tails + tl.load(writes + row) * before * CHANNELS + channel
+    for k in tl.static_range(before):
+        at = length - before + k
+        x = take_input(own, old, at, stride, inside, earlier, before, CHANNELS)
+        tl.debug_barrier()  # this place has been read, should both slots be the same
+        tl.store(new + k * CHANNELS, x, mask=inside)
+
+
+@triton.jit
+def convolve_tile(
+    out, inner, kernel, bias, places, rows, tokens, stride, channel,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr,
+    DILATION: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr,
+):
+    """Convolve tokens that read no slot."""
+    token = ((tl.program_id(0) - rows) * TILE + tl.arange(0, TILE)).to(tl.int64)
+    channel, inside = channel[None, :], (channel < CHANNELS)[None, :]
+    place = tl.load(places + token, mask=token < tokens, other=0)[:, None]
+    mine = (place >= max((TAPS - 1) * DILATION, 1)) & inside
+    dtype = inner.dtype.element_ty
+    total = tl.zeros([TILE, BLOCK], tl.float32)
+    for k in tl.static_range(TAPS):
+        at = token - (TAPS - 1 - k) * DILATION
+        x = tl.load(inner + at[:, None] * stride + channel, mask=mine, other=0.0)
+        total += weigh_input(x, kernel + k * CHANNELS + channel, inside, dtype)
+    result = finish(total, bias + channel, inside, dtype, HAS_BIAS, SILU)
+    written = mine | (place < 0) & inside
+    tl.store(out + token[:, None] * CHANNELS + channel, tl.where(mine, result, 0.0), mask=written)
+# fmt: on
+
+
+@triton.jit
+def take_input(own, old, at, stride, inside, earlier, before: tl.constexpr, CHANNELS: tl.constexpr):
+    """Return a row's input at a place, which is before its first token if it is negative."""
+    x = tl.load(own + at * stride, mask=inside & (at >= 0), other=0.0)
+    kept = tl.load(old + (before + at) * CHANNELS, mask=earlier & (at < 0), other=0.0)
+    return tl.where(at >= 0, x, kept.to(x.dtype))
+
+
+@triton.jit
+def weigh_input(x, weight, inside, dtype: tl.constexpr):
+    """Return an input times its weight, rounded."""
+    weight = tl.load(weight, mask=inside, other=0.0)
+    return (x.to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def finish(total, bias, inside, dtype: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr):
+    """Return a sum, rounded, with its bias and activation, each of which is rounded as well."""
+    total = total.to(dtype).to(tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias, mask=inside, other=0.0).to(tl.float32)
+        total = total.to(dtype).to(tl.float32)
+    if SILU:
+        total = (total * tl.sigmoid(total)).to(dtype).to(tl.float32)
+    return total
