@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from tgi_trio.shard.torch_backend.kernels import convolving, delta_rule
-from tgi_trio.shard.torch_backend.states import delta_rule_layer
+from tgi_trio.shard.torch_backend.kernels import convolving, delta_chunks, delta_rule
+from tgi_trio.shard.torch_backend.states.delta_rule_kernels import (
+    BLOCK,
+    PART,
+    SIZE,
+    TILE,
+    count_warps,
+    pad,
+)
+from tgi_trio.shard.torch_backend.torch_device import FLOAT32_PRODUCTS
 from tgi_trio.testing.variant import BF16, F32, I32, I64, Variant
 
 _BOOL = "*i1"  # a pointer to such
@@ -16,7 +25,8 @@ _CHANNELS = (2 * _KEY_HEADS + _VALUE_HEADS) * _DIM
 def delta_variants() -> Iterator[Variant]:
     """Yield the variants that are launched on any device."""
     yield from _convolutions()
-    yield from _decodes()
+    yield from _rules()
+    yield from _chunks()
 
 
 def _convolutions() -> Iterator[Variant]:
@@ -32,20 +42,66 @@ def _convolutions() -> Iterator[Variant]:
         )
 
 
-def _decodes() -> Iterator[Variant]:
+def _rules() -> Iterator[Variant]:
     for by_channel, bounded in ((False, False), (True, False), (True, True)):
         more = f"{' by channel' * by_channel}{' bounded' * bounded}"
-        yield Variant(
-            f"step_delta_rule bf16 {_DIM}{more}",
-            delta_rule.step_delta_rule,
-            (
-                *(BF16, F32, BF16, BF16, BF16, *(F32,) * 4, I64, I64, _BOOL),
-                *(*("fp32",) * 4, *("i32",) * 3),
-            ),
-            {
-                **{"HEADS": _VALUE_HEADS, "KEY_HEADS": _KEY_HEADS, "TILED": False},
-                **{"KEY": _DIM, "PADDED_KEY": _DIM, "VALUE": _DIM, "PADDED_VALUE": _DIM},
-                **{"BY_CHANNEL": by_channel, "BOUNDED": bounded, "SILU": not by_channel},
-            },
-            warps=delta_rule_layer.count_warps(_DIM, _DIM),
-        )
+        shape = _shape(_DIM, _DIM, by_channel)
+        gated = {"PADDED_VALUE": _DIM, "BOUNDED": bounded, "SILU": not by_channel}
+        for listed in (False, True):
+            yield Variant(
+                f"step_delta_rule bf16 {_DIM}{more}{' beside prompts' * listed}",
+                delta_rule.step_delta_rule,
+                (
+                    *(BF16, F32, BF16, BF16, BF16, *(F32,) * 4, I64, I64, _BOOL, I64, I64),
+                    *(*("fp32",) * 4, *("i32",) * 3),
+                ),
+                shape | gated | {"LISTED": listed},
+                warps=count_warps(_DIM, _DIM),
+            )
+
+
+def _chunks() -> Iterator[Variant]:
+    for key, value in ((64, 64), (96, 192), (128, 128), (256, 128)):
+        for by_channel, bounded in ((False, False), (True, False), (True, True)):
+            if bounded and key != _DIM:
+                continue
+            more = f"{key} {value}{' by channel' * by_channel}{' bounded' * bounded}"
+            shape = _shape(key, value, by_channel)
+            shape |= {"BLOCK_KEY": BLOCK, "SIZE": SIZE, "PRECISION": FLOAT32_PRODUCTS}
+            yield Variant(
+                f"prepare_chunks bf16 {more}",
+                delta_chunks.prepare_chunks,
+                (
+                    *(*(F32,) * 5, BF16, BF16, F32, F32, I64, I64),
+                    *(*("fp32",) * 3, *("i32",) * 2),
+                ),
+                shape | {"PADDED_VALUE": pad(value), "BLOCK_VALUE": BLOCK, "BOUNDED": bounded},
+                stages=1,
+            )
+            if bounded:
+                continue
+            yield Variant(
+                f"run_chunks bf16 {more}",
+                delta_chunks.run_chunks,
+                (*(F32,) * 6, *(I64,) * 4, _BOOL),
+                shape | {"BLOCK_VALUE": PART},
+                stages=1,
+            )
+    yield Variant(
+        f"open_outputs bf16 {_DIM}",
+        delta_chunks.open_outputs,
+        (BF16, F32, BF16, F32, I32, "fp32", "i32", "i32"),
+        {
+            **{"HEADS": _VALUE_HEADS, "FIRST": 2 * _KEY_HEADS * _DIM, "VALUE": _DIM},
+            **{"PADDED_VALUE": _DIM, "TILE": TILE, "SILU": True},
+        },
+    )
+
+
+def _shape(key: int, value: int, by_channel: bool) -> dict[str, Any]:
+    """Return the constants that all of a layer's kernels share."""
+    return {
+        **{"HEADS": _VALUE_HEADS, "KEY_HEADS": _VALUE_HEADS if by_channel else _KEY_HEADS},
+        **{"KEY": key, "PADDED_KEY": pad(key), "VALUE": value},
+        **{"TILED": False, "BY_CHANNEL": by_channel},
+    }

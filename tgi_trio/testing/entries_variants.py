@@ -16,7 +16,7 @@ from tgi_trio.shard.torch_backend.attention.tiles import choose_entries_tile
 from tgi_trio.shard.torch_backend.kernels import entries, shared_key, streams
 from tgi_trio.shard.torch_backend.layers import hyper_kernels
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
-from tgi_trio.shard.torch_backend.torch_device import Generation
+from tgi_trio.shard.torch_backend.torch_device import FLOAT32_PRODUCTS, Generation
 from tgi_trio.testing.variant import BF16, F32, I32, I64, TYPES, Variant
 
 _DIM: Final = 512
@@ -115,7 +115,7 @@ def _streams(hidden: int) -> Iterator[Variant]:
     for tokens in (1, 1024):
         few, depth = hyper_kernels.tile_of(tokens)
         tile: dict[str, Any] = {"PADDED": 32, "TOKENS": few, "DEPTH": depth}
-        tile["PRECISION"] = hyper_kernels.PRECISION
+        tile["PRECISION"] = FLOAT32_PRODUCTS
         yield Variant(
             f"mix_streams {hidden} of {few} tokens",
             streams.mix_streams,

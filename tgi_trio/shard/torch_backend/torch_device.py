@@ -15,6 +15,10 @@ from tgi_trio.shard.machine.accelerator import current_device, is_accelerator
 
 _NOTHING: Final = nullcontext()
 
+# How Triton multiplies float32 numbers as precisely as torch does. Tensor cores do with three
+# products for one; on AMD's devices no compiler makes these.
+FLOAT32_PRODUCTS: Final = "ieee" if torch.version.hip else "tf32x3"
+
 Generation = Literal["ampere", "hopper"]  # of devices, as far as kernels distinguish them
 
 # A program must be allowed at least so many bytes of shared memory for Hopper's tiles. Desktop

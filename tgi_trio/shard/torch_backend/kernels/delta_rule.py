@@ -13,18 +13,20 @@ import triton.language as tl
 # fmt: off
 @triton.jit
 def step_delta_rule(
-    out,  # [R, HEADS, VALUE], written
-    mixed,  # float32 [R, ...]: queries, keys [KEY_HEADS, KEY] and values [HEADS, VALUE]
-    gate,  # [R, HEADS, VALUE], with a stride between rows, as have the next two
-    beta,  # [R, HEADS]
-    decay,  # [R, HEADS], with BY_CHANNEL [R, HEADS, KEY]
+    out,  # [T, HEADS, VALUE], written
+    mixed,  # float32 [T, ...]: queries, keys [KEY_HEADS, KEY] and values [HEADS, VALUE]
+    gate,  # [T, HEADS, VALUE], with a stride between tokens, as have the next two
+    beta,  # [T, HEADS]
+    decay,  # [T, HEADS], with BY_CHANNEL [T, HEADS, KEY]
     rate,  # float32 [HEADS]
-    decay_bias,  # float32, as many as decays of a row
+    decay_bias,  # float32, as many as decays of a token
     norm,  # float32 [VALUE]
     states,  # float32 [slots, HEADS, KEY, VALUE]
     reads,  # int64 [R]: slots of `states`
     writes,  # likewise
     fresh,  # bool [R]: the state before is zero
+    rows,  # int64: with LISTED those of the programs, of which rows of one token are moved
+    starts,  # int64 [R + 1]: the rows' first tokens, cumulative; with LISTED
     scale,  # of queries
     eps, beta_scale,
     least_decay,  # with BOUNDED
@@ -39,24 +41,31 @@ def step_delta_rule(
     BY_CHANNEL: tl.constexpr,
     BOUNDED: tl.constexpr,
     SILU: tl.constexpr,  # of gates; otherwise sigmoid
+    LISTED: tl.constexpr,  # otherwise every row is one token
 ):
     """Move the state of one head of a row by its token, and compute what is read of it.
 
     That is normalised (RMS) and gated.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = row
+    if LISTED:
+        row = tl.load(rows + row)
+        token = tl.load(starts + row)
+        if tl.load(starts + row + 1) - token != 1:
+            return
     key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
     k, v = tl.arange(0, PADDED_KEY), tl.arange(0, PADDED_VALUE)
     there, inside = k < KEY, v < VALUE
-    own = mixed + row * (2 * KEY_HEADS * KEY + HEADS * VALUE)
+    own = mixed + token * (2 * KEY_HEADS * KEY + HEADS * VALUE)
     query = unit(tl.load(own + key_head * KEY + k, mask=there, other=0.0)) * scale
     key = unit(tl.load(own + (KEY_HEADS + key_head) * KEY + k, mask=there, other=0.0))
     value = tl.load(own + 2 * KEY_HEADS * KEY + head * VALUE + v, mask=inside, other=0.0)
     each = head * KEY + k if BY_CHANNEL else head + k * 0
-    x = tl.load(decay + row * decay_stride + each, mask=there, other=0.0).to(tl.float32)
+    x = tl.load(decay + token * decay_stride + each, mask=there, other=0.0).to(tl.float32)
     x += tl.load(decay_bias + each, mask=there, other=0.0)
-    fading = fade(x, tl.load(rate + head), least_decay, BOUNDED)
-    strength = tl.sigmoid(tl.load(beta + row * beta_stride + head).to(tl.float32)) * beta_scale
+    fading = tl.exp(fade_log(x, tl.load(rate + head), least_decay, BOUNDED))
+    strength = tl.sigmoid(tl.load(beta + token * beta_stride + head).to(tl.float32)) * beta_scale
     at = (head * KEY + k[:, None]) * VALUE + v[None, :]
     known = there[:, None] & inside[None, :]
     held = known & (tl.load(fresh + row) == 0)
@@ -70,20 +79,20 @@ def step_delta_rule(
     read = read * tl.rsqrt(tl.sum(read * read, 0) / VALUE + eps)
     read = read * tl.load(norm + v, mask=inside, other=0.0)
     place = head * VALUE + v
-    opened = tl.load(gate + row * gate_stride + place, mask=inside, other=0.0).to(tl.float32)
+    opened = tl.load(gate + token * gate_stride + place, mask=inside, other=0.0).to(tl.float32)
     opened = opened * tl.sigmoid(opened) if SILU else tl.sigmoid(opened)
     result = (read * opened).to(out.dtype.element_ty)
-    tl.store(out + row * HEADS * VALUE + place, result, mask=inside)
+    tl.store(out + token * HEADS * VALUE + place, result, mask=inside)
 # fmt: on
 
 
 @triton.jit
-def fade(x, speed, least_decay, BOUNDED: tl.constexpr):
-    """Return the part of a state that is left, for decays `x` before their activation."""
+def fade_log(x, speed, least_decay, BOUNDED: tl.constexpr):
+    """Return the logarithm of what is left of a state, for decays `x` before their activation."""
     if BOUNDED:
-        return tl.exp(least_decay * tl.sigmoid(speed * x))
+        return least_decay * tl.sigmoid(speed * x)
     else:  # the softplus of a large number is the number
-        return tl.exp(-speed * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0)))))
+        return -speed * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit

@@ -14,14 +14,12 @@ from tgi_trio.shard.torch_backend.kernels import streams as kernels
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
-from tgi_trio.shard.torch_backend.torch_device import overlap
+from tgi_trio.shard.torch_backend.torch_device import FLOAT32_PRODUCTS, overlap
 
 _PROGRAMS: Final = 512  # that multiply at once, if there is work for so many
 MOST_SHARES: Final = 64  # of a token's numbers
 _FEW: Final = 16  # tokens of a program, as tensor cores multiply no fewer
 _MANY: Final = 64
-# Tensor cores are as precise with three products for one; on AMD's devices no compiler does that.
-PRECISION: Final = "ieee" if torch.version.hip else "tf32x3"
 
 Read = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
@@ -42,7 +40,7 @@ def mix(weights: HyperWeights, streams: torch.Tensor) -> torch.Tensor:
         PADDED=max(16, _pad(wanted)),
         TOKENS=tokens,
         DEPTH=depth,
-        PRECISION=PRECISION,
+        PRECISION=FLOAT32_PRODUCTS,
         **overlap(streams.device),
     )
     return parts
@@ -118,7 +116,7 @@ def write(
         PADDED=max(16, _pad(wanted)),
         TOKENS=tokens,
         DEPTH=depth,
-        PRECISION=PRECISION,
+        PRECISION=FLOAT32_PRODUCTS,
         **overlap(streams.device),
     )
     return written, parts

@@ -43,6 +43,18 @@ class Chunks:
         return cls(here[0], turns, *here[1:4])
 
 
+class Pieces(NamedTuple):
+    """What kernels are told of a step's rows and their chunks. All int64, on the device.
+
+    Padding chunks have no tokens; padding rows are the last one of a recording, which has none.
+    """
+
+    rows: torch.Tensor  # [N], of other than one token, the longest first
+    lone: torch.Tensor  # [M], of one token
+    begins: torch.Tensor  # [chunks], the first token of each chunk of `rows` in the flat list
+    ends: torch.Tensor  # likewise, exclusive
+
+
 class Room(NamedTuple):
     """What a recording has room for."""
 
@@ -93,6 +105,27 @@ def cut_into(starts: Sequence[int], size: int, room: Room) -> list[Array]:
         own = np.minimum(places, np.maximum(end[:n, None] - 1, 0))
         arrays += [own, there, np.arange(n * size), targets]
     return arrays
+
+
+def cut_evenly(starts: Sequence[int], size: int, room: Room | None) -> list[Array]:
+    """Return `Pieces` as arrays, of chunks of at most `size` tokens."""
+    first = np.asarray(starts, np.int64)
+    lengths = np.diff(first)
+    rows = np.argsort(-lengths, kind="stable")
+    rows, lone = rows[lengths[rows] != 1], np.flatnonzero(lengths == 1)
+    counts = -(-lengths[rows] // size)
+    places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = np.repeat(first[rows], counts) + places * size
+    ends = np.minimum(begins + size, np.repeat(first[rows + 1], counts))
+    if room is None:
+        return [rows, lone, begins, ends]
+    most = room.tokens // size + min(room.rows, max(1, room.tokens // 2))
+    return [
+        _filled(rows, room.rows, room.rows - 1),
+        _filled(lone, room.rows, room.rows - 1),
+        _filled(begins, most, 0),
+        _filled(ends, most, 0),
+    ]
 
 
 def _sort_rows(starts: Sequence[int]) -> tuple[NDArray[np.int64], ...]:

@@ -1,9 +1,8 @@
-"""The layer of a `DeltaRule`; on a device, a decode between its products is two launches."""
+"""The layer of a `DeltaRule`; on a device, what is between its products is few launches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import torch
 from torch.nn import functional
@@ -12,20 +11,9 @@ from tgi_trio.model.specs.mixers import DeltaRule
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.delta_rule import apply_delta_rule, normalise
+from tgi_trio.shard.torch_backend.states.delta_rule_kernels import DeltaRuleKernels, Projected
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
-
-_MOST: Final = 1 << 15  # numbers of a head's state that a program holds
-
-
-def pad(size: int) -> int:
-    """Return the next power of two."""
-    return 1 << (size - 1).bit_length()
-
-
-def count_warps(key_dim: int, value_dim: int) -> int:
-    """Return the warps of a program that holds a head's state: 64 numbers a thread."""
-    return max(1, min(16, key_dim * value_dim // 2048))
 
 
 class DeltaRuleLayer:
@@ -67,6 +55,7 @@ class DeltaRuleLayer:
         whole = (values * mixer.value_dim, values, decay_bias.numel())
         others = (rank, rank, values) if rank else whole
         self._projected = (channels, *others)
+        self._kernels = DeltaRuleKernels(mixer, keys // mixer.key_dim, rate, decay_bias)
         self._each = values * mixer.key_dim // keys  # value heads that share a key head
 
     def mix(
@@ -80,8 +69,9 @@ class DeltaRuleLayer:
         else:
             gate, beta, decay = others
         mixed = self.convolution(mixed, states["tail"], steps, silu=True, dtype=torch.float32)
-        if steps.decodes and self._in_kernels(x):
-            return self.output(self._launch(mixed, decay, gate, beta, states, steps))
+        if runs_kernels(x.device) and self._kernels.fit:
+            own = Projected(mixed, gate, beta, decay)
+            return self.output(self._kernels.launch(own, self.norm, states["recurrence"], steps))
         query, key, value = mixed.split(self._parts, dim=-1)
         decay = decay.float().view(len(x), *self.decay_bias.shape)
         read, after = apply_delta_rule(
@@ -98,48 +88,6 @@ class DeltaRuleLayer:
         gate = gate.float().view(read.shape)
         opened = functional.silu(gate) if mixer.gate == "silu" else gate.sigmoid()
         return self.output((normed * opened).flatten(1).to(x.dtype))
-
-    def _in_kernels(self, x: torch.Tensor) -> bool:
-        """Return whether kernels compute decodes."""
-        size = pad(self.mixer.key_dim) * pad(self.mixer.value_dim)
-        return runs_kernels(x.device) and size <= _MOST
-
-    def _launch(
-        self,
-        mixed: torch.Tensor,
-        decay: torch.Tensor,
-        gate: torch.Tensor,
-        beta: torch.Tensor,
-        states: Mapping[str, torch.Tensor],
-        steps: StateSteps,
-    ) -> torch.Tensor:
-        """Return what decodes read of their states, [T, value heads * value_dim], as `mix` does."""
-        from tgi_trio.shard.torch_backend.kernels import delta_rule  # imports Triton
-
-        mixer, rows, heads = self.mixer, len(mixed), len(self.rate)
-        read = gate.new_empty((rows, heads * mixer.value_dim))
-        key, value = pad(mixer.key_dim), pad(mixer.value_dim)
-        delta_rule.step_delta_rule[(rows, heads)](
-            *(read, mixed, gate, beta, decay, self.rate, self.decay_bias, self.norm),
-            *(states["recurrence"], steps.reads, steps.writes, steps.fresh),
-            mixer.key_dim**-0.5,
-            mixer.norm_eps,
-            mixer.beta_scale,
-            mixer.least_decay,
-            *(gate.stride(0), beta.stride(0), decay.stride(0)),
-            HEADS=heads,
-            KEY_HEADS=heads // self._each,
-            KEY=mixer.key_dim,
-            PADDED_KEY=key,
-            VALUE=mixer.value_dim,
-            PADDED_VALUE=value,
-            TILED=mixer.tiled,
-            BY_CHANNEL=self.decay_bias.shape[1] > 1,
-            BOUNDED=mixer.least_decay != 0.0,
-            SILU=mixer.gate == "silu",
-            num_warps=count_warps(key, value),
-        )
-        return read
 
     def _decays(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logarithms of decays."""

@@ -12,7 +12,14 @@ import torch
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.staging import Array, Send
-from tgi_trio.shard.torch_backend.states.chunks import Chunks, Room, cut_into, cut_rows
+from tgi_trio.shard.torch_backend.states.chunks import (
+    Chunks,
+    Pieces,
+    Room,
+    cut_evenly,
+    cut_into,
+    cut_rows,
+)
 from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT, StatePool
 
 
@@ -52,6 +59,7 @@ class StateSteps:
     )
     _chunks: dict[int, Chunks] = field(default_factory=dict)
     _firsts: list[torch.Tensor] = field(default_factory=list)
+    _pieces: dict[int, Pieces] = field(default_factory=dict)
     _spans: list[torch.Tensor] = field(default_factory=list)
 
     @property
@@ -85,6 +93,12 @@ class StateSteps:
         if not self._spans:
             self._spans.extend(self.list_rows(list_spans))
         return self._spans[0], self._spans[1]
+
+    def pieces(self, size: int) -> Pieces:
+        """Return what kernels are told of the rows' chunks of `size` tokens; cached by `size`."""
+        if size not in self._pieces:
+            self._pieces[size] = Pieces(*self.list_rows(partial(list_pieces, size=size)))
+        return self._pieces[size]
 
     def begins(self) -> torch.Tensor:
         """Return which tokens are the first of their sequence, bool [T]."""
@@ -128,6 +142,11 @@ class StateSteps:
 def list_chunks(starts: Sequence[int], room: Room | None, *, size: int) -> list[Array]:
     """Return the arrays of `Chunks.of`."""
     return cut_rows(starts, size) if room is None else cut_into(starts, size, room)
+
+
+def list_pieces(starts: Sequence[int], room: Room | None, *, size: int) -> list[Array]:
+    """Return the arrays of `StateSteps.pieces`."""
+    return cut_evenly(starts, size, room)
 
 
 def list_places(starts: Sequence[int], room: Room | None, *, before: int) -> list[Array]:
