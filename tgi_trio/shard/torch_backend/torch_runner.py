@@ -363,7 +363,10 @@ class TorchRunner:
     def _new_pool(self, slots: int) -> StatePool | None:
         if self._keeper is None:
             return None
-        return StatePool(self._keeper.state_shapes, slots, self.dtype, self.device)
+        keeper = self._keeper
+        return StatePool(
+            keeper.state_shapes, slots, self.dtype, self.device, in_turns=keeper.scans_in_turns
+        )
 
     def _new_cache(self, blocks: int) -> KVCache:
         return KVCache(self._kv_shape, blocks, self._kv_dtype, self.device)

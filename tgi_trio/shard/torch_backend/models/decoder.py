@@ -128,6 +128,12 @@ class Decoder:
         ranks = 1 if self.ranks is None else self.ranks.size
         return list_state_shapes(self.spec.layers, ranks)
 
+    @property
+    def scans_in_turns(self) -> bool:
+        """Whether any layer's recordings have room for few tokens; see `MixerLayer.in_turns`."""
+        mixers = [layer.mixer for layer in self.layers if layer.mixer is not None]
+        return any(mixer.in_turns for mixer in mixers)
+
     def linears(self) -> Iterator[Linear]:
         """Yield the linears that every token is multiplied with."""
         yield from list_linears(self.layers)

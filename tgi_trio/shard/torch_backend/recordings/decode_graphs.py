@@ -143,7 +143,7 @@ class DecodeGraphs:
                 f"steps of this model cannot be recorded as CUDA graphs here: {error}. "
                 "--cuda-graphs 0 serves without them."
             ) from error
-        self._record_mixed(mixed_sizes(tokens, sizes, states=pool is not None), cache, width)
+        self._record_mixed(_mixed_sizes(tokens, sizes, pool), cache, width)
 
     def _sizes_for(self, most: int | None) -> list[int]:
         return self.sizes if most is None else self.sizes[: 1 + bisect_left(self.sizes, most)]
@@ -174,7 +174,7 @@ class DecodeGraphs:
         """Run once what `record` captures, for a few sizes: most sizes launch the same kernels."""
         sizes = self._sizes_for(most)
         few = sorted({*sizes[:2], *sizes[len(sizes) // 2 :][:1], *sizes[-1:]})
-        mixed = mixed_sizes(tokens, sizes, states=pool is not None)
+        mixed = _mixed_sizes(tokens, sizes, pool)
         with self._capture.rehearsing():
             # First, because nothing else launches these kernels: they compile beside the rest.
             self._choose_ahead(cache, width, pool, rehearses=True)
@@ -328,3 +328,8 @@ class DecodeGraphs:
         if self._images is not None and recorded.memory.images is not None and crossed:
             self._images.refill(recorded.memory.images, pad_plan(plan, recorded.memory.size))
         return recorded.steps[StepKind(adapted, crossed) if adapted or crossed else _PLAIN]
+
+
+def _mixed_sizes(tokens: int, sizes: Sequence[int], pool: StatePool | None) -> list[MixedSize]:
+    """Return the sizes of steps with prompts, of up to `tokens` tokens."""
+    return mixed_sizes(tokens, sizes, in_turns=pool is not None and pool.in_turns)

@@ -36,10 +36,10 @@ _ROWS_APART: Final = 4
 # merged token by token, which took 1 ms of a step of 384 tokens. So they have at most so many
 # tokens a row.
 _TOKENS_A_ROW: Final = 32
-# Where layers keep states, chunks are computed one after another with some twenty launches a layer,
-# so a recording is long. Rows of more than one token, whose chunks are computed side by side, are
-# few.
-_MOST_TOKENS_WITH_STATES: Final = 256
+# Where states move from chunk to chunk by torch's operations, each chunk takes some twenty launches
+# a layer, so a recording is long. Rows of more than one token, whose chunks are computed side by
+# side, are few.
+_MOST_TOKENS_IN_TURNS: Final = 256
 _MOST_ROWS_IN_CHUNKS: Final = 8
 
 
@@ -51,12 +51,12 @@ class MixedSize(NamedTuple):
 
 
 def mixed_sizes(
-    most_tokens: int, decodes: Sequence[int], *, states: bool = False
+    most_tokens: int, decodes: Sequence[int], *, in_turns: bool = False
 ) -> list[MixedSize]:
     """Return the sizes to record for steps of up to `most_tokens` tokens, the largest first.
 
     `decodes`: the recorded batch sizes of decodes, ascending; no size has more rows than the
-    largest. `states`: whether layers keep states.
+    largest. `in_turns`: see `MixerLayer.in_turns`.
     """
     if most_tokens <= 0 or not decodes:
         return []
@@ -73,7 +73,7 @@ def mixed_sizes(
         for most, smaller in zip(rows, [*rows[1:], 0], strict=True)
         if smaller < count and (most == rows[0] or count <= most * _TOKENS_A_ROW)
     ]
-    return [size for size in sizes if not states or size.tokens <= _MOST_TOKENS_WITH_STATES]
+    return [size for size in sizes if not in_turns or size.tokens <= _MOST_TOKENS_IN_TURNS]
 
 
 def widest_sizes(sizes: Sequence[MixedSize]) -> list[MixedSize]:
@@ -81,9 +81,10 @@ def widest_sizes(sizes: Sequence[MixedSize]) -> list[MixedSize]:
     return [size for size in sizes if size.rows == sizes[0].rows]
 
 
-def row_room(size: MixedSize) -> Room:
+def row_room(size: MixedSize, *, in_turns: bool) -> Room:
     """Return the room that layers with states have in recordings of a size."""
-    return Room(size.tokens, size.rows + 1, min(size.rows, _MOST_ROWS_IN_CHUNKS))
+    longer = min(size.rows, _MOST_ROWS_IN_CHUNKS) if in_turns else size.rows
+    return Room(size.tokens, size.rows + 1, longer)
 
 
 def find_size(sizes: Iterable[MixedSize], plan: StepPlan, choices: int) -> MixedSize | None:

@@ -101,6 +101,10 @@ class DeltaRuleLayer:
             return heads.repeat(1, self._each, 1)
         return heads if self._each == 1 else heads.repeat_interleave(self._each, 1)
 
+    @property
+    def in_turns(self) -> bool:
+        return not self._kernels.fit
+
     def pack(self) -> None:
         for linear in (self.inner, self.decay_up, self.gate_up, self.output):
             if linear is not None:

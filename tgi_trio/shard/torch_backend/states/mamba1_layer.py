@@ -85,6 +85,10 @@ class Mamba1Layer:
             for part, gain in zip(parts, gains, strict=True)
         ]
 
+    @property
+    def in_turns(self) -> bool:
+        return True
+
     def pack(self) -> None:
         for linear in (self.inner, self.selection, self.step, self.output):
             linear.pack()

@@ -107,6 +107,10 @@ class Mamba2Layer:
         own = of_groups[:, ranks.rank * self.mixer.groups // ranks.size]
         return groups * torch.rsqrt(own + eps)[:, None, None]
 
+    @property
+    def in_turns(self) -> bool:
+        return True
+
     def pack(self) -> None:
         self.inner.pack()
         self.output.pack()

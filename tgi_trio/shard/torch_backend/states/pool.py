@@ -39,11 +39,15 @@ class StatePool:
         slots: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        in_turns: bool = False,
     ) -> None:
         """Allocate; raises torch's out-of-memory errors.
 
-        `shapes`: see `Mixer.state_shapes`; `dtype` is the model's.
+        `shapes`: see `Mixer.state_shapes`; `dtype` is the model's; `in_turns`: whether any layer's
+        recordings move states turn after turn.
         """
+        self.in_turns = in_turns
         self.slots = slots
         self.layers: dict[int, dict[str, torch.Tensor]] = {
             layer: {

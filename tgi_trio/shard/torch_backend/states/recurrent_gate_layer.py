@@ -71,6 +71,10 @@ class RecurrentGateLayer:
         steps.write(states["recurrence"], after)
         return self.output(read.to(x.dtype) * self.activation(beside))
 
+    @property
+    def in_turns(self) -> bool:
+        return True
+
     def pack(self) -> None:
         self.inner.pack()
         self.output.pack()

@@ -26,6 +26,10 @@ class ShortConvolutionLayer:
         b, c, own = self.inner(x).chunk(3, dim=-1)
         return self.output(c * self.convolution(b * own, states["tail"], steps))
 
+    @property
+    def in_turns(self) -> bool:
+        return False
+
     def pack(self) -> None:
         self.inner.pack()
         self.output.pack()

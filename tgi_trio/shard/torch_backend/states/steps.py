@@ -233,6 +233,11 @@ class MixerLayer(Protocol):
         """
         ...
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether a recording computes its rows' chunks turn after turn, in many launches."""
+        ...
+
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
         ...
