@@ -45,7 +45,8 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Convolutions alone, delta rules, Mamba-2, gates; scans of all kinds are states/test_scans.py's.
 @pytest.mark.parametrize(
-    "family", ["lfm2", "qwen3_5_text", "kimi_linear", "bamba", "recurrent_gemma"]
+    "family",
+    ["lfm2", "qwen3_5_text", "kimi_linear", "olmo_hybrid", "bamba", "recurrent_gemma"],
 )
 def test_a_step_with_prompts_is_one_launch(checkpoint: Callable[..., Path], family: str) -> None:
     folder, request = checkpoint(family), replace(REQUEST, max_prefill_tokens=BUDGET)

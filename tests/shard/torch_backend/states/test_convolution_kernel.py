@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan
-from tgi_trio.shard.torch_backend.staging import Array
+from tests.shard.torch_backend.states.rows_support import Slots, refill
 from tgi_trio.shard.torch_backend.states import convolution
-from tgi_trio.shard.torch_backend.states.chunks import Room
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
-from tgi_trio.shard.torch_backend.states.pool import StatePool
-from tgi_trio.shard.torch_backend.states.recorded_rows import (
-    RecordedRows,
-    idle_slots,
-    row_staging,
-)
-from tgi_trio.shard.torch_backend.states.steps import StateSteps
 
 need_triton()
 
@@ -31,6 +18,7 @@ CHANNELS, SLOTS = 12, 9
 LENGTHS = (23, 1, 2, 0, 5, 1)
 READS, WRITES = [1, 2, 3, 4, 5, 6], [7, 2, 3, 4, 8, 6]
 FRESH = [False, False, True, False, True, True]
+ROWS = Slots(READS, WRITES, FRESH)
 
 
 @pytest.fixture(autouse=True)
@@ -43,30 +31,6 @@ def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape).to(DEVICE, dtype)
-
-
-def send(arrays: Sequence[Array]) -> list[torch.Tensor]:
-    return [torch.from_numpy(array).to(DEVICE) for array in arrays]
-
-
-def steps_of(lengths: tuple[int, ...]) -> StateSteps:
-    starts = np.cumsum([0, *lengths]).tolist()
-    reads, writes, fresh = (torch.tensor(of, device=DEVICE) for of in (READS, WRITES, FRESH))
-    return StateSteps(starts, reads, writes, fresh, send)
-
-
-def recorded(lengths: tuple[int, ...], tokens: int) -> StateSteps:
-    """Return the rows as those of a recording with room for more, which was idle before."""
-    rows = len(lengths) + 2
-    device = torch.device(DEVICE)
-    slots = [torch.tensor(array, device=device) for array in idle_slots(rows)]
-    for slot, values in zip(slots, (READS, WRITES, FRESH), strict=True):
-        slot[: len(lengths)] = torch.tensor(values, device=device)
-    pool = StatePool({}, 1, torch.float32, device)
-    found = RecordedRows(Room(tokens, rows, longer=4), slots, pool, device, row_staging(device))
-    found.states.steps.spans()
-    found.refill(replace(idle_plan(1, 1), query_starts=np.cumsum([0, *lengths])))
-    return found.states.steps
 
 
 def expected(
@@ -112,7 +76,11 @@ def test_it_is_torchs_convolution(
     x = wide[:, :CHANNELS]
     tails = some(SLOTS, (taps - 1) * dilation, CHANNELS, dtype=dtype)
     wanted, after = expected(layer, x[:count], tails, dilation, lengths)
-    steps = recorded(lengths, tokens) if is_recorded else steps_of(lengths)
+    steps = ROWS.launched(lengths)
+    if is_recorded:
+        steps, rows = ROWS.recorded(lengths, tokens)
+        layer(x, tails.clone(), steps)
+        refill(rows, lengths)
     own = tails.clone()
     found = layer(x, own, steps)
     assert found.dtype is dtype and not found[count:].any()
@@ -129,7 +97,7 @@ def test_numbers_that_are_none_stay_in_their_row() -> None:
     x, tails = some(sum(LENGTHS), CHANNELS), some(SLOTS, 3, CHANNELS)
     x[23:24] = torch.nan  # the second row
     tails[5] = torch.nan  # the fifth, which does not read it
-    found = layer(x, tails, steps_of(LENGTHS))
+    found = layer(x, tails, ROWS.launched(LENGTHS))
     assert found[23].isnan().all()
     assert found[:23].isfinite().all() and found[24:].isfinite().all()
     assert tails[[7, 3, 8, 6]].isfinite().all()

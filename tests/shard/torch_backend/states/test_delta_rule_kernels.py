@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +12,10 @@ from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delt
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
+from tests.shard.torch_backend.states import rows_support
+from tests.shard.torch_backend.states.rows_support import Slots, refill, send
 from tgi_trio.model.specs.mixers import DeltaRule
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.staging import Array
 from tgi_trio.shard.torch_backend.states import convolution, delta_rule_layer
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.delta_rule_kernels import DeltaRuleKernels, Projected
@@ -28,6 +28,8 @@ need_triton()
 KEY_HEADS, VALUE_HEADS, KEY, VALUE, HIDDEN, SLOTS = 2, 4, 12, 20, 32, 8
 EPS = 1e-2  # so that norms do not enlarge what is hardly there, and what differs by rounding
 CHANNELS = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
+LENGTHS = (70, 1, 16, 64, 1, 3)
+ROWS = Slots([1, 2, 3, 4, 5, 6], [7, 2, 3, 8, 9, 10], [False, False, False, True, True, False])
 KINDS: dict[str, dict[str, Any]] = {
     "Qwen 3 Next": {"taps": 4},
     "sigmoid": {"taps": 2, "gate": "sigmoid"},
@@ -37,10 +39,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "Ling": {"taps": 4, "by_channel": True, "gate": "sigmoid", "least_decay": -5.0},
     "reversing": {"taps": 4, "beta_scale": 2.0},
 }
-
-
-def send(arrays: Sequence[Array]) -> list[torch.Tensor]:
-    return [torch.from_numpy(array).to(DEVICE) for array in arrays]
 
 
 def some(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -123,18 +121,12 @@ def prompts(
     dtype: torch.dtype, taps: int
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor], StateSteps]:
     """Return rows that end within a chunk, at its end and behind it, decodes, and fresh ones."""
-    lengths = (70, 1, 16, 64, 1, 3)
-    reads, writes = (
-        torch.tensor(of, device=DEVICE) for of in ([1, 2, 3, 4, 5, 6], [7, 2, 3, 8, 9, 10])
-    )
-    fresh = torch.tensor([False, False, False, True, True, False], device=DEVICE)
-    starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
     states = {
         "recurrence": some(11, VALUE_HEADS, KEY, VALUE, seed=10),
         "tail": some(11, taps - 1, CHANNELS, seed=11, dtype=dtype),
     }
-    x = some(sum(lengths), HIDDEN, seed=9, dtype=dtype)
-    return x, states, StateSteps(starts, reads, writes, fresh, send)
+    x = some(sum(LENGTHS), HIDDEN, seed=9, dtype=dtype)
+    return x, states, ROWS.launched(LENGTHS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,6 +148,26 @@ def test_half_precision_is_as_near_as_torchs(monkeypatch: pytest.MonkeyPatch, ki
     found = both(monkeypatch, layer, *prompts(torch.bfloat16, taps))
     theirs, ours = ((made.float() - wanted).abs() for made, _ in found)
     assert ours.mean() < 1.05 * theirs.mean() < 0.1 * wanted.abs().mean()
+
+
+@pytest.mark.parametrize("kind", ["Qwen 3 Next", "Kimi"])
+def test_recordings_have_room_for_any_rows(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """And what is left over is no row's."""
+    for module in (convolution, delta_rule_layer):
+        monkeypatch.setattr(module, "runs_kernels", lambda _: True)
+    layer = layer_of(KINDS[kind], torch.float32)
+    x, states, steps = prompts(torch.float32, layer.mixer.taps)
+    wanted = {name: state.clone() for name, state in states.items()}
+    said = layer.mix(x, wanted, steps)
+    padded = torch.cat((x, some(9, HIDDEN, seed=12)))
+    steps, rows = ROWS.recorded(LENGTHS, len(padded))
+    layer.mix(padded, {name: state.clone() for name, state in states.items()}, steps)
+    for lengths in ((1,) * 6, LENGTHS):
+        found = {name: state.clone() for name, state in states.items()}
+        refill(rows, lengths)
+        made = layer.mix(padded, found, steps)
+    assert torch.equal(made[: len(x)], said) and not made[len(x) :].any()
+    assert all(torch.equal(found[name][1:], wanted[name][1:]) for name in wanted)
 
 
 @pytest.mark.parametrize("channels", [1, KEY])
@@ -207,12 +219,11 @@ def test_prompts_are_five_launches_between_products(
     from tgi_trio.testing.stand_in_device import StandInDevice  # it imports Triton
 
     with StandInDevice() as device:
-        monkeypatch.setattr(sys.modules[__name__], "DEVICE", "cuda:0")
+        for module in (sys.modules[__name__], rows_support):
+            monkeypatch.setattr(module, "DEVICE", "cuda:0")
         layer = layer_of(KINDS[kind], torch.bfloat16)
         x, states, steps = prompts(torch.bfloat16, layer.mixer.taps)
-        alone = StateSteps(
-            [0, 70], *(of[:1] for of in (steps.reads, steps.writes, steps.fresh)), send
-        )
+        alone = Slots([1], [7], [True]).launched([70])
         for given, count in ((steps, 5), (alone, 4)):
             device.counts = Counts()
             layer.mix(x[: given.tokens], states, given)
