@@ -122,6 +122,7 @@ def prepare_chunks(
         value = tl.dot(solved, value, input_precision=PRECISION)
         tl.debug_barrier()  # all threads have read what is overwritten
         tl.store(values, value, mask=known)
+    tl.debug_barrier()  # other threads than have written sums of decays read them
     for block in range(0, PADDED_KEY, BLOCK_KEY):
         k = block + tl.arange(0, BLOCK_KEY)
         known = here[:, None] & (k < KEY)[None, :]

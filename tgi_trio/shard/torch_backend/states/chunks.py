@@ -1,7 +1,7 @@
 """Cuts a step's rows of unequal length into chunks, for scans.
 
-The first chunks of all rows are computed together, then the second ones of rows that have them, and
-so on.
+By torch's operations the first chunks of all rows are computed together, then the second ones of
+rows that have them, and so on. Kernels are told of all chunks at once.
 """
 
 from __future__ import annotations
