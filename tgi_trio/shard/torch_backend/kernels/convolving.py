@@ -15,7 +15,9 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["rows", "tokens"])
 def convolve(
     out,  # [T, CHANNELS], written
-    inner,  # [T, CHANNELS], with `stride` between tokens: the inputs
+    inner,  # [T, CHANNELS], with `stride` between tokens, as have the next two: the inputs
+    entry,  # [T, CHANNELS], with GATED: factors of inputs
+    outlet,  # [T, CHANNELS], with GATED: factors of results
     tails,  # [slots, (TAPS - 1) * DILATION, CHANNELS]: those before a row's first, oldest first
     kernel,  # [TAPS, CHANNELS]: that of the token itself is last
     bias,  # [CHANNELS], with HAS_BIAS
@@ -32,6 +34,7 @@ def convolve(
     DILATION: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SILU: tl.constexpr,  # of results
+    GATED: tl.constexpr,
     DECODES: tl.constexpr,  # every row is one token
 ):
     """Convolve the first tokens of a row and keep its last inputs, or convolve a tile of others.
@@ -42,21 +45,21 @@ def convolve(
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if tl.program_id(0) < rows:
         convolve_beginning(
-            out, inner, tails, kernel, bias, starts, reads, writes, fresh, stride, channel,
-            CHANNELS, BLOCK, TAPS, DILATION, HAS_BIAS, SILU, DECODES,
+            out, inner, entry, outlet, tails, kernel, bias, starts, reads, writes, fresh, stride,
+            channel, CHANNELS, BLOCK, TAPS, DILATION, HAS_BIAS, SILU, GATED, DECODES,
         )
     else:
         convolve_tile(
-            out, inner, kernel, bias, places, rows, tokens, stride, channel,
-            CHANNELS, BLOCK, TILE, TAPS, DILATION, HAS_BIAS, SILU,
+            out, inner, entry, outlet, kernel, bias, places, rows, tokens, stride, channel,
+            CHANNELS, BLOCK, TILE, TAPS, DILATION, HAS_BIAS, SILU, GATED,
         )
 
 
 @triton.jit
 def convolve_beginning(
-    out, inner, tails, kernel, bias, starts, reads, writes, fresh, stride, channel,
+    out, inner, entry, outlet, tails, kernel, bias, starts, reads, writes, fresh, stride, channel,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SILU: tl.constexpr, DECODES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr, DECODES: tl.constexpr,
 ):
     """Convolve the tokens of a row that read a slot, and keep the row's last inputs."""
     row = tl.program_id(0).to(tl.int64)
@@ -69,29 +72,33 @@ def convolve_beginning(
         length = tl.load(starts + row + 1) - first
     dtype = inner.dtype.element_ty
     earlier = inside & (tl.load(fresh + row) == 0)
-    own = inner + first * stride + channel
+    place = first * stride + channel
+    own, factors = inner + place, entry + place
     old = tails + tl.load(reads + row) * before * CHANNELS + channel
     for token in range(tl.minimum(length, max(before, 1))):
         total = tl.zeros([BLOCK], tl.float32)
         for k in tl.static_range(TAPS):
             at = token - (TAPS - 1 - k) * DILATION
-            x = take_input(own, old, at, stride, inside, earlier, before, CHANNELS)
+            x = take_input(
+                own, factors, old, at, stride, inside, earlier, before, CHANNELS, GATED
+            )
             total += weigh_input(x, kernel + k * CHANNELS + channel, inside, dtype)
-        result = finish(total, bias + channel, inside, dtype, HAS_BIAS, SILU)
+        behind = outlet + place + token * stride
+        result = finish(total, bias + channel, behind, inside, inside, dtype, HAS_BIAS, SILU, GATED)
         tl.store(out + (first + token) * CHANNELS + channel, result, mask=inside)
     new = tails + tl.load(writes + row) * before * CHANNELS + channel
     for k in tl.static_range(before):
         at = length - before + k
-        x = take_input(own, old, at, stride, inside, earlier, before, CHANNELS)
+        x = take_input(own, factors, old, at, stride, inside, earlier, before, CHANNELS, GATED)
         tl.debug_barrier()  # this place has been read, should both slots be the same
         tl.store(new + k * CHANNELS, x, mask=inside)
 
 
 @triton.jit
 def convolve_tile(
-    out, inner, kernel, bias, places, rows, tokens, stride, channel,
+    out, inner, entry, outlet, kernel, bias, places, rows, tokens, stride, channel,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr,
-    DILATION: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr,
+    DILATION: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr,
 ):
     """Convolve tokens that read no slot."""
     token = ((tl.program_id(0) - rows) * TILE + tl.arange(0, TILE)).to(tl.int64)
@@ -102,20 +109,44 @@ def convolve_tile(
     total = tl.zeros([TILE, BLOCK], tl.float32)
     for k in tl.static_range(TAPS):
         at = token - (TAPS - 1 - k) * DILATION
-        x = tl.load(inner + at[:, None] * stride + channel, mask=mine, other=0.0)
+        each = at[:, None] * stride + channel
+        x = load_input(inner + each, entry + each, mine, GATED)
         total += weigh_input(x, kernel + k * CHANNELS + channel, inside, dtype)
-    result = finish(total, bias + channel, inside, dtype, HAS_BIAS, SILU)
+    behind = outlet + token[:, None] * stride + channel
+    result = finish(total, bias + channel, behind, inside, mine, dtype, HAS_BIAS, SILU, GATED)
     written = mine | (place < 0) & inside
     tl.store(out + token[:, None] * CHANNELS + channel, tl.where(mine, result, 0.0), mask=written)
 # fmt: on
 
 
 @triton.jit
-def take_input(own, old, at, stride, inside, earlier, before: tl.constexpr, CHANNELS: tl.constexpr):
+def take_input(
+    own,
+    factors,
+    old,
+    at,
+    stride,
+    inside,
+    earlier,
+    before: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    GATED: tl.constexpr,
+):
     """Return a row's input at a place, which is before its first token if it is negative."""
-    x = tl.load(own + at * stride, mask=inside & (at >= 0), other=0.0)
+    x = load_input(own + at * stride, factors + at * stride, inside & (at >= 0), GATED)
     kept = tl.load(old + (before + at) * CHANNELS, mask=earlier & (at < 0), other=0.0)
     return tl.where(at >= 0, x, kept.to(x.dtype))
+
+
+@triton.jit
+def load_input(inner, entry, mask, GATED: tl.constexpr):
+    """Return inputs, with GATED times their factors."""
+    x = tl.load(inner, mask=mask, other=0.0)
+    if GATED:
+        factor = tl.load(entry, mask=mask, other=0.0)
+        return (x.to(tl.float32) * factor.to(tl.float32)).to(x.dtype)
+    else:
+        return x
 
 
 @triton.jit
@@ -126,12 +157,25 @@ def weigh_input(x, weight, inside, dtype: tl.constexpr):
 
 
 @triton.jit
-def finish(total, bias, inside, dtype: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr):
-    """Return a sum, rounded, with its bias and activation, each of which is rounded as well."""
+def finish(
+    total,
+    bias,
+    outlet,
+    inside,
+    mask,
+    dtype: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """Return a sum with its bias, activation and factor, rounded after each of them."""
     total = total.to(dtype).to(tl.float32)
     if HAS_BIAS:
         total += tl.load(bias, mask=inside, other=0.0).to(tl.float32)
         total = total.to(dtype).to(tl.float32)
     if SILU:
         total = (total * tl.sigmoid(total)).to(dtype).to(tl.float32)
+    if GATED:
+        total *= tl.load(outlet, mask=mask, other=0.0).to(tl.float32)
+        total = total.to(dtype).to(tl.float32)
     return total

@@ -46,10 +46,19 @@ class CausalConvolution:
         """
         dtype = dtype or x.dtype
         if runs_kernels(x.device):
-            return self._launch(x, tails, steps, silu, dtype)
+            return self._launch(x, tails, steps, silu=silu, dtype=dtype)
         y = self._convolve(x, tails, steps)
         y = y if self.bias is None else y + self.bias
         return (functional.silu(y) if silu else y).to(dtype)
+
+    def apply_gated(
+        self, projected: torch.Tensor, tails: torch.Tensor, steps: StateSteps
+    ) -> torch.Tensor:
+        """Return c * y for x = b * own; `projected` [T, 3 * channels]: b, c, own."""
+        b, c, own = projected.chunk(3, dim=-1)
+        if runs_kernels(own.device):
+            return self._launch(own, tails, steps, dtype=own.dtype, gates=(b, c))
+        return c * self(b * own, tails, steps)
 
     def _convolve(self, x: torch.Tensor, tails: torch.Tensor, steps: StateSteps) -> torch.Tensor:
         """Return the sums, and overwrite `tails`."""
@@ -77,10 +86,12 @@ class CausalConvolution:
         x: torch.Tensor,
         tails: torch.Tensor,
         steps: StateSteps,
-        silu: bool,
+        *,
         dtype: torch.dtype,
+        silu: bool = False,
+        gates: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Do the same in a kernel."""
+        """Do the same in a kernel; `gates`: factors of `x`, and of the result."""
         from tgi_trio.shard.torch_backend.kernels import convolving  # imports Triton
 
         (tokens, channels), rows = x.shape, len(steps.reads)
@@ -88,8 +99,9 @@ class CausalConvolution:
         tiles = 0 if steps.decodes else -(-tokens // _TILE)
         starts, places = (steps.reads, steps.reads) if steps.decodes else steps.spans()
         convolving.convolve[(rows + tiles, -(-channels // _BLOCK))](
-            *(out, x, tails, self.kernel, self.kernel if self.bias is None else self.bias),
-            *(starts, places, steps.reads, steps.writes, steps.fresh),
+            *(out, x, *(gates or (x, x)), tails, self.kernel),
+            *(self.kernel if self.bias is None else self.bias, starts, places),
+            *(steps.reads, steps.writes, steps.fresh),
             rows,
             tokens,
             x.stride(0),
@@ -100,6 +112,7 @@ class CausalConvolution:
             DILATION=self._dilation,
             HAS_BIAS=self.bias is not None,
             SILU=silu,
+            GATED=gates is not None,
             DECODES=steps.decodes,
         )
         return out

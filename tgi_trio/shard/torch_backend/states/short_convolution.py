@@ -23,8 +23,7 @@ class ShortConvolutionLayer:
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
-        b, c, own = self.inner(x).chunk(3, dim=-1)
-        return self.output(c * self.convolution(b * own, states["tail"], steps))
+        return self.output(self.convolution.apply_gated(self.inner(x), states["tail"], steps))
 
     @property
     def in_turns(self) -> bool:
