@@ -176,7 +176,7 @@ RULES: dict[str, Rule] = {
             "shard.torch_backend testing.variant testing.attention_variants "
             "testing.block_variants testing.choice_variants testing.chosen_variants "
             "testing.delta_variants testing.entries_variants testing.gated_variants "
-            "testing.indexed_variants testing.mixture_variants"
+            "testing.indexed_variants testing.mixture_variants testing.recurrence_variants"
         ),
         banned=SERVER,
     ),
@@ -184,7 +184,7 @@ RULES: dict[str, Rule] = {
         f"testing.{what}_variants": Rule(ours("shard.torch_backend testing.variant"), banned=SERVER)
         for what in (
             *("attention", "block", "choice", "chosen", "entries", "gated", "mixture"),
-            *("code", "adapter", "delta"),
+            *("code", "adapter", "delta", "recurrence"),
         )
     },
     "testing.indexed_variants": Rule(

@@ -30,6 +30,7 @@ from tgi_trio.testing.entries_variants import entries_variants
 from tgi_trio.testing.gated_variants import gated_variants
 from tgi_trio.testing.indexed_variants import indexed_variants
 from tgi_trio.testing.mixture_variants import mixture_variants
+from tgi_trio.testing.recurrence_variants import recurrence_variants
 from tgi_trio.testing.variant import BF16, F32, I32, I64, U8, Variant
 
 
@@ -51,6 +52,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from block_variants()
     yield from gated_variants()
     yield from delta_variants()
+    yield from recurrence_variants()
     yield from indexed_variants()
 
 

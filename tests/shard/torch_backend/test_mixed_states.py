@@ -43,11 +43,15 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_CHUNK", 4)
 
 
-# Convolutions alone, delta rules, Mamba-2, gates; scans of all kinds are states/test_scans.py's.
-@pytest.mark.parametrize(
-    "family",
-    ["lfm2", "qwen3_5_text", "kimi_linear", "olmo_hybrid", "bamba", "recurrent_gemma"],
+# Convolutions alone, the delta rule, Mamba-2 with norms and multipliers of all kinds, Mamba with
+# and without norms, gates; scans of all kinds are states/test_scans.py's.
+FAMILIES = (
+    *("lfm2", "qwen3_5_text", "bamba", "nemotron_h", "falcon_h1", "zamba2", "granitemoehybrid"),
+    *("mamba2", "mamba", "falcon_mamba", "jamba", "recurrent_gemma"),
 )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_with_prompts_is_one_launch(checkpoint: Callable[..., Path], family: str) -> None:
     folder, request = checkpoint(family), replace(REQUEST, max_prefill_tokens=BUDGET)
     expected = drive(start(folder, "cpu"), TEXTS, [{}] * 4, budget=BUDGET)

@@ -24,6 +24,11 @@ _KERNELS: Final[dict[Activation, str]] = {
 _BLOCK = 1024
 
 
+def name_activation(act: Activation) -> str:
+    """Return an activation's name in `kernels/fused.py`; "" if it is not there."""
+    return _KERNELS.get(act, "")
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """act(gate) * up of the two halves that a gated MLP projects.
@@ -44,7 +49,7 @@ class Gate:
     def kernel(self) -> str:
         """The activation's name in `kernels/fused.py`; "" if it is not there."""
         there = self.scale == 1.0 and not (self.limit and self.bounds_opened)
-        return _KERNELS.get(self.act, "") if there else ""
+        return name_activation(self.act) if there else ""
 
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for `inner` [T, 2 width]."""

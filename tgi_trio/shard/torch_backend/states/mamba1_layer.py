@@ -1,18 +1,32 @@
-"""The layer of a `Mamba1`."""
+"""The layer of a `Mamba1`; on a device, two launches beside its products, with norms three."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.mixers import Mamba1
+from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.mamba1 import scan_mamba1
+from tgi_trio.shard.torch_backend.states.recurrences import RowTile
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+
+_MOST_STATE: Final = 64  # numbers of a channel's state that a program has room for
+_ROOM: Final = 1 << 13  # numbers of the states after all tokens of a chunk
+
+
+def choose_tile(state: int, *, decodes: bool) -> RowTile:
+    """Return the tile for so many numbers a state of a channel."""
+    if decodes:
+        return RowTile(1, 128, 4)
+    return RowTile(_ROOM // (32 * state), 32, 8)
 
 
 class Mamba1Layer:
@@ -50,40 +64,91 @@ class Mamba1Layer:
         self.output = output
         self._ranks = ranks
         self._parts = (mixer.step_rank, mixer.state_dim, mixer.state_dim)
+        self._gains = torch.cat(norms) if norms else None
 
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
         mixed, gate = self.inner(x).chunk(2, dim=-1)
-        mixed = functional.silu(self.convolution(mixed, states["tail"], steps))
-        step, b, c = self._select(mixed)
+        mixed = self.convolution(mixed, states["tail"], steps, silu=True)
+        dt, selected = self._select(mixed)
+        dt = self.step(dt)
+        recurrence = states["recurrence"]
+        if runs_kernels(x.device) and self.mixer.state_dim <= _MOST_STATE:
+            return self.output(self._launch(mixed, gate, dt, selected, recurrence, steps))
         own = mixed.float()
-        read, after = scan_mamba1(
-            own,
-            functional.softplus(self.step(step).float() + self.step_bias),
-            self.rate,
-            b.float(),
-            c.float(),
-            steps.read(states["recurrence"]),
-            steps,
-        )
-        steps.write(states["recurrence"], after)
+        b, c = selected.float().chunk(2, dim=-1)
+        dt = functional.softplus(dt.float() + self.step_bias)
+        read, after = scan_mamba1(own, dt, self.rate, b, c, steps.read(recurrence), steps)
+        steps.write(recurrence, after)
         read = (read + self.skip * own) * functional.silu(gate.float())
         return self.output(read.to(x.dtype))
 
-    def _select(self, mixed: torch.Tensor) -> list[torch.Tensor]:
-        """Return the low-rank time steps [T, step_rank], and b and c [T, state_dim]."""
+    def _launch(
+        self,
+        mixed: torch.Tensor,
+        gate: torch.Tensor,
+        dt: torch.Tensor,
+        selected: torch.Tensor,
+        states: torch.Tensor,
+        steps: StateSteps,
+    ) -> torch.Tensor:
+        """Return what tokens read of their states, gated, in the dtype of `mixed` [T, channels]."""
+        from tgi_trio.shard.torch_backend.kernels import mamba1  # imports Triton
+
+        channels, state = mixed.shape[1], pad_dim(self.mixer.state_dim)
+        tile = choose_tile(state, decodes=steps.decodes)
+        read, (starts, *slots) = steps.new_results(mixed, channels), steps.slots()
+        mamba1.scan_mamba1[(len(steps.reads), -(-channels // tile.channels))](
+            *(read, mixed, gate, dt, selected, starts, self.rate, self.step_bias, self.skip),
+            *(states, *slots, gate.stride(0), dt.stride(0), selected.stride(0)),
+            CHANNELS=channels,
+            STATE=self.mixer.state_dim,
+            PADDED_STATE=state,
+            BLOCK=tile.channels,
+            LENGTH=tile.tokens,
+            DECODES=steps.decodes,
+            num_warps=tile.warps,
+        )
+        return read
+
+    def _select(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the low-rank time steps [T, step_rank], and b beside c [T, 2 * state_dim]."""
         selected = self.selection(mixed)
         if self._ranks is not None:
             selected = self._ranks.all_reduce(selected)
-        parts = list(selected.split(self._parts, dim=-1))
-        if self.mixer.norm == "none":
-            return parts
-        gains: Sequence[torch.Tensor | None] = self.norms or [None] * len(parts)
-        return [
+        if self.mixer.norm != "none":
+            selected = self._normalise(selected)
+        dt, shared = selected.split((self._parts[0], sum(self._parts[1:])), dim=-1)
+        return dt, shared
+
+    def _normalise(self, selected: torch.Tensor) -> torch.Tensor:
+        """Return all three parts of [T, step_rank + 2 * state_dim], normalised."""
+        if runs_kernels(selected.device):
+            return self._launch_norms(selected)
+        gains: Sequence[torch.Tensor | None] = self.norms or [None] * len(self._parts)
+        parts = [
             functional.rms_norm(part, part.shape[-1:], gain, self.mixer.norm_eps)
-            for part, gain in zip(parts, gains, strict=True)
+            for part, gain in zip(selected.split(self._parts, dim=-1), gains, strict=True)
         ]
+        return torch.cat(parts, dim=-1)
+
+    def _launch_norms(self, selected: torch.Tensor) -> torch.Tensor:
+        from tgi_trio.shard.torch_backend.kernels import mamba1  # imports Triton
+
+        rank, state, _ = self._parts
+        out = torch.empty_like(selected)
+        mamba1.normalise_selected[(len(selected),)](
+            *(out, selected, selected if self._gains is None else self._gains),
+            self.mixer.norm_eps,
+            RANK=rank,
+            PADDED_RANK=pad_dim(rank),
+            STATE=state,
+            PADDED_STATE=pad_dim(state),
+            HAS_GAINS=self._gains is not None,
+            num_warps=1,
+        )
+        return out
 
     @property
     def in_turns(self) -> bool:

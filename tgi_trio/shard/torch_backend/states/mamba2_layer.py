@@ -1,18 +1,50 @@
-"""The layer of a `Mamba2`."""
+"""The layer of a `Mamba2`; on a device, three launches between its products."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.mixers import Mamba2
+from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.mamba2 import scan_mamba2
+from tgi_trio.shard.torch_backend.states.recurrences import choose_precision
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+
+PART: Final = 32  # numbers of a head that a program computes, for prompts
+_STEPPED: Final = 1 << 13  # numbers of a state that a program holds, for decodes
+_MOST_STATE: Final = 256  # numbers that a program of a prompt has room for
+_MOST_GROUP: Final = 1 << 15  # numbers that a program normalises
+
+
+def count_stepped(state: int, head_dim: int) -> int:
+    """Return the numbers of a head that a program computes, for decodes."""
+    return min(_STEPPED // state, pad_dim(head_dim))
+
+
+class ScanTile(NamedTuple):
+    """How a program goes through a prompt."""
+
+    tokens: int  # of a chunk
+    warps: int
+    precision: str
+
+
+def choose_scan_tile(state: int, dtype: torch.dtype) -> ScanTile:
+    """Return the tile for states of so many numbers for each of a head, in a model of a dtype.
+
+    Float32 takes three products for one, and registers for as many.
+    """
+    large, wide = state > 128, dtype is torch.float32
+    return ScanTile(16 if large or wide else 32, 8 if large else 4, choose_precision(dtype))
 
 
 class Mamba2Layer:
@@ -56,7 +88,7 @@ class Mamba2Layer:
         if mixer.multipliers:
             counts = torch.tensor((width, *self._parts, heads))
             each = torch.tensor(mixer.multipliers).repeat_interleave(counts)
-            self._scales = each.to(rate.device)
+            self._scales = each.to(rate.device, convolution.kernel.dtype)
 
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
@@ -64,38 +96,103 @@ class Mamba2Layer:
         mixer = self.mixer
         projected = self.inner(x)
         if self._scales is not None:
-            projected = projected * self._scales.to(x.dtype)
-        gate, mixed, step = projected.split(self._projected, dim=-1)
-        mixed = functional.silu(self.convolution(mixed, states["tail"], steps)).float()
+            projected = projected * self._scales
+        gate, mixed, dt = projected.split(self._projected, dim=-1)
+        mixed = self.convolution(mixed, states["tail"], steps, silu=True)
+        if runs_kernels(x.device) and pad_dim(mixer.state_dim) <= _MOST_STATE:
+            read = self._launch(mixed, dt, states["recurrence"], steps)
+        else:
+            read = self._scan(mixed.float(), dt.float(), states["recurrence"], steps)
+        opened = self._finish(read, gate)
+        if mixer.output_multiplier != 1.0:
+            return self.output(opened) * mixer.output_multiplier
+        return self.output(opened)
+
+    def _scan(
+        self, mixed: torch.Tensor, dt: torch.Tensor, states: torch.Tensor, steps: StateSteps
+    ) -> torch.Tensor:
+        """Return what tokens read of their states, [T, width]; all is float32.
+
+        `mixed` [T, channels] and `dt` [T, heads]: x, b and c, and time steps before their bias.
+        """
+        mixer = self.mixer
         own, b, c = mixed.split(self._parts, dim=-1)
         own = own.unflatten(-1, (-1, mixer.head_dim))
-        step = functional.softplus(step.float() + self.step_bias)
+        dt = functional.softplus(dt + self.step_bias)
         if mixer.least_step > 0 or mixer.most_step != float("inf"):
-            step = step.clamp(mixer.least_step, mixer.most_step)
+            dt = dt.clamp(mixer.least_step, mixer.most_step)
         read, after = scan_mamba2(
             own,
-            step,
+            dt,
             self.rate,
             b.unflatten(-1, (self._groups, -1)),
             c.unflatten(-1, (self._groups, -1)),
-            steps.read(states["recurrence"]),
+            steps.read(states),
             steps,
         )
-        steps.write(states["recurrence"], after)
-        read = (read + self.skip[:, None] * own).flatten(1)
-        opened = self._finish(read, functional.silu(gate.float()))
-        if mixer.output_multiplier != 1.0:
-            return self.output(opened.to(x.dtype)) * mixer.output_multiplier
-        return self.output(opened.to(x.dtype))
+        steps.write(states, after)
+        skipped: torch.Tensor = (read + self.skip[:, None] * own).flatten(1)
+        return skipped
+
+    def _launch(
+        self, mixed: torch.Tensor, dt: torch.Tensor, states: torch.Tensor, steps: StateSteps
+    ) -> torch.Tensor:
+        """Return the same, of `mixed` and `dt` in the model's dtype."""
+        from tgi_trio.shard.torch_backend.kernels import mamba2  # imports Triton
+
+        mixer, rows, heads = self.mixer, len(steps.reads), len(self.rate)
+        starts, *slots = steps.slots()
+        read = steps.new_results(mixed, self._parts[0], torch.float32)
+        state = pad_dim(mixer.state_dim)
+        part = count_stepped(state, mixer.head_dim) if steps.decodes else PART
+        constants = {
+            **{"HEADS": heads, "GROUPS": self._groups, "DIM": mixer.head_dim, "BLOCK": part},
+            **{"STATE": mixer.state_dim, "PADDED_STATE": state},
+        }
+        own = (self.rate, self.step_bias, self.skip, states, *slots, dt.stride(0))
+        bounds = mixer.least_step, mixer.most_step
+        grid = (rows, heads, -(-mixer.head_dim // part))
+        if steps.decodes:
+            mamba2.step_mamba2[grid](read, mixed, dt, *own, *bounds, **constants)
+        else:
+            tile = choose_scan_tile(state, mixed.dtype)
+            mamba2.scan_mamba2[grid](
+                *(read, mixed, dt, starts, *own, *bounds),
+                **constants,
+                LENGTH=tile.tokens,
+                PRECISION=tile.precision,
+                num_warps=tile.warps,
+            )
+        return read
 
     def _finish(self, read: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Return the scan's output `read` [T, width], gated and normalised by group."""
+        """Return what was `read`, float32 [T, width], gated and normalised by group, as `gate`."""
+        size = self._parts[0] // self._groups
+        if runs_kernels(read.device) and self._ranks is None and size <= _MOST_GROUP:
+            return self._launch_norm(read, gate)
+        opened = functional.silu(gate.float())
         if self.norm is None:
-            return read * gate
+            return (read * opened).to(gate.dtype)
         if self.mixer.norm == "behind gate":
-            read = read * gate
+            read = read * opened
         normed = self._normalise(read.unflatten(-1, (self._groups, -1))).flatten(1) * self.norm
-        return normed if self.mixer.norm == "behind gate" else normed * gate
+        return (normed if self.mixer.norm == "behind gate" else normed * opened).to(gate.dtype)
+
+    def _launch_norm(self, read: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        from tgi_trio.shard.torch_backend.kernels import mamba2  # imports Triton
+
+        size = self._parts[0] // self._groups
+        out, padded = torch.empty_like(gate, memory_format=torch.contiguous_format), pad_dim(size)
+        mamba2.finish_mamba2[(len(read), self._groups)](
+            *(out, read, gate, self.skip if self.norm is None else self.norm),
+            *(gate.stride(0), self.mixer.norm_eps),
+            GROUPS=self._groups,
+            SIZE=size,
+            PADDED=padded,
+            NORM="none" if self.norm is None else self.mixer.norm,
+            num_warps=count_warps(padded),
+        )
+        return out
 
     def _normalise(self, groups: torch.Tensor) -> torch.Tensor:
         """Return [T, groups, ...] divided by the root mean square of each group over all ranks."""

@@ -1,4 +1,4 @@
-"""The layer of a `RecurrentGate`."""
+"""The layer of a `RecurrentGate`; on a device, three launches between its products."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ from typing import Final, NamedTuple
 import torch
 
 from tgi_trio.shard.torch_backend.layers.activation import Activation
+from tgi_trio.shard.torch_backend.layers.gating import name_activation
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
+from tgi_trio.shard.torch_backend.states.recurrences import RowTile, choose_precision
 from tgi_trio.shard.torch_backend.states.recurrent_gate import scan_gated
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _SHARPNESS: Final = 8.0  # Griffin's constant c, which multiplies the decay's logarithm
+FEW: Final = 16  # tokens whose gates a program computes, as tensor cores multiply no fewer
+MANY: Final = 64
+PART: Final = 32  # channels of a program that computes gates
+INPUTS: Final = 32  # that it multiplies at a time
+
+
+def choose_tile(*, decodes: bool) -> RowTile:
+    """Return what a program moves of the states."""
+    return RowTile(1, 256, 1) if decodes else RowTile(64, 32, 4)
 
 
 class HeadGate(NamedTuple):
@@ -49,31 +61,66 @@ class RecurrentGateLayer:
         self.convolution = convolution
         self.entry = entry
         self.decay = decay
-        self.rate = rate
+        self._slowest = -_SHARPNESS * rate  # a decay's logarithm where its gate is wide open
         self.output = output
 
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
         beside, own = self.inner(x).chunk(2, dim=-1)
-        own = self.convolution(own, states["tail"], steps).float()
-        logarithm = -_SHARPNESS * self.decay.open(own) * self.rate
+        own = self.convolution(own, states["tail"], steps)
+        recurrence, act = states["recurrence"], name_activation(self.activation)
+        if act and runs_kernels(x.device):
+            return self.output(self._launch(own, beside, act, recurrence, steps))
+        own = own.float()
+        logarithm = self._slowest * self.decay.open(own)
         # The input is scaled by sqrt(1 - a^2), so that the state remains as large as the input
         # however slowly it decays; a sequence's first token, which finds no state, is not scaled.
         share = (1 - torch.exp(2 * logarithm)).sqrt_()
         share = share.masked_fill_(steps.begins()[:, None], 1)
         read, after = scan_gated(
-            own * self.entry.open(own) * share,
-            logarithm.exp(),
-            steps.read(states["recurrence"]),
-            steps,
+            own * self.entry.open(own) * share, logarithm.exp(), steps.read(recurrence), steps
         )
-        steps.write(states["recurrence"], after)
+        steps.write(recurrence, after)
         return self.output(read.to(x.dtype) * self.activation(beside))
 
-    @property
-    def in_turns(self) -> bool:
-        return True
+    def _launch(
+        self,
+        own: torch.Tensor,
+        beside: torch.Tensor,
+        act: str,
+        states: torch.Tensor,
+        steps: StateSteps,
+    ) -> torch.Tensor:
+        """Return the states after all tokens of `own` [T, width], times the other branch."""
+        from tgi_trio.shard.torch_backend.kernels import recurrent_gate  # imports Triton
+
+        (tokens, width), (heads, dim) = own.shape, self.entry.bias.shape
+        entered, logarithms = (
+            torch.empty(own.shape, dtype=torch.float32, device=own.device) for _ in range(2)
+        )
+        many = FEW if tokens <= FEW else MANY
+        recurrent_gate.open_gates[(-(-tokens // many), heads, -(-dim // PART))](
+            *(entered, logarithms, own, *self.entry, *self.decay, self._slowest, tokens),
+            HEADS=heads,
+            DIM=dim,
+            TOKENS=many,
+            BLOCK=PART,
+            INPUTS=INPUTS,
+            PRECISION=choose_precision(own.dtype),
+        )
+        tile = choose_tile(decodes=steps.decodes)
+        read, (starts, *slots) = steps.new_results(own, width), steps.slots()
+        recurrent_gate.scan_gated[(len(steps.reads), -(-width // tile.channels))](
+            *(read, entered, logarithms, beside, starts, states, *slots, beside.stride(0)),
+            CHANNELS=width,
+            BLOCK=tile.channels,
+            LENGTH=tile.tokens,
+            ACT=act,
+            DECODES=steps.decodes,
+            num_warps=tile.warps,
+        )
+        return read
 
     def pack(self) -> None:
         self.inner.pack()
@@ -81,5 +128,5 @@ class RecurrentGateLayer:
 
     def nbytes(self) -> int:
         parts = (self.inner, self.convolution, self.output)
-        plain = (*self.entry, *self.decay, self.rate)
+        plain = (*self.entry, *self.decay, self._slowest)
         return sum(part.nbytes() for part in parts) + sum(each.nbytes for each in plain)

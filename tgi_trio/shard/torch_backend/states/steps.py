@@ -94,11 +94,23 @@ class StateSteps:
             self._spans.extend(self.list_rows(list_spans))
         return self._spans[0], self._spans[1]
 
-    def pieces(self, size: int) -> Pieces:
-        """Return what kernels are told of the rows' chunks of `size` tokens; cached by `size`."""
-        if size not in self._pieces:
-            self._pieces[size] = Pieces(*self.list_rows(partial(list_pieces, size=size)))
-        return self._pieces[size]
+    def slots(self) -> tuple[torch.Tensor, ...]:
+        """Return what kernels read of the rows: their beginnings, `reads`, `writes` and `fresh`.
+
+        Kernels of decodes read no beginnings, which are then any tensor.
+        """
+        starts = self.reads if self.decodes else self.spans()[0]
+        return starts, self.reads, self.writes, self.fresh
+
+    def new_results(
+        self, like: torch.Tensor, width: int, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return a tensor [T, width] for what kernels compute of rows; `dtype`: None is `like`'s.
+
+        A recording's is zeroed, since its padding tokens belong to no row.
+        """
+        make = like.new_empty if self.reserved is None else like.new_zeros
+        return make((self.tokens, width), dtype=dtype or like.dtype)
 
     def begins(self) -> torch.Tensor:
         """Return which tokens are the first of their sequence, bool [T]."""

@@ -1,0 +1,27 @@
+"""What the kernels of recurrences share."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def soften(x):
+    """Return the softplus of float32 numbers; that of a large number is the number."""
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
+def chain(decay, entered, next_decay, next_entered):
+    """Return what two tokens after each other do to a state: decay it, then add to it."""
+    return decay * next_decay, entered * next_decay + next_entered
+
+
+@triton.jit
+def find_row(starts, row, DECODES: tl.constexpr):
+    """Return a row's first token and the one after its last; DECODES: each row has one."""
+    if DECODES:
+        return row, row + 1
+    else:
+        return tl.load(starts + row), tl.load(starts + row + 1)

@@ -1,0 +1,102 @@
+"""Every kind of launch of the kernels of Mamba-2, Mamba and recurrent gates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tgi_trio.shard.torch_backend.kernels import mamba1, mamba2, recurrent_gate
+from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.states import mamba1_layer, mamba2_layer, recurrent_gate_layer
+from tgi_trio.testing.variant import BF16, F32, I64, Variant
+
+_SLOTS = (I64, I64, "*i1")  # read, written, and whether there is nothing before
+_HEADS, _GROUPS, _DIM = 128, 8, 64
+_CHANNELS = 8192
+_GATED = {"HEADS": 10, "DIM": 256}
+
+
+def recurrence_variants() -> Iterator[Variant]:
+    """Yield the variants that are launched on any device."""
+    yield from _mamba2()
+    yield from _mamba1()
+    yield from _gates()
+
+
+def _mamba2() -> Iterator[Variant]:
+    own: dict[str, Any] = {"HEADS": _HEADS, "GROUPS": _GROUPS, "DIM": _DIM}
+    scalars = ("i32", "fp32", "fp32")
+    for state in (64, 128, 256):  # Zamba 2; Nemotron-H, Granite 4, Bamba; Falcon H1
+        sizes = own | {"STATE": state, "PADDED_STATE": state}
+        yield Variant(
+            f"step_mamba2 bf16 {state}",
+            mamba2.step_mamba2,
+            (F32, BF16, BF16, *(F32,) * 4, *_SLOTS, *scalars),
+            sizes | {"BLOCK": mamba2_layer.count_stepped(state, _DIM)},
+        )
+        tile = mamba2_layer.choose_scan_tile(state, torch.bfloat16)
+        yield Variant(
+            f"scan_mamba2 bf16 {state}",
+            mamba2.scan_mamba2,
+            (F32, BF16, BF16, I64, *(F32,) * 4, *_SLOTS, *scalars),
+            sizes
+            | {"BLOCK": mamba2_layer.PART, "LENGTH": tile.tokens, "PRECISION": tile.precision},
+            warps=tile.warps,
+        )
+    for size, norm in ((1024, "behind gate"), (8192, "behind gate"), (8192, "before gate")):
+        yield Variant(
+            f"finish_mamba2 bf16 {size} {norm}",
+            mamba2.finish_mamba2,
+            (BF16, F32, BF16, F32, "i32", "fp32"),
+            {"GROUPS": _HEADS * _DIM // size, "SIZE": size, "PADDED": size, "NORM": norm},
+            warps=count_warps(size),
+        )
+
+
+def _mamba1() -> Iterator[Variant]:
+    for decodes in (False, True):
+        tile = mamba1_layer.choose_tile(16, decodes=decodes)
+        yield Variant(
+            f"scan_mamba1 bf16 16 {'decodes' if decodes else 'prompts'}",
+            mamba1.scan_mamba1,
+            (*(BF16,) * 5, I64, *(F32,) * 4, *_SLOTS, *("i32",) * 3),
+            {
+                **{"CHANNELS": _CHANNELS, "STATE": 16, "PADDED_STATE": 16},
+                **{"BLOCK": tile.channels, "LENGTH": tile.tokens, "DECODES": decodes},
+            },
+            warps=tile.warps,
+        )
+    for gains in (False, True):
+        yield Variant(
+            f"normalise_selected bf16 256{' weighted' * gains}",
+            mamba1.normalise_selected,
+            (*(BF16,) * 3, "fp32"),
+            {"RANK": 256, "PADDED_RANK": 256, "STATE": 16, "PADDED_STATE": 16, "HAS_GAINS": gains},
+            warps=1,
+        )
+
+
+def _gates() -> Iterator[Variant]:
+    for tokens in (recurrent_gate_layer.FEW, recurrent_gate_layer.MANY):
+        yield Variant(
+            f"open_gates bf16 {_GATED['DIM']} {tokens} tokens",
+            recurrent_gate.open_gates,
+            (F32, F32, BF16, *(F32,) * 5, "i32"),
+            _GATED
+            | {"TOKENS": tokens, "BLOCK": recurrent_gate_layer.PART, "PRECISION": "tf32"}
+            | {"INPUTS": recurrent_gate_layer.INPUTS},
+        )
+    for decodes in (False, True):
+        tile = recurrent_gate_layer.choose_tile(decodes=decodes)
+        yield Variant(
+            f"scan_gated bf16 {'decodes' if decodes else 'prompts'}",
+            recurrent_gate.scan_gated,
+            (BF16, F32, F32, BF16, I64, F32, *_SLOTS, "i32"),
+            {
+                **{"CHANNELS": 2560, "BLOCK": tile.channels, "LENGTH": tile.tokens},
+                **{"ACT": "gelu_tanh", "DECODES": decodes},
+            },
+            warps=tile.warps,
+        )
