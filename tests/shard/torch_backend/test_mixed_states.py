@@ -68,7 +68,7 @@ def test_more_rows_in_chunks_than_there_is_room_for_are_launched(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mixed_plans, "_MOST_ROWS_IN_CHUNKS", 1)
-    folder, request = checkpoint("recurrent_gemma"), replace(REQUEST, max_prefill_tokens=BUDGET)
+    folder, request = checkpoint("qwen3_5_text"), replace(REQUEST, max_prefill_tokens=BUDGET)
     expected = drive(start(folder, "cpu"), TEXTS, [{}] * 4, budget=BUDGET)
     with StandInDevice() as device:
         runner = start(folder, "cuda:0", (4,), request=request)
@@ -77,13 +77,13 @@ def test_more_rows_in_chunks_than_there_is_room_for_are_launched(
     assert {counts.replays for counts in ours.prefills} == {0, 1}
 
 
-def test_as_many_rows_of_a_delta_rule_are_recorded_as_there_may_be(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("family", ["lfm2", "bamba", "jamba", "recurrent_gemma"])
+def test_kernels_have_room_for_any_rows(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """More than 256 tokens, and any number of rows with more than one."""
     monkeypatch.setattr(mixed_plans, "_MOST_ROWS_IN_CHUNKS", 1)
-    monkeypatch.setattr(mixed_plans, "_MOST_TOKENS_IN_TURNS", 4)
-    folder, request = checkpoint("qwen3_5_text"), replace(REQUEST, max_prefill_tokens=BUDGET)
+    monkeypatch.setattr(mixed_plans, "_MOST_TOKENS_IN_CHUNKS", BUDGET - 1)
+    folder, request = checkpoint(family), replace(REQUEST, max_prefill_tokens=BUDGET)
     expected = drive(start(folder, "cpu"), TEXTS, [{}] * 4, budget=BUDGET)
     with StandInDevice() as device:
         runner = start(folder, "cuda:0", (4,), request=request)

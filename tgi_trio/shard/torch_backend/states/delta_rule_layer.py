@@ -58,6 +58,10 @@ class DeltaRuleLayer:
         self._kernels = DeltaRuleKernels(mixer, keys // mixer.key_dim, rate, decay_bias)
         self._each = values * mixer.key_dim // keys  # value heads that share a key head
 
+    @property
+    def cuts_rows(self) -> bool:
+        return True
+
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:

@@ -90,6 +90,11 @@ class Mamba2Layer:
             each = torch.tensor(mixer.multipliers).repeat_interleave(counts)
             self._scales = each.to(rate.device, convolution.kernel.dtype)
 
+    @property
+    def cuts_rows(self) -> bool:
+        in_kernels = runs_kernels(self.rate.device)
+        return not in_kernels or pad_dim(self.mixer.state_dim) > _MOST_STATE
+
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
@@ -99,10 +104,10 @@ class Mamba2Layer:
             projected = projected * self._scales
         gate, mixed, dt = projected.split(self._projected, dim=-1)
         mixed = self.convolution(mixed, states["tail"], steps, silu=True)
-        if runs_kernels(x.device) and pad_dim(mixer.state_dim) <= _MOST_STATE:
-            read = self._launch(mixed, dt, states["recurrence"], steps)
-        else:
+        if self.cuts_rows:
             read = self._scan(mixed.float(), dt.float(), states["recurrence"], steps)
+        else:
+            read = self._launch(mixed, dt, states["recurrence"], steps)
         opened = self._finish(read, gate)
         if mixer.output_multiplier != 1.0:
             return self.output(opened) * mixer.output_multiplier

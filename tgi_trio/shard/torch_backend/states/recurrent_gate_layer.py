@@ -58,20 +58,25 @@ class RecurrentGateLayer:
         """Hold this rank's heads; see `RecurrentGateRefs`. `rate` float32 [width], above 0."""
         self.inner = inner
         self.activation = activation
+        self._act = name_activation(activation)
         self.convolution = convolution
         self.entry = entry
         self.decay = decay
         self._slowest = -_SHARPNESS * rate  # a decay's logarithm where its gate is wide open
         self.output = output
 
+    @property
+    def cuts_rows(self) -> bool:
+        return not self._act or not runs_kernels(self._slowest.device)
+
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
         beside, own = self.inner(x).chunk(2, dim=-1)
         own = self.convolution(own, states["tail"], steps)
-        recurrence, act = states["recurrence"], name_activation(self.activation)
-        if act and runs_kernels(x.device):
-            return self.output(self._launch(own, beside, act, recurrence, steps))
+        recurrence = states["recurrence"]
+        if not self.cuts_rows:
+            return self.output(self._launch(own, beside, recurrence, steps))
         own = own.float()
         logarithm = self._slowest * self.decay.open(own)
         # The input is scaled by sqrt(1 - a^2), so that the state remains as large as the input
@@ -88,7 +93,6 @@ class RecurrentGateLayer:
         self,
         own: torch.Tensor,
         beside: torch.Tensor,
-        act: str,
         states: torch.Tensor,
         steps: StateSteps,
     ) -> torch.Tensor:
@@ -116,7 +120,7 @@ class RecurrentGateLayer:
             CHANNELS=width,
             BLOCK=tile.channels,
             LENGTH=tile.tokens,
-            ACT=act,
+            ACT=self._act,
             DECODES=steps.decodes,
             num_warps=tile.warps,
         )
