@@ -236,6 +236,27 @@ def test_a_row_of_no_numbers_leaves_its_neighbours_alone(
         assert state[[1, 3, 4]].isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["Mamba-2", "Mamba"])
+@pytest.mark.parametrize("lengths", [(40, 40), (1, 1)], ids=["prompts", "decodes"])
+def test_small_time_steps_are_precise(
+    monkeypatch: pytest.MonkeyPatch, kind: str, lengths: tuple[int, ...]
+) -> None:
+    """What a state gets of its tokens, where each adds a hundred-thousandth of itself."""
+    found = []
+    for launches in (False, True):
+        launch(monkeypatch, launches)
+        layer: Any = CASES[kind].make(torch.float32)
+        layer.step_bias -= 12
+        states = {
+            "tail": some(SLOTS, TAPS - 1, CASES[kind].channels, seed=11),
+            "recurrence": torch.zeros(SLOTS, *CASES[kind].recurrence, device=DEVICE),
+        }
+        layer.mix(some(sum(lengths), HIDDEN, seed=13), states, steps_of(*lengths))
+        found.append(states["recurrence"])
+    theirs, ours = found
+    assert away(ours, theirs) < 1e-5 * theirs.norm()
+
+
 RATES = -torch.linspace(0.5, 8, WIDTH * STATE).view(WIDTH, STATE)
 ONE = 1.2784645  # SiLU of it is 1
 TOKENS = 75

@@ -8,8 +8,15 @@ import triton.language as tl
 
 @triton.jit
 def soften(x):
-    """Return the softplus of float32 numbers; that of a large number is the number."""
-    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    """Return the softplus of float32 numbers; that of a large number is the number.
+
+    Near zero, what is lost in a sum with one is made up for, so that small time steps are precise.
+    """
+    small = tl.exp(tl.minimum(x, 20.0))
+    more = 1.0 + small
+    kept = tl.where(more == 1.0, 1.0, more - 1.0)  # of the small number, in the sum
+    logarithm = tl.where(more == 1.0, small, tl.log(more) * (small / kept))
+    return tl.where(x > 20.0, x, logarithm)
 
 
 @triton.jit
