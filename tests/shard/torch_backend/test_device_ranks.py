@@ -33,13 +33,21 @@ from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 
 TEXTS = prompts(3, longest=20)
 GREEDY: list[dict[str, Any]] = [{}, {}, {}]
+# Convolutions, Mamba-2 with a group for each rank and one for both, Mamba, gates.
+KEEPING: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("lfm2", {}),
+    "bamba": ("bamba", {}),
+    "a shared group": ("bamba", {"mamba_n_groups": 1}),
+    "jamba": ("jamba", {}),
+    "recurrent_gemma": ("recurrent_gemma", {}),
+}
 SMALL_STEPS = replace(REQUEST, max_prefill_tokens=12)
 
 
 @pytest.fixture
 def device(checkpoint: Callable[..., Path]) -> Iterator[StandInDevice]:
-    for family in ("olmo2", "lfm2"):  # transformers makes them without one
-        checkpoint(family)
+    for family, changes in (("olmo2", {}), *KEEPING.values()):
+        checkpoint(family, **changes)  # transformers makes them without one
     with small_device(checkpoint) as stand_in:
         yield stand_in
 
@@ -109,10 +117,11 @@ def test_steps_that_are_not_recorded_know_the_tokens_as_well(
     assert {counts.launches["broadcast"] for counts in steps} == {0, 1}
 
 
+@pytest.mark.parametrize(("family", "changes"), KEEPING.values(), ids=KEEPING)
 def test_states_are_read_and_written_by_recordings_of_all_ranks(
-    checkpoint: Callable[..., Path], device: StandInDevice
+    checkpoint: Callable[..., Path], device: StandInDevice, family: str, changes: dict[str, Any]
 ) -> None:
-    folder, asked = checkpoint("lfm2"), GREEDY
+    folder, asked = checkpoint(family, **changes), GREEDY
     expected = drive(start(folder, "cpu"), TEXTS[1:], asked)
     with two_ranks(folder, device, (2,)) as (runner, steps):
         ours = drive(runner, TEXTS[1:], asked, device=device)
