@@ -15,7 +15,6 @@ from tgi_trio.testing.variant import BF16, F32, I64, Variant
 _SLOTS = (I64, I64, "*i1")  # read, written, and whether there is nothing before
 _HEADS, _GROUPS, _DIM = 128, 8, 64
 _CHANNELS = 8192
-_GATED = {"HEADS": 10, "DIM": 256}
 
 
 def recurrence_variants() -> Iterator[Variant]:
@@ -79,24 +78,27 @@ def _mamba1() -> Iterator[Variant]:
 
 
 def _gates() -> Iterator[Variant]:
-    for tokens in (recurrent_gate_layer.FEW, recurrent_gate_layer.MANY):
+    layer = recurrent_gate_layer
+    for tokens in (layer.FEW, layer.MANY):
+        sizes: dict[str, Any] = {
+            **{"HEADS": 10, "DIM": 256, "TOKENS": tokens, "PRECISION": "tf32"},
+            **{"BLOCK": layer.PART, "INPUTS": layer.INPUTS},
+        }
         yield Variant(
-            f"open_gates bf16 {_GATED['DIM']} {tokens} tokens",
+            f"open_gates bf16 256 {tokens} tokens",
             recurrent_gate.open_gates,
             (F32, F32, BF16, *(F32,) * 5, "i32"),
-            _GATED
-            | {"TOKENS": tokens, "BLOCK": recurrent_gate_layer.PART, "PRECISION": "tf32"}
-            | {"INPUTS": recurrent_gate_layer.INPUTS},
+            sizes,
         )
-    for decodes in (False, True):
-        tile = recurrent_gate_layer.choose_tile(decodes=decodes)
         yield Variant(
-            f"scan_gated bf16 {'decodes' if decodes else 'prompts'}",
-            recurrent_gate.scan_gated,
-            (BF16, F32, F32, BF16, I64, F32, *_SLOTS, "i32"),
-            {
-                **{"CHANNELS": 2560, "BLOCK": tile.channels, "LENGTH": tile.tokens},
-                **{"ACT": "gelu_tanh", "DECODES": decodes},
-            },
-            warps=tile.warps,
+            f"step_gated bf16 256 {tokens} tokens",
+            recurrent_gate.step_gated,
+            (BF16, BF16, *(F32,) * 5, BF16, F32, *_SLOTS, "i32", "i32"),
+            sizes | {"ACT": "gelu_tanh"},
         )
+    yield Variant(
+        "scan_gated bf16",
+        recurrent_gate.scan_gated,
+        (BF16, F32, F32, BF16, I64, F32, *_SLOTS, "i32"),
+        {"CHANNELS": 2560, "BLOCK": layer.CHANNELS, "LENGTH": layer.LENGTH, "ACT": "gelu_tanh"},
+    )

@@ -332,6 +332,6 @@ def test_gates_and_their_recurrence_are_those_of_transformers() -> None:
     scan_gated[(1, 2)](
         *(found, entered, logarithms, torch.ones_like(x), starts, states, slots, writes, begins),
         WIDTH,
-        **{"CHANNELS": WIDTH, "BLOCK": 64, "LENGTH": 8, "ACT": "relu", "DECODES": False},
+        **{"CHANNELS": WIDTH, "BLOCK": 64, "LENGTH": 8, "ACT": "relu"},
     )
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)

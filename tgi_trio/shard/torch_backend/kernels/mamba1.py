@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.kernels.recurring import chain, find_row, soften
+from tgi_trio.shard.torch_backend.kernels.recurring import chain, soften
 
 # fmt: off
 
@@ -41,7 +41,10 @@ def scan_mamba1(
 ):
     """Move the states of some channels by all tokens of a row; what each reads of them is gated."""
     row = tl.program_id(0)
-    first, end = find_row(starts, row, DECODES)
+    if DECODES:
+        first, end = row, row + 1
+    else:
+        first, end = tl.load(starts + row), tl.load(starts + row + 1)
     channel, n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PADDED_STATE)
     place = tl.arange(0, LENGTH)
     inside, known = channel < CHANNELS, n < STATE

@@ -23,12 +23,3 @@ def soften(x):
 def chain(decay, entered, next_decay, next_entered):
     """Return what two tokens after each other do to a state: decay it, then add to it."""
     return decay * next_decay, entered * next_decay + next_entered
-
-
-@triton.jit
-def find_row(starts, row, DECODES: tl.constexpr):
-    """Return a row's first token and the one after its last; DECODES: each row has one."""
-    if DECODES:
-        return row, row + 1
-    else:
-        return tl.load(starts + row), tl.load(starts + row + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -14,12 +14,19 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.mamba1 import scan_mamba1
-from tgi_trio.shard.torch_backend.states.recurrences import RowTile
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _MOST_STATE: Final = 64  # numbers of a channel's state that a program has room for
 _ROOM: Final = 1 << 13  # numbers of the states after all tokens of a chunk
+
+
+class RowTile(NamedTuple):
+    """What a program of a row, which goes through its tokens in chunks, computes at a time."""
+
+    tokens: int  # of a chunk
+    channels: int
+    warps: int
 
 
 def choose_tile(state: int, *, decodes: bool) -> RowTile:

@@ -1,18 +1,8 @@
-"""What launches of the kernels of recurrences have in common."""
+"""How precisely the kernels of recurrences multiply."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-
-
-class RowTile(NamedTuple):
-    """What a program of a row, which goes through its tokens in chunks, computes at a time."""
-
-    tokens: int  # of a chunk
-    channels: int
-    warps: int
 
 
 def choose_precision(dtype: torch.dtype) -> str:

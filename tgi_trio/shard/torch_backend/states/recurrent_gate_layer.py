@@ -1,9 +1,9 @@
-"""The layer of a `RecurrentGate`; on a device, three launches between its products."""
+"""The layer of a `RecurrentGate`; on a device, three launches beside its products, or two."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -11,7 +11,7 @@ from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.gating import name_activation
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
-from tgi_trio.shard.torch_backend.states.recurrences import RowTile, choose_precision
+from tgi_trio.shard.torch_backend.states.recurrences import choose_precision
 from tgi_trio.shard.torch_backend.states.recurrent_gate import scan_gated
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
@@ -21,11 +21,8 @@ FEW: Final = 16  # tokens whose gates a program computes, as tensor cores multip
 MANY: Final = 64
 PART: Final = 32  # channels of a program that computes gates
 INPUTS: Final = 32  # that it multiplies at a time
-
-
-def choose_tile(*, decodes: bool) -> RowTile:
-    """Return what a program moves of the states."""
-    return RowTile(1, 256, 1) if decodes else RowTile(64, 32, 4)
+CHANNELS: Final = 32  # of a program that goes through a row
+LENGTH: Final = 64  # tokens of a chunk
 
 
 class HeadGate(NamedTuple):
@@ -100,29 +97,31 @@ class RecurrentGateLayer:
         from tgi_trio.shard.torch_backend.kernels import recurrent_gate  # imports Triton
 
         (tokens, width), (heads, dim) = own.shape, self.entry.bias.shape
+        many = FEW if tokens <= FEW else MANY
+        grid = (-(-tokens // many), heads, -(-dim // PART))
+        gates = (own, *self.entry, *self.decay, self._slowest)
+        sizes: dict[str, Any] = {
+            **{"HEADS": heads, "DIM": dim, "TOKENS": many, "BLOCK": PART, "INPUTS": INPUTS},
+            "PRECISION": choose_precision(own.dtype),
+        }
+        read, (starts, *slots) = steps.new_results(own, width), steps.slots()
+        if steps.decodes:
+            recurrent_gate.step_gated[grid](
+                *(read, *gates, beside, states, *slots, beside.stride(0), tokens),
+                **sizes,
+                ACT=self._act,
+            )
+            return read
         entered, logarithms = (
             torch.empty(own.shape, dtype=torch.float32, device=own.device) for _ in range(2)
         )
-        many = FEW if tokens <= FEW else MANY
-        recurrent_gate.open_gates[(-(-tokens // many), heads, -(-dim // PART))](
-            *(entered, logarithms, own, *self.entry, *self.decay, self._slowest, tokens),
-            HEADS=heads,
-            DIM=dim,
-            TOKENS=many,
-            BLOCK=PART,
-            INPUTS=INPUTS,
-            PRECISION=choose_precision(own.dtype),
-        )
-        tile = choose_tile(decodes=steps.decodes)
-        read, (starts, *slots) = steps.new_results(own, width), steps.slots()
-        recurrent_gate.scan_gated[(len(steps.reads), -(-width // tile.channels))](
+        recurrent_gate.open_gates[grid](entered, logarithms, *gates, tokens, **sizes)
+        recurrent_gate.scan_gated[(len(steps.reads), -(-width // CHANNELS))](
             *(read, entered, logarithms, beside, starts, states, *slots, beside.stride(0)),
             CHANNELS=width,
-            BLOCK=tile.channels,
-            LENGTH=tile.tokens,
+            BLOCK=CHANNELS,
+            LENGTH=LENGTH,
             ACT=self._act,
-            DECODES=steps.decodes,
-            num_warps=tile.warps,
         )
         return read
 
