@@ -26,30 +26,32 @@ def recurrence_variants() -> Iterator[Variant]:
 
 def _mamba2() -> Iterator[Variant]:
     own: dict[str, Any] = {"HEADS": _HEADS, "GROUPS": _GROUPS, "DIM": _DIM}
-    scalars = ("i32", "fp32", "fp32")
-    for state in (64, 128, 256):  # Zamba 2; Nemotron-H, Granite 4, Bamba; Falcon H1
-        sizes = own | {"STATE": state, "PADDED_STATE": state}
+    scalars = ("i32", "i32", "fp32", "fp32")
+    # Zamba 2; Nemotron-H, Granite 4, Bamba; Falcon H1 with and without norms.
+    for state, gated in ((64, False), (128, False), (256, False), (256, True)):
+        sizes = own | {"STATE": state, "PADDED_STATE": state, "GATED": gated}
+        read, more = BF16 if gated else F32, " gated" * gated
         yield Variant(
-            f"step_mamba2 bf16 {state}",
+            f"step_mamba2 bf16 {state}{more}",
             mamba2.step_mamba2,
-            (F32, BF16, BF16, *(F32,) * 4, *_SLOTS, *scalars),
+            (read, *(BF16,) * 3, *(F32,) * 4, *_SLOTS, *scalars),
             sizes | {"BLOCK": mamba2_layer.count_stepped(state, _DIM)},
         )
         tile = mamba2_layer.choose_scan_tile(state, torch.bfloat16)
         yield Variant(
-            f"scan_mamba2 bf16 {state}",
+            f"scan_mamba2 bf16 {state}{more}",
             mamba2.scan_mamba2,
-            (F32, BF16, BF16, I64, *(F32,) * 4, *_SLOTS, *scalars),
+            (read, *(BF16,) * 3, I64, *(F32,) * 4, *_SLOTS, *scalars),
             sizes
             | {"BLOCK": mamba2_layer.PART, "LENGTH": tile.tokens, "PRECISION": tile.precision},
             warps=tile.warps,
         )
-    for size, norm in ((1024, "behind gate"), (8192, "behind gate"), (8192, "before gate")):
+    for size, before in ((1024, False), (8192, False), (8192, True)):
         yield Variant(
-            f"finish_mamba2 bf16 {size} {norm}",
+            f"finish_mamba2 bf16 {size}{' before gate' * before}",
             mamba2.finish_mamba2,
             (BF16, F32, BF16, F32, "i32", "fp32"),
-            {"GROUPS": _HEADS * _DIM // size, "SIZE": size, "PADDED": size, "NORM": norm},
+            {"GROUPS": _HEADS * _DIM // size, "SIZE": size, "PADDED": size, "BEFORE": before},
             warps=count_warps(size),
         )
 

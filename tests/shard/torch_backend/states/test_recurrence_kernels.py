@@ -299,9 +299,10 @@ def test_a_mamba2_scan_is_that_of_transformers() -> None:
     states = torch.zeros(2, HEADS, DIM, STATE, device=DEVICE)
     found, (starts, *slots) = torch.empty_like(wanted), steps_of(TOKENS).slots()
     scan_mamba2[(1, HEADS, 2)](
-        *(found, mixed, dt, starts, rate, none, none, states, *slots, HEADS, 0.0, float("inf")),
+        *(found, mixed, mixed, dt, starts, rate, none, none, states, *slots),
+        *(0, HEADS, 0.0, float("inf")),
         **{"HEADS": HEADS, "GROUPS": 2, "DIM": DIM, "BLOCK": 16, "LENGTH": 16},
-        **{"STATE": STATE, "PADDED_STATE": 16, "PRECISION": "ieee"},
+        **{"STATE": STATE, "PADDED_STATE": 16, "GATED": False, "PRECISION": "ieee"},
     )
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 

@@ -18,9 +18,10 @@ from tgi_trio.shard.torch_backend.kernels.recurring import soften
 
 @triton.jit
 def step_mamba2(
-    out,  # float32 [R, HEADS, DIM], written
+    out,  # [R, HEADS, DIM], written
     mixed,  # [R, ...]: x [HEADS, DIM], then b and c [GROUPS, STATE] each
-    dt,  # [R, HEADS], with a stride between rows: time steps before their bias and softplus
+    gate,  # [R, HEADS, DIM], with GATED, and with a stride between rows, as has the next
+    dt,  # [R, HEADS]: time steps before their bias and softplus
     rate,  # float32 [HEADS], negative
     dt_bias,  # float32 [HEADS]
     skip,  # float32 [HEADS]
@@ -28,7 +29,7 @@ def step_mamba2(
     reads,  # int64 [R]: slots of `states`
     writes,  # likewise
     fresh,  # bool [R]: the state before is zero
-    dt_stride,
+    gate_stride, dt_stride,
     least, most,  # bounds of time steps
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -36,6 +37,7 @@ def step_mamba2(
     STATE: tl.constexpr,
     PADDED_STATE: tl.constexpr,
     BLOCK: tl.constexpr,  # numbers of a head that a program computes
+    GATED: tl.constexpr,  # what is read is multiplied by SiLU of the gate
 ):
     """Move a part of one head's state by its row's only token, and compute what is read of it."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -57,18 +59,22 @@ def step_mamba2(
     after = states + tl.load(writes + row) * HEADS * DIM * STATE
     tl.store(after + at, state, mask=there)
     read = tl.sum(state * c[None, :], 1) + x * tl.load(skip + head)
-    tl.store(out + (row * HEADS + head) * DIM + p, read, mask=inside)
+    if GATED:
+        beside = gate + row * gate_stride + head * DIM + p
+        read *= open_gate(tl.load(beside, mask=inside, other=0.0))
+    tl.store(out + (row * HEADS + head) * DIM + p, read.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def scan_mamba2(
-    out,  # as for `step_mamba2`, but of T tokens; so are the next two
+    out,  # as for `step_mamba2`, but of T tokens; so are the next three
     mixed,
+    gate,
     dt,
     starts,  # int64 [R + 1]: the rows' first tokens
     rate, dt_bias, skip,  # these and the next are as for `step_mamba2`
     states, reads, writes, fresh,
-    dt_stride,
+    gate_stride, dt_stride,
     least, most,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -76,6 +82,7 @@ def scan_mamba2(
     STATE: tl.constexpr,
     PADDED_STATE: tl.constexpr,
     BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
     LENGTH: tl.constexpr,  # tokens of a chunk
     PRECISION: tl.constexpr,  # of products
 ):
@@ -105,27 +112,32 @@ def scan_mamba2(
         b = tl.load(from_here, mask=some, other=0.0)
         c = tl.load(from_here + GROUPS * STATE, mask=some, other=0.0)
         likeness = tl.dot(c, tl.trans(b), input_precision="ieee")  # exact products
-        x = tl.load(
-            mixed + token[:, None] * width + head * DIM + p[None, :],
-            mask=live[:, None] & inside[None, :],
-            other=0.0,
-        ).to(tl.float32)
+        some = live[:, None] & inside[None, :]
+        own = mixed + token[:, None] * width + head * DIM + p[None, :]
+        x = tl.load(own, mask=some, other=0.0).to(tl.float32)
         total = tl.cumsum(step * fading, 0)
         whole = tl.sum(step * fading, 0)
         between = tl.exp(tl.where(past, total[:, None] - total[None, :], float("-inf")))
         read = tl.dot(c.to(tl.float32), state, input_precision=PRECISION) * tl.exp(total)[:, None]
         read += tl.dot(likeness * between * step[None, :], x, input_precision=PRECISION)
         read += x * skipped
-        tl.store(
-            out + (token[:, None] * HEADS + head) * DIM + p[None, :],
-            read,
-            mask=live[:, None] & inside[None, :],
-        )
+        if GATED:
+            beside = gate + token[:, None] * gate_stride + head * DIM + p[None, :]
+            read *= open_gate(tl.load(beside, mask=some, other=0.0))
+        target = out + (token[:, None] * HEADS + head) * DIM + p[None, :]
+        tl.store(target, read.to(out.dtype.element_ty), mask=some)
         left = x * (step * tl.exp(whole - total))[:, None]
         state = state * tl.exp(whole)
         state += tl.dot(tl.trans(b.to(tl.float32)), left, input_precision=PRECISION)
     after = states + tl.load(writes + row) * HEADS * DIM * STATE
     tl.store(after + at, state, mask=there & (end > first))
+
+
+@triton.jit
+def open_gate(x):
+    """Return SiLU of a gate, in float32."""
+    x = x.to(tl.float32)
+    return x * tl.sigmoid(x)
 
 
 @triton.jit
@@ -140,13 +152,13 @@ def finish_mamba2(
     out,  # [T, GROUPS, SIZE], written
     read,  # float32 [T, GROUPS, SIZE]
     gate,  # [T, GROUPS, SIZE], with a stride between tokens
-    norm,  # float32 [GROUPS, SIZE], if NORM is not "none"
+    norm,  # float32 [GROUPS, SIZE]
     gate_stride,
     eps,
     GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
-    NORM: tl.constexpr,  # "none", "before gate", "behind gate"
+    BEFORE: tl.constexpr,  # the norm comes before the gate
 ):
     """Multiply what a group's heads read by SiLU of the gate, and normalise it (RMS)."""
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -154,14 +166,12 @@ def finish_mamba2(
     inside = place < SIZE
     own = group * SIZE + place
     value = tl.load(read + token * GROUPS * SIZE + own, mask=inside, other=0.0)
-    opened = tl.load(gate + token * gate_stride + own, mask=inside, other=0.0).to(tl.float32)
-    opened = opened * tl.sigmoid(opened)
-    if NORM != "before gate":
+    opened = open_gate(tl.load(gate + token * gate_stride + own, mask=inside, other=0.0))
+    if not BEFORE:
         value *= opened
-    if NORM != "none":
-        value *= tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
-        value *= tl.load(norm + own, mask=inside, other=0.0)
-    if NORM == "before gate":
+    value *= tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
+    value *= tl.load(norm + own, mask=inside, other=0.0)
+    if BEFORE:
         value *= opened
     place = out + token * GROUPS * SIZE + own
     tl.store(place, value.to(out.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""The layer of a `Mamba2`; on a device, three launches between its products."""
+"""The layer of a `Mamba2`; on a device, three launches between its products, or two."""
 
 from __future__ import annotations
 
@@ -104,11 +104,13 @@ class Mamba2Layer:
             projected = projected * self._scales
         gate, mixed, dt = projected.split(self._projected, dim=-1)
         mixed = self.convolution(mixed, states["tail"], steps, silu=True)
+        recurrence = states["recurrence"]
         if self.cuts_rows:
-            read = self._scan(mixed.float(), dt.float(), states["recurrence"], steps)
+            opened = self._finish(self._scan(mixed.float(), dt.float(), recurrence, steps), gate)
         else:
-            read = self._launch(mixed, dt, states["recurrence"], steps)
-        opened = self._finish(read, gate)
+            opened = self._launch(mixed, gate, dt, recurrence, steps)
+            if self.norm is not None:
+                opened = self._finish(opened, gate)
         if mixer.output_multiplier != 1.0:
             return self.output(opened) * mixer.output_multiplier
         return self.output(opened)
@@ -140,29 +142,35 @@ class Mamba2Layer:
         return skipped
 
     def _launch(
-        self, mixed: torch.Tensor, dt: torch.Tensor, states: torch.Tensor, steps: StateSteps
+        self,
+        mixed: torch.Tensor,
+        gate: torch.Tensor,
+        dt: torch.Tensor,
+        states: torch.Tensor,
+        steps: StateSteps,
     ) -> torch.Tensor:
-        """Return the same, of `mixed` and `dt` in the model's dtype."""
+        """Return the same of inputs in the model's dtype; if there is no norm, gated and in it."""
         from tgi_trio.shard.torch_backend.kernels import mamba2  # imports Triton
 
         mixer, rows, heads = self.mixer, len(steps.reads), len(self.rate)
         starts, *slots = steps.slots()
-        read = steps.new_results(mixed, self._parts[0], torch.float32)
+        gated = self.norm is None
+        read = steps.new_results(mixed, self._parts[0], mixed.dtype if gated else torch.float32)
         state = pad_dim(mixer.state_dim)
         part = count_stepped(state, mixer.head_dim) if steps.decodes else PART
         constants = {
             **{"HEADS": heads, "GROUPS": self._groups, "DIM": mixer.head_dim, "BLOCK": part},
-            **{"STATE": mixer.state_dim, "PADDED_STATE": state},
+            **{"STATE": mixer.state_dim, "PADDED_STATE": state, "GATED": gated},
         }
-        own = (self.rate, self.step_bias, self.skip, states, *slots, dt.stride(0))
+        own = (self.rate, self.step_bias, self.skip, states, *slots, gate.stride(0), dt.stride(0))
         bounds = mixer.least_step, mixer.most_step
         grid = (rows, heads, -(-mixer.head_dim // part))
         if steps.decodes:
-            mamba2.step_mamba2[grid](read, mixed, dt, *own, *bounds, **constants)
+            mamba2.step_mamba2[grid](read, mixed, gate, dt, *own, *bounds, **constants)
         else:
             tile = choose_scan_tile(state, mixed.dtype)
             mamba2.scan_mamba2[grid](
-                *(read, mixed, dt, starts, *own, *bounds),
+                *(read, mixed, gate, dt, starts, *own, *bounds),
                 **constants,
                 LENGTH=tile.tokens,
                 PRECISION=tile.precision,
@@ -173,8 +181,9 @@ class Mamba2Layer:
     def _finish(self, read: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return what was `read`, float32 [T, width], gated and normalised by group, as `gate`."""
         size = self._parts[0] // self._groups
-        if runs_kernels(read.device) and self._ranks is None and size <= _MOST_GROUP:
-            return self._launch_norm(read, gate)
+        launches = runs_kernels(read.device) and self._ranks is None and size <= _MOST_GROUP
+        if self.norm is not None and launches:
+            return self._launch_norm(read, gate, self.norm)
         opened = functional.silu(gate.float())
         if self.norm is None:
             return (read * opened).to(gate.dtype)
@@ -183,18 +192,19 @@ class Mamba2Layer:
         normed = self._normalise(read.unflatten(-1, (self._groups, -1))).flatten(1) * self.norm
         return (normed if self.mixer.norm == "behind gate" else normed * opened).to(gate.dtype)
 
-    def _launch_norm(self, read: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    def _launch_norm(
+        self, read: torch.Tensor, gate: torch.Tensor, norm: torch.Tensor
+    ) -> torch.Tensor:
         from tgi_trio.shard.torch_backend.kernels import mamba2  # imports Triton
 
         size = self._parts[0] // self._groups
         out, padded = torch.empty_like(gate, memory_format=torch.contiguous_format), pad_dim(size)
         mamba2.finish_mamba2[(len(read), self._groups)](
-            *(out, read, gate, self.skip if self.norm is None else self.norm),
-            *(gate.stride(0), self.mixer.norm_eps),
+            *(out, read, gate, norm, gate.stride(0), self.mixer.norm_eps),
             GROUPS=self._groups,
             SIZE=size,
             PADDED=padded,
-            NORM="none" if self.norm is None else self.mixer.norm,
+            BEFORE=self.mixer.norm == "before gate",
             num_warps=count_warps(padded),
         )
         return out
