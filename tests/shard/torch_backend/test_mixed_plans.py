@@ -31,7 +31,7 @@ def test_sizes_are_few_and_the_largest_comes_first() -> None:
     assert {size.rows for size in sizes if size.tokens > 256} == {32, 128}
     assert widest_sizes(sizes) == [(n, 128) for n in (1024, 768, 512, 384, 256, 128, 64)]
     assert widest_sizes([]) == []
-    assert mixed_sizes(4096, decodes, cuts_rows=True) == sizes[-9:]
+    assert mixed_sizes(4096, decodes, in_turns=True) == sizes[-9:]
     assert mixed_sizes(20, [1, 2, 4]) == [(20, 4), (20, 1)]
     assert mixed_sizes(70, [16]) == [(70, 16), (64, 16)]
     assert mixed_sizes(4, [4, 12]) == [(4, 12)]

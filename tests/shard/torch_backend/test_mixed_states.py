@@ -82,7 +82,7 @@ def test_kernels_have_room_for_any_rows(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     monkeypatch.setattr(mixed_plans, "_MOST_ROWS_IN_CHUNKS", 1)
-    monkeypatch.setattr(mixed_plans, "_MOST_TOKENS_IN_CHUNKS", BUDGET - 1)
+    monkeypatch.setattr(mixed_plans, "_MOST_TOKENS_IN_TURNS", BUDGET - 1)
     folder, request = checkpoint(family), replace(REQUEST, max_prefill_tokens=BUDGET)
     expected = drive(start(folder, "cpu"), TEXTS, [{}] * 4, budget=BUDGET)
     with StandInDevice() as device:

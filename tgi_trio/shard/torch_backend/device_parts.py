@@ -81,8 +81,6 @@ class DeviceModel(Protocol):
     @property
     def capturable(self) -> bool: ...
     @property
-    def cuts_rows(self) -> bool: ...
-    @property
     def attention_needs(self) -> AttentionNeeds: ...
     def linears(self) -> Iterable[Linear]: ...
     def projections(self) -> Iterable[Projection]: ...
@@ -157,7 +155,6 @@ def device_parts(
             images=pages,
             mixed=mixed,
             carveouts=carveouts,
-            cuts_rows=model.cuts_rows,
         )
     if ends is None or not ahead:
         return graphs, None

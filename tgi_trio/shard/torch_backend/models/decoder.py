@@ -189,11 +189,6 @@ class Decoder:
         return all(own.grouped is not None for own in mixtures)
 
     @property
-    def cuts_rows(self) -> bool:
-        """Whether any layer computes prompts chunk by chunk, in a long list of operations."""
-        return any(layer.mixer is not None and layer.mixer.cuts_rows for layer in self.layers)
-
-    @property
     def needs_lengths(self) -> bool:
         """Whether `forward` reads `lengths`."""
         return any(rotary.by_length for rotary in self.rotaries)

@@ -79,7 +79,6 @@ class DecodeGraphs:
         images: PagedImages | None = None,
         mixed: MixedGraphs | None = None,
         carveouts: Carveouts | None = None,
-        cuts_rows: bool = False,
     ) -> None:
         """`sizes`: batch sizes to record, in any order; if empty, `forward` always returns None.
 
@@ -87,12 +86,10 @@ class DecodeGraphs:
         given size (to measure) and with whether this is a rehearsal; it makes choices that the
         recordings then contain. `images`: given where layers attend to images. `mixed`: steps with
         prompts, recorded after the decode steps and forgotten with them. `carveouts`: chosen after
-        `before`, where kernels can be given a shared-memory carve-out. `cuts_rows`: whether layers
-        compute prompts chunk by chunk.
+        `before`, where kernels can be given a shared-memory carve-out.
         """
         self.carveouts = carveouts
         self._mixed = mixed
-        self._cuts_rows = cuts_rows
         self._images = images
         self._adapters = adapters
         self._before = before
@@ -146,7 +143,7 @@ class DecodeGraphs:
                 f"steps of this model cannot be recorded as CUDA graphs here: {error}. "
                 "--cuda-graphs 0 serves without them."
             ) from error
-        self._record_mixed(mixed_sizes(tokens, sizes, cuts_rows=self._cuts_rows), cache, width)
+        self._record_mixed(_mixed_sizes(tokens, sizes, pool), cache, width)
 
     def _sizes_for(self, most: int | None) -> list[int]:
         return self.sizes if most is None else self.sizes[: 1 + bisect_left(self.sizes, most)]
@@ -177,7 +174,7 @@ class DecodeGraphs:
         """Run once what `record` captures, for a few sizes: most sizes launch the same kernels."""
         sizes = self._sizes_for(most)
         few = sorted({*sizes[:2], *sizes[len(sizes) // 2 :][:1], *sizes[-1:]})
-        mixed = mixed_sizes(tokens, sizes, cuts_rows=self._cuts_rows)
+        mixed = _mixed_sizes(tokens, sizes, pool)
         with self._capture.rehearsing():
             # First, because nothing else launches these kernels: they compile beside the rest.
             self._choose_ahead(cache, width, pool, rehearses=True)

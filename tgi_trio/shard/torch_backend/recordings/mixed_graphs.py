@@ -5,9 +5,9 @@ smallest one that holds it. A recording computes its padding too, and saves only
 launching. So a size is not recorded where a replay takes the device longer than the launches take
 the host. Larger steps are launched kernel by kernel, as are steps with image tokens or with rows
 that attend to images. Steps in which any row has an adapter have recordings of their own, one for
-each number of tokens. Where layers that keep states compute prompts chunk by chunk, only small
-numbers of tokens are recorded, with room for few rows of more than one token. Every rank records
-its part, of the same sizes.
+each number of tokens. Where layers move states by torch's operations, only small numbers of tokens
+are recorded, with room for few rows of more than one token. Every rank records its part, of the
+same sizes.
 
 A replay computes the whole step, except for what is rarely asked for: a choice with masks, or with
 more biases than there is room for, and log-probabilities of prompts are launched after it.

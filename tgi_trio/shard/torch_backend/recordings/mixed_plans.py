@@ -36,10 +36,10 @@ _ROWS_APART: Final = 4
 # merged token by token, which took 1 ms of a step of 384 tokens. So they have at most so many
 # tokens a row.
 _TOKENS_A_ROW: Final = 32
-# Where layers cut rows into chunks, these are computed one after another with some twenty launches
+# Where states move from chunk to chunk by torch's operations, each chunk takes some twenty launches
 # a layer, so a recording is long. Rows of more than one token, whose chunks are computed side by
 # side, are few.
-_MOST_TOKENS_IN_CHUNKS: Final = 256
+_MOST_TOKENS_IN_TURNS: Final = 256
 _MOST_ROWS_IN_CHUNKS: Final = 8
 
 
@@ -51,12 +51,12 @@ class MixedSize(NamedTuple):
 
 
 def mixed_sizes(
-    most_tokens: int, decodes: Sequence[int], *, cuts_rows: bool = False
+    most_tokens: int, decodes: Sequence[int], *, in_turns: bool = False
 ) -> list[MixedSize]:
     """Return the sizes to record for steps of up to `most_tokens` tokens, the largest first.
 
     `decodes`: the recorded batch sizes of decodes, ascending; no size has more rows than the
-    largest. `cuts_rows`: whether layers that keep states compute prompts chunk by chunk.
+    largest. `in_turns`: see `MixerLayer.in_turns`.
     """
     if most_tokens <= 0 or not decodes:
         return []
@@ -73,7 +73,7 @@ def mixed_sizes(
         for most, smaller in zip(rows, [*rows[1:], 0], strict=True)
         if smaller < count and (most == rows[0] or count <= most * _TOKENS_A_ROW)
     ]
-    return [size for size in sizes if not cuts_rows or size.tokens <= _MOST_TOKENS_IN_CHUNKS]
+    return [size for size in sizes if not in_turns or size.tokens <= _MOST_TOKENS_IN_TURNS]
 
 
 def widest_sizes(sizes: Sequence[MixedSize]) -> list[MixedSize]:

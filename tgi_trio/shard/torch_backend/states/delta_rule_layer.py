@@ -58,10 +58,6 @@ class DeltaRuleLayer:
         self._kernels = DeltaRuleKernels(mixer, keys // mixer.key_dim, rate, decay_bias)
         self._each = values * mixer.key_dim // keys  # value heads that share a key head
 
-    @property
-    def cuts_rows(self) -> bool:
-        return True
-
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
@@ -107,7 +103,7 @@ class DeltaRuleLayer:
 
     @property
     def in_turns(self) -> bool:
-        return not self._kernels.fit
+        return True
 
     def pack(self) -> None:
         for linear in (self.inner, self.decay_up, self.gate_up, self.output):

@@ -73,10 +73,6 @@ class Mamba1Layer:
         self._parts = (mixer.step_rank, mixer.state_dim, mixer.state_dim)
         self._gains = torch.cat(norms) if norms else None
 
-    @property
-    def cuts_rows(self) -> bool:
-        return not runs_kernels(self.rate.device) or pad_dim(self.mixer.state_dim) > _MOST_STATE
-
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
@@ -85,7 +81,7 @@ class Mamba1Layer:
         dt, selected = self._select(mixed)
         dt = self.step(dt)
         recurrence = states["recurrence"]
-        if not self.cuts_rows:
+        if not self.in_turns:
             return self.output(self._launch(mixed, gate, dt, selected, recurrence, steps))
         own = mixed.float()
         b, c = selected.float().chunk(2, dim=-1)
@@ -163,7 +159,7 @@ class Mamba1Layer:
 
     @property
     def in_turns(self) -> bool:
-        return True
+        return not runs_kernels(self.rate.device) or pad_dim(self.mixer.state_dim) > _MOST_STATE
 
     def pack(self) -> None:
         for linear in (self.inner, self.selection, self.step, self.output):

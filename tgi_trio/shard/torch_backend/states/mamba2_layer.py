@@ -90,11 +90,6 @@ class Mamba2Layer:
             each = torch.tensor(mixer.multipliers).repeat_interleave(counts)
             self._scales = each.to(rate.device, convolution.kernel.dtype)
 
-    @property
-    def cuts_rows(self) -> bool:
-        in_kernels = runs_kernels(self.rate.device)
-        return not in_kernels or pad_dim(self.mixer.state_dim) > _MOST_STATE
-
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
@@ -105,7 +100,7 @@ class Mamba2Layer:
         gate, mixed, dt = projected.split(self._projected, dim=-1)
         mixed = self.convolution(mixed, states["tail"], steps, silu=True)
         recurrence = states["recurrence"]
-        if self.cuts_rows:
+        if self.in_turns:
             opened = self._finish(self._scan(mixed.float(), dt.float(), recurrence, steps), gate)
         else:
             opened = self._launch(mixed, gate, dt, recurrence, steps)
@@ -221,7 +216,8 @@ class Mamba2Layer:
 
     @property
     def in_turns(self) -> bool:
-        return True
+        in_kernels = runs_kernels(self.rate.device)
+        return not in_kernels or pad_dim(self.mixer.state_dim) > _MOST_STATE
 
     def pack(self) -> None:
         self.inner.pack()

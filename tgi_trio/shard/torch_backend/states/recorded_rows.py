@@ -75,12 +75,7 @@ class RecordedRows:
         self.states = StepStates(pool.layers, steps)
 
     def fits(self, plan: StepPlan) -> bool:
-        """Return whether there is room for a plan's rows of more than one token.
-
-        They need none where no layer cuts them into chunks.
-        """
-        if not self.states.steps.is_cut:
-            return True
+        """Return whether there is room for a plan's rows of more than one token."""
         return int((np.diff(plan.query_starts) > 1).sum()) <= self._listings.room.longer
 
     def refill(self, plan: StepPlan) -> None:

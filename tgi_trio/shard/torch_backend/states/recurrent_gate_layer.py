@@ -62,17 +62,13 @@ class RecurrentGateLayer:
         self._slowest = -_SHARPNESS * rate  # a decay's logarithm where its gate is wide open
         self.output = output
 
-    @property
-    def cuts_rows(self) -> bool:
-        return not self._act or not runs_kernels(self._slowest.device)
-
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
         beside, own = self.inner(x).chunk(2, dim=-1)
         own = self.convolution(own, states["tail"], steps)
         recurrence = states["recurrence"]
-        if not self.cuts_rows:
+        if not self.in_turns:
             return self.output(self._launch(own, beside, recurrence, steps))
         own = own.float()
         logarithm = self._slowest * self.decay.open(own)
@@ -124,6 +120,10 @@ class RecurrentGateLayer:
             ACT=self._act,
         )
         return read
+
+    @property
+    def in_turns(self) -> bool:
+        return not self._act or not runs_kernels(self._slowest.device)
 
     def pack(self) -> None:
         self.inner.pack()

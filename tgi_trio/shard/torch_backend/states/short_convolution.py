@@ -20,10 +20,6 @@ class ShortConvolutionLayer:
         self.convolution = convolution
         self.output = output
 
-    @property
-    def cuts_rows(self) -> bool:
-        return False
-
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:

@@ -73,11 +73,6 @@ class StateSteps:
             self._chunks[size] = Chunks.of(self.list_rows(partial(list_chunks, size=size)))
         return self._chunks[size]
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether anything has read `chunks`."""
-        return bool(self._chunks)
-
     def places_after(self, before: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return places in a list that has `before` entries in front of every row's tokens.
 
@@ -238,11 +233,6 @@ class MixerLayer(Protocol):
     A row's output depends neither on other rows nor, except for rounding, on how its sequence is
     divided into steps.
     """
-
-    @property
-    def cuts_rows(self) -> bool:
-        """Whether prompts are computed chunk by chunk in torch's operations; see `chunks`."""
-        ...
 
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
