@@ -81,7 +81,8 @@ stage tests 160 "${tests[@]}" tests/gpu --junitxml "$OUT/tests.xml"
 stage kernels 170 "${tests[@]}" "$of/test_paged_attention.py" "$of/test_device_sampler.py" \
     "$of/test_lookup_kernel.py" "$of/test_routing_kernel.py" "$of/test_adapter_kernels.py" \
     "$of/test_fused_kernels.py" "$of/test_coded_products.py" \
-    "$of/states/test_convolution_kernel.py" "$of/states/test_delta_rule_kernels.py" --junitxml "$OUT/kernels.xml"
+    "$of/states/test_convolution_kernel.py" "$of/states/test_delta_rule_kernels.py" \
+    "$of/states/test_recurrence_kernels.py" --junitxml "$OUT/kernels.xml"
 stage more 390 "${device[@]}" --budget 375 "${more[@]}" --json "$OUT/more.json"
 stage index 180 "${tests[@]}" "$of/test_selecting.py" "$of/test_paged_indexed.py" \
     "$of/test_paged_blocks.py" "$of/test_paged_pooled.py" "$of/test_paged_entries.py" \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 from tgi_trio.shard.torch_backend.kernels import convolving, delta_chunks, delta_rule
 from tgi_trio.shard.torch_backend.states.delta_rule_kernels import (
@@ -31,19 +32,11 @@ def delta_variants() -> Iterator[Variant]:
 
 def _convolutions() -> Iterator[Variant]:
     for decodes, gated in product((False, True), (False, True)):
+        places = I64 if decodes else I32  # decodes read none
         yield Variant(
             f"convolve bf16 4 {'decodes' if decodes else 'prompts'}{' gated' * gated}",
             convolving.convolve,
-            (
-                BF16 if gated else F32,
-                *(BF16,) * 6,
-                I64,
-                I64 if decodes else I32,
-                I64,
-                I64,
-                _BOOL,
-                *("i32",) * 3,
-            ),
+            (BF16 if gated else F32, *(BF16,) * 6, I64, places, I64, I64, _BOOL, *("i32",) * 3),
             {
                 **{"CHANNELS": _CHANNELS, "BLOCK": 512, "TILE": 8, "TAPS": 4, "DILATION": 1},
                 **{"HAS_BIAS": False, "SILU": not gated, "GATED": gated, "DECODES": decodes},

@@ -26,6 +26,7 @@ from tgi_trio.shard.torch_backend.states import (  # noqa: E402
     delta_rule,
     mamba2,
     recurrent_gate,
+    recurrent_gate_layer,
 )
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
@@ -43,10 +44,20 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_CHUNK", 4)
 
 
-# Convolutions alone, the delta rule, Mamba-2 with norms and multipliers of all kinds, Mamba with
+# Convolutions alone, delta rules, Mamba-2 with norms and multipliers of all kinds, Mamba with
 # and without norms, gates; scans of all kinds are states/test_scans.py's.
 FAMILIES = (
-    *("lfm2", "qwen3_5_text", "bamba", "nemotron_h", "falcon_h1", "zamba2", "granitemoehybrid"),
+    *(
+        "lfm2",
+        "qwen3_5_text",
+        "kimi_linear",
+        "olmo_hybrid",
+        "bamba",
+        "nemotron_h",
+        "falcon_h1",
+        "zamba2",
+        "granitemoehybrid",
+    ),
     *("mamba2", "mamba", "falcon_mamba", "jamba", "recurrent_gemma"),
 )
 
@@ -67,8 +78,10 @@ def test_a_step_with_prompts_is_one_launch(checkpoint: Callable[..., Path], fami
 def test_more_rows_in_chunks_than_there_is_room_for_are_launched(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where torch's operations scan."""
     monkeypatch.setattr(mixed_plans, "_MOST_ROWS_IN_CHUNKS", 1)
-    folder, request = checkpoint("qwen3_5_text"), replace(REQUEST, max_prefill_tokens=BUDGET)
+    monkeypatch.setattr(recurrent_gate_layer, "runs_kernels", lambda _: False)
+    folder, request = checkpoint("recurrent_gemma"), replace(REQUEST, max_prefill_tokens=BUDGET)
     expected = drive(start(folder, "cpu"), TEXTS, [{}] * 4, budget=BUDGET)
     with StandInDevice() as device:
         runner = start(folder, "cuda:0", (4,), request=request)
@@ -77,7 +90,7 @@ def test_more_rows_in_chunks_than_there_is_room_for_are_launched(
     assert {counts.replays for counts in ours.prefills} == {0, 1}
 
 
-@pytest.mark.parametrize("family", ["lfm2", "bamba", "jamba", "recurrent_gemma"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "bamba", "jamba", "recurrent_gemma"])
 def test_kernels_have_room_for_any_rows(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:

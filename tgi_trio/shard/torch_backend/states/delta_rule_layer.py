@@ -103,7 +103,7 @@ class DeltaRuleLayer:
 
     @property
     def in_turns(self) -> bool:
-        return True
+        return not self._kernels.fit
 
     def pack(self) -> None:
         for linear in (self.inner, self.decay_up, self.gate_up, self.output):

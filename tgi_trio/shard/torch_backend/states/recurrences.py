@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from tgi_trio.shard.torch_backend.torch_device import FLOAT32_PRODUCTS
+
 
 def choose_precision(dtype: torch.dtype) -> str:
     """Return the precision of products of float32 numbers that become numbers of `dtype`.
@@ -11,6 +13,5 @@ def choose_precision(dtype: torch.dtype) -> str:
     Factors that had a half-precision dtype are exact in a single product of tensor cores; numbers
     of float32 take three, which no compiler makes for AMD's devices.
     """
-    if torch.version.hip:
-        return "ieee"
-    return "tf32x3" if dtype is torch.float32 else "tf32"
+    whole = dtype is torch.float32 or torch.version.hip is not None
+    return FLOAT32_PRODUCTS if whole else "tf32"

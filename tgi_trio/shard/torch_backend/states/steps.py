@@ -94,6 +94,12 @@ class StateSteps:
             self._spans.extend(self.list_rows(list_spans))
         return self._spans[0], self._spans[1]
 
+    def pieces(self, size: int) -> Pieces:
+        """Return what kernels are told of the rows' chunks of `size` tokens; cached by `size`."""
+        if size not in self._pieces:
+            self._pieces[size] = Pieces(*self.list_rows(partial(list_pieces, size=size)))
+        return self._pieces[size]
+
     def slots(self) -> tuple[torch.Tensor, ...]:
         """Return what kernels read of the rows: their beginnings, `reads`, `writes` and `fresh`.
 
