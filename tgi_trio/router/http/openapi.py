@@ -223,12 +223,7 @@ OPERATIONS = (
         service_replies.DetokenizeResponse,
         failures=(404, 422, 500),
     ),
-    Operation(
-        "get",
-        "/tokenizer_info",
-        "Special tokens and the chat template",
-        reply=service_replies.TokenizerInfo,
-    ),
+    Operation("get", "/tokenizer_info", "Special tokens", reply=service_replies.TokenizerInfo),
     Operation(
         "post",
         "/chat_tokenize",
