@@ -1,6 +1,6 @@
 """Checkpoints in the form in which mlx-lm writes them: what its `sanitize` does to a family's.
 
-Written from its sources, since its packages are not where most tests run; `test_made_by_tools.py`
+Written from its sources, since its packages are not where most tests run; `shard/made_by_tools`
 holds what is read to mlx-lm itself where it is installed.
 """
 

@@ -34,12 +34,11 @@ checkpoint of it is its family's. It leaves the towers of composite models out: 
 then, and images are refused. mlx-vlm keeps them, not quantised, with other names and axes of
 convolutions, which are undone as well.
 
-They are held to files that compressed-tensors, bitsandbytes, auto-round, mlx-lm, HQQ and torchao
-make as the tests run (`tests/shard/test_made_by_tools.py`), and Quark where it is installed
-(`tests/shard/test_made_by_quark.py`), to files that those, gptqmodel, ModelOpt and vLLM's packers
-made (`tests/data/quantised`), whose prompts' log-probabilities and greedy tokens are those of
-`transformers` with the weights that these libraries dequantise
-(`tests/shard/test_quantised_models.py`), and to matrices packed bit by bit
+They are held to files that compressed-tensors, bitsandbytes, auto-round, mlx-lm, HQQ, torchao and,
+where it is installed, Quark make as the tests run (`tests/shard/made_by_tools`), to files that
+those, gptqmodel, ModelOpt and vLLM's packers made (`tests/data/quantised`), whose prompts'
+log-probabilities and greedy tokens are those of `transformers` with the weights that these
+libraries dequantise (`tests/shard/test_quantised_models.py`), and to matrices packed bit by bit
 (`tests/shard/checkpoint/test_quantised_matrices.py`).
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.test_made_by_tools import SIZES, Make, check, open_model
+from tests.shard.made_by_tools.support import SIZES, Make, check, open_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 INTEGERS = {"scale_type": "float", "round_method": "half_even", "is_dynamic": False}
