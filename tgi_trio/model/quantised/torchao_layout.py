@@ -110,7 +110,8 @@ def _tiles(matrix: MatrixRef, names: str, tensors: Headers) -> tuple[Part, ...]:
 def _check_groups(matrix: MatrixRef, columns: int, groups: int) -> None:
     """Raise ModelLoadError unless a matrix's inputs are whole groups of 32, 64, 128 or 256."""
     size = columns // max(groups, 1)
-    if size * groups != columns or size.bit_count() != 1 or matrix.columns % size:
+    parted = groups > 1 and matrix.columns % size  # columns may be more, padded
+    if size * groups != columns or size.bit_count() != 1 or parted:
         raise ModelLoadError(
             f"{matrix.name!r} of {columns} inputs has {groups} groups of them, but torchao's 4 "
             "bits come in groups of 32, 64, 128 or 256."
