@@ -89,6 +89,27 @@ def prompts(kind: str, count: int, tokenizer: Tokenizer, answer: Answer) -> list
     return [[*ids, *answers[i], *ids] for i, ids in enumerate(plain)]
 
 
+def make_row(
+    sequence: int,
+    ids: list[int],
+    blocks: range,
+    new: int,
+    asked: SamplingParameters,
+    states: StateGrant | None,
+) -> PrefillRow:
+    """Return a sequence of `ids` that is answered by `new` tokens at the most."""
+    return PrefillRow(
+        sequence=sequence,
+        token_ids=np.array(ids, np.int32),
+        prompt_length=len(ids),
+        cached_length=0,
+        block_ids=blocks,
+        max_new_tokens=new,
+        sampling=asked,
+        states=states,
+    )
+
+
 def run(
     runner: Runner,
     memory: WarmupResult,
@@ -126,17 +147,8 @@ def run(
             i, ids = waiting.popleft()
             taken[i] = min(places.keys() - taken.values())
             asked = SamplingParameters(seed=i, sample=sample, temperature=0.7, ignore_eos=not ends)
-            row = PrefillRow(
-                sequence=i,
-                token_ids=np.array(ids, np.int32),
-                prompt_length=len(ids),
-                cached_length=0,
-                block_ids=places[taken[i]],
-                max_new_tokens=new,
-                sampling=asked,
-                states=grant_states(taken[i]) if memory.state_slots else None,
-            )
-            batch.add(row)
+            states = grant_states(taken[i]) if memory.state_slots else None
+            batch.add(make_row(i, ids, places[taken[i]], new, asked, states))
         began = clock()
         plan = batch.plan(BUDGET)
         if plan is None:
