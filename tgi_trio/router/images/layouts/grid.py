@@ -18,6 +18,7 @@ from tgi_trio.router.images.layouts.layout import (
     read_int,
 )
 
+_CAPITALS: Final = "<|IMAGE_PAD|>"
 _FACTOR: Final = 1  # merged patches of a step in which images are resized
 _QWEN_SIZE: Final = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}  # pixels
 _PADDLE_SIZE: Final = {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536}
@@ -33,7 +34,7 @@ class GridLayout(PlainFinish):
     most: int
     placeholder: str = "<|image_pad|>"
     feature_token: str = "<|image_pad|>"
-    around = ("<|vision_start|>", "<|vision_end|>")
+    around: tuple[str, str] = ("<|vision_start|>", "<|vision_end|>")
 
     def expand(self, size: ImageSize) -> str:
         return self.feature_token * self.count_features(size)
@@ -50,28 +51,12 @@ class GridLayout(PlainFinish):
 
 
 @dataclass(frozen=True)
-class ExaoneLayout(GridLayout):
-    """As Qwen's, between other marks."""
-
-    around = ("<vision>", "</vision>")
-
-
-@dataclass(frozen=True)
-class HyperclovaxLayout(GridLayout):
-    """Likewise, with another token."""
-
-    placeholder: str = "<|IMAGE_PAD|>"
-    feature_token: str = "<|IMAGE_PAD|>"
-    around = ("<|image_start|>", "<|image_end|>")
-
-
-@dataclass(frozen=True)
 class PaddleLayout(GridLayout):
-    """Likewise; short sides are enlarged first, each to a merged patch."""
+    """Short sides are enlarged first, each to a merged patch."""
 
     placeholder: str = "<|IMAGE_PLACEHOLDER|>"
     feature_token: str = "<|IMAGE_PLACEHOLDER|>"
-    around = ("<|IMAGE_START|>", "<|IMAGE_END|>")
+    around: tuple[str, str] = ("<|IMAGE_START|>", "<|IMAGE_END|>")
 
     def count_units(self, size: ImageSize) -> ImageSize:
         """Return rows and columns of merged patches: transformers' `smart_resize` of PaddleOCR-VL.
@@ -87,22 +72,13 @@ class PaddleLayout(GridLayout):
 
 
 @dataclass(frozen=True)
-class CompassLayout(GridLayout):
-    """Likewise: North Micro's names."""
-
-    placeholder: str = "<|IMAGE_PAD|>"
-    feature_token: str = "<|IMAGE_PAD|>"
-    around = ("<|VISION_START|>", "<|VISION_END|>")
-
-
-@dataclass(frozen=True)
 class GlmLayout(GridLayout):
     """Limits hold for all frames of a repeated picture together; short sides are enlarged."""
 
     frames: int = 2
     placeholder: str = "<|image|>"
     feature_token: str = "<|image|>"
-    around = ("<|begin_of_image|>", "<|end_of_image|>")
+    around: tuple[str, str] = ("<|begin_of_image|>", "<|end_of_image|>")
 
     def count_units(self, size: ImageSize) -> ImageSize:
         """Return rows and columns of merged patches: transformers' `smart_resize` of GLM-4.1V.
@@ -121,7 +97,7 @@ class Glm5Layout(GridLayout):
 
     placeholder: str = "<|image|>"
     feature_token: str = "<|image|>"
-    around = ("<|begin_of_image|>", "<|end_of_image|>")
+    around: tuple[str, str] = ("<|begin_of_image|>", "<|end_of_image|>")
 
     def count_units(self, size: ImageSize) -> ImageSize:
         """Return rows and columns of merged patches: transformers' `smart_resize` of GLM 5.3."""
@@ -155,7 +131,7 @@ class KimiLayout(PlainFinish):
     canvas: KimiCanvas
     placeholder: str = "<|media_pad|>"
     feature_token: str = "<|media_pad|>"
-    around = ("<|media_begin|>image<|media_content|>", "<|media_end|>")
+    around: tuple[str, str] = ("<|media_begin|>image<|media_content|>", "<|media_end|>")
 
     def expand(self, size: ImageSize) -> str:
         return self.feature_token * self.count_features(size)
@@ -170,7 +146,7 @@ class MiniMaxLayout(GridLayout):
 
     placeholder: str = "]<]image[>["
     feature_token: str = "]<]image[>["
-    around = ("", "")
+    around: tuple[str, str] = ("", "")
 
     def expand(self, size: ImageSize) -> str:
         return f"]<]start of image[>[{super().expand(size)}]<]end of image[>["
@@ -182,7 +158,7 @@ class MuseLayout(GridLayout):
 
     placeholder: str = "<|patch|>"
     feature_token: str = "<|patch|>"
-    around = ("", "")
+    around: tuple[str, str] = ("", "")
 
     def expand(self, size: ImageSize) -> str:
         return f"<|image_start|>{super().expand(size)}<|image_end|>"
@@ -270,14 +246,15 @@ def lay_out_muse(settings: ImageSettings) -> MuseLayout:
     return MuseLayout(_read_unit(found), 1, read_int(found, "max_image_tokens", 4096))
 
 
-def lay_out_exaone(settings: ImageSettings) -> ExaoneLayout:
+def lay_out_exaone(settings: ImageSettings) -> GridLayout:
     """Return the layout of an `exaone4_5` model. Raises ModelLoadError."""
-    return ExaoneLayout(*_read_limits(settings, _QWEN_SIZE))
+    return GridLayout(*_read_limits(settings, _QWEN_SIZE), around=("<vision>", "</vision>"))
 
 
-def lay_out_hyperclovax(settings: ImageSettings) -> HyperclovaxLayout:
+def lay_out_hyperclovax(settings: ImageSettings) -> GridLayout:
     """Return the layout of a `hyperclovax_vision_v2` model. Raises ModelLoadError."""
-    return HyperclovaxLayout(*_read_limits(settings, _QWEN_SIZE))
+    limits = _read_limits(settings, _QWEN_SIZE)
+    return GridLayout(*limits, _CAPITALS, _CAPITALS, ("<|image_start|>", "<|image_end|>"))
 
 
 def lay_out_paddleocr(settings: ImageSettings) -> PaddleLayout:
@@ -285,9 +262,10 @@ def lay_out_paddleocr(settings: ImageSettings) -> PaddleLayout:
     return PaddleLayout(*_read_limits(settings, _PADDLE_SIZE))
 
 
-def lay_out_compass(settings: ImageSettings) -> CompassLayout:
+def lay_out_compass(settings: ImageSettings) -> GridLayout:
     """Return the layout of a `cohere_compass` model. Raises ModelLoadError."""
-    return CompassLayout(*_read_limits(settings, _QWEN_SIZE))
+    limits = _read_limits(settings, _QWEN_SIZE)
+    return GridLayout(*limits, _CAPITALS, _CAPITALS, ("<|VISION_START|>", "<|VISION_END|>"))
 
 
 def lay_out_qwen(settings: ImageSettings) -> GridLayout:
