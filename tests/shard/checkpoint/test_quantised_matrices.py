@@ -25,6 +25,7 @@ from tests.shard.checkpoint.quantised_cases import (
     CASES,
     COLUMNS,
     ROWS,
+    WITH_PLANES,
     Case,
     bitnet,
     open_matrix,
@@ -121,11 +122,6 @@ def test_what_has_one_group_is_cut_at_any_word(tmp_path: Path, name: str) -> Non
     whole, part = matrix.planes(), matrix.columns(slice(24, 72)).planes()
     np.testing.assert_array_equal(part["codes"], whole["codes"][:, 24:72])
     np.testing.assert_array_equal(part["scales"], whole["scales"])
-
-
-WITH_PLANES = [
-    name for name in CASES if not name.startswith("fp4, uneven") and "across" not in name
-]
 
 
 @pytest.mark.parametrize("name", WITH_PLANES)

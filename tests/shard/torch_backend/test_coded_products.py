@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.quantised_support import Array
-from tests.shard.checkpoint.test_quantised_matrices import CASES, open_matrix
+from tests.shard.checkpoint.quantised_cases import CASES, WITH_PLANES, open_matrix
 from tests.shard.checkpoint.test_rounding import put_together
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.gguf.block_types import BY_NAME
@@ -189,7 +189,7 @@ def test_inputs_in_any_order(kind: str, counts: tuple[int, ...]) -> None:
     check_product(Parts(parts.codes, scales, lows, None, order), 4)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("fp4, uneven")])
+@pytest.mark.parametrize("name", WITH_PLANES)
 def test_every_format_of_checkpoints(tmp_path: Path, name: str) -> None:
     case = CASES[name]()
     parts = take_apart(open_matrix(tmp_path, case))
