@@ -92,6 +92,9 @@ async def test_answers_do_not_depend_on_how_requests_are_cut(cuts):
     ("request_", "status"),
     [
         (b"GET /info HTTP/1.1\r\n\r\n", 400),  # no host
+        (b"GET /info HTTP/2.0\r\nhost: t\r\n\r\n", 505),
+        (b"GET /info HTTP/2.0\r\nhost: t\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", 505),
+        (b"GET /info HTTP/0.9\r\n\r\n", 505),
         (b"GET /info HTTP/1.1\r\nhost: t\r\nbad header\r\n\r\n", 400),
         (b"POST /generate HTTP/1.1\r\nhost: t\r\ncontent-length: 3\r\n"
          b"transfer-encoding: chunked\r\n\r\n", 400),  # smuggling

@@ -243,6 +243,9 @@ class Http1:
         if self.client is not _HEAD:
             return
         version, method = self._parser.get_http_version(), self._parser.get_method()
+        if not version.startswith("1."):
+            self._refused_with = 505
+            raise ValueError("requests have HTTP/1.1's form here, or that of 1.0")
         headers = dict(self._headers)
         if self._parser.should_upgrade() and b"upgrade" in headers:
             self._read_again(version, method)
