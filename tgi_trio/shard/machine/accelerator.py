@@ -31,6 +31,15 @@ def current_kind() -> str:
     return "" if found is None else found.type
 
 
+def is_kind(name: str) -> bool:
+    """Return whether torch has devices of this name, here or elsewhere."""
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return False
+    return True
+
+
 def count_devices() -> int:
     """Return how many devices torch sees."""
     return torch.accelerator.device_count()

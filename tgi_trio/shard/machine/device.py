@@ -29,6 +29,8 @@ def choose_device(wanted: str, rank: int = 0, world_size: int = 1) -> str:
     if wanted == "auto" and not seen:
         return CPU
     if wanted not in ("auto", kind):
+        if not accelerator.is_kind(wanted):
+            raise ConfigurationError(f"--device {wanted}: torch knows no such kind of device.")
         others = f"a device of {kind}" if seen else "no device at all"
         raise ConfigurationError(f"--device {wanted} was asked for, and torch sees {others}.")
     if seen < world_size:
