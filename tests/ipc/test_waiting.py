@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -164,3 +165,10 @@ def test_a_machine_that_refuses_processes_has_none_ahead(monkeypatch: pytest.Mon
     with waiting_shards(2, "") as shards:
         assert not shards._waiting
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_where_few_descriptors_may_be_open_none_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a process would have no numbers to keep free, and die while it is being taken."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
+    with waiting_shards(2, "") as shards:
+        assert not shards._waiting

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -75,9 +76,12 @@ class WaitingShards:
 def waiting_shards(count: int, kind: str) -> Iterator[WaitingShards]:
     """Start `count` processes, which import what shards of a `kind` need; see `shard/ahead.py`.
 
+    None where so few descriptors may be open that numbers from `_PLACES` on are not to be had.
     Leaving the context ends those that have not been taken. Main thread only.
     """
     shards = WaitingShards()
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = count if soft >= _PLACES + _MOST_FDS else 0
     try:
         with suppress(OSError):  # the machine refuses one: `spawn_shard` will report that
             for _ in range(count):
