@@ -5,13 +5,14 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import orjson
 import pytest
 
-from tgi_trio.logs import DescriptorHandler, JsonFormatter, TextFormatter
+from tgi_trio.logs import DescriptorHandler, JsonFormatter, RecordStream, TextFormatter, say
 
 
 @contextmanager
@@ -75,6 +76,22 @@ def test_a_closed_reader_and_a_full_disk_lose_records_silently(
     logger.info("not even a descriptor")
     assert handler.lost == 2
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_what_a_person_is_told_holds_nobody_either(
+    monkeypatch: pytest.MonkeyPatch, records: bool
+) -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 8192)
+    with os.fdopen(writer, "w") as under:
+        monkeypatch.setattr(sys, "stderr", RecordStream(under) if records else under)
+        say("first", "second")
+        say(*["x" * 100] * 200)  # far more than the pipe takes; a write that blocks hangs here
+        assert drain(reader).startswith("first\nsecond\nxxx")
+        say("read again")
+        assert drain(reader).endswith("read again\n")
+    os.close(reader)
 
 
 def test_both_formats_show_what_was_passed_as_extra() -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import select
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from types import TracebackType
@@ -20,6 +21,7 @@ log = logging.getLogger("tgi_trio")
 
 _LONGEST_LINE = 65536  # characters of a line that a library prints
 _PATIENCE_MS = 20  # for a reader that is behind, once until it has caught up
+_PAUSE_MS = 1000  # that a person may make in reading: what they are told at the start matters more
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -90,16 +92,11 @@ class DescriptorHandler(logging.Handler):
         """Write a line and return whether all of it went out."""
         line = memoryview(("\n" * self._torn + f"{text}\n").encode(errors="replace"))
         patience = 0 if self.lost else _PATIENCE_MS
-        try:
-            while line:
-                if not self._room.poll(patience):
-                    return False
-                # A pipe that has room at all takes this much without blocking.
-                line = line[os.write(self._descriptor, line[: select.PIPE_BUF]) :]
-                self._torn = bool(line)
-        except OSError:
-            return False
-        return True
+        left = len(line)
+        with suppress(OSError):
+            for left in _write_pieces(self._descriptor, self._room, line, patience):
+                self._torn = left > 0
+        return not left
 
 
 class RecordStream(io.TextIOBase):
@@ -127,11 +124,37 @@ class RecordStream(io.TextIOBase):
 def say(*lines: str) -> None:
     """Print lines for the person who started the server.
 
-    On a full disk they are lost, as log records are: no reason not to serve.
+    What nobody reads within a second, and what a full disk refuses, is lost, as log records are: no
+    reason not to serve, nor to be deaf to signals.
     """
     out = sys.stderr.under if isinstance(sys.stderr, RecordStream) else sys.stderr
+    text = "\n".join((*lines, ""))
     with suppress(OSError):
-        print(*lines, sep="\n", file=out, flush=True)
+        out.flush()
+        try:
+            descriptor = out.fileno()
+        except io.UnsupportedOperation:  # in the place of standard error, in this process
+            out.write(text)
+            return
+        room = select.poll()
+        room.register(descriptor, select.POLLOUT)
+        for _ in _write_pieces(
+            descriptor, room, memoryview(text.encode(errors="replace")), _PAUSE_MS
+        ):
+            pass
+
+
+def _write_pieces(
+    descriptor: int, room: select.poll, data: memoryview, patience_ms: int
+) -> Iterator[int]:
+    """Write `data` until there is no room for so long; yields how many bytes are left each time.
+
+    `room` polls the descriptor. Raises OSError.
+    """
+    while data and room.poll(patience_ms):
+        # A pipe that has room at all takes this much without blocking.
+        data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]
+        yield len(data)
 
 
 def say_record(message: str, level: str = "INFO", **extra: object) -> None:
