@@ -151,6 +151,37 @@ async def test_http2_streams_end_and_errors_end_them_too(secure):
         assert b'"error_type":"generation"' in client.body[third]
 
 
+async def test_http2_floods_of_frames_leave_the_others_their_turns(monkeypatch):
+    """Small frames cost far more than their bytes: tens of kilobytes of them are no single turn."""
+    async with served() as server, trio.open_nursery() as nursery:
+        turns, taken = 0, dict[int, int]()
+        receive = h2.connection.H2Connection.receive_data
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await trio.lowlevel.checkpoint()
+
+        def count(self: h2.connection.H2Connection, data: bytes) -> list[h2.events.Event]:
+            if not self.config.client_side:
+                taken[turns] = taken.get(turns, 0) + len(data)
+            return receive(self, data)
+
+        monkeypatch.setattr(h2.connection.H2Connection, "receive_data", count)
+        nursery.start_soon(take_turns)
+        client = Http2(await server.raw())
+        for number in range(3000):
+            client.connection.prioritize(1, weight=1 + number % 256)
+        client.connection.ping(b"the last")
+        await client.flush()
+        id = await client.post("/generate", b'{"inputs":"x"}')
+        await client.pump(lambda: id in client.ended)
+        assert client.statuses[id] == 200
+        assert sum(taken.values()) > 40_000 and max(taken.values()) <= 1 << 13
+        nursery.cancel_scope.cancel()
+
+
 async def test_http2_resets_abort_the_generation():
     async with served(FakeEngine(), running=False) as server:
         client = Http2(await server.raw())

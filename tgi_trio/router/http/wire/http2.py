@@ -29,6 +29,10 @@ from tgi_trio.router.http.wire.transport import EXTENSION, App, AsgiTransport, R
 # Most bytes of one stream that may wait for the client's flow-control window.
 _WINDOW = 1 << 16
 
+# Most bytes of frames that are read in one turn of the loop. The smallest frames far more than
+# their bytes cost to receive: a client that sends nothing else would hold up everybody.
+_TURN = 1 << 12
+
 _CANCEL = 8  # error code of RST_STREAM
 
 
@@ -81,7 +85,12 @@ class Http2Session:
             await self._on_end()
 
     async def _take(self, data: bytes) -> bool:
-        await self._handle(RawData(data))
+        for start in range(0, len(data), _TURN):
+            if start:
+                await trio.lowlevel.checkpoint()
+            await self._handle(RawData(data[start : start + _TURN]))
+            if self._protocol is not None and self._protocol.closed:
+                return False
         return True
 
     async def _on_end(self) -> None:
