@@ -284,6 +284,28 @@ def test_where_the_tokenizer_cannot_be_used_sequences_with_a_grammar_fail_alone(
     assert all("cannot be used for grammars" in fault for fault in faults.values())
 
 
+def test_a_tokenizer_that_is_there_again_is_loaded_for_the_next_sequence(tmp_path: Path) -> None:
+    file, text = tmp_path / "tokenizer.json", texts.choice(["yes"])
+
+    def load() -> LLTokenizer:
+        if not file.exists():
+            raise ModelLoadError("the file is missing")
+        return TOKENIZER
+
+    own = Grammars(load)
+    own.start()
+    early = sequence(text)
+    while not own.prepare(early):
+        time.sleep(0.001)
+    assert own.allowed([early])[1] == {0: "the file is missing"}
+    file.touch()
+    late = sequence(text)
+    while not own.prepare(late):
+        time.sleep(0.001)
+    masks, faults = own.allowed([late])
+    assert masks.any() and not faults
+
+
 def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     with pytest.raises(ModelLoadError, match="cannot be used for grammars"):

@@ -94,7 +94,8 @@ class Grammars:
     def __init__(self, load: Callable[[], LLTokenizer]) -> None:
         """`load`: called in a thread, by `start` or for the first grammar.
 
-        If it raises ModelLoadError, only sequences with a grammar fail, with its message.
+        If it raises ModelLoadError, only sequences with a grammar fail, with its message; it is
+        called again for the next grammar, as files may be put back.
         """
         self._load = load
         self._tokenizer: Future[LLTokenizer] | None = None
@@ -183,6 +184,9 @@ class Grammars:
 
     def _compile(self, text: str) -> Future[LLMatcher]:
         """Return the compilation of a grammar, running or finished."""
+        if self._tokenizer is not None and _has_failed(self._tokenizer):
+            self._tokenizer = None
+            self._compiled.clear()
         future = self._compiled.pop(text, None)
         if future is None:
             # The router has checked the grammar before, in as many processes, each as slow as this
@@ -192,6 +196,10 @@ class Grammars:
         if len(self._compiled) > _KEPT:
             self._compiled.popitem(last=False)
         return future
+
+
+def _has_failed(future: Future[LLTokenizer]) -> bool:
+    return future.done() and future.exception() is not None
 
 
 def _load(load: Callable[[], LLTokenizer]) -> LLTokenizer:
