@@ -12,6 +12,7 @@ import h2.connection
 import h2.events
 import pytest
 import trio
+from h2.settings import SettingCodes
 from priority.priority import PriorityTree
 
 from tests.router.http.fake_engine import FakeEngine
@@ -293,6 +294,22 @@ async def test_http2_readers_that_stop_are_told_that_something_is_missing(route,
         other = await client.post("/generate", b'{"inputs":"y"}')
         await client.pump(lambda: other in client.ended, acknowledge=False)
         assert client.body[other] == b'{"generated_text":"Hello"}' and other not in client.reset
+
+
+@pytest.mark.parametrize("route", ["/generate", "/generate_stream"])
+async def test_http2_readers_that_leave_without_reading_are_gone_at_once(route, patient_clock):
+    async with served(settings=ServerSettings(graceful_timeout=1000.0)) as server:
+        stream = await server.raw()
+        client = Http2(stream)
+        client.connection.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        id = await client.post(route, b'{"inputs":"x"}')
+        await client.pump(lambda: id in client.statuses)
+        await until(lambda: server.engine.permits == 0)
+        began = trio.current_time()
+        stream.socket.close()
+        server.shutdown.set()
+        await server.done.wait()
+        assert trio.current_time() - began < ConnectionLimits().send_timeout / 2
 
 
 WEBSOCKET = [

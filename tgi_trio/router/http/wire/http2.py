@@ -95,6 +95,8 @@ class Http2Session:
 
     async def _on_end(self) -> None:
         await self._handle(Closed())
+        if self._protocol is not None:
+            await self._protocol.drop_all_unsent()
 
     async def _handle(self, event: Event) -> None:
         if self._protocol is not None:
@@ -195,7 +197,8 @@ class Protocol(H2Protocol):
     """hypercorn's protocol, changed so that one request cannot end the connection for others.
 
     The original raises KeyError for a body whose request has been answered. It also keeps streams
-    that were reset while nothing waited to be sent, until it has a thousand and raises.
+    that were reset while nothing waited to be sent, until it has a thousand and raises, and has a
+    request wait for a client that has left.
     """
 
     async def drop_unsent(self, stream_id: int) -> None:
@@ -204,6 +207,11 @@ class Protocol(H2Protocol):
         if buffer is not None:
             await buffer.close()
             await self._window_updated(stream_id)
+
+    async def drop_all_unsent(self) -> None:
+        """Have nobody wait any longer for the client to read: it has left."""
+        for buffer in list(self.stream_buffers.values()):
+            await buffer.close()
 
     async def _handle_events(self, events: list[Happening]) -> None:
         # One by one, as a stream may end while an earlier event is handled.
