@@ -102,7 +102,7 @@ RULES: dict[str, Rule] = {
     "signals": Rule(NOTHING, only=ours("trio")),
     "file_watch": Rule(NOTHING, only=ours("trio")),
     "accepting": Rule(NOTHING, only=ours("trio")),
-    "descriptors": Rule(NOTHING, only=NOTHING),
+    "descriptors": Rule(ours("errors"), only=NOTHING),
     "sockets": Rule(ours("errors"), only=NOTHING),
     "launcher": Rule(
         ours(

@@ -7,7 +7,8 @@ import resource
 
 import pytest
 
-from tgi_trio.descriptors import RESERVED, most_connections, raise_limit
+from tgi_trio.descriptors import LEAST, RESERVED, check_limit, most_connections, raise_limit
+from tgi_trio.errors import ConfigurationError
 
 
 class Limits:
@@ -61,3 +62,11 @@ def test_what_the_kernel_refuses_is_done_without(
 def test_some_are_no_clients(limits: Limits, soft: int, each: int, expected: int) -> None:
     limits.soft = soft
     assert most_connections(each) == expected
+
+
+def test_too_few_to_serve_at_all_are_refused(limits: Limits) -> None:
+    limits.soft, limits.hard = 3, LEAST
+    check_limit()
+    limits.hard = LEAST - 1
+    with pytest.raises(ConfigurationError, match=rf"{LEAST - 1} descriptors .* {LEAST} .*ulimit"):
+        check_limit()

@@ -98,9 +98,11 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None, stop_timeout: 
     `stop_timeout`: seconds that they have to exit when told to.
     """
     # Imported here: `--help` and mistakes in flags answer at once.
+    from tgi_trio.descriptors import check_limit
     from tgi_trio.ipc.litmus import partner_ahead
     from tgi_trio.ipc.waiting import waiting_shards
 
+    check_limit()
     gc.disable()  # until the server listens (`Assembly.serve`): little of a start is garbage
     try:
         options = invocation.options

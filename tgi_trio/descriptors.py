@@ -6,11 +6,30 @@ import logging
 import resource
 from typing import Final
 
+from tgi_trio.errors import ConfigurationError
+
 log = logging.getLogger(__name__)
 
 # Kept for shards that are started again, files, images that are fetched, and whoever asks for
 # metrics: a server whose clients have taken every descriptor could not help itself any more.
 RESERVED: Final = 256
+
+# A server has some twenty open before it listens, and each request with a grammar or an image takes
+# pipes for a moment.
+LEAST: Final = 32
+
+
+def check_limit() -> None:
+    """Raise ConfigurationError where so few descriptors may be open that nothing can be served.
+
+    To be called before anything is opened: whatever fails first would say less.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < LEAST:  # -1: without a limit
+        raise ConfigurationError(
+            f"only {hard} descriptors may be open, and a server takes {LEAST} at least: raise the "
+            "hard limit (`ulimit -Hn`, `LimitNOFILE=`)"
+        )
 
 
 def raise_limit() -> None:

@@ -10,7 +10,7 @@ from tgi_trio.cli.options import FrontOptions
 from tgi_trio.cluster.front import FrontSettings
 from tgi_trio.cluster.peers import bind_feed, split_peer
 from tgi_trio.cluster.program import FrontProgram, ProgramSettings
-from tgi_trio.descriptors import raise_limit
+from tgi_trio.descriptors import check_limit, raise_limit
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import Keys
@@ -24,6 +24,7 @@ SHORTEST_TIMEOUT = 0.5  # seconds
 
 def front(options: FrontOptions) -> None:
     """Run the front until a signal ends it. Raises ConfigurationError."""
+    check_limit()
     check_key_file(options.api_key_file)
     settings = program_settings(options)
     raise_limit()
