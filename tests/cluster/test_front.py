@@ -130,10 +130,8 @@ async def test_a_full_replica_is_passed_over_and_the_last_answer_is_passed_on(
             assert (answer.status, answer.body) == (200, WHOLE)
         replicas.all[2].status = unserved
         answer = await front.ask("POST", "/generate_stream", BODY)
-        assert (answer.status, json.loads(answer.body)) == (
-            429,
-            {"error": f"status 429 of {replicas.all[0].address}"},
-        )
+        told = {"error": f"status 429 of {replicas.all[0].address}"}
+        assert (answer.status, json.loads(answer.body)) == (429, told)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 424, 500])

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.quantised_support import BITNET_OFFLINE, BITNET_ONLINE, quantise, store_bitnet
+from tests.bitnet_support import BITNET_OFFLINE, BITNET_ONLINE, store_bitnet
+from tests.quantised_support import quantise
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
 from tests.shard.torch_backend.models_support import (
     Golden,

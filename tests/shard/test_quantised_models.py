@@ -14,20 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.bitnet_support import BITNET_OFFLINE, BITNET_ONLINE, store_bitnet
+from tests.bitsandbytes_support import describe_bitsandbytes, store_bytes, store_table
 from tests.lowered_support import store_hqq, store_mlx
 from tests.model.support import Asked
 from tests.quantised_support import (
-    BITNET_OFFLINE,
-    BITNET_ONLINE,
     DATA,
     Store,
-    describe_bitsandbytes,
     describe_compressed,
     quantise,
     real_checkpoint,
     store_awq,
-    store_bitnet,
-    store_bytes,
     store_exl2,
     store_fp8,
     store_gptq,
@@ -35,7 +32,6 @@ from tests.quantised_support import (
     store_packed,
     store_pairs,
     store_powers,
-    store_table,
 )
 from tests.quark_support import describe_quark, store_quark
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner

@@ -12,22 +12,20 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.bitnet_support import BITNET_OFFLINE, store_bitnet
+from tests.bitsandbytes_support import describe_bitsandbytes, store_bytes, store_table
 from tests.lowered_support import store_hqq, store_mlx
 from tests.model.support import write_json
 from tests.quantised_support import (
-    BITNET_OFFLINE,
     DATA,
     Array,
     Store,
     Tensors,
-    describe_bitsandbytes,
     describe_compressed,
     pack_awq,
     pack_compressed,
     pack_gptq,
     random_rounded,
-    store_bitnet,
-    store_bytes,
     store_exl2,
     store_fp8,
     store_int8,
@@ -35,7 +33,6 @@ from tests.quantised_support import (
     store_nvfp4,
     store_pairs,
     store_powers,
-    store_table,
 )
 from tests.quark_support import describe_quark, store_quark, store_quark_mxfp4
 from tests.torchao_support import TORCHAO, renamed, store_halves, store_shifted, store_tiles

@@ -13,14 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.quantised_support import (
-    BITNET_ONLINE,
-    Array,
-    Tensors,
-    pack_gptq,
-    random_rounded,
-    store_exl2,
-)
+from tests.bitnet_support import BITNET_ONLINE
+from tests.quantised_support import Array, Tensors, pack_gptq, random_rounded, store_exl2
 from tests.shard.checkpoint.quantised_cases import (
     CASES,
     COLUMNS,
