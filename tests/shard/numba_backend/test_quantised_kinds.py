@@ -31,7 +31,9 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, SPARE_ROWS
 ALL = {stored.kind.name: stored.kind for stored in KINDS.values()}
 NAMES = sorted(ALL)
 WHOLE = [name for name in NAMES if not ALL[name].floating]
-LIMITS = {8: 2.1e-2, 16: 1e-4, 32: 1e-6}  # by the bits of activations
+LIMITS = {8: 2e-2, 16: 1e-4, 32: 1e-6}  # by the bits of activations
+# Lows that are drawn beside scales make larger weights: activations of 8 bits are farther off.
+WITH_LOWS_LIMIT = 2.1e-2
 HAS_PAIRS = multiplies_pairs("bfloat16")
 
 
@@ -93,6 +95,8 @@ def test_products_are_those_of_the_weights(name: str, active_bits: int) -> None:
     draw, kind = np.random.default_rng(3), ALL[name]
     used = kernel(name, active_bits)
     limit = LIMITS[used.multiplier.active_bits]
+    if used.multiplier.active_bits == 8 and name.endswith("with lows"):
+        limit = WITH_LOWS_LIMIT
     for span in spans(kind):
         weights = random_codes(kind, 75, 512, span, draw)
         exact = dequantise(kind, weights, span)
