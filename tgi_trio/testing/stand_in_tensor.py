@@ -55,6 +55,13 @@ class DeviceTensor(torch.Tensor):
     def is_cuda(self) -> bool:
         return self.place.type == "cuda"
 
+    def __getitem__(self, index: Any) -> Any:
+        # torch would make a tensor "meta" of a list, which has no numbers.
+        parts = index if isinstance(index, tuple) else (index,)
+        return super().__getitem__(
+            tuple(torch.tensor(part) if isinstance(part, list) else part for part in parts)
+        )
+
     def data_ptr(self) -> int:
         return self.held.data_ptr()
 

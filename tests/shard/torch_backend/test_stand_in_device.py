@@ -335,6 +335,13 @@ def test_waits_are_counted_and_cannot_be_recorded(
         wait(x)
 
 
+def test_lists_are_indices_that_are_copied_from_the_host(device: StandInDevice) -> None:
+    numbers = torch.arange(6, device=DEVICE).view(2, 3)
+    assert numbers[:, [2, 0]].tolist() == [[2, 0], [5, 3]]
+    assert numbers[[1]].tolist() == [[3, 4, 5]]
+    assert device.counts.waits["indices come from memory that is not pinned"] == 2
+
+
 def test_a_replay_computes_again_into_the_same_memory(device: StandInDevice) -> None:
     x, graph = torch.zeros(2, device=DEVICE), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
