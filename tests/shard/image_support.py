@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -170,12 +169,17 @@ class Whole:
         tokens = found.sequences[0, len(asked.ids) :].tolist()
         return tokens, torch.cat(found.logits).float()
 
-    def _features(self, asked: Prompt) -> SimpleNamespace:
+    def _features(self, asked: Prompt) -> Any:
+        from transformers.models.qwen3_vl.modeling_qwen3_vl import (
+            BaseModelOutputWithDeepstackFeatures,
+        )
+
         rows = torch.from_numpy(np.concatenate([p.rows for p in asked.pictures]))
         layers = range(len(asked.pictures[0].deep))
         deep = [[torch.from_numpy(p.deep[i]) for p in asked.pictures] for i in layers]
         listed = [torch.from_numpy(p.rows) for p in asked.pictures]
-        return SimpleNamespace(
+        found: Any = BaseModelOutputWithDeepstackFeatures  # lists in both, whatever its types say
+        return found(
             pooler_output=listed if self.family.startswith("qwen") else rows[None],
             deepstack_features=deep,
         )
