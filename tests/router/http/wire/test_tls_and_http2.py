@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import ssl
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import h2.connection
 import h2.events
@@ -17,6 +14,7 @@ from priority.priority import PriorityTree
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import ENDLESS, STREAM, Client, served, until
+from tests.router.http.wire.http2_client import CERTIFICATE, Http2, tls
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.wire.connection import ConnectionLimits
@@ -24,17 +22,9 @@ from tgi_trio.router.http.wire.server import ServerSettings
 
 pytestmark = pytest.mark.trio
 
-CERTIFICATE = str(Path(__file__).parent / "data" / "localhost.pem")
 IMPATIENT = ServerSettings(keep_alive_timeout=0.3, limits=ConnectionLimits(send_timeout=0.3))
 LONG = ServedLimits(max_input_tokens=1000, max_total_tokens=200_000)
 TEXT = "z" * 150_000
-
-
-def tls(alpn: str) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=CERTIFICATE)
-    context.check_hostname = False
-    context.set_alpn_protocols([alpn])
-    return context
 
 
 async def test_tls_serves_streams_and_notices_who_leaves():
@@ -73,64 +63,6 @@ def _leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [leaf for each in error.exceptions for leaf in _leaves(each)]
     return [error]
-
-
-class Http2:
-    """A minimal HTTP/2 client."""
-
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        self.stream = stream
-        self.connection = h2.connection.H2Connection()
-        self.connection.initiate_connection()
-        self.body: dict[int, bytes] = {}
-        self.statuses: dict[int, int] = {}
-        self.ended: set[int] = set()
-        self.reset: set[int] = set()  # those of them that were cut off
-
-    async def flush(self) -> None:
-        await self.stream.send_all(self.connection.data_to_send())
-
-    async def post(self, path: str, body: bytes) -> int:
-        id = self.connection.get_next_available_stream_id()
-        self.connection.send_headers(
-            id,
-            [(":method", "POST"), (":path", path), (":scheme", "http"), (":authority", "t"),
-             ("content-type", "application/json"), ("content-length", str(len(body)))],
-        )  # fmt: skip
-        self.body[id] = b""
-        while body:
-            await self.pump(lambda: self.connection.local_flow_control_window(id) > 0)
-            room = self.connection.local_flow_control_window(id)
-            piece = body[: min(room, self.connection.max_outbound_frame_size)]
-            body = body[len(piece) :]
-            self.connection.send_data(id, piece, end_stream=not body)
-            await self.flush()
-        return id
-
-    async def pump(self, done: Callable[[], bool], acknowledge: bool = True) -> None:
-        while not done():
-            data = await self.stream.receive_some(65536)
-            assert data
-            for event in self.connection.receive_data(data):
-                if isinstance(event, h2.events.DataReceived):
-                    self.body[event.stream_id] += event.data
-                    if acknowledge:
-                        self.connection.acknowledge_received_data(
-                            event.flow_controlled_length, event.stream_id
-                        )
-                elif isinstance(event, h2.events.ResponseReceived):
-                    fields = {bytes(name): bytes(value) for name, value in event.headers}
-                    self.statuses[event.stream_id] = int(fields[b":status"])
-                elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
-                    self.ended.add(event.stream_id)
-                    if isinstance(event, h2.events.StreamReset):
-                        self.reset.add(event.stream_id)
-            await self.flush()
-
-    async def pump_some(self, id: int) -> None:
-        """Read until more of a body has come, or its end; the client's window stays as it is."""
-        got = len(self.body[id])
-        await self.pump(lambda: id in self.ended or len(self.body[id]) > got, acknowledge=False)
 
 
 @pytest.mark.parametrize("secure", [False, True])

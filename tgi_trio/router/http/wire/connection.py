@@ -97,6 +97,7 @@ class Connection:
             None,
         )  # client, server
         self._on_end: Callable[[], Awaitable[None]] | None = None
+        self._say_goodbye: Callable[[], Awaitable[None]] | None = None
         self._send_lock = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._reader: trio.lowlevel.Task | None = None
@@ -145,9 +146,16 @@ class Connection:
             raise RuntimeError("the connection does not run")
         self._nursery.start_soon(function)
 
-    def on_end(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Have `callback` called, perhaps more than once, when the connection has ended."""
-        self._on_end = callback
+    def on_end(
+        self,
+        callback: Callable[[], Awaitable[None]],
+        say_goodbye: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Have `callback` called, perhaps more than once, when the connection has ended.
+
+        `say_goodbye` closes it for us when it is idle.
+        """
+        self._on_end, self._say_goodbye = callback, say_goodbye
 
     async def end(self) -> None:
         """Call the callback of `on_end`: the connection has ended."""
@@ -268,14 +276,14 @@ class Connection:
 
         `linger`: the client may still be sending; close so that it can read the answer.
         """
-        if self._reader is None or self.plain is None or not linger:
+        if self._reader is None or not linger:
             await self._close_now()
             return
         # The reader continues for a moment: closing now, with unread bytes in the socket's buffer,
         # would send a reset that can overtake our answer.
         self._lingering = True
         with contextlib.suppress(OSError):
-            self.plain.socket.shutdown(socket.SHUT_WR)
+            self._transport_stream().socket.shutdown(socket.SHUT_WR)
         if trio.lowlevel.current_task() is not self._reader:
             self._reading.cancel()
 
@@ -290,6 +298,9 @@ class Connection:
     async def hang_up(self) -> None:
         """Close an idle connection."""
         with trio.CancelScope(shield=True):
+            if self._say_goodbye is not None:
+                await self._say_goodbye()
+                return
             await self.end()
             await self._close_now()
 

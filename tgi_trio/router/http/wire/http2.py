@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import trio
-from h2.events import DataReceived, RequestReceived, StreamReset
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated, DataReceived, RequestReceived, StreamReset
 from h2.events import Event as Happening
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
@@ -21,6 +23,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
+from hyperframe.frame import Frame, GoAwayFrame
 
 from tgi_trio.router.http.wire.connection import Connection
 from tgi_trio.router.http.wire.headers import Header
@@ -33,8 +36,6 @@ _WINDOW = 1 << 16
 # their bytes cost to receive: a client that sends nothing else would hold up everybody.
 _TURN = 1 << 12
 
-_CANCEL = 8  # error code of RST_STREAM
-
 
 class Http2Server:
     """What all HTTP/2 connections of a server share."""
@@ -46,10 +47,6 @@ class Http2Server:
         self.config.accesslog = None  # hypercorn's copies the environment for every request
         self.config.errorlog = log
         self.context = WorkerContext(None)
-
-    async def drain(self) -> None:
-        """Accept no new requests; each connection ends after its last one."""
-        await self.context.terminated.set()
 
 
 class Http2Session:
@@ -77,12 +74,25 @@ class Http2Session:
                 server,
                 self._send,
             )
-            connection.on_end(self._on_end)
+            connection.on_end(self._on_end, self._hang_up)
             await protocol.initiate()
             if first:
                 await self._take(first)
-            await connection.read(self._take)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._leave_when_draining, protocol)
+                await connection.read(self._take)
+                nursery.cancel_scope.cancel()
             await self._on_end()
+
+    async def _leave_when_draining(self, protocol: Protocol) -> None:
+        await self._connection.draining.wait()
+        await protocol.leave()
+
+    async def _hang_up(self) -> None:
+        """Close the connection, which is idle."""
+        if self._protocol is not None:
+            await self._protocol.leave()
+        await self._send(Closed())
 
     async def _take(self, data: bytes) -> bool:
         for start in range(0, len(data), _TURN):
@@ -107,7 +117,7 @@ class Http2Session:
         if isinstance(event, RawData):
             await self._connection.send(event.data)
         elif isinstance(event, Closed):
-            await self._connection.close()
+            await self._connection.close(linger=True)
             await self._on_end()
         elif isinstance(event, Updated):
             watch = self._connection.idle_watch
@@ -188,9 +198,21 @@ class Http2Transport(AsgiTransport):
     async def abort(self) -> None:
         h2 = self._protocol.connection
         if self._id in self._protocol.streams:
-            h2.reset_stream(self._id, _CANCEL)
+            h2.reset_stream(self._id, ErrorCodes.CANCEL)
             await self._protocol.send(RawData(h2.data_to_send()))
             await self._protocol.drop_unsent(self._id)
+
+
+class PatientConnection(H2Connection):
+    """h2's connection, on which streams may end after the client's GOAWAY (RFC 9113, 6.8).
+
+    The original takes it for the end: it forgets what is unsent, and refuses all that follows.
+    """
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Happening]]:
+        happening = ConnectionTerminated()
+        happening.error_code = frame.error_code
+        return [], [happening]
 
 
 class Protocol(H2Protocol):
@@ -198,8 +220,35 @@ class Protocol(H2Protocol):
 
     The original raises KeyError for a body whose request has been answered. It also keeps streams
     that were reset while nothing waited to be sent, until it has a thousand and raises, and has a
-    request wait for a client that has left.
+    request wait for a client that has left. A GOAWAY cuts its streams, and when a server drains it
+    sends none before the last answer, and then waits for the client to close.
     """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        theirs, self.connection = self.connection, PatientConnection(self.connection.config)
+        self.connection.local_settings = theirs.local_settings
+        self._leaving = False
+
+    async def leave(self) -> None:
+        """Take no more requests, and close when those that run have been answered. Idempotent."""
+        if not self._leaving:
+            self._leaving = True
+            last = self.connection.highest_inbound_stream_id
+            await self.send(RawData(GoAwayFrame(0, last_stream_id=last).serialize()))
+        await self._close_if_done()
+
+    async def _close_if_done(self) -> None:
+        if self._leaving and not (self.closed or self.streams or self.stream_buffers):
+            await self.send(Closed())
+
+    async def _close_stream(self, stream_id: int) -> None:
+        await super()._close_stream(stream_id)
+        await self._close_if_done()
+
+    async def _send_data(self, stream_id: int) -> None:
+        await super()._send_data(stream_id)
+        await self._close_if_done()
 
     async def drop_unsent(self, stream_id: int) -> None:
         """Have the sending task forget a stream that was reset, which it would fail to end."""
@@ -216,8 +265,12 @@ class Protocol(H2Protocol):
     async def _handle_events(self, events: list[Happening]) -> None:
         # One by one, as a stream may end while an earlier event is handled.
         for event in events:
-            if isinstance(event, RequestReceived) and (b":method", b"CONNECT") in event.headers:
+            if isinstance(event, RequestReceived) and self._leaving:
+                self.connection.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
+            elif isinstance(event, RequestReceived) and (b":method", b"CONNECT") in event.headers:
                 self._decline(event.stream_id)
+            elif isinstance(event, ConnectionTerminated) and not event.error_code:
+                await self.leave()
             elif isinstance(event, DataReceived) and event.stream_id not in self.streams:
                 # The rest of a body whose request has been answered is dropped, but acknowledged:
                 # others need the connection's window, and the client that of the stream, as many

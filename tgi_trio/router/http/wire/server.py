@@ -118,7 +118,6 @@ async def serve(
                 await shutdown.wait()
                 accepting.cancel_scope.cancel()
             draining.set()
-            await http2.drain()
             grace.start_soon(
                 _end_of_grace, settings.graceful_timeout, on_grace_end, live, connections
             )
