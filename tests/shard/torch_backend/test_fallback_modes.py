@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.shard.torch_backend.fallback_support import WAYS
 from tests.shard.torch_backend.models_support import (
     Golden,
     generated,
@@ -20,7 +21,6 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
-from tgi_trio.model.families.registry import THROUGH_TRANSFORMERS
 from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.torch_backend.fallback import fallback_runner, modes
 from tgi_trio.shard.torch_backend.fallback import probe as probe_module
@@ -39,7 +39,7 @@ from tgi_trio.shard.torch_backend.fallback.twin import REACH, build_twin
 
 PROMPTS = prompts(8)[2:]
 NEW = 16
-CAUSAL = sorted(family for family, way in THROUGH_TRANSFORMERS.items() if way != "encoder-decoder")
+CAUSAL = sorted(family for family, way in WAYS.items() if way != "encoder-decoder")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Checkpoint = Callable[..., Path]
@@ -58,7 +58,7 @@ def test_bfloat16_is_as_far_from_float32_as_rounding_takes_it(
     """Measured by a plain forward pass in bfloat16 over the same tokens; the oracle is float32."""
     folder = checkpoint(family, dtype="bfloat16")
     runner, recorder = load(folder, dtype="bfloat16")
-    assert runner.info.backend == f"transformers, {THROUGH_TRANSFORMERS[family]}"
+    assert runner.info.backend == f"transformers, {WAYS[family]}"
     rows = sequences(PROMPTS, shuffle=3, new=NEW)
     run(runner, rows, chunk=20, joins=2)
     golden, rounded = Golden(folder), Golden(folder)

@@ -395,12 +395,13 @@ def test_two_scales_of_rotation(checkpoint: Checkpoint, original: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "reuse"), [("llama", True), ("vaultgemma", True), ("codegen", False)]
+    ("family", "changes", "reuse"),
+    [("llama", {}, True), ("vaultgemma", {}, True), ("falcon", {"alibi": True}, False)],
 )
 def test_a_model_says_whether_its_blocks_may_serve_another_sequence(
-    tmp_path: Path, family: str, reuse: bool
+    tmp_path: Path, family: str, changes: dict[str, Any], reuse: bool
 ) -> None:
-    make_checkpoint(tmp_path, family)
+    make_checkpoint(tmp_path, family, **changes)
     assert load_torch_runner(ShardSettings(model_path=tmp_path)).info.prefix_reuse is reuse
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.shard.torch_backend.fallback_support import WAYS
 from tests.shard.torch_backend.models_support import (
     Golden,
     advance,
@@ -25,7 +26,6 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model.families.registry import THROUGH_TRANSFORMERS
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.fallback import fallback_runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -37,10 +37,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Checkpoint = Callable[..., Path]
 
 ELSEWHERE = {"bart"}  # has tests of its own
+CACHED, IN_A_CACHE = "falcon", {"alibi": True}
 OUTSIDE = [
-    *((family, way, {}) for family, way in THROUGH_TRANSFORMERS.items()),
+    *((family, way, {}) for family, way in WAYS.items()),
     # Variants that their family's function declines.
-    ("falcon", "cached", {"alibi": True}),
+    (CACHED, "cached", IN_A_CACHE),
     ("olmoe", "paged", {"clip_qkv": 1.0}),
     ("gpt_oss", "cached", {"swiglu_alpha": 1.5, "sliding_window": 16}),
 ]
@@ -134,7 +135,7 @@ def test_a_tensor_that_transformers_would_make_up_is_named(
 
 def test_a_repeated_step_through_a_cache(checkpoint: Checkpoint) -> None:
     """The cache has moved on when the worker repeats a step; the answer is the same."""
-    runner, _ = load(checkpoint("codegen"))
+    runner, _ = load(checkpoint(CACHED, **IN_A_CACHE))
     row = sequence(0, PROMPTS[3], range(1, 9), new=4)
     advance(runner, [row], [row.length])
     once = runner.step(plan([row], [1])).rows[0].token_ids
@@ -142,7 +143,7 @@ def test_a_repeated_step_through_a_cache(checkpoint: Checkpoint) -> None:
 
 
 def test_one_bad_row_through_transformers_fails_alone(checkpoint: Checkpoint) -> None:
-    runner, _ = load(checkpoint("codegen"))
+    runner, _ = load(checkpoint(CACHED, **IN_A_CACHE))
     good = sequence(0, PROMPTS[3], range(1, 9), new=4)
     bad = sequence(1, [100_000], range(9, 12), new=4)  # outside the embedding
     results = runner.step(plan([bad, good], [1, good.length])).rows
@@ -151,7 +152,7 @@ def test_one_bad_row_through_transformers_fails_alone(checkpoint: Checkpoint) ->
 
 
 def test_dropping_a_row_frees_its_cache(checkpoint: Checkpoint) -> None:
-    runner, _ = load(checkpoint("codegen"))
+    runner, _ = load(checkpoint(CACHED, **IN_A_CACHE))
     row = sequence(0, PROMPTS[3], range(1, 9), new=4)
     advance(runner, [row], [row.length])
     assert row.state

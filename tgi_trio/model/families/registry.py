@@ -186,10 +186,10 @@ FAMILIES: dict[str, SpecFunction] = {
 }
 
 # Types that are known to run through transformers, and how each does (see `fallback_runner.py`).
-# All other types of transformers are tried in the same ways.
+# All other types of transformers are tried in the same ways. `codegen`: "cached" before 5.24.
 THROUGH_TRANSFORMERS: dict[str, str] = {
     "bart": "encoder-decoder",
-    "codegen": "cached",
+    "codegen": "paged",
     "vaultgemma": "paged",
 }
 
