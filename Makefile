@@ -80,6 +80,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/pip
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[test]'
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt --no-deps timm  # its torchvision is stood in for
 	touch $@ $(VENV)/.serve
 
 $(VENV)/.sdks: pyproject.toml constraints.txt $(VENV)/.test

@@ -30,7 +30,6 @@ def test_pixtral_is_known_by_its_tower() -> None:
     ("kind", "why"),
     [
         ("florence2", "has no vision tower here"),
-        ("gemma3n", "has a tower of the package timm"),
         ("fuyu", "has one image in a prompt"),
         ("perception_lm", "has a tower of the package timm"),
         ("minicpmv4_7", "turns the marks around an image by its corners"),

@@ -44,6 +44,7 @@ class ImageFamily:
     projector: str = ""
     halves: bool = False  # pixels are normalised in bfloat16, whatever the tower's dtype
     patch_order: PatchOrder = "channels"
+    needs: tuple[str, ...] = ()  # packages of the extra of the first one's name
     # Mean and deviation of pixels from 0 to 1, where a model's files say none; None: they have to.
     normal: tuple[Three, Three] | None = None
 
@@ -51,6 +52,7 @@ class ImageFamily:
 _HALF: Final = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 _CLIP: Final = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _GLM: Final = ImageFamily("glm", "glm4v", turns=True)
+_TIMM: Final = ("timm", "torchvision")
 _QWEN: Final = ImageFamily("qwen", "qwen2_vl", turns=True)
 
 # By `model_type` in config.json.
@@ -61,6 +63,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "deepseek_vl": ImageFamily("deepseek_vl", "deepseek_vl"),
     "exaone4_5": ImageFamily("exaone", "qwen2_vl"),
     "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),
+    "gemma3n": ImageFamily("gemma3n", "siglip", needs=_TIMM),
     "gemma4": ImageFamily("gemma4", "gemma4", sight="image"),  # if its config.json has it
     "gemma4_unified": ImageFamily(
         "gemma4_unified", "gemma4_unified", sight="image", patch_order="pixels"
@@ -115,7 +118,6 @@ _UNSERVED: Final[Mapping[str, str]] = {
     "ernie4_5_vl_moe": "has experts for an image's tokens alone",
     "fast_vlm": _BY_TIMM,
     "fuyu": "has one image in a prompt, whose tokens are written apart from the text's",
-    "gemma3n": _BY_TIMM,
     "granite4_vision": "adds features to layers of its choice",
     "hunyuan_vl": "turns tokens by four positions",
     "minicpmv4_7": "turns the marks around an image by its corners",

@@ -88,6 +88,13 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "fuyu": ({"model_type": "persimmon"}, {}),
     "gemma3": ({"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}, _SIGLIP),
+    "gemma3n": (
+        tiny_families.FAMILIES["gemma3n_text"] | {"vocab_size_per_layer_input": 100},
+        {
+            **{"vocab_offset": VOCAB_SIZE - 4, "vocab_size": 2},
+            "model_args": {"channel_multiplier": 0.05, "msfa_output_resolution": 2},
+        },
+    ),
     "gemma4": (tiny_families.GEMMA4 | tiny_families.GEMMA4_E, _GEMMA4_VISION),
     "gemma4_unified": (
         tiny_families.GEMMA4
@@ -287,6 +294,13 @@ _PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
 _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
     "cohere2_vision": {"alignment_intermediate_size": 64},
     "gemma3": {"mm_tokens_per_image": 4},
+    "gemma3n": {
+        **{"eoi_token_id": VOCAB_SIZE - 4, "vision_soft_tokens_per_image": 4},
+        "audio_config": {
+            **{"vocab_offset": VOCAB_SIZE - 2, "vocab_size": 2, "hidden_size": 16},
+            **{"conf_num_hidden_layers": 1, "conf_num_attention_heads": 2},
+        },
+    },
     "idefics": {
         **{"use_resampler": True, "perceiver_config": _PERCEIVER | {"resampler_head_dim": 8}},
         **{"cross_layer_interval": 2, "qk_layer_norms": True, "additional_vocab_size": 2},
@@ -323,6 +337,7 @@ _GEMMA = ("gemma", "gemma2", "gemma3_text")
 _MINUS_ONE_NORMS = (*_GEMMA, "minimax_m3_vl_text", "step3p5")  # types of text models
 _SCALED_EMBEDDINGS = (
     *_GEMMA,
+    "gemma3n_text",
     "gemma4_text",
     "gemma4_unified_text",
 )  # by the square root of their width

@@ -32,6 +32,7 @@ GEMMA3 = {
     "boi_token": "<start_of_image>",
     "eoi_token": "<end_of_image>",
 }
+AUDIO = {"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"}
 GEMMA4 = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
 CUT = {"size": {"height": 64, "width": 64}, "max_patches": 6}
 INTERNVL = {
@@ -267,14 +268,16 @@ FAMILIES = {
          "pan_and_scan_max_num_crops": 4, "pan_and_scan_min_ratio_to_activate": 1.2},
         {"image_seq_length": 4}, GEMMA3,
     ),
+    "gemma3n": Family(
+        "siglip", "SiglipImageProcessorPil", "Gemma3nProcessor", tokens=GEMMA3 | AUDIO
+    ),
     "gemma4": Family(
-        "gemma4", "Gemma4ImageProcessorPil", "Gemma4Processor",
-        tokens={**GEMMA4, "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"},
+        "gemma4", "Gemma4ImageProcessorPil", "Gemma4Processor", tokens=GEMMA4 | AUDIO
     ),
     "gemma4_unified": Family(
         "gemma4_unified", "Gemma4Unified", "Gemma4UnifiedProcessor",
         pixels={"max_soft_tokens": 70},
-        tokens={**GEMMA4, "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"},
+        tokens=GEMMA4 | AUDIO,
     ),
     "minicpmv4_6": Family(
         "minicpmv4_6", "MiniCPMV4_6ImageProcessorPil", "MiniCPMV4_6Processor", tokens=MINICPM

@@ -21,6 +21,7 @@ WORDS = ["\n", "\n\n", " ", "0", "1", "a", "Here", "is", "the", "and"]
 WHOLES = {
     "AyaVisionProcessor": "aya_vision",
     "Exaone4_5_Processor": "exaone4_5",
+    "Gemma3nProcessor": "gemma3n",
     "Glm46VProcessor": "glm46v",
     "HyperCLOVAXVisionV2Processor": "hyperclovax_vision_v2",
     "InternVLProcessor": "internvl",
@@ -200,7 +201,7 @@ def theirs(name: str) -> Any:
     extra: dict[str, Any] = {"video_processor": None} if module in VIDEOS else {}
     if module.startswith("minicpm"):
         extra["video_processor"] = SimpleNamespace(slice_mode=False, downsample_mode="16x")
-    if module.startswith("gemma4"):
+    if module.startswith(("gemma3n", "gemma4")):
         extra["feature_extractor"] = None
     whole = _class(f"{module}.processing_{module}", family.processor)
     whole.check_argument_for_proper_class = lambda self, name, value: type(value)

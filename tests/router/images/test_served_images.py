@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from tgi_trio.router.images import served_images
 from tgi_trio.router.images.served_images import find_served_images
+
+TEXT = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_kv_shared_layers": 0,
+}
 
 
 def test_a_server_knows_why_it_shows_none(tmp_path: Path) -> None:
@@ -18,6 +28,22 @@ def test_a_server_knows_why_it_shows_none(tmp_path: Path) -> None:
     config.write_text(json.dumps({"model_type": "fuyu"}))  # which has no tower
     model, why = find_served_images(tmp_path)
     assert model is None and why is not None and "model type 'fuyu' has one image" in why
+
+
+def test_packages_that_a_tower_needs_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"PIL": True, "timm": True, "torchvision": False}
+    monkeypatch.setattr(served_images, "find_spec", there.get)
+    whole = {"model_type": "gemma3n", "text_config": TEXT, "vision_config": {"a": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    (tmp_path / "preprocessor_config.json").write_text('{"size": {"height": 768, "width": 768}}')
+    model, why = find_served_images(tmp_path)
+    assert model is None and why is not None
+    assert "needs torchvision, pip install 'tgi-trio[timm]'" in why
+    there["torchvision"] = True
+    model, why = find_served_images(tmp_path)
+    assert model is not None and model.family == "siglip" and why is None
 
 
 def test_a_text_that_is_not_ours_is_known_before_a_shard_starts(tmp_path: Path) -> None:

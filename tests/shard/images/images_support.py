@@ -19,6 +19,7 @@ from tests.shard.images.pictures import (
     IMAGE_TOKEN,
     PROCESSOR,
     RESCALED,
+    TIMM,
     Picture,
     Prompt,
     picture,
@@ -26,6 +27,7 @@ from tests.shard.images.pictures import (
     shown_apart,
     together,
 )
+from tests.shard.images.timm_support import use_timm
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated
 from tgi_trio.ipc.images import ALIGNMENT, ArenaPlace, ImageArena, SequenceImage, write_bundle
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
@@ -44,6 +46,8 @@ PLAIN = ImageRules()
 
 
 def make_folder(folder: Path, family: str, **text: Any) -> Path:
+    if family in TIMM:
+        use_timm()
     make_wrapped(folder, family, image_token=IMAGE_TOKEN, **text)
     settings = RESCALED if family in GEMMA4 else PROCESSOR
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
@@ -124,7 +128,7 @@ class Shard:
             states = StateGrant((1 + 2 * id, 2 + 2 * id))
         images, at = [], 0
         for image in prompt.pictures:
-            first = prompt.ids.index(IMAGE_TOKEN, at)
+            first = prompt.ids.index(image.ids[0], at)
             at = first + image.features
             runs = ((0, image.features),)
             place = self.place(image)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,16 +12,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tgi_trio.testing.checkpoints import VOCAB_SIZE
+
 IMAGE_TOKEN = 100
 TILED = ("aya_vision", "cohere2_vision", "internvl", "llama4")
 WHOLE = ("deepseek_vl", "gemma3", "llava", "paligemma", "vipllava")  # one of a size
 GEMMA4 = ("gemma4", "gemma4_unified")
 MINICPM = ("minicpm_ocr", "minicpmv4_6")
+TIMM = ("gemma3n",)  # whose towers are of the package timm
 END = 1  # id of the end of a text
 GLM = ("glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "glmga")
 CAUSAL = (
     *TILED,
     "deepseek_vl",
+    *TIMM,
     "exaone4_5",
     "hyperclovax_vision_v2",
     "kimi_k25",
@@ -63,6 +67,13 @@ class Picture:
 
     bundle: dict[str, NDArray[Any]]
     features: int
+    # Ids of marks that have features as well, by their places among the features.
+    marks: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids in whose places its features stand."""
+        return [self.marks.get(i, IMAGE_TOKEN) for i in range(self.features)]
 
     @property
     def key(self) -> bytes:
@@ -93,6 +104,8 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
             return Picture({"pixel_values": pixels(3, 3, 16, 16)}, 3)
         case _ if family in WHOLE:
             return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
+        case "gemma3n":  # and the mark behind it
+            return Picture({"pixel_values": pixels(1, 3, 32, 32)}, 5, {4: VOCAB_SIZE - 4})
         case "llava_next" | "llava_next_video":  # a whole and two halves, and what parts their rows
             sizes = np.array([[14, 30]])
             bundle = {"pixel_values": pixels(1, 3, 3, 16, 16), "image_sizes": sizes}
@@ -163,7 +176,7 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Ids and images; an image's tokens stand where the ids have IMAGE_TOKEN."""
+    """Ids and images; an image's tokens have the ids of its picture."""
 
     ids: list[int]
     pictures: tuple[Picture, ...]
@@ -173,7 +186,7 @@ class Prompt:
         """Make a prompt of ids and images in turn."""
         ids: list[int] = []
         for part in parts:
-            ids += [IMAGE_TOKEN] * part.features if isinstance(part, Picture) else [part]
+            ids += part.ids if isinstance(part, Picture) else [part]
         return cls(ids, tuple(part for part in parts if isinstance(part, Picture)))
 
 

@@ -127,6 +127,7 @@ GLM = {
 @pytest.mark.parametrize(
     ("family", "sizes"),
     [
+        ("gemma3n", {"laurel_rank": 32, "hidden_size_per_layer_input": 32}),
         ("idefics3", {}),
         ("glm4v", GLM),
         ("muse_glimmer", {}),

@@ -68,7 +68,8 @@ def gemma3n(config: ModelConfig) -> DecoderSpec:
         embedding_scale=float(config.need("hidden_size")) ** 0.5,
         final_soft_cap=float(config.values.get("final_logit_softcapping", 30.0) or 0.0),
         tied_head=bool(config.get("tie_word_embeddings", True)),
-        own_inputs=_own_inputs(config, int(config.get("hidden_size_per_layer_input", 256))),
+        # Tokens of images have the first row, as all have that are beyond the table.
+        own_inputs=_own_inputs(config, int(config.get("hidden_size_per_layer_input", 256)), 0),
         streams=StreamsSpec(
             count=int(config.get("altup_num_inputs", 4)),
             active=int(config.get("altup_active_idx", 0)),
@@ -120,7 +121,7 @@ def _gemma4(config: ModelConfig, *, window: int, own_width: int) -> DecoderSpec 
         embedding_scale=float(config.need("hidden_size")) ** 0.5,
         final_soft_cap=float(config.get("final_logit_softcapping", 0.0)),
         tied_head=bool(config.get("tie_word_embeddings", True)),
-        own_inputs=_own_inputs(config, own) if own else None,
+        own_inputs=_own_inputs(config, own, int(config.get("pad_token_id", 0))) if own else None,
         **attention_bias(config),
     )
     shared = _sources(config, windows, 0)
@@ -201,12 +202,9 @@ def _sources(config: ModelConfig, windows: list[int], default: int) -> list[int 
     return [None] * first + [last[bool(window)] for window in windows[first:]]
 
 
-def _own_inputs(config: ModelConfig, width: int) -> OwnInputsSpec:
-    return OwnInputsSpec(
-        width=width,
-        rows=int(config.get("vocab_size_per_layer_input", 262144)),
-        image_token=int(config.get("pad_token_id", 0)),
-    )
+def _own_inputs(config: ModelConfig, width: int, image_token: int) -> OwnInputsSpec:
+    rows = int(config.get("vocab_size_per_layer_input", 262144))
+    return OwnInputsSpec(width=width, rows=rows, image_token=image_token)
 
 
 def _experts(config: ModelConfig) -> ExpertsSpec:

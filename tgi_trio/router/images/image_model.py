@@ -29,6 +29,7 @@ class ImageModel:
     family: str  # a key of `images.processors.PROCESSORS`
     layout: ImageLayout
     processor: Mapping[str, Any]  # settings of its image processor
+    needs: tuple[str, ...] = ()  # as in `ImageFamily`
 
     def decoder_settings(self, max_pixels: int) -> DecoderSettings:
         """Return how its images are decoded."""
@@ -91,4 +92,4 @@ def find_image_model(folder: Path) -> ImageModel | None:
             f"{folder} has no preprocessor_config.json, which says how images are processed"
         )
     kept = {name: value for name, value in settings.image_processor.items() if name not in _NAMES}
-    return ImageModel(family.processor, layout, kept)
+    return ImageModel(family.processor, layout, kept, family.needs)

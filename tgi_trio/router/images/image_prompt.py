@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,8 +76,7 @@ class ExpandedPrompt:
     text: str
     images: tuple[SeenImage, ...]
     owners: tuple[tuple[int, int], ...]  # runs: (index of the image, -1: text; number of tokens)
-    feature_token: str
-    feature_id: int
+    feature_ids: Mapping[str, int]  # tokens in whose places features stand
     writes_bos: bool = False  # it already has the tokenizer's BOS token
 
     @property
@@ -95,12 +94,12 @@ class ExpandedPrompt:
         ValidationError if an image is cut in two.
         """
         owners = np.repeat(*np.array(self.owners or [(-1, 0)], np.int64).T)
-        places = np.flatnonzero(ids == self.feature_id)
+        places = np.flatnonzero(np.isin(ids, list(self.feature_ids.values())))
         cut = len(owners) - len(places)
         if cut < 0 or (cut and not cut_off):
             raise ValidationError(
-                f"the prompt has {len(places)} tokens {self.feature_token!r}, where its images and "
-                f"texts have {len(owners)}: leave it out of texts"
+                f"the prompt has {len(places)} tokens {' or '.join(map(repr, self.feature_ids))}, "
+                f"where its images and texts have {len(owners)}: leave it out of texts"
             )
         owners = owners[cut:]
         found: list[PromptImage] = []
@@ -134,22 +133,28 @@ def _placed(image: SeenImage, places: NDArray[np.int64]) -> PromptImage:
 
 
 def expand_prompt(
-    prompt: ImagePrompt, images: Sequence[SeenImage], layout: ImageLayout, bos: str, feature_id: int
+    prompt: ImagePrompt,
+    images: Sequence[SeenImage],
+    layout: ImageLayout,
+    bos: str,
+    feature_ids: Mapping[str, int],
 ) -> ExpandedPrompt:
-    """Return a prompt with all tokens of its images. Raises as `ImageLayout.expand` does."""
+    """Return a prompt with all tokens of its images. Raises as `ImageLayout.expand` does.
+
+    `feature_ids`: ids of the layout's feature and mark tokens.
+    """
     layout = layout.among(len(images))
-    token = layout.feature_token
     texts: list[str] = []
     owners: list[tuple[int, int]] = []
     seen = 0
     for piece in prompt.pieces:
         if isinstance(piece, str):
             texts.append(piece)
-            owners.append((-1, piece.count(token)))
+            owners.append((-1, sum(map(piece.count, feature_ids))))
         else:
             size = images[seen].size
             texts.append(layout.number(seen) + layout.expand(size))
             owners.append((seen, layout.count_features(size)))
             seen += 1
     text = layout.finish("".join(texts), bos)
-    return ExpandedPrompt(text, tuple(images), tuple(owners), token, feature_id, layout.writes_bos)
+    return ExpandedPrompt(text, tuple(images), tuple(owners), feature_ids, layout.writes_bos)

@@ -87,14 +87,15 @@ class ImageReader:
         `processed_as` distinguishes settings that yield different pixels for the same bytes. Raises
         ModelLoadError for a tokenizer without the layout's tokens.
         """
-        for token in (layout.placeholder, layout.feature_token):
+        featured = (layout.feature_token, *layout.mark_tokens)
+        for token in (layout.placeholder, *featured):
             if token not in tokenizer.added_tokens:
                 raise ModelLoadError(
                     f"the tokenizer has no token {token!r}, which this model's images need"
                 )
         self.layout = layout
         self.spool = spool
-        self._feature_id = tokenizer.added_tokens[layout.feature_token]
+        self._feature_ids = {token: tokenizer.added_tokens[token] for token in featured}
         self._bos = tokenizer.special_tokens.get("bos_token", "")
         self._fetcher = fetcher
         self._store = store
@@ -125,7 +126,7 @@ class ImageReader:
             )
         images = await self._see_all(links, held)
         self._store.check_room({image.key: image.nbytes for image in images})
-        found = expand_prompt(prompt, images, self.layout, self._bos, self._feature_id)
+        found = expand_prompt(prompt, images, self.layout, self._bos, self._feature_ids)
         if found.features > max_input_tokens:
             raise PromptTooLong(
                 f"`inputs` must have less than {max_input_tokens} tokens. Given: "

@@ -37,6 +37,11 @@ def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
             )
         if model is not None and find_spec("PIL") is None:
             raise ModelLoadError("they need Pillow, pip install 'tgi-trio[images]'")
+        if model is not None and (missing := [one for one in model.needs if not find_spec(one)]):
+            raise ModelLoadError(
+                f"this model's tower is one of timm's, which needs {' and '.join(missing)}, "
+                "pip install 'tgi-trio[timm]'"
+            )
     except ModelLoadError as error:
         return None, str(error)
     return model, None

@@ -23,6 +23,7 @@ from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.images.crossing import CROSSINGS, See
 from tgi_trio.shard.images.features import Bundle, ImageFeatures
+from tgi_trio.shard.images.marks import MARKS, Mark
 from tgi_trio.shard.images.normalising import Normalising
 from tgi_trio.shard.images.tower_parameters import read_parameter
 from tgi_trio.shard.machine.cores import running_on
@@ -47,12 +48,13 @@ class TorchTower:
         projector: str = "",
         see: See | None = None,
         text_dtype: torch.dtype = torch.float32,
+        mark: Mark | None = None,
     ) -> None:
         """`model`: a transformers class without its text model.
 
         `cores`: where it may compute, even if this thread is pinned by then; if empty, where this
         thread may. `projector`: as in `ImageFamily`. `see`: for cross-attention, computes keys and
-        values in `text_dtype`.
+        values in `text_dtype`. `mark`: adds features of marks.
         """
         self._model = model
         self._project = getattr(model, projector) if projector else None
@@ -61,6 +63,7 @@ class TorchTower:
         self._dtype = dtype
         self._cores = cores
         self._see = see
+        self._mark = mark
         self._text_dtype = text_dtype
         # Granite and its kin multiply all that their text reads, features among it.
         text = model.config.get_text_config(decoder=True)
@@ -83,6 +86,8 @@ class TorchTower:
             found = self._model.get_image_features(**inputs)
             if self._project is not None:
                 return ImageFeatures(_bring_down(self._project(found.last_hidden_state)))
+            if self._mark is not None:
+                return ImageFeatures(_bring_down(self._mark(self._model, found, inputs)))
             deep = getattr(found, "deepstack_features", None) or ()
             rows = _bring_down(found.pooler_output) * np.float32(self._scale)
             return ImageFeatures(rows, tuple(map(_bring_down, deep)))
@@ -118,8 +123,11 @@ def load_tower(
         _fill(model, files, device, dtype)
     finally:
         files.close()
-    projector = family.projector
-    return TorchTower(model.eval(), normalising, device, dtype, cores, projector, see, text_dtype)
+    mark = MARKS.get(model_type)
+    return TorchTower(
+        *(model.eval(), normalising, device, dtype, cores, family.projector),
+        *(see, text_dtype, mark),
+    )
 
 
 def _build(folder: Path, text_part: str) -> Any:

@@ -21,12 +21,14 @@ class FixedLayout(PlainFinish):
     features: int
     before: str = ""
     after: str = ""
+    mark_tokens: tuple[str, ...] = ()
 
     def expand(self, size: ImageSize) -> str:
         return f"{self.before}{self.feature_token * self.features}{self.after}"
 
     def count_features(self, size: ImageSize) -> int:
-        return self.features
+        marks = self.before + self.after
+        return self.features + sum(map(marks.count, self.mark_tokens))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Gemma 3 and Gemma 4: soft tokens between an image's marks."""
+"""Gemma 3, 3n and 4: soft tokens between an image's marks."""
 
 from __future__ import annotations
 
@@ -49,6 +49,19 @@ def lay_out_gemma3(settings: ImageSettings) -> FixedLayout:
         features=read_int(settings.processor, "image_seq_length", features),
         before="\n\n<start_of_image>",
         after="<end_of_image>\n\n",
+    )
+
+
+def lay_out_gemma3n(settings: ImageSettings) -> FixedLayout:
+    """Return the layout of a `gemma3n` model. Raises ModelLoadError."""
+    soft = "<image_soft_token>"
+    return FixedLayout(
+        placeholder=soft,
+        feature_token=soft,
+        features=read_int(settings.processor, "image_seq_length", 256),
+        before="\n\n<start_of_image>",
+        after="<end_of_image>\n\n",
+        mark_tokens=("<end_of_image>",),
     )
 
 

@@ -34,6 +34,10 @@ class ImageLayout(Protocol):
         """The token in whose places features of the tower replace embeddings."""
 
     @property
+    def mark_tokens(self) -> tuple[str, ...]:
+        """Tokens of `expand` beside that one in whose places features stand as well."""
+
+    @property
     def around(self) -> tuple[str, str]:
         """Texts before and after the placeholder that chat templates write, not `expand`."""
 
@@ -57,13 +61,13 @@ class ImageLayout(Protocol):
         """
 
     def expand(self, size: ImageSize) -> str:
-        """Return the text that replaces the placeholder, with a feature token for each feature.
+        """Return the text that replaces the placeholder, with a token for each feature.
 
         Raises ValidationError if the family cannot take an image of this size.
         """
 
     def count_features(self, size: ImageSize) -> int:
-        """Return the number of feature tokens in `expand`. Raises as that does."""
+        """Return the number of feature and mark tokens in `expand`. Raises as that does."""
 
     def finish(self, text: str, bos: str) -> str:
         """Return a prompt with expanded placeholders as the tokenizer gets it.
@@ -75,6 +79,7 @@ class ImageLayout(Protocol):
 class PlainFinish:
     """For families that change nothing but the placeholders, each by itself."""
 
+    mark_tokens: tuple[str, ...] = ()
     around = ("", "")
     writes_bos = False
 

@@ -19,6 +19,7 @@ from tgi_trio.router.images.layouts.fixed import (
 )
 from tgi_trio.router.images.layouts.gemma import (
     lay_out_gemma3,
+    lay_out_gemma3n,
     lay_out_gemma4,
     lay_out_gemma4_unified,
 )
@@ -53,6 +54,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "deepseek_vl": lay_out_deepseek,
     "exaone": lay_out_exaone,
     "gemma3": lay_out_gemma3,
+    "gemma3n": lay_out_gemma3n,
     "gemma4": lay_out_gemma4,
     "gemma4_unified": lay_out_gemma4_unified,
     "glm": lay_out_glm,

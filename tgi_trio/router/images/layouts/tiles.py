@@ -113,7 +113,7 @@ def lay_out_idefics2(settings: ImageSettings) -> Idefics2Layout:
         settings.processor, "image_seq_len", perceiver.get("resampler_n_latents", 64)
     )
     parts = 5 if settings.image_processor.get("do_image_splitting") else 1
-    return Idefics2Layout("<image>", "<image>", latents * parts, _FAKE, _FAKE, parts)
+    return Idefics2Layout("<image>", "<image>", latents * parts, _FAKE, _FAKE, parts=parts)
 
 
 @dataclass(frozen=True)
