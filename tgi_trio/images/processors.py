@@ -70,6 +70,7 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "minimax_m3": Processor("qwen2_vl", "Qwen2VL", amend=limit_size),
     "mllama": Processor("mllama", "Mllama"),
     "muse": tile_muse,
+    "ovis2": Processor("ovis2", "Ovis2"),
     "paddleocr": Processor("paddleocr_vl", "PaddleOCRVL"),
     "pixtral": Processor("pixtral", "Pixtral"),
     "qwen2_vl": Processor("qwen2_vl", "Qwen2VL"),

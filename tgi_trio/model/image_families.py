@@ -95,6 +95,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "mistral_large4": ImageFamily("pixtral", "pixtral"),
     "mllama": ImageFamily("mllama", "mllama", sight="layers"),
     "muse_glimmer": ImageFamily("muse", "muse", patch_order="frames", normal=_HALF),
+    "ovis2": ImageFamily("ovis2", "ovis2"),
     "paddleocr_vl": ImageFamily("paddleocr", "paddleocr", turns=True),
     "paligemma": ImageFamily("paligemma", "siglip", sight="prompt"),
     "pixtral": ImageFamily("pixtral", "pixtral"),  # its model_type is llava
@@ -121,7 +122,6 @@ _UNSERVED: Final[Mapping[str, str]] = {
     "granite4_vision": "adds features to layers of its choice",
     "hunyuan_vl": "turns tokens by four positions",
     "minicpmv4_7": "turns the marks around an image by its corners",
-    "ovis2": "has features for the marks around an image as well",
     "perception_lm": _BY_TIMM,
 }
 

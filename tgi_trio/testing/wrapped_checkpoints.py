@@ -231,6 +231,7 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"layer_rope_theta": [1e4, 1e4, 0], "post_norm_eps": 1e-2},
         _VISION | {"pos_emb_height": 4, "pos_emb_width": 4},
     ),
+    "ovis2": ({"model_type": "qwen2"}, _VISION | {"vocab_size": 24}),
     "paddleocr_vl": (
         {"head_dim": 16, "rope_parameters": _THREE_POSITIONS},
         _VISION | {"patch_size": 4, "spatial_merge_size": 2},
@@ -318,6 +319,10 @@ _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
     "muse_glimmer": {"out_hidden_size": 64, "projector_hidden_size": 16},
     "llava_onevision": _PINPOINTS | {"vision_aspect_ratio": "anyres_max_1"},
     "llava_next_video": _PINPOINTS,
+    "ovis2": {
+        **{"hidden_size": 64, "vocab_size": VOCAB_SIZE},
+        "visual_indicator_token_ids": list(range(VOCAB_SIZE - 5, VOCAB_SIZE)),
+    },
     "paligemma": {"projection_dim": 64},
     "pixtral": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
     "vipllava": {"vision_feature_layer": [-1, 0]},

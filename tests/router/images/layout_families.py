@@ -73,6 +73,10 @@ MUSE = {
     **{"image_token": "<|patch|>", "video_token": "<|video|>"},
     **{"begin": "<|image_start|>", "end": "<|image_end|>"},
 }
+OVIS = {
+    **{"atom": "<IMG_ATOM>", "begin": "<IMG_START>", "grid": "<IMG_GRID>", "column": "<IMG_COL>"},
+    **{"row": "<IMG_ROW>", "end": "<IMG_END>", "image_token": "<image>"},
+}
 STEP = {
     **{"image_token": "<im_patch>", "begin": "<im_start>", "end": "<im_end>"},
     **{"window": "<patch_start>", "window_end": "<patch_end>", "row_end": "<patch_newline>"},
@@ -320,6 +324,15 @@ FAMILIES = {
             **{"vision_patch_size": 7, "downsampler_stride": 2},
         },
     ),
+    "ovis2": Family(
+        "ovis2", "Ovis2ImageProcessorPil", "Ovis2Processor",
+        pixels={"crop_to_patches": True}, options={"image_seq_length": 5}, tokens=OVIS,
+    ),
+    "ovis2/nearest": Family(
+        "ovis2", "Ovis2ImageProcessorPil", "Ovis2Processor", tokens=OVIS,
+        pixels={"crop_to_patches": True, "use_covering_area_grid": False, "max_patches": 6},
+    ),
+    "ovis2/whole": Family("ovis2", "Ovis2ImageProcessorPil", "Ovis2Processor", tokens=OVIS),
     "paligemma": Family(
         "siglip", "SiglipImageProcessorPil", "PaliGemmaProcessor",
         {"vision_config": {"image_size": 224, "patch_size": 14}}, {"image_seq_length": 256},

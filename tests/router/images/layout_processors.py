@@ -127,6 +127,21 @@ def step_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
     return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
 
 
+def ovis_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
+    """Ovis2Processor, nor does it, by the functions that its image processor calls."""
+    pixels, side = processor.image_processor, processor.image_processor.size["height"]
+    fit = _class("ovis2.image_processing_pil_ovis2", "get_min_tile_covering_grid")
+    columns, rows = 1, 1
+    if pixels.crop_to_patches and pixels.use_covering_area_grid:
+        columns, rows = fit(tuple(size), side, pixels.max_patches)
+    elif pixels.crop_to_patches:
+        fit = _class("ovis2.image_processing_pil_ovis2", "get_optimal_tiled_canvas")
+        columns, rows = fit(tuple(size), (side, side), pixels.min_patches, pixels.max_patches)
+    found = {"grids": np.array([[rows, columns]])}
+    text = processor.replace_image_token(found, 0)
+    return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
+
+
 def paddle_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
     """PaddleOCRVLProcessor, nor does it, by its image processor, which does."""
     patches = processor.image_processor.get_number_of_image_patches(*size)
@@ -160,6 +175,7 @@ COUNTS: dict[str, Callable[[Any, ImageSize], dict[str, list[int]]]] = {
     "llama4": llama4_tokens,
     "minicpm_ocr": minicpm_tokens,
     "minicpmv4_6": minicpm_tokens,
+    "ovis2": ovis_tokens,
     "paddleocr_vl": paddle_tokens,
     "step3p7": step_tokens,
 }

@@ -81,6 +81,7 @@ FAMILIES = [
     DecoderSettings("internvl", {"size": {"height": 16, "width": 16}, "max_patches": 4}),
     DecoderSettings("minicpmv", {"scale_resolution": 40, "patch_size": 8, "max_slice_nums": 4}),
     DecoderSettings("mllama", {"size": {"height": 16, "width": 16}, "max_image_tiles": 3}),
+    DecoderSettings("ovis2", {"size": {"height": 16, "width": 16}, "crop_to_patches": True}),
     DecoderSettings("paddleocr", {"min_pixels": 784, "max_pixels": 3136}),
     DecoderSettings("pixtral", {"size": LONGEST, "patch_size": 14}, {"patch_size": 28}),
     DecoderSettings("qwen2_vl", {"min_pixels": 784, "max_pixels": 3136}),

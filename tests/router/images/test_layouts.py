@@ -122,7 +122,8 @@ def test_prompts_are_those_of_the_processor(name: str, sizes: list[tuple[int, in
     images = [pil.fromarray(np.zeros((*size, 3), np.uint8)) for size in sizes]
 
     def expected() -> Any:
-        found = processor(text=mark.join(parts), images=[images], return_tensors=None)
+        kind = "np" if name.startswith("ovis2") else None  # whose processor reads arrays
+        found = processor(text=mark.join(parts), images=[images], return_tensors=kind)
         return list(np.array(found["input_ids"]).reshape(-1))
 
     def counted() -> Any:

@@ -43,6 +43,7 @@ CAUSAL = (
     "mistral3",
     "mistral_large4",
     "muse_glimmer",
+    "ovis2",
     "pixtral",
     "smolvlm",
     "step3p7",
@@ -106,6 +107,11 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
             return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
         case "gemma3n":  # and the mark behind it
             return Picture({"pixel_values": pixels(1, 3, 32, 32)}, 5, {4: VOCAB_SIZE - 4})
+        case "ovis2":  # the whole, and two rows of two tiles
+            begin, grid, column, row, end = range(VOCAB_SIZE - 5, VOCAB_SIZE)
+            marks = {0: begin, 5: grid, 10: column, 15: row, 20: column, 25: end}
+            shape = np.array([[2, 2]])
+            return Picture({"pixel_values": pixels(5, 3, 16, 16), "grids": shape}, 26, marks)
         case "llava_next" | "llava_next_video":  # a whole and two halves, and what parts their rows
             sizes = np.array([[14, 30]])
             bundle = {"pixel_values": pixels(1, 3, 3, 16, 16), "image_sizes": sizes}
@@ -198,6 +204,8 @@ def together(pictures: Sequence[Picture], family: str = "") -> dict[str, torch.T
     # One prompt, many tiles.
     tiles = not {"pixel_attention_mask", "aspect_ratio_mask"}.isdisjoint(names) and not by_pixel
     for name in pictures[0].bundle:
+        if name == "grids":  # of which its text tells
+            continue
         if name == "batch_num_images":  # of the prompt
             found[name] = torch.tensor([len(pictures)])
             continue

@@ -87,7 +87,7 @@ class TorchTower:
             if self._project is not None:
                 return ImageFeatures(_bring_down(self._project(found.last_hidden_state)))
             if self._mark is not None:
-                return ImageFeatures(_bring_down(self._mark(self._model, found, inputs)))
+                return ImageFeatures(_bring_down(self._mark(self._model, found, bundle)))
             deep = getattr(found, "deepstack_features", None) or ()
             rows = _bring_down(found.pooler_output) * np.float32(self._scale)
             return ImageFeatures(rows, tuple(map(_bring_down, deep)))

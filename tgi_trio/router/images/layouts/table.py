@@ -38,6 +38,7 @@ from tgi_trio.router.images.layouts.grid import (
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
 from tgi_trio.router.images.layouts.lfm2 import lay_out_lfm2
 from tgi_trio.router.images.layouts.minicpmv import lay_out_minicpm_ocr, lay_out_minicpmv
+from tgi_trio.router.images.layouts.ovis2 import lay_out_ovis2
 from tgi_trio.router.images.layouts.pinpoints import lay_out_llava_next, lay_out_llava_onevision
 from tgi_trio.router.images.layouts.rows import lay_out_lighton, lay_out_pixtral
 from tgi_trio.router.images.layouts.step3p7 import lay_out_step3p7
@@ -76,6 +77,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "minimax_m3": lay_out_minimax_m3,
     "mllama": lay_out_mllama,
     "muse": lay_out_muse,
+    "ovis2": lay_out_ovis2,
     "paddleocr": lay_out_paddleocr,
     "paligemma": lay_out_paligemma,
     "pixtral": lay_out_pixtral,
